@@ -1,0 +1,60 @@
+"""Tonnage: how much can this GPU carry?
+
+Will it fit, where did the memory go, and why did it run out: before a GPU is rented.
+
+    with tonnage.virtual_gpu("h200") as gpu:
+        train()
+    print(gpu.recording.peak_allocated_bytes)
+
+`import tonnage` never imports torch; what needs it is loaded when it is first asked for.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tonnage.errors import TonnageError
+    from tonnage.hardware import Gpu, find_gpu
+    from tonnage.ledger import Category, Ledger
+    from tonnage.recording import Recording, read_recording, write_recording
+    from tonnage.virtual import virtual_gpu
+
+__version__ = "0.1.0"
+
+# Where each public name lives. Loaded on first use: a command pays only for the rooms that it enters.
+_HOMES = {
+    "Category": "tonnage.ledger",
+    "Gpu": "tonnage.hardware",
+    "Ledger": "tonnage.ledger",
+    "Recording": "tonnage.recording",
+    "TonnageError": "tonnage.errors",
+    "find_gpu": "tonnage.hardware",
+    "read_recording": "tonnage.recording",
+    "virtual_gpu": "tonnage.virtual",
+    "write_recording": "tonnage.recording",
+}
+
+__all__ = [
+    "Category",
+    "Gpu",
+    "Ledger",
+    "Recording",
+    "TonnageError",
+    "__version__",
+    "find_gpu",
+    "read_recording",
+    "virtual_gpu",
+    "write_recording",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tonnage' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

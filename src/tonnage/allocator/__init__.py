@@ -1,0 +1,20 @@
+"""PyTorch's CUDA caching allocator in pure Python: no torch, no GPU."""
+
+from tonnage.allocator.blocks import Block
+from tonnage.allocator.caching import CachingAllocator
+from tonnage.allocator.oom import OutOfMemory, Shortage
+from tonnage.allocator.replay import ReplayResult, read_trace, replay, what_if
+from tonnage.allocator.settings import AllocatorSettings, BadAllocatorSettings
+
+__all__ = [
+    "AllocatorSettings",
+    "BadAllocatorSettings",
+    "Block",
+    "CachingAllocator",
+    "OutOfMemory",
+    "ReplayResult",
+    "Shortage",
+    "read_trace",
+    "replay",
+    "what_if",
+]

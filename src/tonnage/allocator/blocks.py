@@ -1,0 +1,175 @@
+"""Blocks, and the sorted sets of them that a pool keeps.
+
+A segment is a chain of blocks that tile it. This module keeps chains and sets in order; it does not decide which block
+is taken, split or given back.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from typing import TYPE_CHECKING
+
+from tonnage.allocator.settings import MIN_BLOCK_BYTES, SMALL_BYTES
+from tonnage.allocator.stats import CountedPool
+
+if TYPE_CHECKING:
+    from tonnage.allocator.segments import ExpandableSegment
+
+PoolId = tuple[int, int]
+ADDRESS_BITS = 48  # what a GPU's virtual addresses need
+
+# The states of a block. PENDING: freed by the program, still in use on another stream.
+ALLOCATED, PENDING, FREE, UNMAPPED = range(4)
+
+
+class Block:
+    """A stretch of one segment: in use, waiting for a stream, free, or address space without memory."""
+
+    gc_base: int  # these two are set while the block is free
+    key: int
+    __slots__ = (
+        "address",
+        "gc_base",
+        "key",
+        "next",
+        "pool",
+        "previous",
+        "requested_bytes",
+        "segment",
+        "size",
+        "state",
+        "stream",
+    )
+
+    def __init__(
+        self, address: int, size: int, stream: int, pool: BlockPool, segment: ExpandableSegment | None, state: int
+    ) -> None:
+        self.address = address
+        self.size = size
+        self.stream = stream
+        self.pool = pool
+        self.segment = segment
+        self.state = state
+        self.requested_bytes = 0
+        self.previous: Block | None = None
+        self.next: Block | None = None
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the block is only a part of its segment."""
+        return self.previous is not None or self.next is not None
+
+    def insert_between(self, previous: Block | None, following: Block | None) -> None:
+        """Take a place in the chain."""
+        self.previous, self.next = previous, following
+        if previous is not None:
+            previous.next = self
+        if following is not None:
+            following.previous = self
+
+    def absorb_previous(self, gone: Block) -> None:
+        """Grow over the neighbour to the left."""
+        self.address = gone.address
+        self.size += gone.size
+        self.previous = previous = gone.previous
+        if previous is not None:
+            previous.next = self
+
+    def absorb_next(self, gone: Block) -> None:
+        """Grow over the neighbour to the right."""
+        self.size += gone.size
+        self.next = following = gone.next
+        if following is not None:
+            following.previous = self
+
+    def __repr__(self) -> str:
+        state = ("allocated", "pending", "free", "unmapped")[self.state]
+        return f"<Block {self.address:#x} {self.size} B {state} on stream {self.stream}>"
+
+
+class FreeBlocks:
+    """The free blocks of one stream, by size and then by address."""
+
+    __slots__ = ("blocks", "keys")
+
+    def __init__(self) -> None:
+        # Two lists in step: one integer a block is quick to compare, and the C bisect does it.
+        self.keys: list[int] = []
+        self.blocks: list[Block] = []
+
+    def first_of(self, size: int) -> int:
+        """The index of the smallest block of at least this size."""
+        return bisect_left(self.keys, size << ADDRESS_BITS)
+
+
+class BlockPool:
+    """The free blocks of the small or the large pool, and the unmapped ranges of its growing segments."""
+
+    __slots__ = ("counters", "free", "is_small", "min_remainder", "owner", "searches", "unmapped")
+
+    def __init__(self, counters: CountedPool, *, is_small: bool, owner: PrivatePool | None = None) -> None:
+        self.is_small = is_small
+        self.counters = counters
+        self.owner = owner
+        self.free: dict[int, FreeBlocks] = {}
+        self.unmapped: dict[int, list[Block]] = {}
+        self.searches = 0
+        self.min_remainder = 0
+        self.set_expandable(False)
+
+    def set_expandable(self, expandable: bool) -> None:
+        """A growing segment may be cut anywhere; a large block keeps a remainder of up to 1 MiB."""
+        self.min_remainder = MIN_BLOCK_BYTES if self.is_small or expandable else SMALL_BYTES + 1
+
+    def add(self, block: Block) -> None:
+        """A block is free from now on."""
+        block.state = FREE
+        block.gc_base = self.searches
+        free = self.free.get(block.stream)
+        if free is None:
+            free = self.free[block.stream] = FreeBlocks()
+        block.key = key = block.size << ADDRESS_BITS | block.address
+        index = bisect_left(free.keys, key)
+        free.keys.insert(index, key)
+        free.blocks.insert(index, block)
+
+    def remove(self, block: Block) -> None:
+        """A free block is free no more."""
+        free = self.free[block.stream]
+        index = bisect_left(free.keys, block.key)
+        del free.keys[index], free.blocks[index]
+
+    def add_unmapped(self, block: Block) -> None:
+        """A range has addresses and no memory from now on."""
+        block.state = UNMAPPED
+        insort(self.unmapped.setdefault(block.stream, []), block, key=_address)
+
+    def remove_unmapped(self, block: Block) -> None:
+        """A range is unmapped no more."""
+        self.unmapped[block.stream].remove(block)
+
+    def all_free(self) -> list[Block]:
+        """Every free block, by stream, size and address."""
+        return [block for stream in sorted(self.free) for block in self.free[stream].blocks]
+
+
+def _address(block: Block) -> int:
+    return block.address
+
+
+class PrivatePool:
+    """A pool of its own for a CUDA graph or a `torch.cuda.MemPool`."""
+
+    __slots__ = ("id", "large", "segments", "small", "uses")
+
+    def __init__(self, pool_id: PoolId, small: CountedPool, large: CountedPool) -> None:
+        self.id = pool_id
+        self.uses = 1
+        self.segments = 0
+        self.small = BlockPool(small, is_small=True, owner=self)
+        self.large = BlockPool(large, is_small=False, owner=self)
+
+    @property
+    def halves(self) -> tuple[BlockPool, BlockPool]:
+        """Its small and its large pool."""
+        return self.small, self.large

@@ -1,0 +1,408 @@
+"""PyTorch's CUDA caching allocator, to the byte.
+
+It hands out blocks of cached segments, asks the device for more when none fits, and gives segments back when the device
+is full. What lives in the blocks it does not know, nor when a stream is done with them: `process_events` is told.
+Not modelled: `MemPool(use_on_oom=True)`, `MemPool(no_split=True)`, pools with an allocator of their own, and sharing
+between processes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import Any
+
+from tonnage.allocator.blocks import (
+    ADDRESS_BITS,
+    ALLOCATED,
+    FREE,
+    PENDING,
+    UNMAPPED,
+    Block,
+    BlockPool,
+    PoolId,
+    PrivatePool,
+)
+from tonnage.allocator.oom import OutOfMemory, Shortage
+from tonnage.allocator.reclaim import collect_garbage, release_oversize
+from tonnage.allocator.segments import Observer, Placement, Segments
+from tonnage.allocator.settings import MIN_BLOCK_BYTES, SMALL_BYTES, AllocatorSettings, BadAllocatorSettings
+from tonnage.allocator.snapshot import describe_segments
+from tonnage.allocator.streams import StreamUses
+
+DEFAULT_SETTINGS = AllocatorSettings()
+
+
+class CachingAllocator:
+    """The allocator of one device.
+
+    | call                                   | stands for                                                   |
+    |----------------------------------------|--------------------------------------------------------------|
+    | `malloc(size, stream)`, `free(block)`  | a tensor's storage is made, is dropped                       |
+    | `record_stream(address, stream)`       | `Tensor.record_stream`: a later `free` waits for that stream |
+    | `process_events(stream)`               | that stream (None: every stream) has caught up               |
+    | `empty_cache()`                        | `torch.cuda.empty_cache`                                     |
+    | `set_memory_fraction(f)`               | `torch.cuda.set_per_process_memory_fraction`                 |
+    | `begin_allocate_to_pool(id)` and kin   | a CUDA graph's capture, `torch.cuda.use_mem_pool`            |
+    | `memory_stats()`, `snapshot()`         | their namesakes in `torch.cuda`                              |
+
+    `capacity_bytes` is what the program sees as the device's total. `outside_bytes` may be set at any time: memory of
+    the process beyond this allocator (context, libraries). `observer(action, address, size, stream)` hears of
+    "segment_alloc", "segment_free", "segment_map", "segment_unmap" and "oom". `placement(size)` chooses addresses.
+    """
+
+    def __init__(
+        self,
+        capacity_bytes: int,
+        settings: AllocatorSettings = DEFAULT_SETTINGS,
+        outside_bytes: int = 0,
+        observer: Observer | None = None,
+        *,
+        placement: Placement | None = None,
+        device: int = 0,
+    ) -> None:
+        self.device = device
+        self._segments = Segments(capacity_bytes, outside_bytes, settings, observer, placement)
+        self.counters = self._segments.counters
+        self._small = BlockPool(self.counters.small, is_small=True)
+        self._large = BlockPool(self.counters.large, is_small=False)
+        self._active: dict[int, Block] = {}
+        self._streams = StreamUses(self.complete_free)
+        self._stream_uses = self._streams.uses
+        self._pools: dict[PoolId, PrivatePool] = {}
+        self._captures: list[tuple[PoolId, Callable[[int], bool]]] = []
+        self._max_split_at_start = settings.max_split_bytes
+        self.allowed_bytes: int | None = None
+        self.settings = settings
+        self.set_memory_fraction(settings.memory_fraction)
+
+    # Settings and limits
+
+    @property
+    def settings(self) -> AllocatorSettings:
+        """The configuration; setting it is `torch.cuda.memory._set_allocator_settings`."""
+        return self._settings
+
+    @settings.setter
+    def settings(self, settings: AllocatorSettings) -> None:
+        self._settings = self._segments.settings = settings
+        self._divides = settings.rounds_to_divisions
+        self._max_split = settings.max_split_bytes
+        self._update_modes()
+
+    def set_memory_fraction(self, fraction: float) -> None:
+        """Limit reserved bytes to a fraction of the capacity; 1 lifts the limit."""
+        if not 0 <= fraction <= 1:
+            raise BadAllocatorSettings(f"invalid fraction:{fraction:g}. Please set within [0, 1].", RuntimeError)
+        self.allowed_bytes = int(fraction * self.capacity_bytes) if fraction < 1 else None
+        self._update_modes()
+
+    def _update_modes(self) -> None:
+        for pool in self._block_pools():
+            pool.set_expandable(self._settings.expandable_segments)
+        self._collects = self.allowed_bytes is not None and self._settings.garbage_collection_threshold > 0
+
+    @property
+    def capacity_bytes(self) -> int:
+        """The device's total as the program sees it."""
+        return self._segments.capacity_bytes
+
+    @property
+    def outside_bytes(self) -> int:
+        """Memory of the process that is not this allocator's."""
+        return self._segments.outside_bytes
+
+    @outside_bytes.setter
+    def outside_bytes(self, value: int) -> None:
+        self._segments.outside_bytes = value
+
+    @property
+    def free_bytes(self) -> int:
+        """What the device could still give, as cudaMemGetInfo says."""
+        return max(self._segments.free_bytes, 0)
+
+    # Allocation: `malloc` and `free` run for every tensor, and are written out for speed.
+
+    def malloc(self, size: int, stream: int = 0) -> Block:
+        """A block for a request; raises `OutOfMemory`."""
+        rounded = self._settings.rounded_bytes(size) if self._divides else (size + 511) & -512 or 512
+        pool = self._small if rounded <= SMALL_BYTES else self._large
+        if self._captures:
+            pool = self._captured_pool(pool, stream)
+        block = self._cached(pool, rounded, stream) or self._acquire(pool, rounded, stream, size)
+        counters, least = pool.counters, pool.min_remainder
+        segment, previous = block.segment, block.previous
+        was_split = previous is not None or block.next is not None
+        left = block.size - rounded
+        if left >= least and (rounded < self._max_split or least == MIN_BLOCK_BYTES):
+            rest = block
+            block = Block(rest.address, rounded, stream, pool, segment, ALLOCATED)
+            block.previous, block.next = previous, rest
+            if previous is not None:
+                previous.next = block
+            rest.previous = block
+            rest.address += rounded
+            rest.size = left
+            pool.add(rest)
+            if segment is None:
+                if was_split:
+                    counters.split(0, -rounded)
+                else:
+                    counters.split(1, left)
+        elif was_split and segment is None:
+            counters.split(-1, -block.size)
+        block.state = ALLOCATED
+        block.requested_bytes = size
+        self._active[block.address] = block
+        counters.allocate(block.size, size)
+        if block.size >= self._max_split:
+            self.counters.oversize_allocations.add(1)
+        return block
+
+    def free(self, block: Block) -> None:
+        """The program dropped a block. It can be reused now, or once the streams that it was recorded on catch up."""
+        if self._stream_uses and block in self._stream_uses:
+            self.request_free(block)
+            self._streams.wait(block, capturing=bool(self._captures))
+            return
+        assert block.state == ALLOCATED, f"{block} is not allocated"
+        size, counters = block.size, block.pool.counters
+        counters.allocation -= 1
+        counters.allocated_bytes -= size
+        if size >= self._max_split:
+            self.counters.oversize_allocations.add(-1)
+        self._recycle(block)
+
+    def request_free(self, block: Block) -> None:
+        """The first half of a `free` that waits: the block no longer counts as allocated."""
+        assert block.state == ALLOCATED, f"{block} is not allocated"
+        block.state = PENDING
+        counters = block.pool.counters
+        counters.allocation -= 1
+        counters.allocated_bytes -= block.size
+        counters.pending += 1
+        counters.pending_bytes += block.size
+        if block.size >= self._max_split:
+            self.counters.oversize_allocations.add(-1)
+
+    def complete_free(self, block: Block) -> None:
+        """The second half of a `free` that waited: the block joins the cache."""
+        assert block.state == PENDING, f"{block} is not waiting to be free"
+        counters = block.pool.counters
+        counters.pending -= 1
+        counters.pending_bytes -= block.size
+        self._recycle(block)
+
+    def _recycle(self, block: Block) -> None:
+        pool = block.pool
+        counters = pool.counters
+        del self._active[block.address]
+        counters.requested_bytes -= block.requested_bytes
+        blocks = change = 0
+        neighbour = block.previous
+        if neighbour is not None and neighbour.state == FREE:
+            blocks, change = -1, -neighbour.size
+            pool.remove(neighbour)
+            block.absorb_previous(neighbour)
+        neighbour = block.next
+        if neighbour is not None and neighbour.state == FREE:
+            blocks -= 1
+            change -= neighbour.size
+            pool.remove(neighbour)
+            block.absorb_next(neighbour)
+        pool.add(block)
+        if block.segment is None:
+            if block.previous is not None or block.next is not None:
+                counters.split(blocks + 1, change + block.size)
+            elif blocks:
+                counters.split(blocks, change)
+
+    def _cached(self, pool: BlockPool, size: int, stream: int) -> Block | None:
+        if self._collects:
+            pool.searches += 1
+        free = pool.free.get(stream)
+        if free is None:
+            return None
+        blocks = free.blocks
+        index = bisect_left(free.keys, size << ADDRESS_BITS)
+        if index == len(blocks):
+            return None
+        block = blocks[index]
+        if block.segment is not None:
+            choose = _best_expandable if self._settings.expandable_segments else _first_fixed
+            index = choose(blocks, index)
+            if index == len(blocks):
+                return None
+            block = blocks[index]
+        limit = self._max_split
+        if block.size >= limit and (size < limit or block.size - size >= self._settings.max_non_split_rounding_bytes):
+            return None
+        del free.keys[index], blocks[index]
+        return block
+
+    def block_at(self, address: int) -> Block:
+        """The block in use (or waiting for a stream) that starts at an address."""
+        return self._active[address]
+
+    # The miss
+
+    def _acquire(self, pool: BlockPool, size: int, stream: int, requested: int) -> Block:
+        if self._collects and self.allowed_bytes is not None:
+            threshold = int(self._settings.garbage_collection_threshold * self.allowed_bytes)
+            collect_garbage(self._segments, self._large, self.counters.reserved_bytes - threshold)
+        segment_bytes = self._settings.segment_bytes(size)
+        block = self._from_device(pool, size, segment_bytes, stream)
+        if block is None and release_oversize(self._segments, pool, size, stream):
+            block = self._from_device(pool, size, segment_bytes, stream)
+        if block is None and not self._captures:
+            self.empty_cache()
+            self.counters.alloc_retries += 1
+            block = self._from_device(pool, size, segment_bytes, stream)
+        if block is None:
+            self.counters.ooms += 1
+            self._segments.notify("oom", self.free_bytes, size, stream)
+            raise OutOfMemory(self._shortage(requested, segment_bytes))
+        return block
+
+    def _from_device(self, pool: BlockPool, size: int, segment_bytes: int, stream: int) -> Block | None:
+        if self.allowed_bytes is not None and self.counters.reserved_bytes + segment_bytes > self.allowed_bytes:
+            return None
+        if self._settings.expandable_segments:
+            return self._segments.grow(pool, size, stream)
+        return self._segments.allocate(pool, segment_bytes, stream)
+
+    def _shortage(self, requested: int, segment_bytes: int) -> Shortage:
+        private = [half for pool in self._pools.values() for half in pool.halves]
+        return Shortage(
+            device=self.device,
+            requested_bytes=requested,
+            segment_bytes=segment_bytes,
+            capacity_bytes=self.capacity_bytes,
+            free_bytes=self.free_bytes,
+            allowed_bytes=self.allowed_bytes,
+            process_bytes=self.counters.reserved_bytes + self.outside_bytes,
+            allocated_bytes=self.counters.allocated_bytes,
+            reserved_bytes=self.counters.reserved_bytes,
+            private_pool_bytes=sum(block.size for pool in private for block in pool.all_free()),
+        )
+
+    def empty_cache(self, pool_id: PoolId | None = None) -> None:
+        """Give back what is free: of every pool, or of one private pool that nobody uses any more."""
+        if pool_id is None and not self._captures:
+            self.counters.syncs += 1
+            self.process_events()
+            self._segments.release_pool(self._large)
+            self._segments.release_pool(self._small)
+        for private in [pool for pool in self._pools.values() if not pool.uses and pool_id in (None, pool.id)]:
+            if pool_id is not None:
+                self.counters.syncs += 1
+                self._streams.end_deferral()
+                self._streams.catch_up(owner=private)
+            for half in private.halves:
+                self._segments.release_pool(half)
+            if private.segments == 0:
+                del self._pools[private.id]
+
+    def release_segment(self, address: int) -> bool:
+        """Give back the free segment, or the pages within the free block, at an address, as a trace says was done."""
+        for pool in self._block_pools():
+            for block in pool.all_free():
+                if block.address <= address < block.address + block.size:
+                    if block.segment is None and block.is_split:
+                        return False
+                    (self._segments.release if block.segment is None else self._segments.unmap)(block)
+                    return True
+        return False
+
+    # Streams
+
+    def record_stream(self, address: int, stream: int) -> None:
+        """The block at an address is used on a stream other than its own."""
+        self._streams.record(self._active[address], stream, capturing=bool(self._captures))
+
+    def process_events(self, stream: int | None = None) -> None:
+        """What was queued on a stream (None: on every stream) when a block was freed is done now."""
+        if not self._captures:
+            self._streams.end_deferral()
+            self._streams.catch_up(stream)
+
+    # Private pools
+
+    def create_pool(self, pool_id: PoolId) -> None:
+        """A private pool comes to be, or gets one more user."""
+        if pool_id in self._pools:
+            self._pools[pool_id].uses += 1
+        else:
+            self._pools[pool_id] = PrivatePool(pool_id, self.counters.small, self.counters.large)
+            self._update_modes()
+
+    def begin_allocate_to_pool(self, pool_id: PoolId, accepts: Callable[[int], bool] = lambda stream: True) -> None:
+        """From now on requests on the streams that are accepted go to a private pool."""
+        assert all(pool_id != other for other, _ in self._captures), f"already allocating to {pool_id}"
+        self.create_pool(pool_id)
+        self._captures.append((pool_id, accepts))
+
+    def end_allocate_to_pool(self, pool_id: PoolId) -> None:
+        """Requests go where they went before."""
+        self._captures = [capture for capture in self._captures if capture[0] != pool_id]
+
+    def release_pool(self, pool_id: PoolId) -> None:
+        """One user less; without any, `empty_cache` may give the pool's segments back."""
+        self._pools[pool_id].uses -= 1
+
+    def pool_use_count(self, pool_id: PoolId) -> int:
+        """How many use a private pool."""
+        return self._pools[pool_id].uses
+
+    def _captured_pool(self, pool: BlockPool, stream: int) -> BlockPool:
+        for pool_id, accepts in reversed(self._captures):
+            if accepts(stream):
+                private = self._pools[pool_id]
+                return private.small if pool.is_small else private.large
+        return pool
+
+    def _block_pools(self) -> list[BlockPool]:
+        return [self._small, self._large, *(half for pool in self._pools.values() for half in pool.halves)]
+
+    # Reports
+
+    def memory_stats(self) -> dict[str, int]:
+        """The flat dictionary of `torch.cuda.memory_stats()`."""
+        limit = self._max_split_at_start
+        return dict(sorted((self.counters.flat() | {"max_split_size": limit if limit < 2**63 else -1}).items()))
+
+    def reset_peak(self) -> None:
+        """`torch.cuda.reset_peak_memory_stats`."""
+        self.counters.reset_peak()
+
+    def reset_accumulated(self) -> None:
+        """`torch.cuda.reset_accumulated_memory_stats`."""
+        self.counters.reset_accumulated()
+
+    def snapshot(self) -> list[dict[str, Any]]:
+        """The `segments` of `torch.cuda.memory._snapshot()`."""
+        free = [block for pool in self._block_pools() for block in pool.all_free()]
+        return describe_segments([*free, *self._active.values()], self.device)
+
+
+def _best_expandable(blocks: list[Block], index: int) -> int:
+    """Best fit where the tail of a growing segment counts at the size that it could grow to."""
+    reach = _reach(blocks[index])
+    while index + 1 < len(blocks) and blocks[index].segment is not None:
+        following = _reach(blocks[index + 1])
+        if following >= reach:
+            break
+        index, reach = index + 1, following
+    return index
+
+
+def _reach(block: Block) -> int:
+    following = block.next
+    return block.size + (following.size if following is not None and following.state == UNMAPPED else 0)
+
+
+def _first_fixed(blocks: list[Block], index: int) -> int:
+    """Expandable segments were switched off after some were made: only the others serve."""
+    while index < len(blocks) and blocks[index].segment is not None:
+        index += 1
+    return index

@@ -1,0 +1,250 @@
+"""A recorded sequence of allocator events, run through the model.
+
+The trace decides what a program asked for and what the device gave back; the model decides everything else: where each
+block lies, when a segment is needed and how large it is. Each such decision that the trace also tells is compared, so a
+replay without differences is a proof of the model and a basis for every figure. Who asked, and why, no trace says.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tonnage.allocator.blocks import Block
+from tonnage.allocator.caching import CachingAllocator
+from tonnage.allocator.settings import AllocatorSettings
+from tonnage.allocator.stats import Counters
+from tonnage.errors import BadTrace
+
+Event = tuple[str, int, int, int]
+ACQUIRING = ("segment_alloc", "segment_map")
+RELEASING = ("segment_free", "segment_unmap")
+ACTIONS = frozenset(("alloc", "free_requested", "free_completed", "oom", "snapshot", *ACQUIRING, *RELEASING))
+# No trace says how large its device was, and a replay never asks for more than the device once gave.
+BOUNDLESS_BYTES = 2**44
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Memory that the device gave in one piece."""
+
+    address: int
+    size_bytes: int
+    stream: int
+    is_expandable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """Where reserved bytes were at one moment."""
+
+    reserved_bytes: int
+    allocated_bytes: int
+    pending_bytes: int
+    rounding_bytes: int
+
+    @classmethod
+    def of(cls, counters: Counters) -> Occupancy:
+        """What the counters say now."""
+        small, large = counters.small, counters.large
+        pending = small.pending_bytes + large.pending_bytes
+        requested = small.requested_bytes + large.requested_bytes
+        allocated = counters.allocated_bytes
+        return cls(counters.reserved_bytes, allocated, pending, allocated + pending - requested)
+
+    @property
+    def unused_bytes(self) -> int:
+        """Reserved and not in use."""
+        return self.reserved_bytes - self.allocated_bytes - self.pending_bytes
+
+    def as_json(self) -> dict[str, int]:
+        """The moment in plain types."""
+        return asdict(self) | {"unused_bytes": self.unused_bytes}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A decision of the model that the trace contradicts."""
+
+    event: int
+    words: str
+
+
+@dataclass(slots=True)
+class ReplayResult:
+    """What a trace amounts to."""
+
+    events: int = 0
+    allocations: int = 0
+    ooms: int = 0
+    unknown_frees: int = 0
+    stats: dict[str, int] = field(default_factory=dict)
+    segments: list[Segment] = field(default_factory=list)
+    at_peak_allocated: Occupancy = Occupancy(0, 0, 0, 0)
+    at_peak_reserved: Occupancy = Occupancy(0, 0, 0, 0)
+    differences: list[Difference] = field(default_factory=list)
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        """The most bytes of blocks that the program held."""
+        return self.stats["allocated_bytes.all.peak"]
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """The most bytes of segments."""
+        return self.stats["reserved_bytes.all.peak"]
+
+    def as_json(self) -> dict[str, Any]:
+        """The result in plain types."""
+        return {
+            "events": self.events,
+            "allocations": self.allocations,
+            "ooms": self.ooms,
+            "exact": not self.differences,
+            "differences": [asdict(difference) for difference in self.differences],
+            "unknown_frees": self.unknown_frees,
+            "peak_allocated_bytes": self.peak_allocated_bytes,
+            "peak_reserved_bytes": self.peak_reserved_bytes,
+            "peak_active_bytes": self.stats["active_bytes.all.peak"],
+            "peak_requested_bytes": self.stats["requested_bytes.all.peak"],
+            "fragmentation": {
+                "at_peak_allocated": self.at_peak_allocated.as_json(),
+                "at_peak_reserved": self.at_peak_reserved.as_json(),
+            },
+            "segments": [asdict(segment) for segment in self.segments],
+            "stats": self.stats,
+        }
+
+
+def read_trace(path: Path) -> list[Event]:
+    """The events of a file: a JSON list of [action, address, size, stream], gzipped or not."""
+    hint = "A trace is a JSON list of [action, address, size, stream], as torch.cuda.memory._snapshot() names them."
+    try:
+        data = path.read_bytes()
+        rows = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
+        events = [(str(action), int(address), int(size), int(stream)) for action, address, size, stream in rows]
+    except FileNotFoundError as error:
+        raise BadTrace(f"There is no file {path}.") from error
+    except (OSError, EOFError, ValueError, TypeError) as error:
+        raise BadTrace(f"{path} holds no trace: {error}.", hint=hint) from error
+    unknown = {event[0] for event in events} - ACTIONS
+    if unknown:
+        raise BadTrace(f"{path} holds no trace: it speaks of {', '.join(sorted(unknown))}.", hint=hint)
+    return events
+
+
+def replay(events: Sequence[Event], settings: AllocatorSettings | None = None) -> ReplayResult:
+    """Run events through the model. Without settings, expandable segments are on if the trace maps pages."""
+    if settings is None:
+        settings = AllocatorSettings(expandable_segments=any(event[0] == "segment_map" for event in events))
+    return _Replay(events, settings).run()
+
+
+def what_if(events: Sequence[Event], settings: AllocatorSettings) -> dict[str, int]:
+    """The statistics that the same requests would have had under other settings, on a device without bounds.
+
+    The trace's segments do not apply; where it gave any back, all that is free is given back.
+    """
+    allocator = CachingAllocator(BOUNDLESS_BYTES, settings)
+    blocks: dict[int, Block] = {}
+    for action, address, size, stream in events:
+        if action == "alloc":
+            blocks[address] = allocator.malloc(size, stream)
+        elif action == "free_requested" and address in blocks:
+            allocator.request_free(blocks[address])
+        elif action == "free_completed" and address in blocks:
+            allocator.complete_free(blocks.pop(address))
+        elif action in RELEASING:
+            allocator.empty_cache()
+    return allocator.memory_stats()
+
+
+class _Replay:
+    """The state of one replay: the model, and how far the trace's segments are used up."""
+
+    def __init__(self, events: Sequence[Event], settings: AllocatorSettings) -> None:
+        self._events = events
+        self._given = [(index, event) for index, event in enumerate(events) if event[0] in ACQUIRING]
+        self._used = 0
+        self._now = 0
+        self._blocks: dict[int, Block] = {}
+        self._result = ReplayResult(events=len(events))
+        self._allocator = CachingAllocator(BOUNDLESS_BYTES, settings, observer=self._observe, placement=self._placed)
+
+    def run(self) -> ReplayResult:
+        steps = {
+            "alloc": self._alloc,
+            "free_requested": self._request_free,
+            "free_completed": self._complete_free,
+            "oom": self._oom,
+            **dict.fromkeys(RELEASING, self._release),
+        }
+        for index, (action, address, size, stream) in enumerate(self._events):
+            self._now = index
+            if action in steps:
+                steps[action](address, size, stream)
+        for index, event in self._given[self._used :]:
+            self._differ(index, f"the trace has {_words(event)}, which the model never needed")
+        self._result.stats = self._allocator.memory_stats()
+        return self._result
+
+    def _alloc(self, address: int, size: int, stream: int) -> None:
+        self._result.allocations += 1
+        block = self._blocks[address] = self._allocator.malloc(size, stream)
+        if block.address != address:
+            self._differ(self._now, f"{size} B lie at {block.address:#x} in the model, at {address:#x} in the trace")
+        self._keep_peaks()
+
+    def _keep_peaks(self) -> None:
+        counters, result = self._allocator.counters, self._result
+        if counters.allocated_bytes > result.at_peak_allocated.allocated_bytes:
+            result.at_peak_allocated = Occupancy.of(counters)
+        if counters.reserved_bytes > result.at_peak_reserved.reserved_bytes:
+            result.at_peak_reserved = Occupancy.of(counters)
+
+    def _request_free(self, address: int, size: int, stream: int) -> None:
+        if address in self._blocks:
+            self._allocator.request_free(self._blocks[address])
+        else:
+            self._result.unknown_frees += 1
+
+    def _complete_free(self, address: int, size: int, stream: int) -> None:
+        if address in self._blocks:
+            self._allocator.complete_free(self._blocks.pop(address))
+
+    def _release(self, address: int, size: int, stream: int) -> None:
+        if not self._allocator.release_segment(address):
+            self._differ(self._now, f"the trace gives {address:#x} back, which is in use or unknown in the model")
+
+    def _oom(self, address: int, size: int, stream: int) -> None:
+        self._result.ooms += 1
+
+    def _placed(self, size: int) -> int:
+        """The address of the segment that the trace shows next."""
+        if self._used < len(self._given):
+            return self._given[self._used][1][1]
+        return 2**47 + self._used * BOUNDLESS_BYTES % 2**47
+
+    def _observe(self, action: str, address: int, size: int, stream: int) -> None:
+        if action in RELEASING:
+            if (action, address, size, stream) != tuple(self._events[self._now]):
+                self._differ(self._now, f"the model has {_words((action, address, size, stream))} here")
+            return
+        self._result.segments.append(Segment(address, size, stream, action == "segment_map"))
+        index, event = self._given[self._used] if self._used < len(self._given) else (self._now, None)
+        if event is None or index > self._now or tuple(event) != (action, address, size, stream):
+            self._differ(self._now, f"the model has {_words((action, address, size, stream))} here")
+        else:
+            self._used += 1
+
+    def _differ(self, event: int, words: str) -> None:
+        self._result.differences.append(Difference(event, words))
+
+
+def _words(event: Event) -> str:
+    action, address, size, stream = event
+    return f"{action} of {size} B at {address:#x} on stream {stream}"

@@ -1,0 +1,207 @@
+"""Segments: the memory that the allocator has from the device, and the only part that talks to it.
+
+Two kinds: a fixed segment is one cudaMalloc; an expandable one is a range of addresses into which pages are mapped as
+it grows. Whether to ask, and what to do when the device is full, is the allocator's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from tonnage.allocator.addresses import AddressSpace
+from tonnage.allocator.blocks import ALLOCATED, FREE, UNMAPPED, Block, BlockPool
+from tonnage.allocator.settings import SMALL_SEGMENT_BYTES, AllocatorSettings
+from tonnage.allocator.stats import Counters
+
+Observer = Callable[[str, int, int, int], None]
+Placement = Callable[[int], int]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpandableSegment:
+    """A range of addresses, mapped page by page."""
+
+    address: int
+    size: int
+    page_bytes: int
+
+    def outward(self, start: int, stop: int) -> tuple[int, int]:
+        """The pages that cover a stretch."""
+        return self._page(start), -self._page(-stop)
+
+    def inward(self, start: int, stop: int) -> tuple[int, int]:
+        """The pages that lie wholly within a stretch."""
+        return -self._page(-start), self._page(stop)
+
+    def _page(self, address: int) -> int:
+        base = self.address if address >= 0 else -self.address
+        return base + (address - base) // self.page_bytes * self.page_bytes
+
+
+class Segments:
+    """What is reserved on one device, with the counters of the pools."""
+
+    def __init__(
+        self,
+        capacity_bytes: int,
+        outside_bytes: int,
+        settings: AllocatorSettings,
+        observer: Observer | None,
+        placement: Placement | None,
+    ) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.outside_bytes = outside_bytes
+        self.settings = settings
+        self.counters = Counters()
+        self._addresses = AddressSpace()
+        self._place = placement or self._addresses.take
+        self._forget = self._addresses.give_back if placement is None else _nothing
+        self.notify = observer or _nothing
+
+    @property
+    def free_bytes(self) -> int:
+        """What the device could still give."""
+        return self.capacity_bytes - self.outside_bytes - self.counters.reserved_bytes
+
+    def allocate(self, pool: BlockPool, size: int, stream: int) -> Block | None:
+        """A new fixed segment as one block, or None if the device is full."""
+        if size > self.free_bytes:
+            return None
+        block = Block(self._place(size), size, stream, pool, None, ALLOCATED)
+        if pool.owner is not None:
+            pool.owner.segments += 1
+        self._reserve(pool, size, segments=1)
+        if size >= self.settings.max_split_bytes:
+            self.counters.oversize_segments.add(1)
+        self.notify("segment_alloc", block.address, size, stream)
+        return block
+
+    def release(self, block: Block) -> None:
+        """Give a fixed segment, all of it free, back to the device."""
+        pool = block.pool
+        pool.remove(block)
+        if pool.owner is not None:
+            pool.owner.segments -= 1
+        self._unreserve(pool, block.size, segments=1)
+        if block.size >= self.settings.max_split_bytes:
+            self.counters.oversize_segments.add(-1)
+        self._forget(block.address, block.size)
+        self.notify("segment_free", block.address, block.size, block.stream)
+
+    def release_pool(self, pool: BlockPool) -> None:
+        """Give back every fixed segment that is wholly free, and every free page of the expandable ones."""
+        growing = []
+        for block in pool.all_free():
+            if block.segment is not None:
+                growing.append(block)
+            elif not block.is_split:
+                self.release(block)
+        for block in growing:
+            self.unmap(block)
+
+    def grow(self, pool: BlockPool, size: int, stream: int) -> Block | None:
+        """A block of at least this size, made by mapping pages at the lowest address that has room."""
+        block = self._growable(pool, size, stream) or self._new_range(pool, stream)
+        if block.state == UNMAPPED and not self._map(block, min(block.size, size)):
+            return None
+        while block.size < size:
+            following = block.next
+            assert following is not None
+            if not self._map(following, min(size - block.size, following.size)):
+                return None
+            block = following
+        pool.remove(block)
+        if pool.owner is not None:
+            pool.owner.segments += 1
+        return block
+
+    def unmap(self, block: Block) -> None:
+        """Give back the pages that lie wholly within a free block of an expandable segment."""
+        segment, pool = block.segment, block.pool
+        assert segment is not None
+        start, stop = segment.inward(block.address, block.address + block.size)
+        if start >= stop:
+            return
+        pool.remove(block)
+        for address, end, before in ((block.address, start, True), (stop, block.address + block.size, False)):
+            if end > address:
+                rest = Block(address, end - address, block.stream, pool, segment, FREE)
+                rest.insert_between(*((block.previous, block) if before else (block, block.next)))
+                pool.add(rest)
+        block.address, block.size = start, stop - start
+        self._merge(block, UNMAPPED, pool.remove_unmapped)
+        pool.add_unmapped(block)
+        if pool.owner is not None:
+            pool.owner.segments -= 1
+        self._unreserve(pool, stop - start, segments=0)
+        self.notify("segment_unmap", start, stop - start, block.stream)
+        if not block.is_split:
+            pool.remove_unmapped(block)
+            self._forget(segment.address, segment.size)
+
+    def _growable(self, pool: BlockPool, size: int, stream: int) -> Block | None:
+        for unmapped in pool.unmapped.get(stream, ()):
+            previous = unmapped.previous
+            start = previous if previous is not None and previous.state == FREE else unmapped
+            room = 0
+            for block in _chain(start):
+                if room >= size or block.state not in (FREE, UNMAPPED):
+                    break
+                room += block.size
+            if room >= size:
+                return start
+        return None
+
+    def _new_range(self, pool: BlockPool, stream: int) -> Block:
+        page = SMALL_SEGMENT_BYTES if pool.is_small else self.settings.large_segment_bytes
+        # An eighth more than the device has, so that pages can move to the end of a segment.
+        size = -(-(self.capacity_bytes + self.capacity_bytes // 8) // page) * page
+        segment = ExpandableSegment(self._place(size), size, page)
+        block = Block(segment.address, size, stream, pool, segment, UNMAPPED)
+        pool.add_unmapped(block)
+        return block
+
+    def _map(self, block: Block, size: int) -> bool:
+        segment, pool = block.segment, block.pool
+        assert segment is not None
+        start, stop = segment.outward(block.address, block.address + size)
+        if stop - start > self.free_bytes:
+            return False
+        pool.remove_unmapped(block)
+        if stop - start < block.size:
+            rest = Block(stop, block.size - (stop - start), block.stream, pool, segment, UNMAPPED)
+            rest.insert_between(block, block.next)
+            pool.add_unmapped(rest)
+            block.size = stop - start
+        self._merge(block, FREE, pool.remove)
+        pool.add(block)
+        self._reserve(pool, stop - start, segments=0)
+        self.notify("segment_map", start, stop - start, block.stream)
+        return True
+
+    def _merge(self, block: Block, state: int, remove: Callable[[Block], None]) -> None:
+        if block.previous is not None and block.previous.state == state:
+            remove(block.previous)
+            block.absorb_previous(block.previous)
+        if block.next is not None and block.next.state == state:
+            remove(block.next)
+            block.absorb_next(block.next)
+
+    def _reserve(self, pool: BlockPool, size: int, segments: int) -> None:
+        pool.counters.reserve(size, segments)
+        self.counters.device_allocs += 1
+
+    def _unreserve(self, pool: BlockPool, size: int, segments: int) -> None:
+        pool.counters.unreserve(size, segments)
+        self.counters.device_frees += 1
+
+
+def _chain(block: Block | None) -> Iterator[Block]:
+    while block is not None:
+        yield block
+        block = block.next
+
+
+def _nothing(*_: object) -> None:
+    pass

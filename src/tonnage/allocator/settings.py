@@ -1,0 +1,375 @@
+"""The settings of PYTORCH_ALLOC_CONF, read as PyTorch reads them.
+
+The grammar, the limits and the wording of the errors are PyTorch's, oddities included: separators are counted but not
+looked at ("max_split_size_mb,30" is 30), and a number ends where its digits end ("30x" is 30). What a setting does is
+the allocator's business; options of the pinned host allocator are only kept here.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from tonnage.errors import RequestError
+from tonnage.units import MIB
+
+SIZE_MAX = 2**64 - 1
+MIN_BLOCK_BYTES = 512
+SMALL_BYTES = MIB
+SMALL_SEGMENT_BYTES = 2 * MIB
+MIN_LARGE_SEGMENT_BYTES = 10 * MIB
+SEGMENT_UNIT_BYTES = 2 * MIB
+ROUNDUP_INTERVALS = 16
+MAX_REGISTER_THREADS = 128
+_DECIMAL = re.compile(r"[+-]?(?:inf(?:inity)?|nan|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?)", re.IGNORECASE)
+_HEXADECIMAL = re.compile(r"[+-]?0x(?:[0-9a-f]+\.?[0-9a-f]*|\.[0-9a-f]+)(?:p[+-]?[0-9]+)?", re.IGNORECASE)
+VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+
+class BadAllocatorSettings(RequestError, ValueError):
+    """A text that PyTorch would refuse; `pytorch_type` is the exception that it would raise."""
+
+    def __init__(self, message: str, pytorch_type: type[Exception] = ValueError) -> None:
+        super().__init__(message, hint="PYTORCH_ALLOC_CONF is written key:value,key:value.")
+        self.pytorch_type = pytorch_type
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AllocatorSettings:
+    """One configuration of the caching allocator; the defaults are PyTorch's."""
+
+    max_split_bytes: int = SIZE_MAX
+    max_non_split_rounding_bytes: int = 20 * MIB
+    large_segment_bytes: int = 20 * MIB
+    garbage_collection_threshold: float = 0.0
+    roundup_power2_divisions: tuple[int, ...] = (0,) * ROUNDUP_INTERVALS
+    expandable_segments: bool = False
+    memory_fraction: float = 1.0
+    backend: str = "native"
+    release_lock_on_cudamalloc: bool = False
+    graph_capture_record_stream_reuse: bool = False
+    throw_on_cudamalloc_oom: bool = False
+    pinned_use_cuda_host_register: bool = False
+    pinned_num_register_threads: int = 1
+    pinned_use_background_threads: bool = False
+    pinned_reserve_segment_bytes: int = 0
+    pinned_free_catch_all: bool = False
+    pinned_max_round_threshold_bytes: int = SIZE_MAX
+    pinned_max_cached_bytes: int = SIZE_MAX
+    text: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> AllocatorSettings:
+        """The settings that a text such as "expandable_segments:True" means to a fresh process."""
+        return cls().changed_by(text)
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> AllocatorSettings:
+        """The settings of a process: PYTORCH_CUDA_ALLOC_CONF goes before PYTORCH_ALLOC_CONF."""
+        return cls.parse(next((environ[name] for name in VARIABLES if name in environ), ""))
+
+    def changed_by(self, text: str) -> AllocatorSettings:
+        """What `torch.cuda.memory._set_allocator_settings(text)` leaves: some options start over, others stay."""
+        tokens = _Tokens(text)
+        draft = {field.name: getattr(self, field.name) for field in fields(self)}
+        draft |= {name: getattr(_DEFAULTS, name) for name in _STARTING_OVER} | {"text": text}
+        for index, token in enumerate(tokens.items):
+            if token == "large_segment_size_mb":
+                _read_large_segment_size(tokens, index, draft)
+        draft["max_non_split_rounding_bytes"] = draft["large_segment_bytes"]
+        for readers in (_COMMON_READERS, _CUDA_READERS):
+            _walk(tokens, readers, draft)
+        return replace(self, **draft)
+
+    def rounded_bytes(self, size_bytes: int) -> int:
+        """The block size that a request of this many bytes asks for."""
+        if size_bytes < MIN_BLOCK_BYTES:
+            return MIN_BLOCK_BYTES
+        interval = min(max(size_bytes.bit_length() - MIB.bit_length(), 0), ROUNDUP_INTERVALS - 1)
+        divisions = self.roundup_power2_divisions[interval]
+        if divisions > 1 and size_bytes > MIN_BLOCK_BYTES * divisions:
+            return _next_division(size_bytes, divisions)
+        return -(-size_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
+
+    def segment_bytes(self, block_bytes: int) -> int:
+        """What cudaMalloc is asked for when no cached block of that size is found."""
+        if block_bytes <= SMALL_BYTES:
+            return SMALL_SEGMENT_BYTES
+        if block_bytes < MIN_LARGE_SEGMENT_BYTES:
+            return self.large_segment_bytes
+        return -(-block_bytes // SEGMENT_UNIT_BYTES) * SEGMENT_UNIT_BYTES
+
+    @property
+    def rounds_to_divisions(self) -> bool:
+        """Whether any request is rounded to a division of a power of two."""
+        return any(divisions > 1 for divisions in self.roundup_power2_divisions)
+
+    @property
+    def not_modelled(self) -> list[str]:
+        """What is set here and not modelled, as sentences."""
+        words = []
+        if self.backend != "native":
+            words.append(
+                f"backend:{self.backend}: the driver's own pool is not modelled. The run is answered as the native "
+                "allocator would; allocated bytes are alike, reserved bytes are not."
+            )
+        if self.throw_on_cudamalloc_oom:
+            words.append("throw_on_cudamalloc_oom: cudaMalloc is tried all the same, and the outcome does not change.")
+        if self.graph_capture_record_stream_reuse:
+            words.append("graph_capture_record_stream_reuse: blocks of a capture are reused after it, not within it.")
+        return words
+
+    def as_snapshot(self) -> dict[str, Any]:
+        """The `allocator_settings` of `torch.cuda.memory._snapshot()`."""
+        return {
+            "PYTORCH_CUDA_ALLOC_CONF": self.text,
+            "max_split_size": self.max_split_bytes if self.max_split_bytes != SIZE_MAX else -1,
+            "garbage_collection_threshold": self.garbage_collection_threshold,
+            "expandable_segments": self.expandable_segments,
+            "pinned_num_register_threads": self.pinned_num_register_threads,
+            "release_lock_on_cudamalloc": self.release_lock_on_cudamalloc,
+            "pinned_use_cuda_host_register": self.pinned_use_cuda_host_register,
+            "graph_capture_record_stream_reuse": self.graph_capture_record_stream_reuse,
+            "roundup_power2_divisions": {str(2**i): count for i, count in enumerate(self.roundup_power2_divisions)},
+        }
+
+
+def _next_division(size_bytes: int, divisions: int) -> int:
+    floor = 1 << (size_bytes.bit_length() - 1)
+    if floor == size_bytes:
+        return size_bytes
+    step = floor >> (divisions.bit_length() - 1)
+    return -(-size_bytes // step) * step if step else floor << 1
+
+
+class _Tokens:
+    """The words and separators of a text; whitespace is nothing."""
+
+    def __init__(self, text: str) -> None:
+        self.items: list[str] = re.findall(r"[,:\[\]]|[^,:\[\]]+", re.sub(r"\s", "", text))
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def at(self, index: int) -> str:
+        if index >= len(self.items):
+            raise BadAllocatorSettings("Index out of bounds in ConfigTokenizer", RuntimeError)
+        return self.items[index]
+
+    def whole(self, index: int) -> int:
+        """As std::stoull reads it: the leading digits, a minus wrapping around."""
+        match = re.match(r"([+-]?)([0-9]+)", self.at(index))
+        if match is None:
+            raise BadAllocatorSettings("stoull")
+        value = int(match[2])
+        if value > SIZE_MAX:
+            raise BadAllocatorSettings("stoull", IndexError)
+        return (SIZE_MAX + 1 - value) % (SIZE_MAX + 1) if match[1] == "-" else value
+
+    def real(self, index: int) -> float:
+        """As std::stod reads it: the longest leading number."""
+        token = self.at(index)
+        match = _HEXADECIMAL.match(token)
+        if match is not None:
+            return float.fromhex(match[0])
+        match = _DECIMAL.match(token)
+        if match is None:
+            raise BadAllocatorSettings("stod")
+        value = float(match[0])
+        overflows = math.isinf(value) and "inf" not in match[0].lower()
+        if overflows or (abs(value) < 2.2250738585072014e-308 and re.search(r"[1-9]", match[0].lower().split("e")[0])):
+            raise BadAllocatorSettings("stod", IndexError)
+        return value
+
+    def flag(self, index: int) -> bool:
+        token = self.at(index)
+        if token not in ("True", "False"):
+            raise BadAllocatorSettings(
+                f"Expected 'True' or 'False' at index {index} in ConfigTokenizer but got '{token}'"
+            )
+        return token == "True"
+
+    def skip(self, index: int) -> int:
+        """The index of the last token of a value that somebody else reads."""
+        self.at(index + 1)
+        if self.at(index + 2) != "[":
+            return index + 2
+        if "]" not in self.items[index + 2 :]:
+            raise BadAllocatorSettings(
+                "Expected closing bracket ']' in ConfigTokenizer but reached end of config", RuntimeError
+            )
+        return self.items.index("]", index + 2)
+
+
+_Draft = dict[str, Any]
+_Reader = Callable[[_Tokens, int, _Draft], int]
+
+
+def _walk(tokens: _Tokens, readers: Mapping[str, _Reader], draft: _Draft) -> None:
+    index = 0
+    while index < len(tokens):
+        key = tokens.at(index)
+        if key in readers:
+            index = readers[key](tokens, index, draft)
+        elif key in _COMMON_READERS or key in _CUDA_READERS:
+            index = tokens.skip(index)
+        else:
+            raise BadAllocatorSettings(f"Unrecognized key '{key}' in Accelerator allocator config.")
+        index += 2
+
+
+def _check(condition: bool, message: str) -> None:
+    if not condition:
+        raise BadAllocatorSettings(message)
+
+
+def _is_power_of_two(value: int) -> bool:
+    return value > 0 and value & (value - 1) == 0
+
+
+def _megabytes(value: int) -> int:
+    return min(value, SIZE_MAX // MIB) * MIB
+
+
+def _read_large_segment_size(tokens: _Tokens, index: int, draft: _Draft) -> int:
+    value = tokens.whole(index + 2)
+    _check(value > 10, "CachingAllocator option large_segment_size_mb must be > 10 MB")
+    draft["large_segment_bytes"] = _megabytes(value)
+    return index + 2
+
+
+def _size_above_segment(key: str, name: str) -> _Reader:
+    def read(tokens: _Tokens, index: int, draft: _Draft) -> int:
+        value, least = tokens.whole(index + 2), draft["large_segment_bytes"] // MIB
+        _check(value >= least, f"CachingAllocator option {key} too small, must be >= {least}")
+        draft[name] = _megabytes(value)
+        return index + 2
+
+    return read
+
+
+def _read_threshold(tokens: _Tokens, index: int, draft: _Draft) -> int:
+    value = tokens.real(index + 2)
+    _check(0 < value < 1, "garbage_collect_threshold is invalid, set it in (0.0, 1.0)")
+    draft["garbage_collection_threshold"] = value
+    return index + 2
+
+
+def _read_fraction(tokens: _Tokens, index: int, draft: _Draft) -> int:
+    value = tokens.real(index + 2)
+    _check(0 <= value <= 1, "per_process_memory_fraction is invalid, set it in [0.0, 1.0]")
+    draft["memory_fraction"] = value
+    return index + 2
+
+
+def _read_divisions(tokens: _Tokens, index: int, draft: _Draft) -> int:
+    index += 2
+    if tokens.at(index) == "[":
+        return _read_division_list(tokens, index, draft)
+    value = tokens.whole(index)
+    _check(_is_power_of_two(value), "For roundups, the divisions has to be power of 2 ")
+    draft["roundup_power2_divisions"] = (value,) * ROUNDUP_INTERVALS
+    return index
+
+
+def _read_division_list(tokens: _Tokens, index: int, draft: _Draft) -> int:
+    divisions = list(draft["roundup_power2_divisions"])
+    last: int | None = None
+    index += 1
+    while index < len(tokens) and tokens.at(index) != "]":
+        boundary, value = index, tokens.whole(index + 2)
+        index += 2
+        _check(
+            value == 0 or _is_power_of_two(value),
+            "For roundups, the divisions has to be power of 2 or 0 to disable roundup ",
+        )
+        if tokens.at(boundary) == ">":
+            start = (last or 0) + 1
+            divisions[start:] = [value] * (ROUNDUP_INTERVALS - start)
+        else:
+            edge = tokens.whole(boundary)
+            _check(_is_power_of_two(edge), "For roundups, the intervals have to be power of 2 ")
+            interval = min(edge.bit_length() - 1, ROUNDUP_INTERVALS - 1)
+            if last is None:
+                divisions[:interval] = [value] * interval
+            divisions[interval] = value
+            last = interval
+        index += 1 if tokens.at(index + 1) == "]" else 2
+    if index >= len(tokens):
+        raise BadAllocatorSettings(
+            "Expected closing bracket ']' in ConfigTokenizer but reached end of config", RuntimeError
+        )
+    draft["roundup_power2_divisions"] = tuple(divisions)
+    return index
+
+
+def _flag(name: str) -> _Reader:
+    def read(tokens: _Tokens, index: int, draft: _Draft) -> int:
+        draft[name] = tokens.flag(index + 2)
+        return index + 2
+
+    return read
+
+
+def _plain_megabytes(name: str) -> _Reader:
+    def read(tokens: _Tokens, index: int, draft: _Draft) -> int:
+        draft[name] = _megabytes(tokens.whole(index + 2))
+        return index + 2
+
+    return read
+
+
+def _read_backend(tokens: _Tokens, index: int, draft: _Draft) -> int:
+    value = tokens.at(index + 2)
+    _check(value in ("native", "cudaMallocAsync"), "Unknown allocator backend, options are native and cudaMallocAsync")
+    draft["backend"] = value
+    return index + 2
+
+
+def _read_register_threads(tokens: _Tokens, index: int, draft: _Draft) -> int:
+    value = tokens.whole(index + 2)
+    _check(_is_power_of_two(value), f"Number of register threads has to be power of 2, got {value}")
+    _check(
+        value <= MAX_REGISTER_THREADS,
+        f"Number of register threads should be less than or equal to {MAX_REGISTER_THREADS}, got {value}",
+    )
+    draft["pinned_num_register_threads"] = value
+    return index + 2
+
+
+def _read_reserve_segment(tokens: _Tokens, index: int, draft: _Draft) -> int:
+    value = tokens.whole(index + 2)
+    _check(value > 0, "Pinned reserve segment size has to be greater than 0")
+    draft["pinned_reserve_segment_bytes"] = _megabytes(value)
+    return index + 2
+
+
+_DEFAULTS = AllocatorSettings()
+_STARTING_OVER = ("max_split_bytes", "roundup_power2_divisions", "garbage_collection_threshold")
+_COMMON_READERS: dict[str, _Reader] = {
+    "large_segment_size_mb": _read_large_segment_size,
+    "max_split_size_mb": _size_above_segment("max_split_size_mb", "max_split_bytes"),
+    "max_non_split_rounding_mb": _size_above_segment("max_non_split_rounding_mb", "max_non_split_rounding_bytes"),
+    "garbage_collection_threshold": _read_threshold,
+    "roundup_power2_divisions": _read_divisions,
+    "expandable_segments": _flag("expandable_segments"),
+    "pinned_use_background_threads": _flag("pinned_use_background_threads"),
+    "pinned_max_round_threshold_mb": _plain_megabytes("pinned_max_round_threshold_bytes"),
+    "pinned_max_cached_size_mb": _plain_megabytes("pinned_max_cached_bytes"),
+}
+_CUDA_READERS: dict[str, _Reader] = {
+    "backend": _read_backend,
+    "release_lock_on_cudamalloc": _flag("release_lock_on_cudamalloc"),
+    "release_lock_on_hipmalloc": _flag("release_lock_on_cudamalloc"),
+    "pinned_use_cuda_host_register": _flag("pinned_use_cuda_host_register"),
+    "pinned_use_hip_host_register": _flag("pinned_use_cuda_host_register"),
+    "pinned_num_register_threads": _read_register_threads,
+    "pinned_reserve_segment_size_mb": _read_reserve_segment,
+    "pinned_free_catch_all": _flag("pinned_free_catch_all"),
+    "graph_capture_record_stream_reuse": _flag("graph_capture_record_stream_reuse"),
+    "per_process_memory_fraction": _read_fraction,
+    "throw_on_cudamalloc_oom": _flag("throw_on_cudamalloc_oom"),
+}

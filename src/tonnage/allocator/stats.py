@@ -1,0 +1,263 @@
+"""Counters of the allocator, kept as `torch.cuda.memory_stats()` reports them.
+
+They run for every tensor of a simulated run, so what can be derived is not counted: `freed` is what was added since the
+last reset less what is left of it, "all" is the small pool plus the large one (its peaks excepted), and a block is
+active while it is allocated or pending. The counters do not know what a block is; whoever moves blocks tells them.
+"""
+
+from collections.abc import Iterator
+
+STATISTICS = (
+    "allocation",
+    "segment",
+    "active",
+    "inactive_split",
+    "allocated_bytes",
+    "reserved_bytes",
+    "active_bytes",
+    "inactive_split_bytes",
+    "requested_bytes",
+)
+
+
+class PoolCounters:
+    """Each statistic as `x` (now), `x_peak` and `x_total` (all that was ever added)."""
+
+    __slots__ = (
+        *(name + suffix for name in STATISTICS for suffix in ("", "_peak", "_total")),
+        "_kept",
+        "pending",
+        "pending_bytes",
+    )
+    allocation: int
+    allocation_peak: int
+    allocation_total: int
+    segment: int
+    segment_peak: int
+    segment_total: int
+    active: int
+    active_peak: int
+    active_total: int
+    inactive_split: int
+    inactive_split_peak: int
+    inactive_split_total: int
+    allocated_bytes: int
+    allocated_bytes_peak: int
+    allocated_bytes_total: int
+    reserved_bytes: int
+    reserved_bytes_peak: int
+    reserved_bytes_total: int
+    active_bytes: int
+    active_bytes_peak: int
+    active_bytes_total: int
+    inactive_split_bytes: int
+    inactive_split_bytes_peak: int
+    inactive_split_bytes_total: int
+    requested_bytes: int
+    requested_bytes_peak: int
+    requested_bytes_total: int
+
+    def __init__(self) -> None:
+        for name in STATISTICS:
+            for suffix in ("", "_peak", "_total"):
+                setattr(self, name + suffix, 0)
+        self._kept = dict.fromkeys(STATISTICS, 0)
+        self.pending = self.pending_bytes = 0
+
+    def update_active(self) -> None:
+        """Bring the derived statistics up to date, before they are read or reset."""
+        self.active = self.allocation + self.pending
+        self.active_bytes = self.allocated_bytes + self.pending_bytes
+        self.active_peak = max(self.active_peak, self.allocation_peak)
+        self.active_bytes_peak = max(self.active_bytes_peak, self.allocated_bytes_peak)
+        self.active_total, self.active_bytes_total = self.allocation_total, self.allocated_bytes_total
+
+    def reset_peak(self) -> None:
+        """Peaks start over from now."""
+        for name in STATISTICS:
+            setattr(self, name + "_peak", getattr(self, name))
+
+    def reset_accumulated(self) -> None:
+        """Totals start over from zero."""
+        for name in STATISTICS:
+            setattr(self, name + "_total", 0)
+            self._kept[name] = getattr(self, name)
+
+    def flat(self, pool: str) -> Iterator[tuple[str, int]]:
+        """The entries of `torch.cuda.memory_stats()` for "all", "small_pool" or "large_pool"."""
+        for name in STATISTICS:
+            now, total = getattr(self, name), getattr(self, name + "_total")
+            yield f"{name}.{pool}.current", now
+            yield f"{name}.{pool}.peak", getattr(self, name + "_peak")
+            yield f"{name}.{pool}.allocated", total
+            yield f"{name}.{pool}.freed", total - (now - self._kept[name])
+
+
+class CountedPool(PoolCounters):
+    """The counters of the small or the large pool; they keep the peaks of the whole as well."""
+
+    __slots__ = ("other", "whole")
+    other: "CountedPool"
+
+    def __init__(self, whole: PoolCounters) -> None:
+        super().__init__()
+        self.whole = whole
+
+    def allocate(self, size_bytes: int, requested_bytes: int) -> None:
+        """A block was handed out."""
+        other, whole = self.other, self.whole
+        self.allocation_total += 1
+        self.allocated_bytes_total += size_bytes
+        self.requested_bytes_total += requested_bytes
+        self.allocation = now = self.allocation + 1
+        if now > self.allocation_peak:
+            self.allocation_peak = now
+        now += other.allocation
+        if now > whole.allocation_peak:
+            whole.allocation_peak = now
+        self.allocated_bytes = now = self.allocated_bytes + size_bytes
+        if now > self.allocated_bytes_peak:
+            self.allocated_bytes_peak = now
+        now += other.allocated_bytes
+        if now > whole.allocated_bytes_peak:
+            whole.allocated_bytes_peak = now
+        self.requested_bytes = now = self.requested_bytes + requested_bytes
+        if now > self.requested_bytes_peak:
+            self.requested_bytes_peak = now
+        now += other.requested_bytes
+        if now > whole.requested_bytes_peak:
+            whole.requested_bytes_peak = now
+        if self.pending or other.pending:
+            self._keep_active_peaks()
+
+    def _keep_active_peaks(self) -> None:
+        active, size = self.allocation + self.pending, self.allocated_bytes + self.pending_bytes
+        self.active_peak = max(self.active_peak, active)
+        self.active_bytes_peak = max(self.active_bytes_peak, size)
+        other, whole = self.other, self.whole
+        whole.active_peak = max(whole.active_peak, active + other.allocation + other.pending)
+        size += other.allocated_bytes + other.pending_bytes
+        whole.active_bytes_peak = max(whole.active_bytes_peak, size)
+
+    def split(self, blocks: int, size_bytes: int) -> None:
+        """The free blocks of split segments changed by these amounts."""
+        self.inactive_split = now = self.inactive_split + blocks
+        if blocks > 0:
+            self.inactive_split_total += blocks
+            if now > self.inactive_split_peak:
+                self.inactive_split_peak = now
+            now += self.other.inactive_split
+            if now > self.whole.inactive_split_peak:
+                self.whole.inactive_split_peak = now
+        self.inactive_split_bytes = now = self.inactive_split_bytes + size_bytes
+        if size_bytes > 0:
+            self.inactive_split_bytes_total += size_bytes
+            if now > self.inactive_split_bytes_peak:
+                self.inactive_split_bytes_peak = now
+            now += self.other.inactive_split_bytes
+            if now > self.whole.inactive_split_bytes_peak:
+                self.whole.inactive_split_bytes_peak = now
+
+    def reserve(self, size_bytes: int, segments: int) -> None:
+        """Memory came from the device; pages mapped into a growing segment are no segment of their own."""
+        other, whole = self.other, self.whole
+        self.segment += segments
+        self.segment_total += segments
+        self.segment_peak = max(self.segment_peak, self.segment)
+        whole.segment_peak = max(whole.segment_peak, self.segment + other.segment)
+        self.reserved_bytes += size_bytes
+        self.reserved_bytes_total += size_bytes
+        self.reserved_bytes_peak = max(self.reserved_bytes_peak, self.reserved_bytes)
+        whole.reserved_bytes_peak = max(whole.reserved_bytes_peak, self.reserved_bytes + other.reserved_bytes)
+
+    def unreserve(self, size_bytes: int, segments: int) -> None:
+        """Memory went back to the device."""
+        self.segment -= segments
+        self.reserved_bytes -= size_bytes
+
+
+class Gauge:
+    """One number with its peak and its total."""
+
+    __slots__ = ("_kept", "current", "peak", "total")
+
+    def __init__(self) -> None:
+        self.current = self.peak = self.total = self._kept = 0
+
+    def add(self, amount: int) -> None:
+        """Move by an amount of either sign."""
+        self.current += amount
+        self.peak = max(self.peak, self.current)
+        self.total += max(amount, 0)
+
+    def reset_peak(self) -> None:
+        """The peak starts over from now."""
+        self.peak = self.current
+
+    def reset_accumulated(self) -> None:
+        """The total starts over from zero."""
+        self.total, self._kept = 0, self.current
+
+    def flat(self, name: str) -> Iterator[tuple[str, int]]:
+        """The entries of `torch.cuda.memory_stats()` under this name."""
+        yield f"{name}.current", self.current
+        yield f"{name}.peak", self.peak
+        yield f"{name}.allocated", self.total
+        yield f"{name}.freed", self.total - (self.current - self._kept)
+
+
+class Counters:
+    """All counters of one device."""
+
+    def __init__(self) -> None:
+        self._whole = PoolCounters()
+        self.small, self.large = CountedPool(self._whole), CountedPool(self._whole)
+        self.small.other, self.large.other = self.large, self.small
+        self.oversize_allocations, self.oversize_segments = Gauge(), Gauge()
+        self.alloc_retries = self.ooms = self.syncs = self.device_allocs = self.device_frees = 0
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of the blocks that the program holds."""
+        return self.small.allocated_bytes + self.large.allocated_bytes
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes of all segments."""
+        return self.small.reserved_bytes + self.large.reserved_bytes
+
+    @property
+    def whole(self) -> PoolCounters:
+        """Both pools together."""
+        self.small.update_active()
+        self.large.update_active()
+        self._whole.update_active()
+        for name in STATISTICS:
+            for key in (name, name + "_total"):
+                setattr(self._whole, key, getattr(self.small, key) + getattr(self.large, key))
+        return self._whole
+
+    def reset_peak(self) -> None:
+        """Every peak starts over from now."""
+        for each in (self.whole, self.small, self.large, self.oversize_allocations, self.oversize_segments):
+            each.reset_peak()
+
+    def reset_accumulated(self) -> None:
+        """Every total starts over from zero."""
+        for each in (self.whole, self.small, self.large, self.oversize_allocations, self.oversize_segments):
+            each.reset_accumulated()
+        self.alloc_retries = self.ooms = self.syncs = self.device_allocs = self.device_frees = 0
+
+    def flat(self) -> dict[str, int]:
+        """The dictionary of `torch.cuda.memory_stats()`, less its "max_split_size"."""
+        stats = dict(self.whole.flat("all"))
+        stats |= dict(self.small.flat("small_pool")) | dict(self.large.flat("large_pool"))
+        stats |= dict(self.oversize_allocations.flat("oversize_allocations"))
+        stats |= dict(self.oversize_segments.flat("oversize_segments"))
+        return stats | {
+            "num_alloc_retries": self.alloc_retries,
+            "num_ooms": self.ooms,
+            "num_sync_all_streams": self.syncs,
+            "num_device_alloc": self.device_allocs,
+            "num_device_free": self.device_frees,
+        }

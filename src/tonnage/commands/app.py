@@ -1,0 +1,33 @@
+"""Every command but `run`, as one typer application; `run` is listed here and parses its own words."""
+
+import typer
+
+from tonnage import __version__
+from tonnage.commands import replay, run, show
+
+app = typer.Typer(
+    name="tonnage",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def options(version: bool = typer.Option(False, "--version", help="Print the version and stop.")) -> None:
+    """How much can this GPU carry? Will it fit, where did the memory go, and why did it run out."""
+    if version:
+        typer.echo(f"tonnage {__version__}")
+        raise typer.Exit
+
+
+@app.command("run", help=run.SUMMARY, context_settings={"ignore_unknown_options": True, "help_option_names": []})
+def run_command(words: list[str] = typer.Argument(None)) -> None:
+    """Listed for `tonnage --help`; `commands.main` calls the command itself."""
+    raise typer.Exit(run.command(words))
+
+
+app.command("show")(show.show)
+app.command("replay")(replay.replay)

@@ -1,0 +1,136 @@
+"""`tonnage replay`: a recorded sequence of allocator events through the model."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.text import Text
+
+    from tonnage.allocator import ReplayResult
+    from tonnage.allocator.replay import Occupancy
+
+SEGMENT_ROWS = 8
+DIFFERENCE_ROWS = 5
+
+
+def replay(
+    trace: Path = typer.Argument(help="A JSON list of [action, address, size, stream], gzipped or not."),
+    json: str = typer.Option("", "--json", metavar="FILE", help="Write the figures as JSON ('-': standard output)."),
+) -> None:
+    """Replay a trace of allocator events: peaks, segments and fragmentation.
+
+    Exits 1 where the model and the trace disagree.
+    """
+    from rich.console import Console
+
+    from tonnage.allocator import AllocatorSettings, read_trace, what_if
+    from tonnage.allocator import replay as replay_events
+    from tonnage.report.lines import WIDTH
+
+    events = read_trace(trace)
+    result = replay_events(events)
+    grown = what_if(events, AllocatorSettings(expandable_segments=True))["reserved_bytes.all.peak"]
+    if json:
+        _write(json, result, grown)
+    console = Console(file=sys.stderr if json == "-" else sys.stdout, width=WIDTH, highlight=False)
+    for line in report(trace.name, result, grown):
+        console.print(line, soft_wrap=True)
+    raise typer.Exit(bool(result.differences))
+
+
+def report(name: str, result: ReplayResult, expandable_reserved_bytes: int) -> Iterator[Text | str]:
+    """The lines that people read."""
+    from rich.text import Text
+
+    from tonnage.report.lines import clip_start, spread, table_unit
+    from tonnage.units import format_bytes
+
+    verdict = Text(f"{len(result.differences)} differences", "red") if result.differences else Text("exact", "green")
+    yield spread(Text(f"  {clip_start(name, 34)} · {result.events:,} events"), verdict)
+    peaks = (("allocated", result.peak_allocated_bytes), ("reserved", result.peak_reserved_bytes))
+    yield "  peak " + "   ".join(f"{word} {format_bytes(size)}" for word, size in peaks)
+    if result.ooms:
+        yield f"  {result.ooms} out of memory"
+    yield from _notes(result)
+    unit = table_unit(result.peak_reserved_bytes)
+    yield from _occupancy("at the peak of allocated memory", result.at_peak_allocated, unit)
+    yield from _occupancy("at the peak of reserved memory", result.at_peak_reserved, unit)
+    yield from _segments(result, unit)
+    yield from _advice(result.peak_reserved_bytes, expandable_reserved_bytes)
+
+
+def _notes(result: ReplayResult) -> Iterator[str]:
+    for difference in result.differences[:DIFFERENCE_ROWS]:
+        yield f"   event {difference.event}: {difference.words}"
+    if len(result.differences) > DIFFERENCE_ROWS:
+        yield f"   and {len(result.differences) - DIFFERENCE_ROWS} more: --json"
+    if result.unknown_frees:
+        yield f"  {result.unknown_frees} blocks were freed that the trace never allocated: it begins in mid-run"
+
+
+def _occupancy(title: str, moment: Occupancy, unit: str) -> Iterator[Text | str]:
+    from tonnage.report.lines import bar, column, heading
+
+    rows = [
+        ("requested", moment.allocated_bytes + moment.pending_bytes - moment.rounding_bytes),
+        ("rounding", moment.rounding_bytes),
+        ("unused", moment.unused_bytes),
+    ]
+    yield ""
+    yield heading(title)
+    for word, size in rows:
+        share = size / max(moment.reserved_bytes, 1)
+        yield f"  {word:<18}{column(size, unit)}  {share:5.1%}  {bar(share, 36)}".rstrip()
+
+
+def _segments(result: ReplayResult, unit: str) -> Iterator[Text | str]:
+    from tonnage.report.lines import column, heading
+    from tonnage.units import format_bytes
+
+    counts = Counter((segment.size_bytes, segment.stream) for segment in result.segments)
+    ranked = sorted(counts.items(), key=lambda item: -item[0][0] * item[1])
+    kind = "mappings" if any(segment.is_expandable for segment in result.segments) else "segments"
+    yield ""
+    yield heading(f"{len(result.segments)} {kind}, the largest sums")
+    for (size, stream), count in ranked[:SEGMENT_ROWS]:
+        yield f"  {column(size * count, unit)}  {count:5} × {format_bytes(size):>11}  stream {stream}"
+    rest = ranked[SEGMENT_ROWS:]
+    if rest:
+        total = sum(size * count for (size, _), count in rest)
+        yield f"  {column(total, unit)}  {sum(count for _, count in rest):5} others"
+
+
+def _advice(reserved_bytes: int, expandable_bytes: int) -> Iterator[str]:
+    from tonnage.units import format_bytes
+
+    saved = reserved_bytes - expandable_bytes
+    if saved > 0:
+        yield ""
+        yield f"  to save {format_bytes(saved)} of reserved memory"
+        yield "   PYTORCH_ALLOC_CONF=expandable_segments:True"
+
+
+def _write(target: str, result: ReplayResult, expandable_reserved_bytes: int) -> None:
+    from json import dumps
+
+    from tonnage.errors import RequestError
+
+    figures = result.as_json() | {"expandable_peak_reserved_bytes": expandable_reserved_bytes}
+    text = dumps(figures, indent=1) + "\n"
+    if target == "-":
+        sys.stdout.write(text)
+        return
+    try:
+        Path(target).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RequestError(
+            f"Cannot write {target}: {error.strerror}.", hint="Name a file in a folder that exists."
+        ) from None

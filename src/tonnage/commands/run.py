@@ -1,0 +1,93 @@
+"""`tonnage run`: an unmodified script on a GPU that is not there.
+
+Its words are parsed by argparse, unlike those of the other commands: typer, with pydantic behind it, takes a fifth of a
+second to load, and here a script waits for it. The reporter is loaded after the run for the same reason.
+"""
+
+from argparse import REMAINDER, ArgumentParser, Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tonnage.errors import OutputExists, ScriptNotFound
+from tonnage.hardware import Gpu, find_gpu
+
+if TYPE_CHECKING:
+    from tonnage.recording import Recording
+
+SUMMARY = "Run a script on a GPU that is not there, and report what it would allocate."
+_EXIT_STATUS = (
+    "Exits with the script's own status where it failed for its own reasons, 1 where it does not fit, else 0."
+)
+
+
+def command(words: list[str]) -> int:
+    """Parse the words after `tonnage run`, run, report; the exit status."""
+    options = _parser().parse_args(words)
+    cards = list(dict.fromkeys(find_gpu(name) for name in options.gpu.split(",")))
+    _check_paths(options)
+
+    from tonnage.report.streams import data_on_stdout
+
+    with data_on_stdout(options.json == "-"):
+        recording = _record(options, max(cards, key=lambda card: card.memory_bytes))
+    answers = _answers(recording, cards)
+    _keep(recording, answers, options)
+    return _exit_status(answers)
+
+
+def _parser() -> ArgumentParser:
+    usage = "tonnage run --gpu NAME[,NAME] [OPTION]... SCRIPT [ARG]..."
+    parser = ArgumentParser("tonnage run", usage=usage, description=SUMMARY, epilog=_EXIT_STATUS, allow_abbrev=False)
+    add = parser.add_argument
+    add("--gpu", required=True, metavar="NAME[,NAME]", help="the card to run on, or several to compare")
+    add("--torch", metavar="VERSION", help="the torch whose kernels are modelled (default: the installed one)")
+    add("-o", "--output", type=Path, metavar="FILE", help="keep the recording for `tonnage show`")
+    add("--force", action="store_true", help="replace the file that -o names")
+    add("--json", default="", metavar="FILE", help="write the figures as JSON ('-': standard output)")
+    add("-v", "--verbose", action="store_true", help="show every step, stand-in and assumption")
+    add("script", type=Path, metavar="SCRIPT", help="the Python script to run, as it is")
+    add("arguments", nargs=REMAINDER, metavar="ARG", help="the script's own words, untouched")
+    return parser
+
+
+def _check_paths(options: Namespace) -> None:
+    """Before the run, so that no one waits for a mistake."""
+    script, output = options.script, options.output
+    if not script.is_file():
+        found = "a folder" if script.is_dir() else "nothing"
+        raise ScriptNotFound(f"There is no script at {script}: found {found}.", hint="Name a Python file to run.")
+    if output and output.exists() and not options.force:
+        raise OutputExists(f"{output} exists already.", hint="Choose another name, or pass --force to replace it.")
+
+
+def _record(options: Namespace, card: Gpu) -> "Recording":
+    from tonnage.report.progress import live_progress
+    from tonnage.virtual import run_script
+
+    with live_progress(card.memory_bytes) as progress:
+        return run_script(options.script, options.arguments, gpu=card, torch_version=options.torch, progress=progress)
+
+
+def _answers(recording: "Recording", cards: list[Gpu]) -> "list[Recording]":
+    """One for each card: the run itself where it ran, a replay of it elsewhere."""
+    if [card.key for card in cards] == [recording.header.gpu]:
+        return [recording]
+    from tonnage.recording.replay import replay_on
+
+    return [recording if card.key == recording.header.gpu else replay_on(recording, card) for card in cards]
+
+
+def _keep(recording: "Recording", answers: "list[Recording]", options: Namespace) -> None:
+    from tonnage.recording import write_recording
+    from tonnage.report.output import publish
+
+    if options.output:
+        write_recording(options.output, recording, force=options.force)
+    publish(answers, json_target=options.json, verbose=options.verbose)
+
+
+def _exit_status(answers: "list[Recording]") -> int:
+    """The script's own where it failed for its own reasons, 1 where a card does not hold it, else 0."""
+    if any(answer.header.outcome == "error" for answer in answers):
+        return answers[0].header.exit_status or 1
+    return int(any(answer.fits is False for answer in answers))

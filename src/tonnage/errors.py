@@ -1,0 +1,62 @@
+"""What can go wrong, as words for people.
+
+    TonnageError            anything we can explain; exit 2
+    ├── RequestError        the request was wrong; exit 2
+    │   ├── BadSize         "80 GBB" is no size
+    │   ├── UnknownGpu      no such card in the catalogue
+    │   ├── ScriptNotFound  no such script
+    │   ├── OutputExists    would overwrite a file
+    │   ├── BadRecording    not a recording, a damaged one, or a newer one
+    │   └── BadTrace        not a trace of allocator events
+    └── MissingPart         a part that this needs is not installed (torch, a compiler); exit 2
+
+An error says what was asked, what was found, and in `hint` the one thing to do. `commands.main` alone prints them.
+This module does not know how they are shown.
+"""
+
+
+class TonnageError(Exception):
+    """The base: a sentence, a hint, and the exit status that it means."""
+
+    exit_code = 2
+
+    def __init__(self, problem: str, *, hint: str = "") -> None:
+        super().__init__(problem)
+        self.hint = hint
+
+    @property
+    def words(self) -> str:
+        """The sentence and, on a line of its own, what to do."""
+        return f"{self}\n{self.hint}" if self.hint else str(self)
+
+
+class RequestError(TonnageError):
+    """The request was wrong."""
+
+
+class BadSize(RequestError, ValueError):
+    """A text that is no size in bytes."""
+
+
+class UnknownGpu(RequestError, LookupError):
+    """A name that the catalogue does not hold."""
+
+
+class ScriptNotFound(RequestError):
+    """A script that is not there."""
+
+
+class OutputExists(RequestError):
+    """A file that would be overwritten."""
+
+
+class BadRecording(RequestError):
+    """A file that is no recording, or that this version cannot read."""
+
+
+class BadTrace(RequestError):
+    """A file that is no list of allocator events."""
+
+
+class MissingPart(TonnageError):
+    """Something this needs is not installed."""

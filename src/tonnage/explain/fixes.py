@@ -1,0 +1,94 @@
+"""What would save memory in a recorded run, computed from its own events and ranked by bytes.
+
+Each fix rewrites the recording's allocations as the change would (`explain.rewrites`); the saving is the difference of
+the two peaks, so a second peak that the change leaves in place counts. Where the run died, the request that killed it
+belongs to the demand, and the rewritten events are replayed through the allocator to see whether they survive it.
+What is said of a change's cost in time is a rule, not a measurement; nothing here applies a change.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from tonnage.explain.rewrites import REWRITES, Rewrite
+from tonnage.hardware import all_gpus
+from tonnage.recording import Recording
+from tonnage.recording.replay import demand, outcome_on
+from tonnage.recording.timeline import Timeline
+from tonnage.units import MIB
+
+_WORTH_SHARE = 0.01
+_WORTH_UNUSED_SHARE = 0.05
+_EXPANDABLE = "expandable_segments:True"
+
+
+@dataclass(frozen=True, slots=True)
+class Fix:
+    """A change, the bytes that it takes off the peak, what it costs and how to make it.
+
+    `rescues` is whether the run gets past the request that killed it; None where it did not die.
+    """
+
+    change: str
+    saves_bytes: int
+    costs: str
+    how: str
+    rescues: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Fixes, best first; and of a run that died the smallest card known to get past its last request."""
+
+    fixes: tuple[Fix, ...] = ()
+    larger_card: str | None = None
+
+
+def advise(recording: Recording) -> Advice:
+    """The changes that are worth making; those that rescue the run first, then by bytes saved."""
+    needed = demand(recording)
+    fixes = sorted([*_rewritten(needed), *_expandable(needed)], key=lambda fix: (not fix.rescues, -fix.saves_bytes))
+    return Advice(tuple(fixes), _larger_card(needed) if _died(needed) else None)
+
+
+def _died(needed: Recording) -> bool:
+    return needed.header.outcome == "oom"
+
+
+def _larger_card(needed: Recording) -> str | None:
+    larger = [card for card in all_gpus() if card.memory_bytes > needed.header.capacity_bytes]
+    for card in sorted(larger, key=lambda card: card.memory_bytes):
+        if outcome_on(needed, card).failed is None:
+            return card.key
+    return None
+
+
+def _rewritten(needed: Recording) -> Iterator[Fix]:
+    peak = needed.peak_allocated_bytes
+    for rewrite_of in REWRITES:
+        rewrite = rewrite_of(needed)
+        if rewrite is None:
+            continue
+        saved = peak - Timeline.of(rewrite.allocations, []).peak_allocated_bytes
+        if saved >= max(_WORTH_SHARE * peak, MIB):
+            yield Fix(rewrite.change, saved, rewrite.costs, rewrite.how, _rescues(needed, rewrite))
+
+
+def _rescues(needed: Recording, rewrite: Rewrite) -> bool | None:
+    if not _died(needed):
+        return None
+    return outcome_on(replace(needed, allocations=rewrite.allocations)).failed is None
+
+
+def _expandable(needed: Recording) -> Iterator[Fix]:
+    """Expandable segments save what is reserved but unused: tried where that is much, or where the run died."""
+    died = _died(needed)
+    little = needed.unused_at_peak_bytes < _WORTH_UNUSED_SHARE * needed.peak_reserved_bytes
+    if _EXPANDABLE in needed.header.settings or (little and not died):
+        return
+    settings = ",".join(filter(None, [needed.header.settings, _EXPANDABLE]))
+    after = outcome_on(needed, settings=settings)
+    saved = needed.peak_reserved_bytes - after.peak_reserved_bytes
+    rescues = died and after.failed is None
+    if saved >= MIB or rescues:
+        how = f"PYTORCH_ALLOC_CONF={settings}"
+        yield Fix("expandable segments", max(saved, 0), "nothing", how, rescues if died else None)

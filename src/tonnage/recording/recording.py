@@ -1,0 +1,99 @@
+"""One run's memory events, and the questions that everything which shows or explains memory asks of them.
+
+A recording is complete when it is asked its first question: answers are computed once and kept. It does not know the
+allocator; `recording.replay` runs its events through one again.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from heapq import merge
+from typing import Literal
+
+from tonnage.ledger import Ledger
+from tonnage.recording.groups import Group, group_alike
+from tonnage.recording.records import Allocation, Header, Mark, Note, OutOfMemory, SegmentEvent, StandIn
+from tonnage.recording.timeline import PhasePeak, StepPeak, Timeline, peaks_by_phase, peaks_by_step
+
+Event = tuple[int, Literal["alloc", "free", "empty_cache"], Allocation | None]
+
+
+@dataclass
+class Recording:
+    """One run. Every byte count is of blocks, as the allocator's own statistics count them."""
+
+    header: Header
+    allocations: list[Allocation] = field(default_factory=list)
+    segments: list[SegmentEvent] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+    stand_ins: list[StandIn] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    oom: OutOfMemory | None = None
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """Allocated and reserved bytes after each event."""
+        return Timeline.of(self.allocations, self.segments)
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        """The most bytes that blocks held at once."""
+        return self.timeline.peak_allocated_bytes
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """The most bytes that the allocator held from the device at once."""
+        return self.timeline.peak_reserved_bytes
+
+    @property
+    def peak_process_bytes(self) -> int:
+        """Reserved bytes and what the process holds beside them (context, libraries)."""
+        return self.peak_reserved_bytes + self.header.overhead_bytes
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the run fitted; None where the script failed for reasons of its own, so nobody knows."""
+        return {"ok": True, "oom": False, "error": None}[self.header.outcome]
+
+    @property
+    def unused_at_peak_bytes(self) -> int:
+        """Bytes that were reserved but in no block, when most was reserved: fragmentation and cache."""
+        return self.timeline.unused_at_reserved_peak_bytes
+
+    @cached_property
+    def live_at_peak(self) -> list[Allocation]:
+        """The blocks that make up the peak."""
+        moment = self.timeline.peak_sequence
+        return [a for a in self.allocations if a.born <= moment and (a.died is None or a.died > moment)]
+
+    @property
+    def peak_allocation(self) -> Allocation | None:
+        """The allocation that made the peak: its phase, step and line are the peak's."""
+        return max(self.live_at_peak, key=lambda a: a.born, default=None)
+
+    def ledger(self) -> Ledger:
+        """Bytes by category at the peak. They sum to `peak_allocated_bytes` exactly."""
+        entries = ((a.category, a.block_bytes) for a in self.live_at_peak)
+        return Ledger.of(entries, measured=self.header.source != "virtual")
+
+    def largest(self, count: int = 10) -> list[Group]:
+        """The largest tensors at the peak; alike ones (the same in every layer) are one group."""
+        return group_alike(self.live_at_peak)[:count]
+
+    @cached_property
+    def phases(self) -> list[PhasePeak]:
+        """The peak of each phase over the whole run, in order of first appearance."""
+        return peaks_by_phase(self.timeline, self.marks)
+
+    @cached_property
+    def steps(self) -> list[StepPeak]:
+        """The peak of each step; step 0 is what ran before the first."""
+        return peaks_by_step(self.timeline, self.marks)
+
+    def events(self) -> Iterator[Event]:
+        """Allocations, frees and emptyings of the cache in order: what an allocator needs to live it again."""
+        born: Iterator[Event] = ((a.born, "alloc", a) for a in sorted(self.allocations, key=lambda a: a.born))
+        dead = sorted((a.died, a.index, a) for a in self.allocations if a.died is not None)
+        died: Iterator[Event] = ((moment, "free", a) for moment, _, a in dead)
+        emptied: Iterator[Event] = ((m.sequence, "empty_cache", None) for m in self.marks if m.kind == "empty_cache")
+        return merge(emptied, died, born, key=lambda event: event[0])

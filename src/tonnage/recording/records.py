@@ -1,0 +1,120 @@
+"""The ordered memory events of one run: plain records, whoever made them.
+
+Nothing here knows where a recording came from, how it is stored or how it is shown.
+
+Sequence numbers order everything. Each allocation, free and segment event takes the next number; a mark takes the
+number of the event that follows it, so that a phase begins with the first event after its mark.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tonnage.ledger import Category
+
+Outcome = Literal["ok", "oom", "error"]
+Source = Literal["virtual", "cuda", "snapshot"]
+MarkKind = Literal["phase", "step", "empty_cache"]
+SegmentAction = Literal["segment_alloc", "segment_free", "segment_map", "segment_unmap"]
+NoteKind = Literal["not_modelled", "assumption"]
+
+
+@dataclass(slots=True)
+class Allocation:
+    """One block of the caching allocator, from `born` until `died` (None: alive at the end)."""
+
+    index: int
+    address: int
+    requested_bytes: int
+    block_bytes: int
+    stream: int
+    born: int
+    died: int | None = None
+    category: Category = Category.OTHER
+    operator: str = ""
+    module: str = ""
+    phase: str = ""
+    step: int = 0
+    line: str = ""
+    stack: tuple[str, ...] = ()
+    shape: tuple[int, ...] | None = None
+    dtype: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """From `sequence` on, this phase or step runs; or, at it, the cache was emptied. Steps are named "1", "2", ..."""
+
+    sequence: int
+    kind: MarkKind
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentEvent:
+    """Memory that the allocator took from the device or gave back."""
+
+    sequence: int
+    action: SegmentAction
+    address: int
+    size_bytes: int
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class StandIn:
+    """A value that was read from the virtual GPU, and what stood in for it."""
+
+    what: str
+    line: str
+    count: int
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What is not modelled, or what was assumed about data."""
+
+    kind: NoteKind
+    operator: str
+    count: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfMemory:
+    """The request that failed, if one ended the run: by the device's count at that moment."""
+
+    line: str
+    requested_bytes: int
+    free_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    operator: str = ""
+    module: str = ""
+    phase: str = ""
+    step: int = 0
+    message: str = ""
+    stack: tuple[str, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class Header:
+    """What a run was: the card, the versions, the script and how it ended."""
+
+    gpu: str
+    gpu_name: str
+    capacity_bytes: int
+    torch_modelled: str
+    torch_installed: str
+    outcome: Outcome = "ok"
+    source: Source = "virtual"
+    settings: str = ""
+    script: str = ""
+    arguments: tuple[str, ...] = ()
+    exit_status: int = 0
+    error: str = ""
+    wall_seconds: float = 0.0
+    overhead_bytes: int = 0
+    overhead_parts: dict[str, int] = field(default_factory=dict)
+    pinned_host_bytes: int = 0
+    ooms_caught: int = 0

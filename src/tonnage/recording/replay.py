@@ -1,0 +1,184 @@
+"""A recording's events through the allocator again: on another card, or with other settings.
+
+The requests stay as they were, so this answers for the script that ran, not for one that looks at the card it is on or
+catches the error and halves its batch; workspaces that kernels would choose otherwise on the other card are unchanged.
+What the process holds beside the allocator counts from the start.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from tonnage.allocator import AllocatorSettings, Block, CachingAllocator, Shortage
+from tonnage.allocator import OutOfMemory as AllocatorOutOfMemory
+from tonnage.hardware import Gpu
+from tonnage.ledger import Category
+from tonnage.recording.recording import Recording
+from tonnage.recording.records import Allocation, Header, Mark, Outcome, OutOfMemory, SegmentEvent
+
+_CATEGORY_BY_PHASE = {
+    "forward": Category.ACTIVATIONS,
+    "backward": Category.ACTIVATIONS,
+    "optimizer": Category.OPTIMIZER_STATES,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """What came of a replay: the most that was reserved, and the request that failed, if one did."""
+
+    peak_reserved_bytes: int
+    failed: Allocation | None = None
+    shortage: Shortage | None = None
+
+
+def demand(recording: Recording) -> Recording:
+    """All that the run is known to need: where it died, the request that failed is its last allocation."""
+    oom = recording.oom
+    if oom is None:
+        return recording
+    request = Allocation(
+        index=1 + max((a.index for a in recording.allocations), default=-1),
+        address=0,
+        requested_bytes=oom.requested_bytes,
+        block_bytes=oom.requested_bytes,
+        stream=0,
+        born=len(recording.timeline.allocated_bytes),
+        category=_CATEGORY_BY_PHASE.get(oom.phase, Category.OTHER),
+        operator=oom.operator,
+        module=oom.module,
+        phase=oom.phase,
+        step=oom.step,
+        line=oom.line,
+    )
+    return replace(recording, allocations=[*recording.allocations, request], oom=None)
+
+
+def outcome_on(recording: Recording, gpu: Gpu | None = None, *, settings: str | None = None) -> Outcomes:
+    """Whether all that the run is known to need fits a card, and what it reserves there."""
+    header = _header_on(recording.header, gpu, settings)
+    return _play(demand(recording), _allocator(header))
+
+
+def replay_on(recording: Recording, gpu: Gpu | None = None, *, settings: str | None = None) -> Recording:
+    """The recording as it would have been on a card (None: its own), up to the request that fails there."""
+    asked = demand(recording)
+    header = _header_on(recording.header, gpu, settings)
+    tape = _Tape(asked)
+    outcomes = _play(asked, _allocator(header, tape.on_segment), tape)
+    header.outcome = _outcome(recording.header.outcome, outcomes)
+    return replace(
+        recording,
+        header=header,
+        allocations=tape.allocations,
+        segments=tape.segments,
+        marks=[*tape.marks, *tape.marks_after(outcomes.failed)],
+        oom=_oom(outcomes),
+    )
+
+
+def _header_on(header: Header, gpu: Gpu | None, settings: str | None) -> Header:
+    changed = replace(header, settings=header.settings if settings is None else settings)
+    if gpu is None:
+        return changed
+    parts = {
+        part: gpu.overheads[part].size_bytes if part in gpu.overheads else size_bytes
+        for part, size_bytes in header.overhead_parts.items()
+    }
+    changed.gpu, changed.gpu_name, changed.capacity_bytes = gpu.key, gpu.name, gpu.memory_bytes
+    changed.overhead_parts = parts
+    changed.overhead_bytes = sum(parts.values()) if parts else header.overhead_bytes
+    return changed
+
+
+def _outcome(before: Outcome, outcomes: Outcomes) -> Outcome:
+    if outcomes.failed is not None:
+        return "oom"
+    return "error" if before == "error" else "ok"
+
+
+def _allocator(header: Header, observer: Callable[[str, int, int, int], None] | None = None) -> CachingAllocator:
+    settings = AllocatorSettings.parse(header.settings)
+    return CachingAllocator(header.capacity_bytes, settings, header.overhead_bytes, observer)
+
+
+def _play(recording: Recording, allocator: CachingAllocator, tape: "_Tape | None" = None) -> Outcomes:
+    """Every event in order, until a request fails."""
+    blocks: dict[tuple[int, int], Block] = {}
+    failed = shortage = None
+    for sequence, action, allocation in recording.events():
+        if tape:
+            tape.reach(sequence)
+        if allocation is None:
+            allocator.empty_cache()
+            continue
+        if action == "free":
+            allocator.free(blocks.pop((allocation.index, allocation.born)))
+            if tape:
+                tape.on_free(allocation)
+            continue
+        try:
+            block = allocator.malloc(allocation.requested_bytes, allocation.stream)
+        except AllocatorOutOfMemory as error:
+            failed, shortage = allocation, error.shortage
+            break
+        blocks[allocation.index, allocation.born] = block
+        if tape:
+            tape.on_alloc(allocation, block.address, block.size)
+    return Outcomes(allocator.memory_stats()["reserved_bytes.all.peak"], failed, shortage)
+
+
+class _Tape:
+    """Writes a replay down, with sequence numbers of its own."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.allocations: list[Allocation] = []
+        self.segments: list[SegmentEvent] = []
+        self.marks: list[Mark] = []
+        self._waiting = sorted(recording.marks, key=lambda mark: mark.sequence)[::-1]
+        self._by_origin: dict[tuple[int, int], Allocation] = {}
+        self._next = 0
+
+    def _take(self) -> int:
+        self._next += 1
+        return self._next - 1
+
+    def reach(self, sequence: int) -> None:
+        """The marks that stand before this event take the number of the next one."""
+        while self._waiting and self._waiting[-1].sequence <= sequence:
+            self.marks.append(replace(self._waiting.pop(), sequence=self._next))
+
+    def marks_after(self, failed: Allocation | None) -> list[Mark]:
+        """What was marked after the last event; nothing where the run died before."""
+        return [] if failed else [replace(mark, sequence=self._next) for mark in reversed(self._waiting)]
+
+    def on_segment(self, action: str, address: int, size_bytes: int, stream: int) -> None:
+        if action != "oom":
+            self.segments.append(SegmentEvent(self._take(), action, address, size_bytes, stream))  # type: ignore[arg-type]
+
+    def on_alloc(self, origin: Allocation, address: int, block_bytes: int) -> None:
+        born = self._take()
+        again = replace(origin, address=address, block_bytes=block_bytes, born=born, died=None)
+        self._by_origin[origin.index, origin.born] = again
+        self.allocations.append(again)
+
+    def on_free(self, origin: Allocation) -> None:
+        self._by_origin.pop((origin.index, origin.born)).died = self._take()
+
+
+def _oom(outcomes: Outcomes) -> OutOfMemory | None:
+    failed, shortage = outcomes.failed, outcomes.shortage
+    if failed is None or shortage is None:
+        return None
+    return OutOfMemory(
+        line=failed.line,
+        requested_bytes=shortage.requested_bytes,
+        free_bytes=shortage.free_bytes,
+        allocated_bytes=shortage.allocated_bytes,
+        reserved_bytes=shortage.reserved_bytes,
+        operator=failed.operator,
+        module=failed.module,
+        phase=failed.phase,
+        step=failed.step,
+        message=shortage.message,
+        stack=failed.stack,
+    )

@@ -1,0 +1,119 @@
+"""Allocated and reserved bytes after each event, and their peaks by phase and step.
+
+Sequence numbers are dense, so a list indexed by them replaces any sorting. Nothing here knows what the bytes are for.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from tonnage.recording.records import Allocation, Mark, MarkKind, SegmentEvent
+
+_SIGN = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Bytes after the event of each sequence number."""
+
+    allocated_bytes: list[int]
+    reserved_bytes: list[int]
+
+    @classmethod
+    def of(cls, allocations: Sequence[Allocation], segments: Sequence[SegmentEvent]) -> "Timeline":
+        """Sum the events up."""
+        length = 1 + _last_sequence(allocations, segments)
+        blocks, reserved = [0] * length, [0] * length
+        for a in allocations:
+            blocks[a.born] += a.block_bytes
+            if a.died is not None:
+                blocks[a.died] -= a.block_bytes
+        for event in segments:
+            reserved[event.sequence] += _SIGN[event.action] * event.size_bytes
+        return cls(list(accumulate(blocks)), list(accumulate(reserved)))
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        """The most that was allocated."""
+        return max(self.allocated_bytes)
+
+    @property
+    def peak_sequence(self) -> int:
+        """The event at which the most was allocated, first of equals."""
+        return self.allocated_bytes.index(self.peak_allocated_bytes)
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """The most that was reserved."""
+        return max(self.reserved_bytes)
+
+    @property
+    def unused_at_reserved_peak_bytes(self) -> int:
+        """The least that was reserved but not allocated while most was reserved."""
+        peak = self.peak_reserved_bytes
+        pairs = zip(self.reserved_bytes, self.allocated_bytes, strict=True)
+        return min(reserved - allocated for reserved, allocated in pairs if reserved == peak)
+
+    def peak_between(self, start: int, end: int) -> int:
+        """The most that was allocated from just before event `start` until before event `end`."""
+        return max(self.allocated_bytes[max(start - 1, 0) : max(end, 1)], default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class PhasePeak:
+    """The most that was allocated in a phase."""
+
+    name: str
+    peak_allocated_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPeak:
+    """The most that was allocated in a step, and in each of its phases."""
+
+    step: int
+    peak_allocated_bytes: int
+    phases: tuple[PhasePeak, ...]
+
+
+def peaks_by_phase(timeline: Timeline, marks: Sequence[Mark]) -> list[PhasePeak]:
+    """The peak of each phase, all its turns together."""
+    return _phase_peaks(timeline, marks, 0, len(timeline.allocated_bytes))
+
+
+def peaks_by_step(timeline: Timeline, marks: Sequence[Mark]) -> list[StepPeak]:
+    """The peak of each step, in order; a step that comes back (0 after an evaluation, say) is one step."""
+    found: dict[int, StepPeak] = {}
+    for name, start, end in spans(marks, "step", len(timeline.allocated_bytes)):
+        step = int(name or 0)
+        phases = _phase_peaks(timeline, marks, start, end)
+        here = StepPeak(step, timeline.peak_between(start, end), tuple(phases))
+        best = found.get(step)
+        if best is None or here.peak_allocated_bytes > best.peak_allocated_bytes:
+            found[step] = here
+    return list(found.values())
+
+
+def _phase_peaks(timeline: Timeline, marks: Sequence[Mark], start: int, end: int) -> list[PhasePeak]:
+    peaks: dict[str, int] = {}
+    for name, first, last in spans(marks, "phase", len(timeline.allocated_bytes)):
+        first, last = max(first, start), min(last, end)
+        if first < last:
+            peaks[name] = max(peaks.get(name, 0), timeline.peak_between(first, last))
+    return [PhasePeak(name or "other", peak) for name, peak in peaks.items()]
+
+
+def spans(marks: Sequence[Mark], kind: MarkKind, length: int) -> Iterator[tuple[str, int, int]]:
+    """(name, first event, event after the last) of each stretch between marks of a kind; before the first it is ""."""
+    turns = sorted((m for m in marks if m.kind == kind), key=lambda m: m.sequence)
+    starts = [("", 0), *((m.name, m.sequence) for m in turns)]
+    ends = [*(sequence for _, sequence in starts[1:]), length]
+    for (name, start), end in zip(starts, ends, strict=True):
+        if start < end:
+            yield name, start, end
+
+
+def _last_sequence(allocations: Sequence[Allocation], segments: Sequence[SegmentEvent]) -> int:
+    born = max((a.born for a in allocations), default=0)
+    died = max((a.died for a in allocations if a.died is not None), default=0)
+    return max(born, died, max((e.sequence for e in segments), default=0))

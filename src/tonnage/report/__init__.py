@@ -1,0 +1,1 @@
+"""Reporters: a recording goes in, one output comes out."""

@@ -1,0 +1,49 @@
+"""Bytes to words and back.
+
+| text                      | bytes         |
+|---------------------------|---------------|
+| "80GB", "80 gb", "80e9"   | 80 × 10^9     |
+| "80GiB", "80 gib"         | 80 × 2^30     |
+| "512 MiB", "0.5GiB"       | 2^29          |
+| "4096", "4096 B"          | 4096          |
+
+People read binary units and see that they do ("GiB"). This module knows nothing of what the bytes hold.
+"""
+
+import re
+
+from tonnage.errors import BadSize
+
+KIB = 2**10
+MIB = 2**20
+GIB = 2**30
+TIB = 2**40
+
+_BINARY = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB}
+_DECIMAL = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_FACTORS = {name.lower(): factor for name, factor in (_BINARY | _DECIMAL | {"": 1}).items()}
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:e[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+
+
+def parse_bytes(text: str) -> int:
+    """The number of bytes that a size such as "80GB" or "512 MiB" means."""
+    match = _SIZE.fullmatch(text)
+    factor = _FACTORS.get(match[2].lower()) if match else None
+    if match is None or factor is None:
+        raise BadSize(f"{text!r} is not a size in bytes.", hint="Write it like 80GB (10^9), 80GiB (2^30) or 512 MiB.")
+    number = match[1]
+    return int(number) * factor if number.isdigit() else round(float(number) * factor)
+
+
+def unit_for(size_bytes: int) -> str:
+    """The largest binary unit that the size fills once."""
+    fitting = [name for name, factor in _BINARY.items() if abs(size_bytes) >= factor]
+    return fitting[-1] if fitting else "B"
+
+
+def format_bytes(size_bytes: int, unit: str | None = None) -> str:
+    """ "92.41 GiB": two decimals in the given unit, or in the one that suits; plain bytes are whole."""
+    unit = unit or unit_for(size_bytes)
+    if unit == "B":
+        return f"{size_bytes} B"
+    return f"{size_bytes / _BINARY[unit]:.2f} {unit}"

@@ -1,0 +1,213 @@
+"""What a block is for: its category, module, phase, step and the script's own line.
+
+Hooks on modules, optimizers and the autograd engine keep the present state; a block takes it when it is made. What only
+shows later (this block is a gradient, that one an optimizer's state) is marked on the block then. It does not know how
+blocks are allocated.
+"""
+
+import ctypes
+import sys
+import threading
+import weakref
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from tonnage.ledger import Category
+from tonnage.recording.records import Mark
+from tonnage.virtual.lines import LineFinder
+
+if TYPE_CHECKING:
+    from tonnage.virtual.device import Device
+
+_BY_PHASE = {
+    "setup": Category.OTHER,
+    "forward": Category.ACTIVATIONS,
+    "backward": Category.ACTIVATIONS,
+    "optimizer": Category.WORKSPACE,
+    "other": Category.OTHER,
+}
+
+
+class Attribution:
+    """The present state of the script, as seen through PyTorch's hooks."""
+
+    def __init__(self, device: "Device") -> None:
+        self.device = device
+        self.phase = "setup"
+        self.step = 0
+        self.category = Category.OTHER
+        self.lines = LineFinder()
+        self.modules: list[str] = []
+        self.contexts: list[str] = [""]
+        self._context_numbers: dict[str, int] = {"": 0}
+        self._native_context: Any = ctypes.c_int32()
+        self._paths: "weakref.WeakKeyDictionary[Any, str]" = weakref.WeakKeyDictionary()
+        self._known: dict[int, "weakref.ref[Any]"] = {}  # parameters by id: a WeakSet would compare tensors
+        self._stepped = True
+        self._backward_depth = 0
+        self._main = threading.main_thread().ident
+        self._held_line = ""
+
+    # The present state
+
+    def module_of(self, context: int) -> str:
+        """The module at work: in backward, the one whose forward made the node."""
+        if context >= 0:
+            return self.contexts[context]
+        return self.modules[-1] if self.modules else ""
+
+    def line(self) -> str:
+        """The script's line at work; on PyTorch's own threads, the one that the main thread waits in."""
+        found = self.lines.find(sys._getframe().f_back)
+        return found or self._held_line or self.lines.last
+
+    def stack(self) -> tuple[str, ...]:
+        """The script's lines at work, innermost first."""
+        return self.lines.stack(sys._getframe().f_back) or ((self._held_line,) if self._held_line else ())
+
+    def enter(self, phase: str) -> None:
+        """From here on, this phase runs."""
+        if phase != self.phase:
+            self.phase = phase
+            self.category = _BY_PHASE[phase]
+            self.device.marks.append(Mark(self.device.sequence + 1, "phase", phase))
+
+    # Modules
+
+    def module_starts(self, module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any] | None = None) -> None:
+        """A module's forward begins; the outermost one begins a forward phase, and maybe a step."""
+        if not self.modules and self.phase != "backward":
+            self._root_starts(module, arguments, keywords or {})
+        path = self._paths.get(module)
+        if path is None:
+            self._name(module)
+            path = self._paths.get(module, type(module).__name__)
+        self.modules.append(path)
+        self._native_context.value = self._context(path)
+
+    def module_ends(self, module: Any, output: Any) -> None:
+        """A module's forward is over."""
+        if self.modules:
+            self.modules.pop()
+        self._native_context.value = self._context(self.modules[-1]) if self.modules else 0
+        if not self.modules:
+            self._mark_caches((output,))
+
+    def _root_starts(self, module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        import torch
+
+        if self._stepped or (not torch.is_grad_enabled() and self.phase != "forward"):
+            self._stepped = False
+            self.step += 1
+            self.device.marks.append(Mark(self.device.sequence + 1, "step", str(self.step)))
+        self._stepped |= not torch.is_grad_enabled()
+        self.enter("forward")
+        self.mark_model(module)
+        given = (*arguments, *keywords.values())
+        self.mark(Category.INPUTS, _tensors(given), only=Category.OTHER)
+        self._mark_caches(given)
+
+    def _name(self, root: Any) -> None:
+        prefix = f"{self.modules[-1]}." if self.modules and self.modules[-1] else ""
+        for path, module in root.named_modules():
+            self._paths.setdefault(module, (prefix + path).rstrip("."))
+
+    def _context(self, path: str) -> int:
+        number = self._context_numbers.get(path)
+        if number is None:
+            number = self._context_numbers[path] = len(self.contexts)
+            self.contexts.append(path)
+        return number
+
+    # Backward and optimizers
+
+    def backward_starts(self) -> None:
+        """The autograd engine runs; its threads have no Python frames of the script, so the line is held."""
+        if not self._backward_depth:
+            self._held_line = self.lines.find(sys._getframe().f_back) or self.lines.last
+            self.enter("backward")
+        self._backward_depth += 1
+
+    def backward_ends(self) -> None:
+        """The engine is done: what now hangs on the parameters are gradients."""
+        self._backward_depth -= 1
+        if not self._backward_depth:
+            self.mark_gradients(self._parameters())
+            self._held_line = ""
+            self.enter("other")
+
+    def step_starts(self, optimizer: Any) -> None:
+        """An optimizer steps, perhaps inside backward."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._remember(parameters)
+        self.mark(Category.PARAMETERS, parameters)
+        self.mark_gradients(parameters)
+        self.enter("optimizer")
+
+    def step_ends(self, optimizer: Any) -> None:
+        """What the optimizer keeps are its states."""
+        self._stepped = True
+        self.mark(Category.OPTIMIZER_STATES, _tensors(optimizer.state.values()))
+        self.enter("backward" if self._backward_depth else "other")
+
+    # Marks on blocks
+
+    def mark(self, category: Category, tensors: Iterable[Any], *, only: Category | None = None) -> None:
+        """These tensors' blocks belong to the category (with `only`: if they belonged to that one so far)."""
+        live = self.device.live
+        for tensor in tensors:
+            if tensor is not None and tensor.is_cuda and tensor.layout is _strided():
+                allocation = live.get(tensor.untyped_storage().data_ptr())
+                if allocation and (only is None or allocation.category is only):
+                    allocation.category = category
+
+    def mark_model(self, module: Any) -> None:
+        """A module's parameters and buffers are the model."""
+        parameters = list(module.parameters())
+        self._remember(parameters)
+        self.mark(Category.PARAMETERS, parameters)
+        self.mark(Category.PARAMETERS, module.buffers(), only=Category.OTHER)
+
+    def mark_gradients(self, parameters: Iterable[Any]) -> None:
+        """What hangs on these parameters are gradients."""
+        self.mark(Category.GRADIENTS, [p.grad for p in parameters])
+
+    def _remember(self, parameters: Iterable[Any]) -> None:
+        for parameter in parameters:
+            if id(parameter) not in self._known:
+                self._known[id(parameter)] = weakref.ref(parameter)
+
+    def _parameters(self) -> list[Any]:
+        found = [reference() for reference in self._known.values()]
+        return [parameter for parameter in found if parameter is not None]
+
+    def finish(self) -> None:
+        """At the end, or where the script died: what is still undecided."""
+        self.mark_gradients(self._parameters())
+
+    def _mark_caches(self, values: Iterable[Any]) -> None:
+        for value in values:
+            cache = getattr(value, "past_key_values", value)
+            for layer in getattr(cache, "layers", ()) if type(cache).__name__.endswith("Cache") else ():
+                pair = [getattr(layer, name, None) for name in ("keys", "values")]
+                self.mark(Category.KV_CACHE, [t for t in pair if hasattr(t, "is_cuda")])
+
+
+def _strided() -> Any:
+    return sys.modules["torch"].strided
+
+
+def _tensors(values: Iterable[Any], depth: int = 4) -> list[Any]:
+    """The tensors in nested containers and dataclass-like mappings."""
+    found: list[Any] = []
+    tensor = sys.modules["torch"].Tensor
+    for value in values:
+        if isinstance(value, tensor):
+            found.append(value)
+        elif depth and isinstance(value, (list, tuple, set)):
+            found.extend(_tensors(value, depth - 1))
+        elif depth and isinstance(value, dict):
+            found.extend(_tensors(value.values(), depth - 1))
+    return found
+
+

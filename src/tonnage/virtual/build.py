@@ -1,0 +1,90 @@
+"""Builds the native half of the virtual GPU once for each torch, Python and compiler, and keeps it.
+
+It knows where the sources are and how to call a C++ compiler; what the sources do is told in `native/`.
+"""
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+from tonnage.errors import MissingPart
+
+NATIVE = Path(__file__).parent / "native"
+UNITS = ("device.cpp", "kernels.cpp")
+
+
+
+def native_library(torch_root: Path) -> Path:
+    """The built library for this torch; builds it if it is not there yet."""
+    target = _cache_folder() / f"tonnage-{_fingerprint(torch_root)}.so"
+    if not target.exists():
+        _build(torch_root, target)
+    return target
+
+
+def _cache_folder() -> Path:
+    home = os.environ.get("TONNAGE_CACHE") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "tonnage"
+    )
+    folder = Path(home)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _fingerprint(torch_root: Path) -> str:
+    digest = hashlib.sha256()
+    for unit in sorted(NATIVE.iterdir()):
+        digest.update(unit.read_bytes())
+    digest.update((torch_root / "version.py").read_bytes())
+    digest.update(f"{torch_root} {sys.version} {platform.machine()}".encode())
+    return digest.hexdigest()[:20]
+
+
+def _build(torch_root: Path, target: Path) -> None:
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    if not compiler:
+        raise MissingPart(
+            "The virtual GPU has a small native half that must be compiled once, and no C++ compiler was found.",
+            hint="Install g++ (Debian: apt install g++) or set CXX to a C++20 compiler.",
+        )
+    print("tonnage: building the virtual GPU for this torch (once, about half a minute) ...", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        objects = _compile(compiler, torch_root, Path(scratch))
+        built = Path(scratch) / target.name
+        _wait(_start([compiler, "-shared", "-o", str(built), *objects, *_link_flags(torch_root)]), "link")
+        built.replace(target)  # atomic: two runs may build at once
+
+
+def _compile(compiler: str, torch_root: Path, scratch: Path) -> list[str]:
+    include = torch_root / "include"
+    flags = ["-std=c++20", "-O1", "-fPIC", f"-I{include}", f"-I{include / 'torch/csrc/api/include'}"]
+    flags += [f"-I{sysconfig.get_paths()['include']}"]
+    objects = {unit: str(scratch / f"{unit}.o") for unit in UNITS}
+    jobs = {u: _start([compiler, *flags, "-c", str(NATIVE / u), "-o", objects[u]]) for u in UNITS}
+    for unit, job in jobs.items():
+        _wait(job, unit)
+    return list(objects.values())
+
+
+def _link_flags(torch_root: Path) -> list[str]:
+    libraries = torch_root / "lib"
+    return [f"-L{libraries}", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{libraries}"]
+
+
+def _start(command: list[str]) -> "subprocess.Popen[str]":
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def _wait(job: "subprocess.Popen[str]", what: str) -> None:
+    output, _ = job.communicate()
+    if job.returncode:
+        raise MissingPart(
+            f"The virtual GPU's native half did not compile ({what}):\n{output[-2000:]}",
+            hint="It needs a C++20 compiler (g++ 11 or newer), Python's headers and a CPU build of torch 2.11 or newer.",
+        )

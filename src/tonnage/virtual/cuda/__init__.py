@@ -1,0 +1,45 @@
+"""`torch.cuda` as the chosen card would answer, on a build of PyTorch without CUDA.
+
+PyTorch's own Python (torch/cuda/*.py) runs as it is: what it misses in such a build are the functions and classes of
+`torch._C`, and these are supplied here, over the allocator and the native half. Only what PyTorch looked up once, at
+import, is replaced in its modules.
+
+| module       | supplies                                                                       |
+|--------------|--------------------------------------------------------------------------------|
+| `devices`    | count, selection, initialisation, generators, versions                         |
+| `properties` | what `get_device_properties` returns                                           |
+| `memory`     | statistics, limits, settings, raw allocations, host memory                     |
+| `history`    | `_record_memory_history`, snapshots                                            |
+| `streams`    | streams and events                                                             |
+| `graphs`     | CUDA graphs and memory pools                                                   |
+| `runtime`    | cudart, NVTX, cuDNN                                                            |
+| `nvml`       | pynvml, where it is installed                                                  |
+| `forks`      | what a forked child may still do                                               |
+| `unmodelled` | the words for what is not there                                                |
+"""
+
+import ctypes
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tonnage.virtual.device import Device
+
+__all__ = ["install"]
+
+
+def install(device: "Device", library: ctypes.PyDLL) -> Callable[[], None]:
+    """From now on `torch.cuda` is this card; the result puts everything back as it was."""
+    # Not at the top: these import torch, which must come after the native library.
+    from tonnage.virtual.cuda import devices, forks, graphs, history, memory, nvml, runtime, streams, unmodelled
+    from tonnage.virtual.cuda.cards import Cards
+    from tonnage.virtual.cuda.patches import Patches
+
+    cards, patches = Cards((device,), library), Patches()
+    try:
+        for part in (unmodelled, forks, devices, memory, history, streams, graphs, runtime, nvml):
+            part.install(cards, patches)
+    except BaseException:
+        patches.undo()
+        raise
+    return patches.undo

@@ -1,0 +1,36 @@
+"""The versions of CUDA and its libraries that each PyTorch release was built with (`releases.toml`)."""
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release:
+    """One row; it holds until the next one."""
+
+    torch: tuple[int, int]
+    cuda: str
+    cudnn: tuple[int, int, int]
+    cusparselt: int
+    nccl: tuple[int, int, int]
+    architectures: str
+
+    @property
+    def cuda_number(self) -> int:
+        """ "13.0" is 13000."""
+        major, minor = self.cuda.split(".")
+        return int(major) * 1000 + int(minor) * 10
+
+    @property
+    def cudnn_number(self) -> int:
+        """(9, 19, 0) is 91900."""
+        major, minor, patch = self.cudnn
+        return major * 10_000 + minor * 100 + patch
+
+
+def release_of(torch_version: tuple[int, int]) -> Release:
+    """The newest row that is not newer than this version, or the oldest."""
+    rows = tomllib.loads((Path(__file__).parent / "releases.toml").read_text())["release"]
+    releases = [Release(**{key: tuple(v) if isinstance(v, list) else v for key, v in row.items()}) for row in rows]
+    return max((r for r in releases if r.torch <= torch_version), key=lambda r: r.torch, default=releases[0])

@@ -1,0 +1,48 @@
+"""The words for what a card without silicon cannot do, and stand-ins for functions that only report."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tonnage.errors import TonnageError
+from tonnage.virtual.cuda.cards import Cards
+from tonnage.virtual.cuda.patches import Patches
+
+_WORDS = {
+    "_cuda_customAllocator": "an allocator of its own (CUDAPluggableAllocator): only PyTorch's caching allocator is",
+    "_cuda_changeCurrentAllocator": "a change of allocator: only PyTorch's caching allocator is",
+    "_cuda_jiterator_compile_and_launch_kernel": "a kernel compiled at run time (jiterator)",
+    "_cuda_getCheckpointState": "the checkpoint of a memory pool (CUDA graph trees)",
+    "_cuda_setCheckpointPoolState": "the checkpoint of a memory pool (CUDA graph trees)",
+    "_nccl_unique_id": "NCCL",
+    "_nccl_init_rank": "NCCL",
+    "_nccl_all_reduce": "NCCL",
+    "_nccl_reduce": "NCCL",
+    "_nccl_broadcast": "NCCL",
+    "_nccl_all_gather": "NCCL",
+    "_nccl_reduce_scatter": "NCCL",
+}
+
+
+class NotModelled(TonnageError, RuntimeError):
+    """A script asked the virtual GPU for something that it does not have."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"The virtual GPU does not model {what}.", hint="Leave this part out of the virtual run, or record a real one."
+        )
+
+
+def refusal(what: str) -> Callable[..., Any]:
+    """A function that says so."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise NotModelled(what)
+
+    return refuse
+
+
+def install(cards: Cards, patches: Patches) -> None:
+    """Supply a clear word for each."""
+    patches.set_all(torch._C, {name: refusal(what) for name, what in _WORDS.items()})

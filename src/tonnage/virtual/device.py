@@ -1,0 +1,117 @@
+"""One virtual GPU: the allocator behind it, and the record of every block it hands out.
+
+The native half calls `malloc` and `free` for each storage on the device, on whatever thread makes or drops it, always
+with the GIL. What a block is for is the business of `attribution`; what PyTorch is told about the card, of `cuda`.
+"""
+
+from collections.abc import Callable
+
+from tonnage.allocator import AllocatorSettings, CachingAllocator, OutOfMemory
+from tonnage.hardware import Gpu
+from tonnage.ledger import Category
+from tonnage.recording.records import Allocation, Mark, SegmentEvent
+from tonnage.recording.records import OutOfMemory as OutOfMemoryRecord
+from tonnage.virtual.attribution import Attribution
+from tonnage.virtual.overheads import Overheads
+
+DTYPES = {
+    "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64", "Int": "int32",
+    "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool", "ComplexFloat": "complex64",
+    "ComplexDouble": "complex128", "ComplexHalf": "complex32", "Float8_e4m3fn": "float8_e4m3fn",
+    "Float8_e5m2": "float8_e5m2",
+}  # fmt: skip
+
+
+class OutOfDeviceMemory(Exception):
+    """Raised out of `malloc`; the native half turns it into torch.OutOfMemoryError."""
+
+    is_out_of_memory = True
+
+
+class Device:
+    """The state of one card during a run."""
+
+    def __init__(self, gpu: Gpu, torch_version: tuple[int, int], settings: AllocatorSettings) -> None:
+        self.gpu = gpu
+        self.torch_version = torch_version
+        self.overheads = Overheads(gpu)
+        self.allocator = CachingAllocator(
+            gpu.memory_bytes, settings, outside_bytes=self.overheads.total_bytes, observer=self._on_segment
+        )
+        self.attribution = Attribution(self)
+        self.allocations: list[Allocation] = []
+        self.live: dict[int, Allocation] = {}
+        self.segments: list[SegmentEvent] = []
+        self.marks: list[Mark] = []
+        self.sequence = 0
+        self.serials: dict[int, int] = {}
+        self.ooms: list[OutOfMemoryRecord] = []
+        self.on_progress: Callable[[], None] | None = None
+
+    # Called by the native half
+
+    def malloc(
+        self, size: int, index: int, stream: int, operator: str, context: int, serial: int, shape: tuple[int, ...], dtype: str
+    ) -> int:
+        """The address of a new block, or OutOfDeviceMemory."""
+        try:
+            block = self.allocator.malloc(size, stream)
+        except OutOfMemory as error:
+            self._note_oom(error, operator, context)
+            raise OutOfDeviceMemory(error.message) from None
+        who = self.attribution
+        self.sequence += 1
+        allocation = Allocation(
+            len(self.allocations), block.address, size, block.size, stream, self.sequence, None, who.category, operator,
+            who.module_of(context), who.phase, who.step, who.line(), (), shape, DTYPES.get(dtype, dtype),
+        )  # fmt: skip
+        self.allocations.append(allocation)
+        self.live[block.address] = allocation
+        self.serials[block.address] = serial
+        if self.on_progress and not self.sequence & 1023:
+            self.on_progress()
+        return block.address
+
+    def free(self, address: int, serial: int) -> None:
+        """A storage was dropped."""
+        allocation = self.live.pop(address)
+        self.sequence += 1
+        allocation.died = self.sequence
+        born_in = self.serials.pop(address)
+        if born_in == serial and born_in:
+            allocation.category = Category.WORKSPACE  # made and dropped inside one operator
+        self.allocator.free(self.allocator.block_at(address))
+
+    def record_stream(self, address: int, stream: int) -> None:
+        """`Tensor.record_stream`."""
+        self.allocator.record_stream(address, stream)
+
+    def synchronize(self) -> None:
+        """The device caught up with the host."""
+        self.allocator.process_events()
+
+    # Called by the patches of torch.cuda
+
+    def empty_cache(self) -> None:
+        """Give cached segments back, and remember when."""
+        self.marks.append(Mark(self.sequence + 1, "empty_cache"))
+        self.allocator.empty_cache()
+
+    def use(self, library: str) -> None:
+        """A library is in use from now on: its share of the process's memory is due."""
+        if self.overheads.use(library):
+            self.allocator.outside_bytes = self.overheads.total_bytes
+
+    def _on_segment(self, action: str, address: int, size: int, stream: int) -> None:
+        if action != "oom":
+            self.sequence += 1
+            self.segments.append(SegmentEvent(self.sequence, action, address, size, stream))  # type: ignore[arg-type]
+
+    def _note_oom(self, error: OutOfMemory, operator: str, context: int) -> None:
+        who, shortage = self.attribution, error.shortage
+        self.ooms.append(
+            OutOfMemoryRecord(
+                who.line(), shortage.requested_bytes, shortage.free_bytes, shortage.allocated_bytes, shortage.reserved_bytes,
+                operator, who.module_of(context), who.phase, who.step, error.message, who.stack(),
+            )  # fmt: skip
+        )

@@ -1,0 +1,74 @@
+"""PyTorch's own hooks, wired to the attribution: modules, the autograd engine, optimizers, and models on the move."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.modules import module as nn_module
+from torch.optim import optimizer as optim
+
+from tonnage.virtual.device import Device
+
+
+def install_hooks(device: Device) -> Callable[[], None]:
+    """Hook everything; the result unhooks it."""
+    who = device.attribution
+    handles = [
+        nn_module.register_module_forward_pre_hook(who.module_starts),
+        nn_module.register_module_forward_hook(lambda m, _, output: who.module_ends(m, output), always_call=True),
+        optim.register_optimizer_step_pre_hook(lambda o, *_: who.step_starts(o)),
+        optim.register_optimizer_step_post_hook(lambda o, *_: who.step_ends(o)),
+    ]
+    undo = [_wrap_engine(device), _wrap_apply(device)]
+
+    def uninstall() -> None:
+        for handle in handles:
+            handle.remove()
+        for restore in undo:
+            restore()
+
+    return uninstall
+
+
+def _wrap_engine(device: Device) -> Callable[[], None]:
+    """Every backward goes through this one function of torch.autograd."""
+    from torch.autograd import graph
+
+    plain, who = graph._engine_run_backward, device.attribution
+
+    def run_backward(*arguments: Any, **keywords: Any) -> Any:
+        who.backward_starts()
+        try:
+            return plain(*arguments, **keywords)
+        finally:
+            who.backward_ends()
+
+    graph._engine_run_backward = torch.autograd._engine_run_backward = run_backward  # type: ignore[attr-defined]
+
+    def restore() -> None:
+        graph._engine_run_backward = torch.autograd._engine_run_backward = plain  # type: ignore[attr-defined]
+
+    return restore
+
+
+def _wrap_apply(device: Device) -> Callable[[], None]:
+    """`Module.to` and kin: what is on the device afterwards is the model, even if it did not all fit."""
+    plain, who = torch.nn.Module._apply, device.attribution
+    depth = 0
+
+    def apply(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        nonlocal depth
+        depth += 1
+        try:
+            return plain(self, *arguments, **keywords)
+        finally:
+            depth -= 1
+            if not depth:
+                who.mark_model(self)
+
+    torch.nn.Module._apply = apply  # type: ignore[method-assign]
+
+    def restore() -> None:
+        torch.nn.Module._apply = plain  # type: ignore[method-assign]
+
+    return restore

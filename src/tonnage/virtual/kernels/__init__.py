@@ -1,0 +1,16 @@
+"""The CUDA operators whose host code does more than allocate its outputs. One family a file; see `registry` for the form."""
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+# Operators that go through a library with a workspace of its own, by aten name.
+LIBRARIES = {
+    "mm": "cublas", "bmm": "cublas", "addmm": "cublas", "baddbmm": "cublas", "addmv": "cublas", "addbmm": "cublas",
+    "dot": "cublas", "vdot": "cublas", "mv": "cublas", "_int_mm": "cublas",
+}  # fmt: skip
+
+
+def load_all() -> None:
+    """Import every family, so that its kernels are registered."""
+    for module in iter_modules(__path__):
+        import_module(f"{__name__}.{module.name}")

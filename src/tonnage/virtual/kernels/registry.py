@@ -1,0 +1,67 @@
+"""How a kernel is written: the host code of a CUDA operator, without the launch.
+
+    @kernel("embedding_dense_backward")
+    def embedding_dense_backward(grad, indices, num_weights, padding_idx, scale_grad_by_freq):
+        sorted_indices = torch.empty_like(indices)      # a temporary, dropped when the function returns
+        return torch.zeros((num_weights, grad.shape[-1]), dtype=grad.dtype, device=grad.device)
+
+A kernel makes and drops tensors in the order in which the real host code does; nothing is computed. `plain(op)` calls the
+operator's shape rule, for kernels that only add temporaries to it. Arguments arrive as the schema lists them; those that
+equal the schema's defaults may be missing, so a kernel repeats the defaults.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+Kernel = TypeVar("Kernel", bound=Callable[..., Any])
+
+# aten name with overload -> kernel
+KERNELS: dict[str, Callable[..., Any]] = {}
+# names of this project's own operators: what PyTorch's C++ asks of CUDA through function tables
+SCHEMAS: dict[str, str] = {}
+COMPOSITES: dict[str, Callable[..., Any]] = {}
+
+_PLAIN = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse3)
+
+
+def kernel(*names: str) -> Callable[[Kernel], Kernel]:
+    """Register the function for these aten operators ("name" or "name.overload") on the CUDA key."""
+
+    def register(function: Kernel) -> Kernel:
+        for name in names:
+            assert name not in KERNELS, f"two kernels for {name}"
+            KERNELS[name] = function
+        return function
+
+    return register
+
+
+def own_operator(schema: str, *, composite: bool = False) -> Callable[[Kernel], Kernel]:
+    """Register the function as an operator of the namespace `tonnage`; a composite one is differentiated through."""
+
+    def register(function: Kernel) -> Kernel:
+        name = schema.split("(", 1)[0]
+        SCHEMAS[name] = schema
+        if composite:
+            COMPOSITES[name] = function
+        else:
+            KERNELS[f"tonnage::{name}"] = function
+        return function
+
+    return register
+
+
+def plain(operator: Any) -> Callable[..., Any]:
+    """The operator by its shape rule alone: outputs are allocated, nothing else is."""
+
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        return operator.redispatch(_PLAIN, *arguments, **keywords)
+
+    return call
+
+
+def scratch(size_bytes: int, like: torch.Tensor) -> torch.Tensor | None:
+    """Bytes that a kernel borrows from the caching allocator; hold the result for as long as the kernel would."""
+    return torch.empty(size_bytes, dtype=torch.uint8, device=like.device) if size_bytes > 0 else None

@@ -1,0 +1,56 @@
+"""Finds the script's own line in a stack of frames: not the library's, not Python's, not ours."""
+
+import os
+import site
+import sys
+import sysconfig
+from types import CodeType, FrameType
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def _foreign_roots() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    roots = {paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"], _OURS, *site.getsitepackages()}
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.__file__:
+        roots.add(os.path.dirname(torch.__file__))
+    return tuple(os.path.realpath(root) + os.sep for root in roots)
+
+
+class LineFinder:
+    """Remembers for each code object whether it is the script's, so that finding a line costs a few microseconds."""
+
+    def __init__(self) -> None:
+        self.last = ""
+        self._foreign = _foreign_roots()
+        self._names: dict[CodeType, str] = {}
+
+    def find(self, frame: FrameType | None) -> str:
+        """The innermost line of the script in this stack, or nothing."""
+        names = self._names
+        while frame is not None:
+            code = frame.f_code
+            name = names.get(code)
+            if name is None:
+                name = names[code] = self._own_name(code)
+            if name:
+                self.last = f"{name}:{frame.f_lineno}"
+                return self.last
+            frame = frame.f_back
+        return ""
+
+    def stack(self, frame: FrameType | None) -> tuple[str, ...]:
+        """All lines of the script in this stack, innermost first."""
+        found = []
+        while frame is not None:
+            if name := self._names.get(frame.f_code) or self._own_name(frame.f_code):
+                found.append(f"{name}:{frame.f_lineno}")
+            frame = frame.f_back
+        return tuple(found)
+
+    def _own_name(self, code: CodeType) -> str:
+        path = code.co_filename
+        if path.startswith("<") or os.path.realpath(path).startswith(self._foreign):
+            return ""
+        return os.path.basename(path)

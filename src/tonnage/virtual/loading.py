@@ -1,0 +1,97 @@
+"""Loads the native half into the process and puts our kernels on the CUDA key, once.
+
+The library must be in the process before torch asks for CUDA's hooks for the first time, so it is loaded before `import
+torch` where it can be. What the kernels do is not known here.
+"""
+
+import ctypes
+import importlib.util
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tonnage.errors import MissingPart
+from tonnage.virtual.build import native_library
+from tonnage.virtual.operators import cuda_operators
+
+# Implemented in native/kernels.cpp itself.
+NATIVE = frozenset(
+    "empty.memory_format empty_strided resize_ copy_ _local_scalar_dense set_ set_.source_Storage set_.source_Tensor "
+    "set_.source_Storage_storage_offset".split()
+)
+# Composites of PyTorch's that end in a CUDA function table which a build without CUDA lacks.
+COMPOSITES_WITH_KERNELS: tuple[str, ...] = ()
+# Large host tensors are not filled by these, and what these derive from an unfilled one is unfilled too.
+HOST_FILLS = "normal_ uniform_ exponential_ log_normal_ cauchy_ bernoulli_.float".split()
+HOST_DERIVES = (
+    "add.Tensor add_.Tensor sub.Tensor sub_.Tensor mul.Tensor mul_.Tensor div.Tensor div_.Tensor clamp clamp_ clamp_min "
+    "clamp_min_ erfinv erfinv_ cat stack linalg_qr sign triu tril sqrt sqrt_ rsqrt exp pow.Tensor_Scalar neg"
+).split()
+
+
+@cache
+def load() -> ctypes.PyDLL:
+    """The native library, loaded, with every kernel registered."""
+    root = _torch_root()
+    for name in ("libc10.so", "libtorch_cpu.so"):
+        ctypes.CDLL(str(root / "lib" / name), mode=ctypes.RTLD_GLOBAL)
+    library = ctypes.PyDLL(str(native_library(root)), mode=ctypes.RTLD_GLOBAL)
+    _declare(library)
+    _register(library)
+    return library
+
+
+def _torch_root() -> Path:
+    spec = importlib.util.find_spec("torch")
+    if not spec or not spec.origin:
+        raise MissingPart("The virtual GPU needs PyTorch.", hint="Install it: pip install 'tonnage[torch]'")
+    return Path(spec.origin).parent
+
+
+def _declare(library: ctypes.PyDLL) -> None:
+    library.tonnage_current_stream.restype = ctypes.c_int64
+    library.tonnage_new_stream.restype = ctypes.c_int64
+    library.tonnage_set_stream.argtypes = [ctypes.c_int, ctypes.c_int64]
+    library.tonnage_valueless_count.restype = ctypes.c_uint64
+    for name in ("start", "listen"):
+        getattr(library, f"tonnage_{name}").restype = None
+
+
+def _register(library: ctypes.PyDLL) -> None:
+    import torch  # after the library, see above
+
+    from tonnage.virtual import kernels
+    from tonnage.virtual.kernels import registry
+
+    kernels.load_all()
+    names = [name for name in cuda_operators() if name not in NATIVE]
+    computed = [*(n for n in names if n not in registry.KERNELS), *COMPOSITES_WITH_KERNELS]
+    library.tonnage_set_libraries(_lines(f"aten::{n} {lib}" for n, lib in kernels.LIBRARIES.items()), b"")
+    library.tonnage_register(_lines(computed), _lines({*names, *registry.KERNELS} - set(registry.SCHEMAS)))
+    library.tonnage_register_host(_lines(HOST_FILLS), _lines(HOST_DERIVES))
+    _register_python(torch)
+
+
+def _lines(names: Any) -> bytes:
+    return "\n".join(n for n in names if not n.startswith("tonnage::")).encode()
+
+
+_libraries: list[Any] = []  # a torch.library.Library unregisters when it dies
+
+
+def _register_python(torch: Any) -> None:
+    from tonnage.virtual.kernels import registry
+
+    own = torch.library.Library("tonnage", "DEF")
+    aten = torch.library.Library("aten", "IMPL")
+    _libraries.extend((own, aten))
+    for name, schema in registry.SCHEMAS.items():
+        own.define(schema)
+        if name in registry.COMPOSITES:
+            own.impl(name, registry.COMPOSITES[name], "CompositeImplicitAutograd")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name, function in registry.KERNELS.items():
+            space, _, bare = name.rpartition("::")
+            (own if space else aten).impl(bare, function, "CUDA")

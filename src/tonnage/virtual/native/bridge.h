@@ -1,0 +1,41 @@
+// What the three translation units of the virtual device share.
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/Storage.h>
+
+#include <cstdint>
+#include <string>
+
+namespace tonnage {
+
+// The context of every storage on the virtual GPU. Its address was handed out by the Python model of the caching
+// allocator and is never dereferenced. `shadow` holds the real bytes where they are known (small integers, masks,
+// lengths), so that a script that branches on them takes the branch it would take on the card.
+struct Block {
+  uint64_t address;
+  size_t bytes;
+  int32_t device;
+  c10::Storage shadow;
+};
+
+c10::Allocator* device_allocator();
+
+// For as long as it lives, what is allocated is a tensor of this shape and type.
+struct Describe {
+  Describe(c10::IntArrayRef sizes, c10::ScalarType dtype);
+  ~Describe();
+};
+Block* block_of(const at::TensorBase& tensor);
+
+// Host storages whose values were never computed (the weights of a model that is built on the CPU and then moved).
+bool is_valueless(const void* data);
+void mark_valueless(const void* data);
+
+int64_t current_stream_id(int device);
+void synchronize();
+
+// Raises in C++ what the Python callback raised.
+[[noreturn]] void rethrow_python_error();
+
+}  // namespace tonnage

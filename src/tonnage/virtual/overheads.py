@@ -1,0 +1,24 @@
+"""What a process holds on the card beside the caching allocator: the context, and each library once it is used."""
+
+from tonnage.hardware import Gpu
+
+
+class Overheads:
+    """The parts in use so far, in bytes, by the catalogue's figures for this card."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._known = gpu.overheads
+        self.parts: dict[str, int] = {}
+        self.use("context")
+
+    @property
+    def total_bytes(self) -> int:
+        """Everything in use so far."""
+        return sum(self.parts.values())
+
+    def use(self, library: str) -> bool:
+        """Count the library from now on; true if that changed anything."""
+        if library in self.parts or library not in self._known:
+            return False
+        self.parts[library] = self._known[library].size_bytes
+        return True

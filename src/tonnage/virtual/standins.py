@@ -1,0 +1,59 @@
+"""What a script reads from a GPU that computes nothing: a stand-in that keeps it on its normal path, counted and listed.
+
+A loss is finite, a gradient's norm is 1, no flag is raised. A loop that waits for a flag would never end, so a line that
+has read the same flag very often gets the other answer.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+
+from tonnage.recording.records import Note, StandIn
+
+PATIENCE = 20_000
+_FLOATS = {"Float", "Double", "Half", "BFloat16"}
+
+
+class StandIns:
+    """Counts what was read, by kind and line."""
+
+    def __init__(self, line: Callable[[], str]) -> None:
+        self._line = line
+        self._reads: Counter[tuple[str, str, str]] = Counter()
+        self._notes: Counter[tuple[str, str, str]] = Counter()
+
+    def read(self, dtype: str, count: int) -> float:
+        """A value of this type was read (`count` elements of a tensor, or -1 for one scalar)."""
+        line = self._line()
+        what = "scalar" if count < 0 else f"tensor of {count:,}"
+        value = 1.0 if dtype in _FLOATS else 0.0
+        if count >= 0:
+            value = 1.0
+        elif dtype not in _FLOATS:
+            value = float(self._reads[what, dtype, line] % PATIENCE == PATIENCE - 1)
+        self._reads[what, dtype, line] += 1
+        return value
+
+    def unmodelled(self, operator: str, why: str) -> None:
+        """An operator without a shape rule was met."""
+        self._notes["not_modelled", operator, why.split("\n")[0][:160]] += 1
+
+    def assume(self, operator: str, text: str) -> None:
+        """Something about data had to be assumed."""
+        self._notes["assumption", operator, text] += 1
+
+    def records(self) -> list[StandIn]:
+        """One row for each kind and line, most frequent first."""
+        return [
+            StandIn(f"{what} {dtype.lower()}", line, count, _shown(dtype, what))
+            for (what, dtype, line), count in self._reads.most_common()
+        ]
+
+    def notes(self) -> list[Note]:
+        """What is not modelled and what was assumed."""
+        return [Note(kind, operator, count, text) for (kind, operator, text), count in self._notes.most_common()]  # type: ignore[arg-type]
+
+
+def _shown(dtype: str, what: str) -> str:
+    if dtype in _FLOATS or what != "scalar":
+        return "1"
+    return "False" if dtype == "Bool" else "0"

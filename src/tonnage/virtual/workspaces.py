@@ -1,0 +1,58 @@
+"""Workspaces that libraries take from the caching allocator and keep: cuBLAS and cuBLASLt, by host thread and stream.
+
+The figures are data (`data/workspaces.toml`), by compute capability and torch version.
+"""
+
+import os
+import re
+import threading
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tonnage.virtual.device import Device
+
+_DATA = Path(__file__).parent / "data" / "workspaces.toml"
+
+
+class Workspaces:
+    """What each (library, thread, stream) holds."""
+
+    def __init__(self, device: "Device") -> None:
+        self._device = device
+        self._held: dict[tuple[str, int, int], Any] = {}
+        rows = tomllib.loads(_DATA.read_text())["workspace"]
+        self._rows = [row for row in rows if tuple(row["torch"]) <= device.torch_version]
+
+    def use(self, library: str) -> None:
+        """The calling thread uses the library on its current stream."""
+        import torch
+
+        self._device.use(library)
+        key = (library, threading.get_ident(), torch.cuda.current_stream().stream_id)
+        if key in self._held:
+            return
+        size = self.size_bytes(library)
+        self._held[key] = torch.empty(size, dtype=torch.uint8, device="cuda") if size else None
+
+    def clear(self) -> None:
+        """`torch._C._cuda_clearCublasWorkspaces`."""
+        self._held.clear()
+
+    def size_bytes(self, library: str) -> int:
+        """By the environment where it says so, else by the newest row that fits card and version."""
+        if library == "cublas" and (configured := _configured_bytes(os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))):
+            return configured
+        if library == "cublaslt" and (kib := os.environ.get("CUBLASLT_WORKSPACE_SIZE", "")).isdigit():
+            return int(kib) * 1024
+        fitting = [row for row in self._rows if row["library"] == library and self._fits(row)]
+        return int(fitting[-1]["bytes"]) if fitting else 0
+
+    def _fits(self, row: dict[str, Any]) -> bool:
+        return "capability_major" not in row or row["capability_major"] == self._device.gpu.compute_capability[0]
+
+
+def _configured_bytes(text: str) -> int:
+    """":4096:2:16:8" means two buffers of 4096 KiB and eight of 16."""
+    return sum(int(kib) * 1024 * int(count) for kib, count in re.findall(r":(\d+):(\d+)", text))

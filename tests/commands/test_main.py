@@ -1,0 +1,92 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tonnage import __version__ as tonnage_version
+from tonnage.commands.main import main
+
+TONNAGE = str(Path(sys.executable).parent / "tonnage")
+
+
+def tonnage(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([TONNAGE, *words], capture_output=True, text=True, check=False)
+
+
+def test_the_version_is_printed() -> None:
+    assert tonnage("--version").stdout.startswith("tonnage 0.")
+
+
+def test_help_names_every_command() -> None:
+    said = tonnage("--help")
+    assert said.returncode == 0
+    assert all(command in said.stdout for command in ("run", "show", "replay"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "--gpu", "h300", "x.py"], "There is no GPU called 'h300'"),
+        (["run", "--gpu", "h200", "missing.py"], "There is no script at missing.py"),
+        (["run", "--gpu", "h200", "."], "found a folder"),
+        (["run", "missing.py"], "--gpu"),
+        (["run", "--gpu", "h200"], "SCRIPT"),
+        (["run", "--gpu", "h200", "--gpuu", __file__], "--gpuu"),
+        (["show", "missing.tonnage"], "There is no recording at missing.tonnage"),
+        (["sail"], "sail"),
+    ],
+)
+def test_a_wrong_request_exits_2_and_says_what_was_wrong(words: list[str], said: str) -> None:
+    done = tonnage(*words)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
+    done = subprocess.run(f"{TONNAGE} --help | head -1", shell=True, capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr
+
+
+WAY_TO_A_RUN = """
+import sys, time, types
+start = time.perf_counter()
+virtual = types.ModuleType("tonnage.virtual")
+def run_script(*_, **__):
+    print(time.perf_counter() - start)
+    raise SystemExit
+virtual.run_script = run_script
+sys.modules["tonnage.virtual"] = virtual
+from tonnage.commands.main import main
+sys.argv = ["tonnage", "run", "--gpu", "h200", sys.argv[1]]
+main()
+"""
+
+
+def test_the_way_to_a_run_is_short() -> None:
+    """Up to the call of `run_script`; the best of five, as other work on the machine only adds to it."""
+    command = [sys.executable, "-c", WAY_TO_A_RUN, __file__]
+    runs = [subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(5)]
+    assert min(float(done.stdout) for done in runs) < 0.15
+
+
+def test_errors_become_words_and_their_own_exit_status(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["tonnage", "run", "--gpu", "h300", __file__])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.startswith("tonnage: There is no GPU called 'h300' in the catalogue.\nDid you mean")
+
+
+def test_other_commands_go_through_the_application(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["tonnage", "--version"])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out == f"tonnage {tonnage_version}\n"

@@ -1,0 +1,174 @@
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from support import Run, training_run
+from tonnage.errors import BadRecording, OutputExists
+from tonnage.ledger import Category
+from tonnage.recording import Allocation, Header, Note, Recording, StandIn, read_recording, write_recording
+from tonnage.recording.store import LAYOUT_VERSION
+
+words = st.text(max_size=20).map(
+    lambda text: text.replace("\n", " ").replace("\x00", "").encode("utf-8", "ignore").decode()
+)
+sizes = st.integers(0, 2**62)
+shapes = st.one_of(st.none(), st.lists(sizes, max_size=4).map(tuple))
+allocations = st.builds(
+    Allocation,
+    index=st.just(0),
+    address=sizes,
+    requested_bytes=sizes,
+    block_bytes=sizes,
+    stream=sizes,
+    born=sizes,
+    died=st.one_of(st.none(), sizes),
+    category=st.sampled_from(Category),
+    operator=words,
+    module=words,
+    phase=words,
+    step=sizes,
+    line=words,
+    stack=st.lists(words.filter(bool), max_size=3).map(tuple),
+    shape=shapes,
+    dtype=words,
+)
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    path = tmp_path / "run.tonnage"
+    write_recording(path, training_run())
+    return path
+
+
+@given(st.lists(allocations, max_size=8))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50, deadline=None)
+def test_what_is_written_reads_back(tmp_path: Path, made: list[Allocation]) -> None:
+    numbered = [replace(a, index=index) for index, a in enumerate(made)]
+    recording = Recording(Run().header, numbered)
+    write_recording(tmp_path / "any.tonnage", recording, force=True)
+    assert read_recording(tmp_path / "any.tonnage") == recording
+
+
+@pytest.mark.parametrize("recording", [training_run(), training_run(gpu="t4", batch=64)], ids=["ok", "oom"])
+def test_a_whole_run_reads_back(tmp_path: Path, recording: Recording) -> None:
+    recording.stand_ins.append(StandIn("item", "train.py:90", 3, "0.0"))
+    recording.notes.append(Note("assumption", "nonzero", 1, "half of the elements are nonzero"))
+    recording.header.overhead_parts = {"context": 1}
+    write_recording(tmp_path / "run.tonnage", recording)
+    assert read_recording(tmp_path / "run.tonnage") == recording
+
+
+def test_an_existing_file_stays_unless_forced(written: Path) -> None:
+    before = written.read_bytes()
+    with pytest.raises(OutputExists, match="exists already"):
+        write_recording(written, Run().recording)
+    assert written.read_bytes() == before
+    write_recording(written, Run().recording, force=True)
+    assert read_recording(written).allocations == []
+
+
+def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    broken = Run().recording
+    broken.allocations = [Allocation(0, 0, 2**80, 512, 0, 0)]
+    with pytest.raises(OverflowError):
+        write_recording(tmp_path / "run.tonnage", broken)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(BadRecording, match="no recording at") as caught:
+        read_recording(tmp_path / "none.tonnage")
+    assert "tonnage run -o" in caught.value.hint
+
+
+@pytest.mark.parametrize("content", [b"", b"not a database at all" * 100, b"SQLite format 3\x00" + bytes(200)])
+def test_foreign_files_are_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "foreign.tonnage"
+    path.write_bytes(content)
+    with pytest.raises(BadRecording):
+        read_recording(path)
+    assert path.read_bytes() == content
+
+
+def test_a_foreign_database_is_refused(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "other.db")) as database:
+        database.execute("CREATE TABLE header (key TEXT)")
+    with pytest.raises(BadRecording, match="not a recording of Tonnage"):
+        read_recording(tmp_path / "other.db")
+
+
+@pytest.mark.parametrize(("version", "hint"), [(LAYOUT_VERSION + 1, "Upgrade Tonnage"), (0, "Make it again")])
+def test_other_layouts_are_refused_with_the_way_out(written: Path, version: int, hint: str) -> None:
+    change(written, f"PRAGMA user_version = {version}")
+    with pytest.raises(BadRecording, match=f"layout {version}") as caught:
+        read_recording(written)
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE VIEW sneaky AS SELECT * FROM allocation",
+        "CREATE TRIGGER sneaky AFTER INSERT ON mark BEGIN DELETE FROM mark; END",
+        "DROP TABLE note",
+    ],
+)
+def test_a_file_with_other_tables_is_refused(written: Path, statement: str) -> None:
+    change(written, statement)
+    with pytest.raises(BadRecording, match="its tables are others"):
+        read_recording(written)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DELETE FROM header WHERE key = 'gpu'",
+        "UPDATE header SET value = '{' WHERE key = 'gpu'",
+        "DELETE FROM context",
+        "UPDATE context SET category = operator",
+        "UPDATE context SET shape = category",
+        "INSERT INTO oom VALUES ('[]')",
+    ],
+)
+def test_damaged_rows_are_refused_in_words(written: Path, statement: str) -> None:
+    change(written, statement)
+    with pytest.raises(BadRecording, match="not a readable recording"):
+        read_recording(written)
+
+
+def test_a_cut_off_file_is_refused(written: Path) -> None:
+    written.write_bytes(written.read_bytes()[: written.stat().st_size // 2])
+    with pytest.raises(BadRecording):
+        read_recording(written)
+
+
+def test_what_blocks_have_in_common_is_written_once(tmp_path: Path) -> None:
+    few, many = (training_run(steps=steps) for steps in (2, 20))
+    write_recording(tmp_path / "few.tonnage", few)
+    write_recording(tmp_path / "many.tonnage", many)
+    assert rows(tmp_path / "few.tonnage", "context") == rows(tmp_path / "many.tonnage", "context")
+    assert rows(tmp_path / "many.tonnage", "allocation") == len(many.allocations)
+
+
+def test_every_field_of_the_header_is_kept(tmp_path: Path) -> None:
+    header = Header(gpu="h200", gpu_name="NVIDIA H200", capacity_bytes=1, torch_modelled="2.11", torch_installed="2.13")
+    header.arguments, header.wall_seconds, header.overhead_parts = ("--batch", "8"), 1.5, {"context": 7}
+    write_recording(tmp_path / "h.tonnage", Recording(header))
+    assert read_recording(tmp_path / "h.tonnage").header == header
+
+
+def change(path: Path, statement: str) -> None:
+    with closing(sqlite3.connect(path)) as database:
+        database.execute(statement)
+        database.commit()
+
+
+def rows(path: Path, table: str) -> int:
+    with closing(sqlite3.connect(path)) as database:
+        return database.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
