@@ -55,9 +55,9 @@ def long_recording() -> Recording:
     header = Header(**known, torch_modelled="2.11", torch_installed="2.13")
     blocks = []
     for i in range(BLOCKS):
-        size, died = 512 * (1 + i * 7919 % 4000), 2 * i + 1001
+        size, born = 512 * (1 + i * 7919 % 4000), 2 * i
         where = (f"op{i % 40}", f"layers.{i % 80}.mlp", "forward", i // 20_000, f"train.py:{i % 90}", ())
-        blocks.append(Allocation(i, 0, size, size, 0, 2 * i, died, Category.ACTIVATIONS, *where, (8, i % 77), "bfloat16"))
+        blocks.append(Allocation(i, 0, size, size, 0, born, born + 1001, Category.ACTIVATIONS, *where))
     return Recording(header, blocks, marks=[Mark(0, "phase", "forward")])
 
 

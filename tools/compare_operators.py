@@ -137,6 +137,7 @@ def work(options: argparse.Namespace, out: TextIO) -> None:
             _put(out, {**place, **row, "unmodelled": sorted(_unmodelled(session) - before)})
         if ordinal // shares % CASES_BETWEEN_COLLECTIONS == 0:
             gc.collect()
+            gc.freeze()  # what is left is caches: the next collection need not look at them
 
 
 def _put(out: TextIO, row: dict[str, Any]) -> None:

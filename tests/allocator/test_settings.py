@@ -88,6 +88,13 @@ def test_errors_are_pytorchs(text: str, kind: type[Exception], words: str) -> No
     assert caught.value.pytorch_type is kind
 
 
+@pytest.mark.parametrize("text", ["throw_on_cudamalloc_oom:True", "pinned_max_cached_size_mb:8"])
+def test_options_are_known_since_a_version(text: str) -> None:
+    assert AllocatorSettings.parse(text, torch_version=(2, 13)).text == text
+    with pytest.raises(BadAllocatorSettings, match="Unrecognized key"):
+        AllocatorSettings.parse(text, torch_version=(2, 11))
+
+
 def test_the_older_variable_goes_first() -> None:
     environ = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:50"}
     assert AllocatorSettings.from_environment(environ).text == "max_split_size_mb:50"

@@ -1,7 +1,9 @@
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support import MIB, Run, training_run
+from tonnage.allocator import OutOfMemory as AllocatorOutOfMemory
 from tonnage.hardware import find_gpu
 from tonnage.recording import Recording
 from tonnage.recording.replay import demand, outcome_on, replay_on
@@ -81,6 +83,18 @@ def test_the_request_that_failed_belongs_to_the_demand() -> None:
     assert replay_on(died).header.outcome == "oom"
     assert outcome_on(died, find_gpu("h200")).failed is None
     assert replay_on(died, find_gpu("h200")).fits
+
+
+def test_what_is_freed_after_the_end_was_there_at_the_end() -> None:
+    run = Run("t4")
+    blocks = [run.alloc(2**30) for _ in range(13)]
+    with pytest.raises(AllocatorOutOfMemory) as caught:
+        run.alloc(2 * 2**30)
+    died = run.dies(caught.value, line="train.py:1")
+    run.free(*blocks)
+    assert len(demand(died).live_at_peak) == 14
+    assert outcome_on(died).failed is not None
+    assert outcome_on(died, find_gpu("v100-16")).failed is None
 
 
 def test_a_script_that_failed_stays_failed() -> None:

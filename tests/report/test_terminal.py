@@ -55,7 +55,7 @@ def test_the_report_says_what_it_takes_and_where_it_went() -> None:
     assert "activations        18.21 GiB  93.2 %" in text
     assert "backward 19.54 GiB" in text
     assert "step 1 18.78 GiB" in text
-    assert " 12 ×  0.25 GiB  bfloat16 [32, 1024, 4096] gelu        layers.*.mlp train.py:87" in text
+    assert " 12 × 0.25 GiB  bfloat16 [32, 1024, 4096]  gelu        layers.*.mlp train.py:87" in text
     assert "half the batch                 9.11 GiB   twice the steps  --batch 16" in text
 
 

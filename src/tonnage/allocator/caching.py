@@ -118,7 +118,7 @@ class CachingAllocator:
 
     @property
     def free_bytes(self) -> int:
-        """What the device could still give, as cudaMemGetInfo says."""
+        """What cudaMemGetInfo calls free."""
         return max(self._segments.free_bytes, 0)
 
     # Allocation: `malloc` and `free` run for every tensor, and are written out for speed.

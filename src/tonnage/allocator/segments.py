@@ -13,6 +13,10 @@ from tonnage.allocator.addresses import AddressSpace
 from tonnage.allocator.blocks import ALLOCATED, FREE, UNMAPPED, Block, BlockPool
 from tonnage.allocator.settings import SMALL_SEGMENT_BYTES, AllocatorSettings
 from tonnage.allocator.stats import Counters
+from tonnage.units import MIB
+
+# Measured on an H200 (driver 580) filled to the last page: of what cudaMemGetInfo calls free, this much cannot be had.
+DRIVER_RESERVE_BYTES = 2 * MIB
 
 Observer = Callable[[str, int, int, int], None]
 Placement = Callable[[int], int]
@@ -61,12 +65,15 @@ class Segments:
 
     @property
     def free_bytes(self) -> int:
-        """What the device could still give."""
+        """What cudaMemGetInfo calls free."""
         return self.capacity_bytes - self.outside_bytes - self.counters.reserved_bytes
+
+    def _fits(self, size: int) -> bool:
+        return size <= self.free_bytes - DRIVER_RESERVE_BYTES
 
     def allocate(self, pool: BlockPool, size: int, stream: int) -> Block | None:
         """A new fixed segment as one block, or None if the device is full."""
-        if size > self.free_bytes:
+        if not self._fits(size):
             return None
         block = Block(self._place(size), size, stream, pool, None, ALLOCATED)
         if pool.owner is not None:
@@ -166,7 +173,7 @@ class Segments:
         segment, pool = block.segment, block.pool
         assert segment is not None
         start, stop = segment.outward(block.address, block.address + size)
-        if stop - start > self.free_bytes:
+        if not self._fits(stop - start):
             return False
         pool.remove_unmapped(block)
         if stop - start < block.size:

@@ -29,6 +29,10 @@ _HEXADECIMAL = re.compile(r"[+-]?0x(?:[0-9a-f]+\.?[0-9a-f]*|\.[0-9a-f]+)(?:p[+-]
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
+Version = tuple[int, int]
+NEWEST: Version = (2, 13)
+
+
 class BadAllocatorSettings(RequestError, ValueError):
     """A text that PyTorch would refuse; `pytorch_type` is the exception that it would raise."""
 
@@ -62,18 +66,19 @@ class AllocatorSettings:
     text: str = ""
 
     @classmethod
-    def parse(cls, text: str) -> AllocatorSettings:
+    def parse(cls, text: str, torch_version: Version = NEWEST) -> AllocatorSettings:
         """The settings that a text such as "expandable_segments:True" means to a fresh process."""
-        return cls().changed_by(text)
+        return cls().changed_by(text, torch_version)
 
     @classmethod
-    def from_environment(cls, environ: Mapping[str, str]) -> AllocatorSettings:
+    def from_environment(cls, environ: Mapping[str, str], torch_version: Version = NEWEST) -> AllocatorSettings:
         """The settings of a process: PYTORCH_CUDA_ALLOC_CONF goes before PYTORCH_ALLOC_CONF."""
-        return cls.parse(next((environ[name] for name in VARIABLES if name in environ), ""))
+        return cls.parse(next((environ[name] for name in VARIABLES if name in environ), ""), torch_version)
 
-    def changed_by(self, text: str) -> AllocatorSettings:
+    def changed_by(self, text: str, torch_version: Version = NEWEST) -> AllocatorSettings:
         """What `torch.cuda.memory._set_allocator_settings(text)` leaves: some options start over, others stay."""
         tokens = _Tokens(text)
+        known = {key for key in _COMMON_READERS | _CUDA_READERS if _SINCE.get(key, (2, 0)) <= torch_version}
         draft = {field.name: getattr(self, field.name) for field in fields(self)}
         draft |= {name: getattr(_DEFAULTS, name) for name in _STARTING_OVER} | {"text": text}
         for index, token in enumerate(tokens.items):
@@ -81,7 +86,7 @@ class AllocatorSettings:
                 _read_large_segment_size(tokens, index, draft)
         draft["max_non_split_rounding_bytes"] = draft["large_segment_bytes"]
         for readers in (_COMMON_READERS, _CUDA_READERS):
-            _walk(tokens, readers, draft)
+            _walk(tokens, readers, known, draft)
         return replace(self, **draft)
 
     def rounded_bytes(self, size_bytes: int) -> int:
@@ -208,16 +213,13 @@ _Draft = dict[str, Any]
 _Reader = Callable[[_Tokens, int, _Draft], int]
 
 
-def _walk(tokens: _Tokens, readers: Mapping[str, _Reader], draft: _Draft) -> None:
+def _walk(tokens: _Tokens, readers: Mapping[str, _Reader], known: set[str], draft: _Draft) -> None:
     index = 0
     while index < len(tokens):
         key = tokens.at(index)
-        if key in readers:
-            index = readers[key](tokens, index, draft)
-        elif key in _COMMON_READERS or key in _CUDA_READERS:
-            index = tokens.skip(index)
-        else:
+        if key not in known:
             raise BadAllocatorSettings(f"Unrecognized key '{key}' in Accelerator allocator config.")
+        index = readers[key](tokens, index, draft) if key in readers else tokens.skip(index)
         index += 2
 
 
@@ -372,4 +374,11 @@ _CUDA_READERS: dict[str, _Reader] = {
     "graph_capture_record_stream_reuse": _flag("graph_capture_record_stream_reuse"),
     "per_process_memory_fraction": _read_fraction,
     "throw_on_cudamalloc_oom": _flag("throw_on_cudamalloc_oom"),
+}
+# 2.11 on a GPU refused these four, and 2.13 knows them.
+_SINCE: dict[str, Version] = {
+    "throw_on_cudamalloc_oom": (2, 12),
+    "pinned_free_catch_all": (2, 12),
+    "pinned_max_round_threshold_mb": (2, 12),
+    "pinned_max_cached_size_mb": (2, 12),
 }

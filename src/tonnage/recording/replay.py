@@ -32,17 +32,33 @@ class Outcomes:
 
 
 def demand(recording: Recording) -> Recording:
-    """All that the run is known to need: where it died, the request that failed is its last allocation."""
+    """All that the run is known to need: where it died, it ends with the request that failed."""
     oom = recording.oom
     if oom is None:
         return recording
-    request = Allocation(
+    moment = _moment_of(oom, recording)
+    kept = [_alive_after(a, moment) for a in recording.allocations if a.born <= moment]
+    return replace(recording, allocations=[*kept, _request(oom, recording, moment)], oom=None)
+
+
+def _moment_of(oom: OutOfMemory, recording: Recording) -> int:
+    """The last event before the request failed. What follows are frees, as the script unwinds."""
+    levels = recording.timeline.allocated_bytes
+    return next((i for i in range(len(levels) - 1, -1, -1) if levels[i] == oom.allocated_bytes), len(levels) - 1)
+
+
+def _alive_after(a: Allocation, moment: int) -> Allocation:
+    return replace(a, died=None) if a.died is not None and a.died > moment else a
+
+
+def _request(oom: OutOfMemory, recording: Recording, moment: int) -> Allocation:
+    return Allocation(
         index=1 + max((a.index for a in recording.allocations), default=-1),
         address=0,
         requested_bytes=oom.requested_bytes,
         block_bytes=oom.requested_bytes,
         stream=0,
-        born=len(recording.timeline.allocated_bytes),
+        born=moment,
         category=_CATEGORY_BY_PHASE.get(oom.phase, Category.OTHER),
         operator=oom.operator,
         module=oom.module,
@@ -50,7 +66,6 @@ def demand(recording: Recording) -> Recording:
         step=oom.step,
         line=oom.line,
     )
-    return replace(recording, allocations=[*recording.allocations, request], oom=None)
 
 
 def outcome_on(recording: Recording, gpu: Gpu | None = None, *, settings: str | None = None) -> Outcomes:

@@ -99,8 +99,9 @@ def _phase_peaks(timeline: Timeline, marks: Sequence[Mark], start: int, end: int
     for name, first, last in spans(marks, "phase", len(timeline.allocated_bytes)):
         first, last = max(first, start), min(last, end)
         if first < last:
-            peaks[name] = max(peaks.get(name, 0), timeline.peak_between(first, last))
-    return [PhasePeak(name or "other", peak) for name, peak in peaks.items()]
+            phase = name or "other"
+            peaks[phase] = max(peaks.get(phase, 0), timeline.peak_between(first, last))
+    return [PhasePeak(phase, peak) for phase, peak in peaks.items()]
 
 
 def spans(marks: Sequence[Mark], kind: MarkKind, length: int) -> Iterator[tuple[str, int, int]]:

@@ -1,10 +1,13 @@
 """Pieces of a report in 80 columns: bars, shares, shortened words. They know no recording."""
 
+from collections.abc import Iterator, Sequence
+
 from rich.text import Text
 
 from tonnage.units import GIB, format_bytes
 
 WIDTH = 80
+_NARROWEST_NAME = 10
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
@@ -33,6 +36,26 @@ def column(size_bytes: int, unit: str) -> str:
     """A size for an aligned column; what would round to nothing has a unit of its own."""
     words = format_bytes(size_bytes, unit)
     return f"{format_bytes(size_bytes) if words.startswith('0.00') else words:>11}"
+
+
+def aligned(rows: Sequence[Sequence[str]], *, right: int) -> list[str]:
+    """Rows of cells in columns: sizes (the first `right`), flush right; then what it is; then names.
+
+    What does not fit is clipped: of the names the first ones first.
+    """
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    while sum(widths) + len(widths) + 1 > WIDTH:
+        names = range(right + 1, len(widths))
+        widths[next((name for name in names if widths[name] > _NARROWEST_NAME), right)] -= 1
+    return [" " + " ".join(_cells(row, widths, right)).rstrip() for row in rows]
+
+
+def _cells(row: Sequence[str], widths: Sequence[int], right: int) -> Iterator[str]:
+    for number, (cell, width) in enumerate(zip(row, widths, strict=True)):
+        # Modules and lines say most at their end, shapes and operators at their start.
+        clipped = clip_start(cell, width) if number > right + 1 else clip(cell, width)
+        gap = " " if number == right else ""
+        yield clipped.rjust(width) if number < right else gap + clipped.ljust(width)
 
 
 def spread(left: Text, right: Text) -> Text:

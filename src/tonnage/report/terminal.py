@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.text import Text
 
 from tonnage.explain import Advice, Fix
+from tonnage.ledger import Category
 from tonnage.recording import Group, Recording
-from tonnage.report.lines import WIDTH, bar, clip, clip_start, column, heading, spread, table_unit
+from tonnage.report.lines import WIDTH, aligned, bar, clip, clip_start, column, heading, spread, table_unit
 from tonnage.units import format_bytes
 
 _LARGEST = 5
@@ -22,6 +23,8 @@ _FIXES = 4
 _BAR_CELLS = 28
 _STEPS = 6
 _WORTH_SAYING = 0.01
+# Phases that are not worth a word beside the others.
+_BESIDE = ("setup", "other")
 _VERDICTS = {
     "ok": ("fits", "bold green"),
     "oom": ("does not fit", "bold red"),
@@ -80,7 +83,7 @@ def out_of_memory(recording: Recording) -> Iterator[Text]:
     if oom is None:
         return
     yield Text(f"  out of memory {_where(oom.step, oom.phase)}{_at_line(recording, oom.line)}", style="red")
-    maker = " of ".join(filter(None, [oom.operator, oom.module]))
+    maker = " of ".join(filter(None, [oom.operator.removeprefix("aten::"), oom.module]))
     short = format_bytes(max(0, oom.requested_bytes - oom.free_bytes))
     asked = f"asked for {format_bytes(oom.requested_bytes)}, free {format_bytes(oom.free_bytes)}: {short} short"
     yield Text(clip(f"  {asked}{f', in {maker}' if maker else ''}", WIDTH))
@@ -106,7 +109,8 @@ def ledger(recording: Recording) -> Iterator[Text]:
 def course(recording: Recording, verbose: bool) -> Iterator[Text]:
     """The peak of each phase and step, and what lay unused."""
     unit = table_unit(recording.peak_allocated_bytes)
-    yield from _in_threes([f"{p.name} {format_bytes(p.peak_allocated_bytes, unit)}" for p in recording.phases])
+    named = [phase for phase in recording.phases if phase.name not in _BESIDE] or recording.phases
+    yield from _in_threes([f"{p.name} {format_bytes(p.peak_allocated_bytes, unit)}" for p in named])
     steps = list(_alike_steps(recording, unit))
     shown = steps if verbose else steps[:_STEPS]
     yield from _in_threes(shown)
@@ -138,17 +142,16 @@ def largest(recording: Recording) -> Iterator[Text]:
         return
     yield heading("largest at the peak")
     unit = table_unit(recording.peak_allocated_bytes)
-    for group in groups:
-        yield Text(_largest_row(group, unit))
+    for row in aligned([_largest_cells(group, unit) for group in groups], right=2):
+        yield Text(row)
 
 
-def _largest_row(group: Group, unit: str) -> str:
-    shape = "" if group.shape is None else str(list(group.shape))
-    what = clip(f"{group.dtype} {shape}".strip() or group.category.label, 25)
+def _largest_cells(group: Group, unit: str) -> tuple[str, ...]:
     count = f"{group.count} ×" if group.count > 1 else ""
-    size = format_bytes(group.each_bytes, unit)
-    by, module, line = clip(group.operator, 11), clip_start(group.module, 12), clip_start(group.line, 12)
-    return clip(f"{count:>5}{size:>10}  {what:<25} {by:<11} {module:<12} {line}".rstrip(), WIDTH)
+    shape = "" if group.shape is None else str(list(group.shape))
+    operator = group.operator.removeprefix("aten::")
+    module = group.module or ("" if group.category is Category.ACTIVATIONS else group.category.label)
+    return count, format_bytes(group.each_bytes, unit), f"{group.dtype} {shape}".strip(), operator, module, group.line
 
 
 def to_save_memory(recording: Recording, advice: Advice) -> Iterator[Text]:

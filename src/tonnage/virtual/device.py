@@ -5,14 +5,18 @@ with the GIL. What a block is for is the business of `attribution`; what PyTorch
 """
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from tonnage.allocator import AllocatorSettings, CachingAllocator, OutOfMemory
+from tonnage.allocator import AllocatorSettings, CachingAllocator, OutOfMemory, Shortage
 from tonnage.hardware import Gpu
 from tonnage.ledger import Category
 from tonnage.recording.records import Allocation, Mark, SegmentEvent
 from tonnage.recording.records import OutOfMemory as OutOfMemoryRecord
 from tonnage.virtual.attribution import Attribution
 from tonnage.virtual.overheads import Overheads
+
+if TYPE_CHECKING:
+    from tonnage.virtual.cuda.history import History
 
 DTYPES = {
     "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64", "Int": "int32",
@@ -47,6 +51,8 @@ class Device:
         self.serials: dict[int, int] = {}
         self.ooms: list[OutOfMemoryRecord] = []
         self.on_progress: Callable[[], None] | None = None
+        self.history: "History | None" = None
+        self.oom_observers: list[Callable[[Shortage], None]] = []
 
     # Called by the native half
 
@@ -68,6 +74,8 @@ class Device:
         self.allocations.append(allocation)
         self.live[block.address] = allocation
         self.serials[block.address] = serial
+        if self.history is not None:
+            self.history.allocated(allocation)
         if self.on_progress and not self.sequence & 1023:
             self.on_progress()
         return block.address
@@ -80,7 +88,10 @@ class Device:
         born_in = self.serials.pop(address)
         if born_in == serial and born_in:
             allocation.category = Category.WORKSPACE  # made and dropped inside one operator
-        self.allocator.free(self.allocator.block_at(address))
+        block = self.allocator.block_at(address)
+        self.allocator.free(block)
+        if self.history is not None:
+            self.history.freed(allocation, block)
 
     def record_stream(self, address: int, stream: int) -> None:
         """`Tensor.record_stream`."""
@@ -103,6 +114,8 @@ class Device:
             self.allocator.outside_bytes = self.overheads.total_bytes
 
     def _on_segment(self, action: str, address: int, size: int, stream: int) -> None:
+        if self.history is not None:
+            self.history.segment(action, address, size, stream)
         if action != "oom":
             self.sequence += 1
             self.segments.append(SegmentEvent(self.sequence, action, address, size, stream))  # type: ignore[arg-type]
@@ -115,3 +128,5 @@ class Device:
                 operator, who.module_of(context), who.phase, who.step, error.message, who.stack(),
             )  # fmt: skip
         )
+        for observer in self.oom_observers:
+            observer(shortage)

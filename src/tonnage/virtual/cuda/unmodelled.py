@@ -15,6 +15,8 @@ _WORDS = {
     "_cuda_jiterator_compile_and_launch_kernel": "a kernel compiled at run time (jiterator)",
     "_cuda_getCheckpointState": "the checkpoint of a memory pool (CUDA graph trees)",
     "_cuda_setCheckpointPoolState": "the checkpoint of a memory pool (CUDA graph trees)",
+    "_cuda_setCublasWorkspaceSize": "a change of cuBLAS's workspace in a run (CUBLAS_WORKSPACE_CONFIG sets it)",
+    "_cuda_setCublasLtWorkspaceSize": "a change of cuBLASLt's workspace in a run (CUBLASLT_WORKSPACE_SIZE sets it)",
     "_nccl_unique_id": "NCCL",
     "_nccl_init_rank": "NCCL",
     "_nccl_all_reduce": "NCCL",

@@ -223,7 +223,22 @@ struct PinnedAllocator final : c10::Allocator {
   void copy_data(void* to, const void* from, std::size_t count) const override { default_copy_data(to, from, count); }
 };
 
+// A number with its peak and its totals, as `torch.cuda.host_memory_stats` reports it.
+struct Counter {
+  uint64_t current = 0, peak = 0, allocated = 0, freed = 0;
+  void add(uint64_t amount) {
+    current += amount;
+    allocated += amount;
+    peak = std::max(peak, current);
+  }
+  void remove(uint64_t amount) {
+    current -= amount;
+    freed += amount;
+  }
+};
+
 struct PinnedPool {
+  Counter blocks, requests, block_bytes, request_bytes;
   std::mutex lock;
   std::map<size_t, std::vector<void*>> idle;
   std::unordered_map<void*, size_t> sizes;
@@ -239,6 +254,8 @@ void unpin(void* context) {
   auto& pool = pinned_pool();
   std::lock_guard<std::mutex> guard(pool.lock);
   pool.requested -= use->requested;
+  pool.requests.remove(1);
+  pool.request_bytes.remove(pool.sizes[use->data]);
   pool.live.erase(reinterpret_cast<uintptr_t>(use->data));
   pool.idle[pool.sizes[use->data]].push_back(use->data);
 }
@@ -264,9 +281,13 @@ c10::DataPtr PinnedAllocator::allocate(size_t bytes) {
     data = map_lazily(std::max<size_t>(size, 4096));
     pool.sizes[data] = size;
     pool.held += size;
+    pool.blocks.add(1);
+    pool.block_bytes.add(size);
     pool.peak = std::max(pool.peak, pool.held);
   }
   pool.requested += bytes;
+  pool.requests.add(1);
+  pool.request_bytes.add(size);
   pool.requested_peak = std::max(pool.requested_peak, pool.requested);
   pool.live[reinterpret_cast<uintptr_t>(data)] = size;
   return {data, new PinnedUse{data, bytes}, &unpin, cpu};
@@ -321,6 +342,14 @@ struct Generator final : c10::GeneratorImpl {
 
 c10::DeviceIndex index_of(c10::Device device) { return device.index() < 0 ? current_device : device.index(); }
 
+c10::DeviceIndex checked_index_of(c10::Device device) {
+  const auto index = index_of(device);
+  if (index < device_count) return index;
+  throw c10::AcceleratorError(
+      {__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, 101,
+      "CUDA error: invalid device ordinal\nGPU device may be out of range, do you have enough GPUs?\n");
+}
+
 using Moment = std::chrono::steady_clock::time_point;
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
@@ -329,11 +358,11 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   static c10::Device device(int index) { return {static_type, static_cast<c10::DeviceIndex>(index)}; }
   c10::Device exchangeDevice(c10::Device to) const override {
     const auto old = device(current_device);
-    current_device = index_of(to);
+    current_device = checked_index_of(to);
     return old;
   }
   c10::Device getDevice() const override { return device(current_device); }
-  void setDevice(c10::Device to) const override { current_device = index_of(to); }
+  void setDevice(c10::Device to) const override { current_device = checked_index_of(to); }
   void uncheckedSetDevice(c10::Device to) const noexcept override { current_device = index_of(to); }
   static c10::Stream stream(c10::Device of, int64_t id) {
     return c10::Stream(c10::Stream::UNSAFE, device(index_of(of)), id);
@@ -515,6 +544,12 @@ void take_over_hooks() {
 
 }  // namespace
 
+TORCH_LIBRARY_IMPL(aten, CUDA, library) {
+  library.impl("record_stream", [](at::Tensor& self, c10::Stream stream) {
+    guard.recordDataPtrOnStream(self.storage().data_ptr(), stream);
+  });
+}
+
 // Python has no other way to a default generator in a build without CUDA.
 TORCH_LIBRARY_FRAGMENT(tonnage, library) {
   library.def("default_generator(int index) -> Generator?", [](int64_t index) {
@@ -568,9 +603,27 @@ void tonnage_empty_pinned_cache() {
     for (void* data : idle) {
       pool.sizes.erase(data);
       pool.held -= size;
+      pool.blocks.remove(1);
+      pool.block_bytes.remove(size);
       unmap(data);
     }
     idle.clear();
+  }
+}
+
+void tonnage_host_stats(uint64_t* values) {
+  auto& pool = pinned_pool();
+  std::lock_guard<std::mutex> lock(pool.lock);
+  for (const Counter* counter : {&pool.blocks, &pool.requests, &pool.block_bytes, &pool.request_bytes})
+    for (uint64_t value : {counter->current, counter->peak, counter->allocated, counter->freed}) *values++ = value;
+}
+
+void tonnage_reset_host_stats(bool peaks) {
+  auto& pool = pinned_pool();
+  std::lock_guard<std::mutex> lock(pool.lock);
+  for (Counter* counter : {&pool.blocks, &pool.requests, &pool.block_bytes, &pool.request_bytes}) {
+    if (peaks) counter->peak = counter->current;
+    else counter->allocated = counter->freed = 0;
   }
 }
 

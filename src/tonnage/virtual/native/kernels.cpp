@@ -372,6 +372,7 @@ void compute(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
     if (!stand.written) continue;
     if (is_device(stand.original)) follow_resize(stand.original, stand.stand);
     if (!outcome.known) forget(stand.original);
+    else if (is_device(stand.original) && !is_known(stand.original)) adopt_shadow(stand.original, stand.stand);
   }
   for (auto& result : arguments)
     stack->push_back(map_tensors(result, [&](const Tensor& t) { return bring_back(t, outcome.stands, outcome.known); }));

@@ -1,0 +1,229 @@
+"""CUDA graphs and memory pools: a capture runs its body once, into a private pool; a replay does nothing.
+
+Not modelled: the graph itself (its nodes, its executable and what the driver keeps for it).
+"""
+
+import itertools
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tonnage.allocator import CachingAllocator
+from tonnage.virtual.cuda.cards import Cards
+from tonnage.virtual.cuda.patches import Patches
+from tonnage.virtual.cuda.unmodelled import NotModelled, refusal
+
+PoolId = tuple[int, int]
+_NO_CAPTURE = "Called CUDAGraph::replay without a preceding successful capture."
+_DEFAULT_STREAM = (
+    "CUDA graphs must be captured on a non-default stream. (However, after capture, it's ok to replay them on the "
+    "default stream.)"
+)
+
+
+class Pools:
+    """The private pools of every card, by PyTorch's ids: (0, n) if a user made it, (n, 0) if a graph did."""
+
+    def __init__(self, cards: Cards) -> None:
+        self.cards = cards
+        self._by_user, self._by_graph = itertools.count(1), itertools.count(1)
+        self.captures: list[_Capture] = []
+
+    def user_id(self) -> PoolId:
+        """An id for `MemPool` and `graph_pool_handle`."""
+        return 0, next(self._by_user)
+
+    def graph_id(self) -> PoolId:
+        """An id for a graph that was given none."""
+        return next(self._by_graph), 0
+
+    def begin(self, index: int, pool: PoolId, accepts: Callable[[int], bool] = lambda stream: True) -> None:
+        """Requests go to the pool from now on, where they are accepted."""
+        try:
+            self.cards.at(index).allocator.begin_allocate_to_pool(pool, accepts)
+        except AssertionError:
+            raise RuntimeError("beginAllocateToPool: already recording to mempool_id") from None
+
+    def begin_thread(self, index: int, pool: PoolId) -> None:
+        """The calling thread's requests."""
+        thread = threading.get_ident()
+        self.begin(index, pool, lambda _: threading.get_ident() == thread)
+
+    def begin_stream(self, index: int, pool: PoolId) -> None:
+        """Requests on the current stream."""
+        current = self.cards.stream(index)
+        self.begin(index, pool, lambda stream: stream == current)
+
+    def end(self, index: int, pool: PoolId) -> None:
+        """Requests go where they went before."""
+        self.cards.at(index).allocator.end_allocate_to_pool(pool)
+
+    def release(self, index: int, pool: PoolId) -> None:
+        """One user less."""
+        self.cards.at(index).allocator.release_pool(pool)
+
+
+class _Capture:
+    """The state of one graph, apart from the object that Python holds: it outlives it by a moment."""
+
+    def __init__(self, pools: Pools, seeds: "_Seeds") -> None:
+        self.pools, self.seeds = pools, seeds
+        self.index, self.stream = -1, 0
+        self.pool: PoolId | None = None
+        self.is_done = False
+
+    def begin(self, pool: PoolId | None) -> None:
+        self.seeds.register(self)
+        cards = self.pools.cards
+        self.index, self.stream = cards.selected, cards.stream()
+        if not self.stream:
+            raise RuntimeError(_DEFAULT_STREAM)
+        self.pool = pool or self.pools.graph_id()
+        self.pools.begin(self.index, self.pool, lambda stream: stream == self.stream)
+        self.pools.captures.append(self)
+
+    def end(self) -> None:
+        if self not in self.pools.captures or self.pools.cards.stream() != self.stream:
+            raise RuntimeError("Capture must end on the same stream it began on.")
+        assert self.pool is not None
+        self.pools.captures.remove(self)
+        self.pools.end(self.index, self.pool)
+        self.is_done = True
+
+    def reset(self) -> None:
+        if self.is_done and self.pool is not None:
+            self.pools.release(self.index, self.pool)
+        self.is_done = False
+
+    def close(self) -> None:
+        self.reset()
+        self.seeds.unregister(self)
+
+
+class _Seeds:
+    """The generator's seed and offset on the device: there while any graph is."""
+
+    def __init__(self) -> None:
+        self._graphs: set[_Capture] = set()
+        self._tensors: list[torch.Tensor] = []
+
+    def register(self, graph: _Capture) -> None:
+        if not self._graphs:
+            self._tensors = [torch.empty(1, dtype=torch.int64, device="cuda") for _ in range(2)]
+        self._graphs.add(graph)
+
+    def unregister(self, graph: _Capture) -> None:
+        self._graphs.discard(graph)
+        if not self._graphs:
+            self._tensors.clear()
+
+
+def _graph_base(pools: Pools) -> type:
+    seeds = _Seeds()
+
+    class _CUDAGraph:
+        """What PyTorch's `CUDAGraph` stands on."""
+
+        _capture: _Capture
+
+        def __new__(cls, keep_graph: bool = False) -> Any:
+            self = super().__new__(cls)
+            self._capture = _Capture(pools, seeds)
+            weakref.finalize(self, self._capture.close).atexit = False
+            return self
+
+        def capture_begin(self, pool: PoolId | None = None, capture_error_mode: str = "global") -> None:
+            self._capture.begin(pool)
+
+        def capture_end(self) -> None:
+            self._capture.end()
+
+        def replay(self) -> None:
+            if not self._capture.is_done:
+                raise RuntimeError(_NO_CAPTURE)
+
+        def reset(self) -> None:
+            self._capture.reset()
+
+        def pool(self) -> PoolId:
+            if self._capture.pool is None:
+                raise RuntimeError("Called CUDAGraph::pool() without a preceding successful capture.")
+            return self._capture.pool
+
+        def instantiate(self) -> None:
+            pass
+
+        def register_generator_state(self, generator: Any) -> None:
+            pass
+
+        def enable_debug_mode(self) -> None:
+            pass
+
+        debug_dump = raw_cuda_graph = raw_cuda_graph_exec = refusal("the nodes of a CUDA graph")
+
+    return _CUDAGraph
+
+
+def _pool_base(pools: Pools) -> type:
+    class _MemPool:
+        """What PyTorch's `MemPool` stands on."""
+
+        def __init__(
+            self, allocator: Any = None, is_user_created: bool = True, use_on_oom: bool = False, no_split: bool = False
+        ) -> None:
+            if allocator is not None or use_on_oom or no_split:
+                raise NotModelled("a MemPool with an allocator of its own, use_on_oom or no_split")
+            self.device = pools.cards.selected
+            self.allocator = None
+            self._id = pools.user_id() if is_user_created else pools.graph_id()
+            self._memory = pools.cards.at().allocator
+            self._memory.create_pool(self._id)
+            weakref.finalize(self, _drop_pool, self._memory, self._id).atexit = False
+
+        @property
+        def id(self) -> PoolId:
+            return self._id
+
+        def use_count(self) -> int:
+            return self._memory.pool_use_count(self._id)
+
+    return _MemPool
+
+
+def _drop_pool(allocator: CachingAllocator, pool: PoolId) -> None:
+    allocator.release_pool(pool)
+    allocator.empty_cache(pool)
+
+
+def install(cards: Cards, patches: Patches) -> None:
+    """Supply the functions, and other bases for PyTorch's own classes."""
+    pools = Pools(cards)
+    functions = _functions(pools)
+    patches.set_all(torch._C, functions)
+    for module in (torch.cuda.graphs, torch.cuda.memory):
+        patches.set_all(module, {name: value for name, value in functions.items() if hasattr(module, name)})
+    patches.set(torch.cuda.graphs.CUDAGraph, "__bases__", (functions["_CUDAGraph"],))
+    patches.set(torch.cuda.memory.MemPool, "__bases__", (functions["_MemPool"],))
+    patches.set(torch.cuda.graphs.graph, "default_capture_stream", None)
+
+
+def _functions(pools: Pools) -> dict[str, Any]:
+    def is_capturing() -> bool:
+        stream = pools.cards.stream()
+        return any(capture.stream == stream for capture in pools.captures)
+
+    return {
+        "_CUDAGraph": _graph_base(pools),
+        "_MemPool": _pool_base(pools),
+        "_graph_pool_handle": pools.user_id,
+        "_cuda_isCurrentStreamCapturing": is_capturing,
+        "_cuda_beginAllocateToPool": pools.begin,
+        "_cuda_beginAllocateCurrentThreadToPool": pools.begin_thread,
+        "_cuda_beginAllocateCurrentStreamToPool": pools.begin_stream,
+        "_cuda_endAllocateToPool": pools.end,
+        "_cuda_releasePool": pools.release,
+        "_cuda_checkPoolLiveAllocations": lambda index, pool, expected: True,
+    }

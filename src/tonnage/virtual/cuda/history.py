@@ -1,0 +1,296 @@
+"""Memory history and snapshots: what `torch.cuda.memory._record_memory_history` keeps and PyTorch's viewer opens.
+
+Stacks are Python's; there are no C++ frames, whatever `stacks` says. The frames of this package are left out.
+"""
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+
+from tonnage.allocator.blocks import PENDING, Block
+from tonnage.recording.records import Allocation
+from tonnage.virtual.cuda.cards import Cards
+from tonnage.virtual.cuda.patches import Patches
+from tonnage.virtual.device import Device
+
+Entry = dict[str, Any]
+Frames = list[dict[str, Any]]
+_PACKAGE = Path(__file__).parent.parent.parent
+_HIDDEN = (str(_PACKAGE), "<frozen runpy>")
+_RUNNER = str(_PACKAGE / "virtual" / "script.py")  # below it, the script's stack ends
+_NEVER, _STATE, _ALLOC, _ALL = range(4)
+_CONTEXTS = {None: _NEVER, "state": _STATE, "alloc": _ALLOC, "all": _ALL}
+_FREES = frozenset(("free_requested", "free_completed", "segment_free", "segment_unmap"))
+
+
+class Ring:
+    """The last entries, at most so many; a smaller limit keeps what is there and overwrites it."""
+
+    def __init__(self) -> None:
+        self.limit = 0
+        self._entries: list[Entry] = []
+        self._next = 0
+
+    def add(self, entry: Entry) -> None:
+        """Append, or overwrite the oldest."""
+        if len(self._entries) < self.limit:
+            self._entries.append(entry)
+        elif self._entries:
+            self._entries[self._next] = entry
+            self._next = (self._next + 1) % self.limit
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._entries.clear()
+        self._next = 0
+
+    def in_order(self) -> list[Entry]:
+        """Oldest first."""
+        return self._entries[self._next :] + self._entries[: self._next]
+
+
+class History:
+    """One card's trace and the stacks of its live blocks. It is `device.history` while it records."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.trace = Ring()
+        self.metadata = ""
+        self.when = _NEVER
+        self.skipped: frozenset[str] = frozenset()
+        self._frames: dict[int, tuple[int, Frames]] = {}
+        self._segment_frames: dict[int, Frames] = {}
+        self._pending: list[tuple[Block, Allocation]] = []
+        self._known: dict[tuple[CodeType, int], dict[str, Any]] = {}
+
+    def start(self, when: int, max_entries: int, skipped: Sequence[str]) -> None:
+        """Record from now on."""
+        self.when, self.trace.limit, self.skipped = when, max_entries, frozenset(skipped)
+        self.device.history = self
+
+    def stop(self) -> None:
+        """Record no more; the stacks of what lives are kept, the trace is not."""
+        self.device.history = None
+        self.trace.clear()
+
+    # Called by the device
+
+    def allocated(self, allocation: Allocation) -> None:
+        """A block was handed out."""
+        self._complete_frees()
+        if self.when >= _STATE:
+            self._frames[allocation.address] = allocation.index, self._stack()
+        self._record("alloc", allocation.address, allocation.requested_bytes, allocation.stream)
+
+    def freed(self, allocation: Allocation, block: Block) -> None:
+        """A block was dropped; the free is complete unless a stream still uses the block."""
+        self._complete_frees()
+        self._frames.pop(allocation.address, None)
+        self._record("free_requested", allocation.address, allocation.requested_bytes, allocation.stream)
+        self._pending.append((block, allocation))
+        self._complete_frees()
+
+    def segment(self, action: str, address: int, size: int, stream: int) -> None:
+        """The allocator took memory from the card, gave it back, or got none (`address` is then what was free)."""
+        if action in ("segment_alloc", "segment_map") and self.when >= _STATE:
+            self._segment_frames[address] = self._stack()
+        elif action in _FREES:
+            self._segment_frames.pop(address, None)
+        self._record(action, address, size, stream)
+
+    def _complete_frees(self) -> None:
+        if not self._pending:
+            return
+        waiting = [(block, allocation) for block, allocation in self._pending if block.state == PENDING]
+        for block, allocation in self._pending:
+            if block.state != PENDING:
+                self._record("free_completed", allocation.address, allocation.requested_bytes, allocation.stream)
+        self._pending = waiting
+
+    def _record(self, action: str, address: int, size: int, stream: int) -> None:
+        if action in self.skipped:
+            return
+        entry: Entry = {
+            "action": action,
+            "device_free" if action == "oom" else "addr": address,
+            "size": size,
+            "stream": stream,
+            "time_us": time.time_ns() // 1000,
+            "compile_context": "N/A",
+            "user_metadata": self.metadata,
+        }
+        if action != "snapshot" and self.when >= (_ALL if action in _FREES else _ALLOC):
+            entry["frames"] = self._stack()
+        self.trace.add(entry)
+
+    def _stack(self) -> Frames:
+        frames: Frames = []
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and frame.f_code.co_filename != _RUNNER:
+            code = frame.f_code
+            shown = self._known.get((code, frame.f_lasti))
+            if shown is None:
+                hidden = code.co_filename.startswith(_HIDDEN)
+                shown = {} if hidden else {"name": code.co_name, "filename": code.co_filename, "line": frame.f_lineno}
+                self._known[code, frame.f_lasti] = shown
+            if shown:
+                frames.append(shown)
+            frame = frame.f_back
+        return frames
+
+    # Snapshots
+
+    def segments(self) -> list[dict[str, Any]]:
+        """The allocator's segments with the stacks that are known."""
+        segments = self.device.allocator.snapshot()
+        for segment in segments:
+            segment["frames"] = self._segment_frames.get(segment["address"], [])
+            for block in segment["blocks"]:
+                block["frames"] = self.frames_of(block["address"]) or []
+        return segments
+
+    def frames_of(self, address: int) -> Frames | None:
+        """The stack that made a live block, if it was recorded."""
+        index, frames = self._frames.get(address, (-1, []))
+        live = self.device.live.get(address)
+        return frames if live is not None and live.index == index else None
+
+    def note_snapshot(self) -> None:
+        """A snapshot was taken."""
+        if self.device.history is self:
+            active = self.device.allocator.memory_stats()["active_bytes.all.current"]
+            self._record("snapshot", 0, active, 0)
+
+
+class _Histories:
+    """The functions of `torch._C` about history, over all cards."""
+
+    def __init__(self, cards: Cards) -> None:
+        self.cards = cards
+        self.histories = [History(device) for device in cards.devices]
+        self.annotations: list[Entry] = []
+
+    def record(
+        self,
+        enabled: str | None,
+        context: str | None,
+        stacks: str,
+        max_entries: int,
+        clear_history: bool = False,
+        compile_context: bool = False,
+        global_record_annotations: bool = False,
+        skip_actions: Sequence[str] = (),
+    ) -> None:
+        """`torch._C._cuda_record_memory_history`, in every release's length."""
+        _check(enabled in (None, "state", "all"), "expected state to be 'state', 'all', or None")
+        _check(context in _CONTEXTS, "expected context to be 'state', 'alloc', 'all', or None")
+        _check(stacks in ("python", "all"), "expected stacks to be 'python', or 'all'")
+        limit = max_entries if enabled == "all" else 1
+        self._apply(enabled is not None, _CONTEXTS[context], limit, clear_history, skip_actions)
+
+    def record_legacy(
+        self,
+        enabled: bool,
+        record_context: bool = True,
+        trace_alloc_max_entries: int = 1,
+        trace_alloc_record_context: bool = False,
+        record_context_cpp: bool = False,
+        clear_history: bool = False,
+        compile_context: bool = False,
+        global_record_annotations: bool = False,
+        skip_actions: Sequence[str] = (),
+    ) -> None:
+        """The signature of old."""
+        when = _ALLOC if trace_alloc_record_context else _STATE if record_context else _NEVER
+        self._apply(enabled, when, trace_alloc_max_entries, clear_history, skip_actions)
+
+    def _apply(self, enabled: bool, when: int, limit: int, clear: bool, skipped: Sequence[str]) -> None:
+        torch.cuda._lazy_init()
+        for history in self.histories:
+            if clear or not enabled:
+                history.trace.clear()
+                self.annotations.clear()
+            if enabled:
+                history.start(when, limit, skipped)
+            else:
+                history.stop()
+
+    def is_enabled(self) -> bool:
+        """Whether anything is recorded."""
+        return self.cards.at().history is not None
+
+    def annotate(self, stage: str, name: str) -> None:
+        """A `record_function` begins or ends."""
+        if self.is_enabled():
+            now = time.time_ns() // 1000
+            self.annotations.append({"stage": stage, "name": name, "device": self.cards.selected, "time_us": now})
+
+    def snapshot(self, pool: Sequence[Any] | None = None) -> dict[str, Any]:
+        """`torch._C._cuda_memorySnapshot`: of one pool if its id is given, without traces if a third item says so."""
+        wanted = tuple(pool[:2]) if pool else (0, 0)
+        with_traces = bool(pool[2]) if pool and len(pool) > 2 else True
+        segments = [segment for history in self.histories for segment in history.segments()]
+        taken = {
+            "segments": [s for s in segments if wanted in ((0, 0), s["segment_pool_id"])],
+            "device_traces": [history.trace.in_order() if with_traces else [] for history in self.histories],
+            "allocator_settings": self.cards.at(0).allocator.settings.as_snapshot(),
+            "external_annotations": list(self.annotations),
+        }
+        for history in self.histories:
+            history.note_snapshot()
+        return taken
+
+    def set_metadata(self, metadata: str) -> None:
+        """Text that later entries carry."""
+        for history in self.histories:
+            history.metadata = metadata
+
+    def traceback(self, address: int) -> Frames | None:
+        """The stack that made a live block."""
+        return next((f for f in (history.frames_of(address) for history in self.histories) if f is not None), None)
+
+
+def _check(condition: bool, message: str) -> None:
+    if not condition:
+        raise RuntimeError(message)
+
+
+def install(cards: Cards, patches: Patches) -> None:
+    """Supply the functions, and hear of `record_function`."""
+    histories = _Histories(cards)
+    patches.set_all(
+        torch._C,
+        {
+            "_cuda_record_memory_history": histories.record,
+            "_cuda_record_memory_history_legacy": histories.record_legacy,
+            "_cuda_isHistoryEnabled": histories.is_enabled,
+            "_cuda_memorySnapshot": histories.snapshot,
+            "_cuda_allocationTraceback": histories.traceback,
+            "_cuda_setMemoryMetadata": histories.set_metadata,
+            "_cuda_getMemoryMetadata": lambda: histories.histories[0].metadata,
+        },
+    )
+    patches.on_undo(lambda: [history.stop() for history in histories.histories] and None)
+    _hear_annotations(histories, patches)
+
+
+def _hear_annotations(histories: _Histories, patches: Patches) -> None:
+    region = torch.autograd.profiler.record_function
+    plain_enter, plain_exit = region.__enter__, region.__exit__
+
+    def enter(self: Any) -> Any:
+        histories.annotate("START", self.name)
+        return plain_enter(self)
+
+    def leave(self: Any, *error: Any) -> Any:
+        try:
+            return plain_exit(self, *error)
+        finally:
+            histories.annotate("END", self.name)
+
+    patches.set_all(region, {"__enter__": enter, "__exit__": leave})

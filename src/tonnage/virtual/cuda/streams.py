@@ -1,0 +1,127 @@
+"""Streams and events. Ids, pools and the current stream are native; nothing runs, so everything has always finished.
+
+PyTorch's `Stream` and `Event` were made at import from empty base classes. A class that stands on C structures cannot
+get another base later, so the file that defines them, torch/cuda/streams.py, is executed once more over real ones.
+"""
+
+import importlib.util
+import sys
+import time
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from tonnage.virtual.cuda.cards import Cards
+from tonnage.virtual.cuda.patches import Patches
+from tonnage.virtual.cuda.unmodelled import NotModelled
+
+CUDA = 1  # c10::DeviceType
+_NATIVE_STREAM, _LEVEL_SHIFT, _LEVELS = 1, 1, 15  # a pool's stream has an odd id; see native/device.cpp
+
+
+class _CudaStreamBase(torch.Stream):
+    """A native stream of a card; its handle is its id."""
+
+    def __new__(
+        cls, priority: int = 0, stream_id: int = 0, device_index: int = 0, device_type: int = 0, stream_ptr: int = 0
+    ) -> Any:
+        if stream_id or device_index or device_type:
+            return super().__new__(cls, stream_id=stream_id, device_index=device_index, device_type=device_type)
+        index = torch._C._cuda_getDevice()
+        if stream_ptr:
+            return super().__new__(cls, stream_id=stream_ptr, device_index=index, device_type=CUDA)
+        return super().__new__(cls, device=torch.device("cuda", index), priority=priority)
+
+    @property
+    def cuda_stream(self) -> int:
+        """The handle."""
+        return self.stream_id
+
+    @property
+    def priority(self) -> int:
+        """0 for an ordinary stream, less for one that goes first."""
+        return 1 - (self.stream_id >> _LEVEL_SHIFT & _LEVELS) if self.stream_id & _NATIVE_STREAM else 0
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """Least and greatest."""
+        return 0, -3
+
+
+class _CudaEventBase(torch.Event):
+    """A native event; the time between two is the host's."""
+
+    _is_timed: bool
+    _recorded_ns: int | None
+
+    def __new__(
+        cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False
+    ) -> Any:
+        self = super().__new__(cls, device="cuda", enable_timing=enable_timing, blocking=blocking)
+        self._is_timed, self._recorded_ns = enable_timing, None
+        return self
+
+    def record(self, stream: torch.Stream) -> None:
+        """Note the time."""
+        super().record(stream)
+        self._recorded_ns = time.perf_counter_ns()
+
+    @property
+    def cuda_event(self) -> int:
+        """The handle; 0 until the event is recorded."""
+        return self.event_id
+
+    def elapsed_time(self, end_event: Any) -> float:
+        """Milliseconds."""
+        if not (self._is_timed and end_event._is_timed):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if self._recorded_ns is None or end_event._recorded_ns is None:
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
+        return (end_event._recorded_ns - self._recorded_ns) / 1e6
+
+    def ipc_handle(self) -> bytes:
+        """Events do not travel between processes here."""
+        raise NotModelled("events that are shared between processes")
+
+    @classmethod
+    def from_ipc_handle(cls, device: Any, handle: bytes) -> Any:
+        """Nor do they arrive."""
+        raise NotModelled("events that are shared between processes")
+
+
+def install(cards: Cards, patches: Patches) -> None:
+    """Supply the base classes and the functions, then make PyTorch's classes again."""
+    patches.set_all(torch._C, {"_CudaStreamBase": _CudaStreamBase, "_CudaEventBase": _CudaEventBase})
+    patches.set_all(torch._C, _functions(cards))
+    module = _execute_again("torch.cuda.streams")
+    patches.set_item(sys.modules, "torch.cuda.streams", module)  # type: ignore[arg-type]
+    patches.set(torch.cuda, "streams", module)
+    for name in ("Stream", "Event", "ExternalStream"):
+        patches.set(torch.cuda, name, getattr(module, name))
+
+
+def _execute_again(name: str) -> ModuleType:
+    spec = importlib.util.find_spec(name)
+    assert spec is not None and spec.loader is not None, f"{name} has no source"
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _functions(cards: Cards) -> dict[str, Any]:
+    def chosen(index: int) -> int:
+        return cards.selected if index < 0 else index
+
+    def set_stream(stream_id: int, device_index: int, device_type: int) -> None:
+        if device_index != cards.selected:
+            cards.selected = device_index
+        cards.set_stream(device_index, stream_id)
+
+    return {
+        "_cuda_getCurrentStream": lambda index: (cards.stream(index), chosen(index), CUDA),
+        "_cuda_getDefaultStream": lambda index: (0, chosen(index), CUDA),
+        "_cuda_getCurrentRawStream": lambda index: cards.stream(index),
+        "_cuda_getStreamFromExternal": lambda handle, index: (handle, chosen(index), CUDA),
+        "_cuda_setStream": set_stream,
+    }
