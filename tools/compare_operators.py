@@ -13,7 +13,7 @@ GPU, in processes that go on after a case that kills them. The steady (second) c
 | same-peak | another sequence, but the same transient peak and the same bytes left, in blocks of 512 bytes |
 | different | another peak, or other bytes left |
 | error | the virtual GPU raised, crashed, hung or gave no backward; the card did not |
-| no-truth | the card raised, so that there is nothing to hold against |
+| no-truth | the card raised, or the case is not the one that ran there: nothing to hold against |
 
 It does not know whether a difference comes from the operator of the case or from another one called by it: the name beside
 each virtual allocation tells.
@@ -23,25 +23,25 @@ from __future__ import annotations
 
 import argparse
 import collections
-import contextlib
 import difflib
 import faulthandler
 import gc
 import gzip
+import importlib.util
 import json
 import subprocess
 import sys
 import tempfile
 import time
-import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(ROOT / "src")]
+GROUPS = sorted(p.stem for p in (ROOT / "tools" / "probe_cases").glob("*.py") if p.stem not in ("__init__", "process", "spec"))
 TRUTH = ROOT / "benchmarks" / "results" / "operators-h200-torch2.11.jsonl.gz"
 
 VERDICTS = ("exact", "same-peak", "different", "error", "no-truth")
@@ -61,6 +61,7 @@ class VirtualRecorder:
     """What `probe_operators.Recorder` is on a card: events of each `with` block, and whose allocation it was."""
 
     device: Any = None
+    drain: Callable[[], object]
 
     def __init__(self) -> None:
         self.ids: dict[int, int] = {}
@@ -68,11 +69,13 @@ class VirtualRecorder:
         self.events: Events = []
 
     def __enter__(self) -> VirtualRecorder:
+        self.drain()
         self._first = len(self.device.allocations)
         self._before = list(self.device.live.values())
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self.drain()
         made = self.device.allocations[self._first :]
         for allocation in made:
             self.ids[id(allocation)] = self.count
@@ -82,26 +85,36 @@ class VirtualRecorder:
         self.events = [row for _, row in sorted(rows, key=lambda timed: timed[0])]
 
 
+def drain_of_autograd() -> Callable[[], object]:
+    """A call that returns when autograd's thread for the device has dropped what earlier backwards left it.
+
+    That thread lets go of its last gradients after it has reported the end. A second, empty backward waits for it: the
+    thread takes one task after the other. It allocates nothing.
+    """
+    import torch
+
+    leaf = torch.zeros((), device="cuda", requires_grad=True)
+    view, ones = leaf.view_as(leaf), torch.ones((), device="cuda")
+    return lambda: torch.autograd.grad(view, leaf, ones, retain_graph=True)
+
+
 def open_virtual_gpu(card: str, torch_version: str) -> Any:
     """The session that stands for the card of the truth file."""
     from tonnage.hardware import find_gpu
     from tonnage.virtual.session import Session
 
-    _stub_until_the_facade_lands()
     session = Session(find_gpu(card.removeprefix("NVIDIA ").lower()), torch_version)
     session.open()
     return session
 
 
-def _stub_until_the_facade_lands() -> None:
-    from tonnage.virtual import cuda
+def build_native_half() -> None:
+    """Once, before several processes need it."""
+    from tonnage.virtual.build import native_library
 
-    if not hasattr(cuda, "install"):
-        import tonnage.virtual
-        sys.path.append("/tmp/cmpstub")
-        import cuda_stub
-
-        tonnage.virtual.cuda = cuda_stub.m
+    torch = importlib.util.find_spec("torch")
+    assert torch and torch.origin, "torch is not installed"
+    native_library(Path(torch.origin).parent)
 
 
 def selected(groups: list[str], word: str) -> Iterator[tuple[str, int, Any]]:
@@ -117,11 +130,11 @@ def selected(groups: list[str], word: str) -> Iterator[tuple[str, int, Any]]:
 
 def work(options: argparse.Namespace, out: TextIO) -> None:
     """Run a share of the cases; a line goes out before each, so that the one that kills the process is known."""
+    session = open_virtual_gpu(options.card, options.torch)  # before torch is imported
     import probe_operators
     import torch
 
-    session = open_virtual_gpu(options.card, options.torch)
-    VirtualRecorder.device = session.device
+    VirtualRecorder.device, VirtualRecorder.drain = session.device, staticmethod(drain_of_autograd())
     probe_operators.Recorder = VirtualRecorder  # type: ignore[misc, assignment]
     torch.manual_seed(0)
     gc.disable()
@@ -204,6 +217,7 @@ def run_cases(options: argparse.Namespace, header: dict[str, Any]) -> dict[Key, 
     arguments = ["--groups", ",".join(options.groups), "--only", options.only, "--jobs", str(options.jobs)]
     arguments += ["--card", header["card"], "--torch", ".".join(header["torch"].split(".")[:2])]
     rows: dict[Key, dict[str, Any]] = {}
+    build_native_half()
     with tempfile.TemporaryDirectory() as folder:
         workers = running = [Worker(share, Path(folder), arguments) for share in range(options.jobs)]
         while running := [w for w in running if not w.done()]:
@@ -258,6 +272,9 @@ def compare(real: dict[str, Any], virtual: dict[str, Any] | None) -> Compared:
     if real["error"]:
         result.error = real["error"]
         return result
+    if virtual and virtual.get("args") and _shapes(real["args"]) != _shapes(virtual["args"]):
+        result.error = f"the case has changed since: now {_short_args(virtual['args'])}"
+        return result
     if virtual is None or virtual["error"]:
         result.verdict = "error"
         result.error = virtual["error"] if virtual else "no such row: nothing differentiable came out"
@@ -288,6 +305,10 @@ def _tensors(value: Any) -> list[Any]:
         return [value]
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return [tensor for part in parts for tensor in _tensors(part)]
+
+
+def _shapes(args: Any) -> list[tuple[Any, Any]]:
+    return [(tensor["shape"], tensor["dtype"]) for tensor in _tensors(args)]
 
 
 def read_truth(path: Path, groups: list[str], word: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -427,10 +448,10 @@ def report(results: list[Compared], options: argparse.Namespace) -> None:
 # The command
 
 
-def _parser(all_groups: list[str]) -> argparse.ArgumentParser:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--truth", type=Path, default=TRUTH, help="operators.jsonl.gz of the probe")
-    parser.add_argument("--groups", default=",".join(all_groups), help="comma-separated groups of cases")
+    parser.add_argument("--groups", default=",".join(GROUPS), help="comma-separated groups of cases")
     parser.add_argument("--only", default="", metavar="WORD", help="rows whose `operator [note]` has this text")
     parser.add_argument("--limit", type=int, default=0, help="show so many examples, one for each operator (with --verbose: rows)")
     parser.add_argument("--verbose", action="store_true", help="show every row that is not exact, side by side")
@@ -446,9 +467,7 @@ def _parser(all_groups: list[str]) -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    from probe_operators import GROUPS
-
-    parser = _parser(list(GROUPS))
+    parser = _parser()
     options = parser.parse_args()
     options.groups = options.groups.split(",")
     if unknown := set(options.groups) - set(GROUPS):

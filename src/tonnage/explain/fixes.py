@@ -89,6 +89,6 @@ def _expandable(needed: Recording) -> Iterator[Fix]:
     after = outcome_on(needed, settings=settings)
     saved = needed.peak_reserved_bytes - after.peak_reserved_bytes
     rescues = died and after.failed is None
-    if saved >= MIB or rescues:
+    if rescues or saved >= max(_WORTH_SHARE * needed.peak_reserved_bytes, MIB):
         how = f"PYTORCH_ALLOC_CONF={settings}"
         yield Fix("expandable segments", max(saved, 0), "nothing", how, rescues if died else None)

@@ -95,6 +95,8 @@ class OutOfMemory:
     step: int = 0
     message: str = ""
     stack: tuple[str, ...] = ()
+    shape: tuple[int, ...] | None = None
+    dtype: str = ""
 
 
 @dataclass(slots=True, kw_only=True)

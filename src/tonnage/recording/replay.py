@@ -65,6 +65,8 @@ def _request(oom: OutOfMemory, recording: Recording, moment: int) -> Allocation:
         phase=oom.phase,
         step=oom.step,
         line=oom.line,
+        shape=oom.shape,
+        dtype=oom.dtype,
     )
 
 
@@ -96,7 +98,7 @@ def _header_on(header: Header, gpu: Gpu | None, settings: str | None) -> Header:
     if gpu is None:
         return changed
     parts = {
-        part: gpu.overheads[part].size_bytes if part in gpu.overheads else size_bytes
+        part: gpu.overheads[part.split()[0]].size_bytes if part.split()[0] in gpu.overheads else size_bytes
         for part, size_bytes in header.overhead_parts.items()
     }
     changed.gpu, changed.gpu_name, changed.capacity_bytes = gpu.key, gpu.name, gpu.memory_bytes
@@ -196,4 +198,6 @@ def _oom(outcomes: Outcomes) -> OutOfMemory | None:
         step=failed.step,
         message=shortage.message,
         stack=failed.stack,
+        shape=failed.shape,
+        dtype=failed.dtype,
     )

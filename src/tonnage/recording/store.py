@@ -152,7 +152,8 @@ def _read_header(database: sqlite3.Connection) -> Header:
 
 def _read_oom(value: str) -> OutOfMemory:
     values = json.loads(value)
-    return OutOfMemory(**values | {"stack": tuple(values["stack"])})
+    shape = values["shape"]
+    return OutOfMemory(**values | {"stack": tuple(values["stack"]), "shape": None if shape is None else tuple(shape)})
 
 
 def _read_allocations(database: sqlite3.Connection) -> Iterator[Allocation]:

@@ -103,7 +103,8 @@ def ledger(recording: Recording) -> Iterator[Text]:
     for category, size_bytes in found.ranked():
         share = size_bytes / total
         row = Text(f"  {category.label:<17}{column(size_bytes, unit)}  {100 * share:4.1f} %  ")
-        yield row + Text(bar(share, _BAR_CELLS), style="cyan")
+        row.append(bar(share, _BAR_CELLS), style="cyan").rstrip()
+        yield row
 
 
 def course(recording: Recording, verbose: bool) -> Iterator[Text]:

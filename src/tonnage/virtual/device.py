@@ -26,6 +26,12 @@ DTYPES = {
 }  # fmt: skip
 
 
+# What moves or reserves memory without launching one of torch's kernels.
+_WITHOUT_KERNELS = frozenset(
+    ("", "aten::empty", "aten::empty_strided", "aten::empty_like", "aten::to", "aten::_to_copy", "aten::copy_")
+)
+
+
 class OutOfDeviceMemory(Exception):
     """Raised out of `malloc`; the native half turns it into torch.OutOfMemoryError."""
 
@@ -48,6 +54,7 @@ class Device:
         self.segments: list[SegmentEvent] = []
         self.marks: list[Mark] = []
         self.sequence = 0
+        self._no_kernel_yet = True
         self.serials: dict[int, int] = {}
         self.ooms: list[OutOfMemoryRecord] = []
         self.on_progress: Callable[[], None] | None = None
@@ -73,6 +80,9 @@ class Device:
         )  # fmt: skip
         self.allocations.append(allocation)
         self.live[block.address] = allocation
+        if self._no_kernel_yet and operator not in _WITHOUT_KERNELS:
+            self._no_kernel_yet = False
+            self.use("kernels")
         self.serials[block.address] = serial
         if self.history is not None:
             self.history.allocated(allocation)
@@ -108,9 +118,9 @@ class Device:
         self.marks.append(Mark(self.sequence + 1, "empty_cache"))
         self.allocator.empty_cache()
 
-    def use(self, library: str) -> None:
+    def use(self, library: str, handle: int = 1) -> None:
         """A library is in use from now on: its share of the process's memory is due."""
-        if self.overheads.use(library):
+        if self.overheads.use(library, handle):
             self.allocator.outside_bytes = self.overheads.total_bytes
 
     def _on_segment(self, action: str, address: int, size: int, stream: int) -> None:

@@ -54,6 +54,8 @@ def _declare(library: ctypes.PyDLL) -> None:
     library.tonnage_new_stream.restype = ctypes.c_int64
     library.tonnage_set_stream.argtypes = [ctypes.c_int, ctypes.c_int64]
     library.tonnage_valueless_count.restype = ctypes.c_uint64
+    library.tonnage_is_known.argtypes = [ctypes.c_void_p]
+    library.tonnage_is_known.restype = ctypes.c_bool
     for name in ("start", "listen"):
         getattr(library, f"tonnage_{name}").restype = None
 

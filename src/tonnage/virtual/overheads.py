@@ -16,9 +16,10 @@ class Overheads:
         """Everything in use so far."""
         return sum(self.parts.values())
 
-    def use(self, library: str) -> bool:
-        """Count the library from now on; true if that changed anything."""
-        if library in self.parts or library not in self._known:
+    def use(self, library: str, handle: int = 1) -> bool:
+        """Count the library (its `handle`-th handle) from now on; true if that changed anything."""
+        part = library if handle == 1 else f"{library} {handle}"
+        if part in self.parts or library not in self._known:
             return False
-        self.parts[library] = self._known[library].size_bytes
+        self.parts[part] = self._known[library].size_bytes
         return True

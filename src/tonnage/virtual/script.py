@@ -4,7 +4,6 @@ import os
 import runpy
 import sys
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,8 @@ from typing import Any
 from tonnage.hardware import Gpu
 from tonnage.recording import Recording
 from tonnage.recording.records import Outcome
+from tonnage.virtual.device import Device
 from tonnage.virtual.session import Session
-
-Progress = Callable[[Any], None]
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,7 @@ def run_script(
     session = Session(gpu, torch_version)
     session.open()
     if progress is not None:
-        session.device.on_progress = lambda: progress.update(session.device)
+        session.device.on_progress = lambda: _tell(progress, session.device)
     try:
         ending = _run(script, arguments, session.torch)
     finally:
@@ -43,6 +41,12 @@ def run_script(
     if ending.outcome == "oom" and session.device.ooms:
         recording.oom = session.device.ooms[-1]
     return recording
+
+
+def _tell(progress: Any, device: Device) -> None:
+    who = device.attribution
+    peak = device.allocator.memory_stats()["allocated_bytes.all.peak"]
+    progress.update(step=who.step, phase=who.phase, module=who.module_of(-1), peak_bytes=peak)
 
 
 def _run(script: Path, arguments: list[str], torch: Any) -> _Ending:

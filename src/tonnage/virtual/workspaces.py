@@ -10,6 +10,8 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tonnage.ledger import Category
+
 if TYPE_CHECKING:
     from tonnage.virtual.device import Device
 
@@ -29,12 +31,14 @@ class Workspaces:
         """The calling thread uses the library on its current stream."""
         import torch
 
-        self._device.use(library)
         key = (library, threading.get_ident(), torch.cuda.current_stream().stream_id)
         if key in self._held:
             return
+        self._device.use(library, 1 + sum(name == library for name, *_ in self._held))
         size = self.size_bytes(library)
-        self._held[key] = torch.empty(size, dtype=torch.uint8, device="cuda") if size else None
+        self._held[key] = held = torch.empty(size, dtype=torch.uint8, device="cuda") if size else None
+        if held is not None:
+            self._device.live[held.data_ptr()].category = Category.WORKSPACE
 
     def clear(self) -> None:
         """`torch._C._cuda_clearCublasWorkspaces`."""

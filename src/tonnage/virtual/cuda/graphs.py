@@ -171,6 +171,9 @@ def _pool_base(pools: Pools) -> type:
     class _MemPool:
         """What PyTorch's `MemPool` stands on."""
 
+        def __new__(cls, *_: Any, **__: Any) -> Any:
+            return super().__new__(cls)
+
         def __init__(
             self, allocator: Any = None, is_user_created: bool = True, use_on_oom: bool = False, no_split: bool = False
         ) -> None:

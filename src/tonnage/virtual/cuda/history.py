@@ -147,6 +147,7 @@ class History:
 
     def segments(self) -> list[dict[str, Any]]:
         """The allocator's segments with the stacks that are known."""
+        self._complete_frees()
         segments = self.device.allocator.snapshot()
         for segment in segments:
             segment["frames"] = self._segment_frames.get(segment["address"], [])

@@ -17,6 +17,7 @@ struct Block {
   size_t bytes;
   int32_t device;
   c10::Storage shadow;
+  uint32_t session;   // that it belongs to: a block may outlive its virtual GPU and die while another one is open
 };
 
 c10::Allocator* device_allocator();

@@ -34,6 +34,7 @@ constexpr size_t kLazyHostBytes = 1 << 20;
 
 std::atomic<int> device_count{1};
 std::atomic<bool> closed{false};
+std::atomic<uint32_t> session{0};
 PyObject* on_malloc = nullptr;
 PyObject* on_free = nullptr;
 PyObject* on_record_stream = nullptr;
@@ -125,7 +126,7 @@ thread_local struct { c10::IntArrayRef sizes; const char* dtype = ""; } describe
 
 void release(void* context) {
   std::unique_ptr<Block> block(static_cast<Block*>(context));
-  if (closed || !Py_IsInitialized()) return;
+  if (closed || block->session != session || !Py_IsInitialized()) return;
   Gil gil;
   PyObject *type, *value, *trace;
   PyErr_Fetch(&type, &value, &trace);   // a tensor may die while an exception travels
@@ -160,7 +161,7 @@ struct DeviceAllocator final : c10::Allocator {
     const c10::Device where(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device));
     if (bytes == 0) return {nullptr, nullptr, &release, where};
     TORCH_CHECK(on_malloc, "the virtual GPU is not started");
-    auto* block = new Block{0, bytes, device, c10::Storage()};
+    auto* block = new Block{0, bytes, device, c10::Storage(), session};
     try {
       block->address = request(bytes, device);
     } catch (...) {
@@ -566,6 +567,7 @@ void tonnage_start(PyObject* malloc, PyObject* free, PyObject* record_stream, Py
   on_record_stream = record_stream;
   on_synchronize = synchronize_;
   device_count = devices;
+  ++session;
   closed = false;
   static bool once = [] {
     take_over_hooks();
@@ -625,6 +627,13 @@ void tonnage_reset_host_stats(bool peaks) {
     if (peaks) counter->peak = counter->current;
     else counter->allocated = counter->freed = 0;
   }
+}
+
+// Whether the values behind a storage (a c10::StorageImpl, Python's `untyped_storage()._cdata`) are known.
+bool tonnage_is_known(const c10::StorageImpl* storage) {
+  const auto& data = storage->data_ptr();
+  if (data.get_deleter() != &release) return storage->nbytes() == 0;
+  return static_cast<const Block*>(data.get_context())->shadow.unsafeGetStorageImpl() != nullptr;
 }
 
 uint64_t tonnage_valueless_count() {

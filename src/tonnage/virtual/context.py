@@ -1,0 +1,63 @@
+"""`with tonnage.virtual_gpu("h200") as gpu:` — a virtual GPU for notebooks and tests."""
+
+from types import TracebackType
+
+from tonnage.hardware import Gpu, find_gpu
+from tonnage.ledger import Ledger
+from tonnage.recording import Recording
+from tonnage.virtual.session import Session
+
+
+class VirtualGpu:
+    """A card that is there inside the `with` block, and what it has held so far."""
+
+    def __init__(self, gpu: str | Gpu, *, torch: str | None = None) -> None:
+        self.gpu = find_gpu(gpu) if isinstance(gpu, str) else gpu
+        self._torch = torch
+        self._session: Session | None = None
+
+    def __enter__(self) -> "VirtualGpu":
+        self._session = Session(self.gpu, self._torch)
+        self._session.open()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        assert self._session
+        self._session.close()
+
+    @property
+    def recording(self) -> Recording:
+        """Everything so far; ask again later for more."""
+        if self._session is None:
+            raise RuntimeError("Enter the virtual GPU first: with tonnage.virtual_gpu(...) as gpu: ...")
+        self._session.device.attribution.finish()
+        return self._session.recording()
+
+    @property
+    def allocated_bytes(self) -> int:
+        """What tensors hold now."""
+        return self._stat("allocated_bytes.all.current")
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        """The most that tensors held at once."""
+        return self._stat("allocated_bytes.all.peak")
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """The most that the allocator took from the card."""
+        return self._stat("reserved_bytes.all.peak")
+
+    def ledger(self) -> Ledger:
+        """Bytes by category at the peak."""
+        return self.recording.ledger()
+
+    def _stat(self, key: str) -> int:
+        if self._session is None:
+            raise RuntimeError("Enter the virtual GPU first: with tonnage.virtual_gpu(...) as gpu: ...")
+        return self._session.device.allocator.memory_stats()[key]
+
+
+def virtual_gpu(gpu: str | Gpu, *, torch: str | None = None) -> VirtualGpu:
+    """A context in which `cuda` is the named card; `torch` names the version whose kernels are modelled."""
+    return VirtualGpu(gpu, torch=torch)

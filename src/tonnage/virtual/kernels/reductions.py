@@ -1,0 +1,185 @@
+"""Reductions: a large one that is split over thread blocks stages partial results in memory, and some cast their input first.
+
+What a reduction reads and carries along is listed below by operator; `reduce_plan` knows how it is laid out on the card.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+from tonnage.hardware import Gpu
+from tonnage.virtual.kernels.reduce_plan import FEWEST_SPLIT, Card, Element, Loop, fits_32_bits, make_loop, staging_bytes
+from tonnage.virtual.kernels.registry import kernel, plain, scratch
+from tonnage.virtual.kernels.values import choose
+from tonnage.virtual.session import active
+
+aten = torch.ops.aten
+LOW_PRECISION = (torch.float16, torch.bfloat16)
+# What a reduction carries: (its input's type, its result) -> the type it reads, its element, can it accumulate in the result.
+Rule = Callable[[torch.Tensor, torch.Tensor], tuple[torch.dtype, Element, bool]]
+
+
+@cache
+def _card(gpu: Gpu) -> Card:
+    return Card(gpu.sm_count, gpu.max_threads_per_sm, gpu.warp_size)
+
+
+def _element(dtype: torch.dtype, carried_bytes: int, vector: int = 4) -> Element:
+    return Element(dtype.itemsize, carried_bytes, vector, 256 if dtype == torch.complex128 else 512)
+
+
+def _accumulator_bytes(dtype: torch.dtype) -> int:
+    return {torch.float16: 4, torch.bfloat16: 4, torch.complex32: 8}.get(dtype, dtype.itemsize)
+
+
+def _read_dtype(self: torch.Tensor, result: torch.Tensor) -> torch.dtype:
+    """Half precision is reduced into float32 as it is; anything else is cast to the type of the result first."""
+    if self.dtype in LOW_PRECISION and result.dtype == torch.float32:
+        return self.dtype
+    return result.dtype.to_complex() if self.is_complex() and not result.is_complex() else result.dtype
+
+
+def _sum_rule(wide: bool) -> Rule:
+    def rule(self: torch.Tensor, result: torch.Tensor) -> tuple[torch.dtype, Element, bool]:
+        dtype = _read_dtype(self, result)
+        vector = 8 if wide and dtype.itemsize == 2 else 4
+        accumulates = dtype != result.dtype or dtype not in (*LOW_PRECISION, torch.complex32)
+        return dtype, _element(dtype, _accumulator_bytes(dtype), vector), accumulates
+
+    return rule
+
+
+def _prod_rule(self: torch.Tensor, result: torch.Tensor) -> tuple[torch.dtype, Element, bool]:
+    dtype, element, _ = _sum_rule(False)(self, result)
+    return dtype, element, True
+
+
+def _norm_rule(self: torch.Tensor, result: torch.Tensor) -> tuple[torch.dtype, Element, bool]:
+    dtype = _read_dtype(self, result)
+    return dtype, _element(dtype, _accumulator_bytes(dtype.to_real())), dtype not in LOW_PRECISION
+
+
+def _moment_rule(self: torch.Tensor, result: torch.Tensor) -> tuple[torch.dtype, Element, bool]:
+    dtype = _read_dtype(self, result)
+    return dtype, _element(dtype, 32 if dtype == torch.float64 else 16, vector=2), False
+
+
+def _same_rule(self: torch.Tensor, result: torch.Tensor) -> tuple[torch.dtype, Element, bool]:
+    return self.dtype, _element(self.dtype, self.dtype.itemsize), True
+
+
+def _indexed_rule(self: torch.Tensor, result: torch.Tensor) -> tuple[torch.dtype, Element, bool]:
+    return self.dtype, _element(self.dtype, 16), False
+
+
+def _pair_rule(self: torch.Tensor, result: torch.Tensor) -> tuple[torch.dtype, Element, bool]:
+    return self.dtype, _element(self.dtype, 2 * self.dtype.itemsize), False
+
+
+RULES: dict[str, Rule] = {
+    "sum.dim_IntList": _sum_rule(True), "sum.IntList_out": _sum_rule(True), "mean.dim": _sum_rule(True), "mean.out": _sum_rule(True),
+    "nansum": _sum_rule(False), "nansum.out": _sum_rule(False), "prod": _prod_rule, "prod.dim_int": _prod_rule,
+    "prod.int_out": _prod_rule, "linalg_vector_norm": _norm_rule, "linalg_vector_norm.out": _norm_rule,
+    "norm.ScalarOpt_dim": _norm_rule, "norm.ScalarOpt_dim_dtype": _norm_rule, "norm.out": _norm_rule, "norm.dtype_out": _norm_rule,
+    "std.correction": _moment_rule, "std.correction_out": _moment_rule, "var.correction": _moment_rule,
+    "var.correction_out": _moment_rule, "var_mean.correction": _moment_rule, "std_mean.correction": _moment_rule,
+    "all": _same_rule, "all.dim": _same_rule, "all.dims": _same_rule, "all.out": _same_rule, "all.dims_out": _same_rule,
+    "all.all_out": _same_rule, "any": _same_rule, "any.dim": _same_rule, "any.dims": _same_rule, "any.out": _same_rule,
+    "any.dims_out": _same_rule, "any.all_out": _same_rule, "amax": _same_rule, "amax.out": _same_rule, "amin": _same_rule,
+    "amin.out": _same_rule, "max": _same_rule, "max.unary_out": _same_rule, "min": _same_rule, "min.unary_out": _same_rule,
+    "max.dim": _indexed_rule, "max.dim_max": _indexed_rule, "min.dim": _indexed_rule, "min.dim_min": _indexed_rule,
+    "aminmax": _pair_rule, "aminmax.out": _pair_rule,
+}  # fmt: skip
+
+
+def _overload(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(aten, packet), overload or "default")
+
+
+def _register(name: str, rule: Rule) -> None:
+    operator = _overload(name)
+    places = {argument.name: place for place, argument in enumerate(operator._schema.arguments)}
+    by_shape = plain(operator)
+
+    def argument(word: str, given: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        place = places.get(word, len(given))
+        return keywords.get(word, given[place] if place < len(given) else None)
+
+    def reduce(*given: Any, **keywords: Any) -> Any:
+        result = by_shape(*given, **keywords)
+        self = given[0]
+        if self.numel() >= FEWEST_SPLIT:
+            dim, keepdim = argument("dim", given, keywords), argument("keepdim", given, keywords)
+            _stage(self, result[0] if isinstance(result, tuple) else result, dim, bool(keepdim), rule)
+        return result
+
+    kernel(name)(reduce)
+
+
+def _stage(self: torch.Tensor, result: torch.Tensor, dim: Any, keepdim: bool, rule: Rule) -> None:
+    """What the reduction holds beside its result, in turn."""
+    dtype, element, accumulates = rule(self, result)
+    source = self if dtype == self.dtype else torch.empty_like(self, dtype=dtype)
+    loop = loop_of(source, result, dim, keepdim)
+    card = _card(active().device.gpu)
+    held = None
+    if not accumulates and element.carried_bytes > result.dtype.itemsize and not fits_32_bits(loop):
+        spans = (size * stride for size, stride in zip(loop.shape, loop.output, strict=True))
+        held = scratch(max(result.dtype.itemsize, *spans) // result.dtype.itemsize * element.carried_bytes, self)
+    for buffer_bytes, semaphore_bytes in staging_bytes(loop, element, card):
+        buffer = scratch(buffer_bytes, self)
+        semaphores = scratch(semaphore_bytes, self)
+        del semaphores, buffer
+    del held
+
+
+def loop_of(source: torch.Tensor, result: torch.Tensor, dim: Any, keepdim: bool) -> Loop:
+    """The loop over the source's elements, of which those along `dim` (None or empty: all) meet in one of the result's."""
+    rank = source.dim()
+    dims = range(rank) if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
+    reduced = {d % rank for d in dims} if rank else set()
+    kept = [d for d in range(rank) if d not in reduced]
+    out_bytes, in_bytes = result.dtype.itemsize, source.dtype.itemsize
+    strides = [0] * rank
+    for place, d in enumerate(range(rank) if keepdim and result.dim() == rank else kept):
+        strides[d] = result.stride(place) * out_bytes if d in kept or source.shape[d] == 1 else 0
+    address = source.storage_offset() * in_bytes % 64
+    return make_loop(tuple(source.shape), tuple(strides), tuple(s * in_bytes for s in source.stride()), address)
+
+
+def _register_all() -> None:
+    for name, rule in RULES.items():
+        _register(name, rule)
+
+
+_register_all()
+
+
+@kernel("argmax", "argmin")
+def argmax(self: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> torch.Tensor:
+    """The index of the largest; drawn where the values are unknown."""
+    result = plain(aten.argmax.default)(self, dim, keepdim)
+    return _indices(self, dim, keepdim, result)
+
+
+@kernel("argmax.out", "argmin.out")
+def argmax_out(self: torch.Tensor, dim: int | None = None, keepdim: bool = False, *, out: torch.Tensor) -> torch.Tensor:
+    """The same into a given tensor."""
+    result = plain(aten.argmax.out)(self, dim, keepdim, out=out)
+    return _indices(self, dim, keepdim, result)
+
+
+def _indices(self: torch.Tensor, dim: int | None, keepdim: bool, result: torch.Tensor) -> torch.Tensor:
+    if self.numel() >= FEWEST_SPLIT and (dim is None or self.shape[dim] != 1):
+        source = self.reshape(-1) if dim is None else self
+        _stage(source, result, dim, keepdim and dim is not None, _indexed_rule)
+    return choose(result, self.numel() if dim is None else self.shape[dim] if self.dim() else 1, "argmax")
+
+
+@kernel("count_nonzero.dim_IntList")
+def count_nonzero(self: torch.Tensor, dim: list[int]) -> torch.Tensor:
+    """A comparison and a sum."""
+    return (self if self.dtype == torch.bool else self != 0).sum(dim)

@@ -1,0 +1,56 @@
+"""What is known, or may be taken for granted, of values on a GPU that computes nothing.
+
+Small integers and masks keep their values; whatever else a kernel decides from data (an expert, a token, a mask of
+infinities) is a stand-in that is plausible, known from then on, and stated once as an assumption.
+"""
+
+import torch
+
+from tonnage.virtual.kernels.registry import kernel, plain
+from tonnage.virtual.session import active
+
+_generator = torch.Generator().manual_seed(0)
+# Beyond this no values are kept, so that none need be made up.
+MOST_KNOWN = 1 << 20
+
+
+def is_known(*tensors: torch.Tensor) -> bool:
+    """Whether the values of all these are known."""
+    known = active().library.tonnage_is_known
+    return all(known(t.untyped_storage()._cdata) for t in tensors)
+
+
+def put(result: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Let these host values be those of the result. Nothing is allocated on the device."""
+    if result.numel() <= MOST_KNOWN:
+        result.copy_(values.reshape(result.shape).to(result.dtype), non_blocking=True)
+    return result
+
+
+def choose(result: torch.Tensor, choices: int, operator: str) -> torch.Tensor:
+    """Make the indices in `result` up: each of the choices is as likely as any other."""
+    if result.numel() > MOST_KNOWN or is_known(result):
+        return result
+    active().stand_ins.assume(operator, "Indices that depend on computed values are drawn uniformly.")
+    return put(result, torch.randint(max(choices, 1), result.shape, generator=_generator))
+
+
+def choose_distinct(result: torch.Tensor, choices: int, dim: int, operator: str) -> torch.Tensor:
+    """The same, with no index twice along the dimension, as the k largest have it."""
+    if result.numel() > MOST_KNOWN or is_known(result) or not result.dim():
+        return result
+    active().stand_ins.assume(operator, "Indices that depend on computed values are drawn uniformly.")
+    shape = list(result.shape)
+    count = shape.pop(dim)
+    rows = result.numel() // max(count, 1)
+    drawn = _distinct(rows, count, choices)
+    return put(result, drawn.reshape(*shape, count).movedim(-1, dim).contiguous())
+
+
+def _distinct(rows: int, count: int, choices: int) -> torch.Tensor:
+    if rows * choices <= MOST_KNOWN:
+        return torch.rand(rows, choices, generator=_generator).topk(count).indices
+    # Too many to rank: equal steps from a random start, so that all are distinct and none is preferred.
+    start = torch.randint(choices, (rows, 1), generator=_generator)
+    step = max(choices // max(count, 1), 1)
+    return (start + step * torch.arange(count)) % choices
