@@ -78,7 +78,7 @@ def test_phases_and_steps_have_peaks_of_their_own() -> None:
     run.phase("forward")
     run.free(run.alloc(40 * MIB))
     peaks = {phase.name: phase.peak_allocated_bytes // MIB for phase in run.recording.phases}
-    assert peaks == {"other": 2, "forward": 42, "backward": 32}
+    assert peaks == {"setup": 2, "forward": 42, "backward": 32}
     steps = {step.step: step for step in run.recording.steps}
     assert {number: step.peak_allocated_bytes // MIB for number, step in steps.items()} == {0: 2, 1: 32, 2: 42}
     assert [(phase.name, phase.peak_allocated_bytes // MIB) for phase in steps[1].phases] == [

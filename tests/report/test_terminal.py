@@ -116,7 +116,7 @@ def test_what_the_figures_rest_on_is_named() -> None:
     assert "not modelled: my::kernel ×2: an extension's kernel" in text
     assert "assumed: nonzero: every element counts" in text
     assert "pinned host memory 3.00 MiB" in text
-    assert "caught 2 out-of-memory errors" in text
+    assert "ran out of memory 2 times" in text
     assert "x.tolist()" in report(recording, verbose=True)
 
 

@@ -45,7 +45,8 @@ def test_properties_are_those_of_the_real_card(session: Session) -> None:
     }  # fmt: skip
     assert {name: getattr(card, name) for name in real} == real
     assert repr(card).startswith(
-        "_CudaDeviceProperties(name='NVIDIA H200', major=9, minor=0, total_memory=143155MB, multi_processor_count=132, uuid="
+        "_CudaDeviceProperties(name='NVIDIA H200', major=9, minor=0, total_memory=143155MB, "
+        "multi_processor_count=132, uuid="
     )
     assert repr(card).endswith("L2_cache_size=60MB)") and len(str(card.uuid)) == 36
     assert torch.cuda.get_device_name() == torch.cuda.get_device_name("cuda:0") == "NVIDIA H200"
@@ -127,7 +128,7 @@ def test_a_fraction_of_the_card_can_be_set(session: Session) -> None:
     assert torch.cuda.get_per_process_memory_fraction() == 1.0
     torch.cuda.set_per_process_memory_fraction(0.01)
     assert torch.cuda.get_per_process_memory_fraction() == 0.01
-    with pytest.raises(torch.OutOfMemoryError, match="1.40 GiB allowed"):
+    with pytest.raises(torch.OutOfMemoryError, match=r"1\.40 GiB allowed"):
         torch.empty(2**31, dtype=torch.uint8, device="cuda")
     with pytest.raises(ValueError, match="Invalid fraction value"):
         torch.cuda.set_per_process_memory_fraction(2.0)
@@ -137,7 +138,7 @@ def test_out_of_memory_is_seen_by_observers(session: Session) -> None:
     seen: list[tuple[int, ...]] = []
     torch.cuda.init()
     torch._C._cuda_attach_out_of_memory_observer(lambda *numbers: seen.append(numbers))
-    with pytest.raises(torch.cuda.OutOfMemoryError, match="Tried to allocate 2048.00 GiB"):
+    with pytest.raises(torch.cuda.OutOfMemoryError, match=r"Tried to allocate 2048\.00 GiB"):
         torch.empty(2**41, dtype=torch.uint8, device="cuda")
     assert [numbers[:2] for numbers in seen] == [(0, 2**41)]
     assert torch.cuda.memory_stats()["num_ooms"] == 1
@@ -251,13 +252,14 @@ def test_outside_settings_do_not_hide_the_card(monkeypatch: pytest.MonkeyPatch) 
 
 def _state() -> dict[str, object]:
     modules = {
-        "C": torch._C, "cuda": torch.cuda, "version": torch.version, "memory": torch.cuda.memory, "graphs": torch.cuda.graphs,
-        "nvtx": torch.cuda.nvtx, "streams": torch.cuda.streams,
+        "C": torch._C, "cuda": torch.cuda, "version": torch.version, "memory": torch.cuda.memory,
+        "graphs": torch.cuda.graphs, "nvtx": torch.cuda.nvtx, "streams": torch.cuda.streams,
     }  # fmt: skip
     seen = {f"{name}.{key}": value for name, module in modules.items() for key, value in vars(module).items()}
     seen |= {f"cudnn.{key}": value for key, value in torch.backends.cudnn.version.__globals__.items()}
     seen |= {f"class {c.__name__}": c.__bases__ for c in (torch.cuda.CUDAGraph, torch.cuda.MemPool)}
     seen["region"] = torch.autograd.profiler.record_function.__enter__
+    seen["storage"] = "__new__" in vars(torch.UntypedStorage)
     seen["capture"] = torch.cuda.graphs.graph.default_capture_stream
     return seen
 
@@ -282,6 +284,7 @@ def test_everything_is_put_back() -> None:
     assert [key for key in before if after[key] is not before[key] and after[key] != before[key]] == []
     assert torch.cuda._queued_calls == queued
     assert not torch.cuda.is_available() and torch.version.cuda is None
+    assert torch.UntypedStorage(10).nbytes() == 10
     with pytest.raises(AssertionError, match="not compiled with CUDA"):
         torch.empty(1, device="cuda")
 

@@ -46,8 +46,8 @@ def test_a_child_of_an_initialised_process(session: Session) -> None:
     before = len(session.device.allocations)
 
     def work() -> list[Any]:
-        cuda = torch.cuda
-        return [cuda._is_in_bad_fork(), cuda.is_available(), cuda.device_count(), cuda.is_initialized(), cuda.memory_allocated()]
+        questions = ("_is_in_bad_fork", "is_available", "device_count", "is_initialized", "memory_allocated")
+        return [getattr(torch.cuda, question)() for question in questions]
 
     assert in_child(work) == [True, True, 1, False, 0]
     message = in_child(lambda: torch.empty(1, device="cuda").shape)

@@ -54,6 +54,20 @@ def test_a_capture_allocates_as_on_the_card(session: Session) -> None:
     assert held() == (4194304, 20971520)
 
 
+def test_a_stream_that_joins_a_capture_is_captured_too(session: Session) -> None:
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(graph):
+        with torch.cuda.stream(side):
+            before = torch.ones(2**20, device="cuda")
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            assert torch.cuda.is_current_stream_capturing()
+            after = torch.ones(2**20, device="cuda")
+        torch.cuda.current_stream().wait_stream(side)
+    pools = {s["segment_pool_id"] for s in torch.cuda.memory_snapshot() if s["stream"] == side.cuda_stream}
+    assert pools == {(0, 0), graph.pool()} and before.is_cuda and after.is_cuda
+
+
 def test_graphs_share_a_pool(session: Session) -> None:
     pool = torch.cuda.graph_pool_handle()
     graphs = [torch.cuda.CUDAGraph() for _ in range(2)]

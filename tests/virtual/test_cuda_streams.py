@@ -32,7 +32,8 @@ def test_ids_and_priorities(session: Session) -> None:
     plain, urgent = torch.cuda.Stream(), torch.cuda.Stream(priority=-1)
     assert plain.stream_id % 32 == 3 and plain.priority == 0
     assert urgent.stream_id % 32 == 5 and urgent.priority == -1
-    assert torch.cuda.Stream(priority=-5).priority == -3 and torch.cuda.Stream(device="cuda:0", priority=3).priority == 0
+    assert torch.cuda.Stream(priority=-5).priority == -3
+    assert torch.cuda.Stream(device="cuda:0", priority=3).priority == 0
     assert torch.cuda.Stream.priority_range() == (0, -3)
     assert plain != urgent and plain.device == torch.device("cuda:0")
 

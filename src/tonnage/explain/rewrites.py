@@ -69,15 +69,20 @@ def checkpoint_blocks(recording: Recording) -> Rewrite | None:
     gone = {a.index for a in dropped}
     kept = [a for a in recording.allocations if a.index not in gone]
     how = f"torch.utils.checkpoint on each {module_pattern(min(blocks))}"
-    return Rewrite(f"recompute {len(blocks)} blocks", "one more forward", how, [*kept, _one_block(saved, dropped)])
+    return Rewrite(f"recompute {len(blocks)} blocks", "one more forward", how, [*kept, *_whole_blocks(saved)])
 
 
-def _one_block(saved: dict[tuple[int, str], list[Allocation]], dropped: list[Allocation]) -> Allocation:
-    """The block that is whole at a time, as one allocation for as long as any block was."""
-    size_bytes = max(sum(a.block_bytes for a in members) for members in saved.values())
-    last = None if any(a.died is None for a in dropped) else max(a.died for a in dropped if a.died is not None)
-    born = min(a.born for a in dropped)
-    return replace(dropped[0], block_bytes=size_bytes, requested_bytes=size_bytes, born=born, died=last)
+def _whole_blocks(saved: dict[tuple[int, str], list[Allocation]]) -> Iterator[Allocation]:
+    """The block that is whole at a time: while the blocks run forward, and while they run backward."""
+    for number in {number for number, _ in saved}:
+        blocks = [members for (forward, _), members in saved.items() if forward == number]
+        dropped = [a for members in blocks for a in members[:-1]]
+        size_bytes = max(sum(a.block_bytes for a in members) for members in blocks)
+        deaths = [a.died for a in dropped if a.died is not None]
+        for moments in ([a.born for a in dropped], deaths):
+            if moments:
+                born, died = min(moments), max(moments)
+                yield replace(dropped[0], block_bytes=size_bytes, requested_bytes=size_bytes, born=born, died=died)
 
 
 def _saved_by_block(recording: Recording) -> dict[tuple[int, str], list[Allocation]]:

@@ -99,7 +99,7 @@ def _phase_peaks(timeline: Timeline, marks: Sequence[Mark], start: int, end: int
     for name, first, last in spans(marks, "phase", len(timeline.allocated_bytes)):
         first, last = max(first, start), min(last, end)
         if first < last:
-            phase = name or "other"
+            phase = name or "setup"
             peaks[phase] = max(peaks.get(phase, 0), timeline.peak_between(first, last))
     return [PhasePeak(phase, peak) for phase, peak in peaks.items()]
 

@@ -74,7 +74,7 @@ def headline(recording: Recording) -> Iterator[Text]:
     yield Text(f"  {sizes} {share}")
     at = recording.peak_allocation
     if at is not None:
-        yield Text(f"  peak {_where(at.step, at.phase)}{_at_line(recording, at.line)}")
+        yield Text(clip(f"  peak {_where(at.step, at.phase)}{_at_line(recording, at.line)}", WIDTH))
 
 
 def out_of_memory(recording: Recording) -> Iterator[Text]:
@@ -82,7 +82,8 @@ def out_of_memory(recording: Recording) -> Iterator[Text]:
     oom = recording.oom
     if oom is None:
         return
-    yield Text(f"  out of memory {_where(oom.step, oom.phase)}{_at_line(recording, oom.line)}", style="red")
+    where = f"  out of memory {_where(oom.step, oom.phase)}{_at_line(recording, oom.line)}"
+    yield Text(clip(where, WIDTH), style="red")
     maker = " of ".join(filter(None, [oom.operator.removeprefix("aten::"), oom.module]))
     short = format_bytes(max(0, oom.requested_bytes - oom.free_bytes))
     asked = f"asked for {format_bytes(oom.requested_bytes)}, free {format_bytes(oom.free_bytes)}: {short} short"
@@ -189,10 +190,10 @@ def footnotes(recording: Recording, verbose: bool) -> Iterator[Text]:
         yield Text(clip(f"  {kind}: {note.operator}{times}: {note.text}", 10_000 if verbose else WIDTH), style=style)
     if recording.header.pinned_host_bytes:
         yield Text(f"  pinned host memory {format_bytes(recording.header.pinned_host_bytes)}", style="dim")
-    if recording.header.ooms_caught:
-        yield Text(
-            f"  the script caught {recording.header.ooms_caught} out-of-memory errors and went on", style="yellow"
-        )
+    caught = recording.header.ooms_caught
+    if caught:
+        times = "once" if caught == 1 else f"{caught} times"
+        yield Text(f"  it ran out of memory {times}; the script caught that and went on", style="yellow")
 
 
 def _stand_ins(recording: Recording, verbose: bool) -> Iterator[Text]:
@@ -235,7 +236,7 @@ def _at_line(recording: Recording, line: str) -> str:
     """ ", at train.py:88  loss.backward()": with its source where the script is at hand."""
     if not line:
         return ""
-    return clip(f", at {line}  {_source_of(recording.header.script, line)}".rstrip(), WIDTH - 34)
+    return f", at {line}  {_source_of(recording.header.script, line)}".rstrip()
 
 
 def _source_of(script: str, line: str) -> str:

@@ -3,6 +3,7 @@
 It knows where the sources are and how to call a C++ compiler; what the sources do is told in `native/`.
 """
 
+import fcntl
 import hashlib
 import os
 import platform
@@ -19,12 +20,14 @@ NATIVE = Path(__file__).parent / "native"
 UNITS = ("device.cpp", "kernels.cpp")
 
 
-
 def native_library(torch_root: Path) -> Path:
     """The built library for this torch; builds it if it is not there yet."""
     target = _cache_folder() / f"tonnage-{_fingerprint(torch_root)}.so"
     if not target.exists():
-        _build(torch_root, target)
+        with target.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # two runs may start at once: the second waits for the first
+            if not target.exists():
+                _build(torch_root, target)
     return target
 
 
@@ -58,7 +61,7 @@ def _build(torch_root: Path, target: Path) -> None:
         objects = _compile(compiler, torch_root, Path(scratch))
         built = Path(scratch) / target.name
         _wait(_start([compiler, "-shared", "-o", str(built), *objects, *_link_flags(torch_root)]), "link")
-        built.replace(target)  # atomic: two runs may build at once
+        built.replace(target)
 
 
 def _compile(compiler: str, torch_root: Path, scratch: Path) -> list[str]:

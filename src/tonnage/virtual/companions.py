@@ -1,7 +1,9 @@
-"""Lets libraries with compiled parts for another build of torch import here: torchvision beside a CPU build.
+"""Other libraries on a GPU that is not there: what must import, and what cannot run and is said so.
 
-A torchvision built for CUDA cannot load its operators next to a CPU torch, and then refuses to import, and with it half of
-timm and transformers. Its operators are declared by name instead, so that everything but those few can be used.
+- torchvision built for CUDA cannot load its operators beside a CPU torch and then refuses to import, and with it half of
+  timm and transformers. Its operators are declared by name instead.
+- Triton kernels write into tensors that their caller made, so a launch that does nothing leaves memory right.
+- torch.compile runs its function eagerly. CUDA extensions are refused: nobody knows what they allocate.
 """
 
 import ctypes
@@ -9,36 +11,122 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from tonnage.errors import TonnageError
+from tonnage.virtual.standins import StandIns
 
 _DECLARED = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 )
-_libraries: list[Any] = []
+_libraries: list[Any] = []  # a torch.library.Library unregisters when it dies
 
 
-class _TorchvisionFinder(importlib.abc.MetaPathFinder):
-    """Declares the missing operators just before torchvision's own code runs."""
+class NotModelled(TonnageError):
+    """The script needs what the virtual GPU does not have."""
+
+
+class _Watcher(importlib.abc.MetaPathFinder):
+    """Acts just before torchvision's code runs, and just after Triton's launcher is defined."""
+
+    def __init__(self, stand_ins: StandIns) -> None:
+        self._stand_ins = stand_ins
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         if name == "torchvision":
-            sys.meta_path.remove(self)
-            spec = importlib.util.find_spec(name)
-            if spec and spec.origin and not _loads(Path(spec.origin).parent):
-                _declare()
+            self._declare_operators()
+        elif name == "triton.runtime.jit":
+            return self._with_quiet_launches(name)
         return None
 
+    def _plain_spec(self, name: str) -> importlib.machinery.ModuleSpec | None:
+        sys.meta_path.remove(self)
+        try:
+            return importlib.util.find_spec(name)
+        finally:
+            sys.meta_path.insert(0, self)
 
-def ease_imports() -> None:
-    """From now on, `import torchvision` works."""
-    if "torchvision" not in sys.modules and not any(isinstance(f, _TorchvisionFinder) for f in sys.meta_path):
-        sys.meta_path.insert(0, _TorchvisionFinder())
+    def _declare_operators(self) -> None:
+        spec = self._plain_spec("torchvision")
+        if _libraries or not spec or not spec.origin or _loads(Path(spec.origin).parent):
+            return
+        import torch
+
+        library = torch.library.Library("torchvision", "FRAGMENT")
+        _libraries.append(library)
+        for schema in _DECLARED:
+            library.define(schema)
+
+    def _with_quiet_launches(self, name: str) -> importlib.machinery.ModuleSpec | None:
+        spec = self._plain_spec(name)
+        if spec and spec.loader:
+            plain = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                plain(module)
+                quiet_launches(module, self._stand_ins)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def install_companions(stand_ins: StandIns) -> Callable[[], None]:
+    """Watch imports and patch what only a GPU could do; the result undoes it."""
+    import torch
+    from torch.utils import cpp_extension
+
+    watcher = _Watcher(stand_ins)
+    sys.meta_path.insert(0, watcher)
+    saved = [(torch, "compile", torch.compile), *((cpp_extension, n, getattr(cpp_extension, n)) for n in _BUILDERS)]
+    torch.compile = _eager_compile(stand_ins)
+    for name in _BUILDERS:
+        setattr(cpp_extension, name, _refuse(name, stand_ins))
+
+    def undo() -> None:
+        sys.meta_path.remove(watcher)
+        for owner, name, value in saved:
+            setattr(owner, name, value)
+
+    return undo
+
+
+_BUILDERS = ("load", "load_inline", "CUDAExtension")
+
+
+def _eager_compile(stand_ins: StandIns) -> Callable[..., Any]:
+    def compile(model: Any = None, **options: Any) -> Any:  # the name that scripts see
+        stand_ins.unmodelled("torch.compile", "run eagerly: a compiled graph allocates other, mostly fewer, temporaries")
+        return model if model is not None else lambda function: function
+
+    return compile
+
+
+def _refuse(name: str, stand_ins: StandIns) -> Callable[..., Any]:
+    def refuse(*arguments: Any, **keywords: Any) -> Any:
+        what = keywords.get("name") or (arguments[0] if arguments else "")
+        stand_ins.unmodelled(f"torch.utils.cpp_extension.{name}", "a CUDA extension of the script's own")
+        raise NotModelled(
+            f"The script builds a CUDA extension of its own ({what}), and nobody here knows what it allocates.",
+            hint="Leave the extension out for the virtual run, or register its operators with torch.library and a fake.",
+        )
+
+    return refuse
+
+
+def quiet_launches(module: ModuleType, stand_ins: StandIns) -> None:
+    """Triton's launches do nothing, and are counted."""
+
+    def run(self: Any, *arguments: Any, **keywords: Any) -> None:
+        name = getattr(self, "__name__", None) or getattr(getattr(self, "fn", None), "__name__", "kernel")
+        stand_ins.unmodelled(f"triton kernel {name}", "not run: it writes into tensors that exist already")
+
+    module.JITFunction.run = run  # type: ignore[attr-defined]
 
 
 def _loads(folder: Path) -> bool:
@@ -49,12 +137,3 @@ def _loads(folder: Path) -> bool:
     except OSError:
         pass
     return False
-
-
-def _declare() -> None:
-    import torch
-
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    _libraries.append(library)
-    for schema in _DECLARED:
-        library.define(schema)

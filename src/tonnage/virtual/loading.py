@@ -71,6 +71,7 @@ def _register(library: ctypes.PyDLL) -> None:
     computed = [*(n for n in names if n not in registry.KERNELS), *COMPOSITES_WITH_KERNELS]
     library.tonnage_set_libraries(_lines(f"aten::{n} {lib}" for n, lib in kernels.LIBRARIES.items()), b"")
     library.tonnage_register(_lines(computed), _lines({*names, *registry.KERNELS} - set(registry.SCHEMAS)))
+    library.tonnage_register_fallback()
     library.tonnage_register_host(_lines(HOST_FILLS), _lines(HOST_DERIVES))
     _register_python(torch)
 

@@ -47,5 +47,7 @@ def _read(path: Path) -> list[_Entry]:
                 entries[-1].delegate = text.split(":", 1)[1].strip()
             entries[-1].has_ufunc |= text == "ufunc_inner_loop:"
         elif in_dispatch and indent == 4 and ":" in text and not text.startswith("#"):
-            entries[-1].keys.update(key.strip() for key in text.split(":", 1)[0].split(","))
+            keys = {key.strip() for key in text.split(":", 1)[0].split(",")}
+            if "CompositeExplicitAutograd" not in keys:  # where it is listed beside CUDA, the composite is CUDA's own code
+                entries[-1].keys.update(keys)
     return entries

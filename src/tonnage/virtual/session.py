@@ -10,7 +10,7 @@ from typing import Any
 from tonnage.allocator import AllocatorSettings
 from tonnage.hardware import Gpu
 from tonnage.recording import Header, Recording
-from tonnage.virtual.companions import ease_imports
+from tonnage.virtual.companions import install_companions
 from tonnage.virtual.device import Device
 from tonnage.virtual.loading import load
 from tonnage.virtual.standins import StandIns
@@ -50,8 +50,7 @@ class Session:
         self.library.tonnage_listen(*map(ctypes.py_object, self._listeners))
         device.attribution._native_context = ctypes.c_int32.in_dll(self.library, "tonnage_context")
         current(self)
-        ease_imports()
-        self._undo += [install_hooks(device), cuda.install(device, self.library)]
+        self._undo += [install_hooks(device), cuda.install(device, self.library), install_companions(self.stand_ins)]
         atexit.register(self.library.tonnage_close)
 
     def close(self) -> None:

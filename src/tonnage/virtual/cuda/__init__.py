@@ -12,6 +12,7 @@ import, is replaced in its modules.
 | `history`    | `_record_memory_history`, snapshots                                            |
 | `streams`    | streams and events                                                             |
 | `graphs`     | CUDA graphs and memory pools                                                   |
+| `tensors`    | storages, the constructors of old, scatter and gather                          |
 | `runtime`    | cudart, NVTX, cuDNN                                                            |
 | `nvml`       | pynvml, where it is installed                                                  |
 | `forks`      | what a forked child may still do                                               |
@@ -31,13 +32,24 @@ __all__ = ["install"]
 def install(device: "Device", library: ctypes.PyDLL) -> Callable[[], None]:
     """From now on `torch.cuda` is this card; the result puts everything back as it was."""
     # Not at the top: these import torch, which must come after the native library.
-    from tonnage.virtual.cuda import devices, forks, graphs, history, memory, nvml, runtime, streams, unmodelled
+    from tonnage.virtual.cuda import (
+        devices,
+        forks,
+        graphs,
+        history,
+        memory,
+        nvml,
+        runtime,
+        streams,
+        tensors,
+        unmodelled,
+    )
     from tonnage.virtual.cuda.cards import Cards
     from tonnage.virtual.cuda.patches import Patches
 
     cards, patches = Cards((device,), library), Patches()
     try:
-        for part in (unmodelled, forks, devices, memory, history, streams, graphs, runtime, nvml):
+        for part in (unmodelled, forks, devices, memory, history, streams, graphs, tensors, runtime, nvml):
             part.install(cards, patches)
     except BaseException:
         patches.undo()

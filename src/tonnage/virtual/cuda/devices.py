@@ -60,6 +60,10 @@ class _Devices:
             self.cards.selected = index
         return before
 
+    def exchange_back(self, index: int) -> int:
+        """The same, for the way back; PyTorch's compiler wants two functions."""
+        return self.exchange(index)
+
     def synchronize(self) -> None:
         """The selected card catches up."""
         self.cards.at().synchronize()
@@ -100,7 +104,7 @@ def _functions(devices: _Devices, release: Release) -> dict[str, Callable[..., A
         "_cuda_getDevice": devices.get,
         "_cuda_setDevice": devices.set,
         "_cuda_exchangeDevice": devices.exchange,
-        "_cuda_maybeExchangeDevice": devices.exchange,
+        "_cuda_maybeExchangeDevice": devices.exchange_back,
         "_cuda_hasPrimaryContext": lambda index: torch.cuda.is_initialized(),
         "_cuda_synchronize": devices.synchronize,
         "_cuda_canDeviceAccessPeer": devices.can_access_peer,
@@ -128,7 +132,7 @@ def _fresh_state(devices: _Devices) -> dict[str, Any]:
         "_lazy_seed_tracker": _LazySeedTracker(),
         "_cached_device_count": None,
         "_exchange_device": devices.exchange,
-        "_maybe_exchange_device": devices.exchange,
+        "_maybe_exchange_device": devices.exchange_back,
         "_device_count_nvml": devices.count_quietly,
         "_CudaDeviceProperties": type(devices._properties[0]),
         "has_magma": True,

@@ -1,7 +1,7 @@
 """What a forked child may do: a process that CUDA was touched in before the fork cannot use it, as on a real card.
 
-Data-loader workers are such children: their work on the CPU goes on, `is_available` still answers, and nothing of theirs
-reaches the parent's record, which the fork copied.
+Data-loader workers are such children: their work on the CPU goes on, `is_available` still answers, and nothing of
+theirs reaches the parent's record, which the fork copied.
 """
 
 import ctypes

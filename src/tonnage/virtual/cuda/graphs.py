@@ -30,7 +30,6 @@ class Pools:
     def __init__(self, cards: Cards) -> None:
         self.cards = cards
         self._by_user, self._by_graph = itertools.count(1), itertools.count(1)
-        self.captures: list[_Capture] = []
 
     def user_id(self) -> PoolId:
         """An id for `MemPool` and `graph_pool_handle`."""
@@ -72,6 +71,7 @@ class _Capture:
     def __init__(self, pools: Pools, seeds: "_Seeds") -> None:
         self.pools, self.seeds = pools, seeds
         self.index, self.stream = -1, 0
+        self.streams: set[int] = set()
         self.pool: PoolId | None = None
         self.is_done = False
 
@@ -82,14 +82,15 @@ class _Capture:
         if not self.stream:
             raise RuntimeError(_DEFAULT_STREAM)
         self.pool = pool or self.pools.graph_id()
-        self.pools.begin(self.index, self.pool, lambda stream: stream == self.stream)
-        self.pools.captures.append(self)
+        self.streams = {self.stream}
+        self.pools.begin(self.index, self.pool, self.streams.__contains__)
+        _open.append(self)
 
     def end(self) -> None:
-        if self not in self.pools.captures or self.pools.cards.stream() != self.stream:
+        if self not in _open or self.pools.cards.stream() != self.stream:
             raise RuntimeError("Capture must end on the same stream it began on.")
         assert self.pool is not None
-        self.pools.captures.remove(self)
+        _open.remove(self)
         self.pools.end(self.index, self.pool)
         self.is_done = True
 
@@ -101,6 +102,16 @@ class _Capture:
     def close(self) -> None:
         self.reset()
         self.seeds.unregister(self)
+
+
+_open: list[_Capture] = []
+
+
+def join(event_stream: int, stream: int) -> None:
+    """A stream waits for an event of another one: if that is being captured, so is this one from now on."""
+    for capture in _open:
+        if event_stream in capture.streams:
+            capture.streams.add(stream)
 
 
 class _Seeds:
@@ -211,12 +222,13 @@ def install(cards: Cards, patches: Patches) -> None:
     patches.set(torch.cuda.graphs.CUDAGraph, "__bases__", (functions["_CUDAGraph"],))
     patches.set(torch.cuda.memory.MemPool, "__bases__", (functions["_MemPool"],))
     patches.set(torch.cuda.graphs.graph, "default_capture_stream", None)
+    patches.on_undo(_open.clear)
 
 
 def _functions(pools: Pools) -> dict[str, Any]:
     def is_capturing() -> bool:
         stream = pools.cards.stream()
-        return any(capture.stream == stream for capture in pools.captures)
+        return any(stream in capture.streams for capture in _open)
 
     return {
         "_CUDAGraph": _graph_base(pools),

@@ -276,7 +276,8 @@ def install(cards: Cards, patches: Patches) -> None:
             "_cuda_getMemoryMetadata": lambda: histories.histories[0].metadata,
         },
     )
-    patches.on_undo(lambda: [history.stop() for history in histories.histories] and None)
+    for history in histories.histories:
+        patches.on_undo(history.stop)
     _hear_annotations(histories, patches)
 
 

@@ -1,4 +1,4 @@
-"""The caching allocator's side of `torch.cuda`: statistics, limits, settings, raw allocations, and pinned host memory."""
+"""The caching allocator's side of `torch.cuda`: statistics, limits, settings, raw allocations; pinned host memory."""
 
 import ctypes
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""NVML as pynvml answers it: memory in use is the virtual process's, sensors read an idle card. Only where pynvml is."""
+"""NVML as pynvml answers it, where that is installed: memory in use is the process's, sensors read an idle card."""
 
 import os
 from collections.abc import Callable
@@ -37,7 +37,7 @@ class _Nvml:
 def install(cards: Cards, patches: Patches) -> None:
     """Answer in pynvml's place."""
     try:
-        import pynvml
+        import pynvml  # type: ignore[import-untyped]
     except ImportError:
         return
     nvml = _Nvml(cards)

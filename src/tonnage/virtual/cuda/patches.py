@@ -13,8 +13,9 @@ class Patches:
         self._undo: list[Callable[[], None]] = []
 
     def set(self, owner: Any, name: str, value: Any) -> None:
-        """`owner.name = value`."""
-        old = getattr(owner, name, _MISSING)
+        """`owner.name = value`; what a class inherits it shall inherit again."""
+        own = isinstance(owner, type) and name != "__bases__"
+        old = owner.__dict__.get(name, _MISSING) if own else getattr(owner, name, _MISSING)
         setattr(owner, name, value)
         self._undo.append(lambda: delattr(owner, name) if old is _MISSING else setattr(owner, name, old))
 

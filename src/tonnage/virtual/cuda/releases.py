@@ -3,6 +3,7 @@
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,5 +33,10 @@ class Release:
 def release_of(torch_version: tuple[int, int]) -> Release:
     """The newest row that is not newer than this version, or the oldest."""
     rows = tomllib.loads((Path(__file__).parent / "releases.toml").read_text())["release"]
-    releases = [Release(**{key: tuple(v) if isinstance(v, list) else v for key, v in row.items()}) for row in rows]
+    releases = [_release(row) for row in rows]
     return max((r for r in releases if r.torch <= torch_version), key=lambda r: r.torch, default=releases[0])
+
+
+def _release(row: dict[str, Any]) -> Release:
+    values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in row.items()}
+    return Release(**values)

@@ -1,4 +1,7 @@
-"""Libraries that PyTorch reaches through `torch._C`: the CUDA runtime, NVTX, cuDNN, cuSPARSELt. Nothing runs in them."""
+"""Libraries that PyTorch reaches through `torch._C`: CUDA's runtime, NVTX and the profiler, cuDNN, cuSPARSELt.
+
+Nothing runs in them.
+"""
 
 import ctypes
 from enum import IntEnum
@@ -28,6 +31,7 @@ def install(cards: Cards, patches: Patches) -> None:
     patches.set(torch.cuda, "_cudart", cudart)
     patches.set(torch.cuda.nvtx, "_nvtx", nvtx)
     _install_cudnn(release, patches)
+    _install_profiler(patches)
 
 
 def _module(name: str, **contents: Any) -> ModuleType:
@@ -77,9 +81,16 @@ def _nvtx() -> ModuleType:
     )
 
 
-def _install_cudnn(release: Release, patches: Patches) -> None:
-    """`torch.backends.cudnn` is wrapped, so its module's own names are reached through one of its functions."""
-    cudnn = _module(
+def _install_profiler(patches: Patches) -> None:
+    """A profile of the host is all there is: without this, PyTorch would time each operator with events of its own."""
+    activities = torch.profiler.ProfilerActivity
+    patches.set(torch.autograd.profiler, "_supported_activities", lambda: {activities.CPU, activities.CUDA})
+    patches.set(torch.autograd.profiler.emit_nvtx, "__enter__", lambda self: self)
+    patches.set(torch.autograd.profiler.emit_nvtx, "__exit__", lambda self, *error: False)
+
+
+def _cudnn(release: Release) -> ModuleType:
+    return _module(
         "_cudnn",
         is_cuda=True,
         getVersionInt=lambda: release.cudnn_number,
@@ -87,32 +98,28 @@ def _install_cudnn(release: Release, patches: Patches) -> None:
         getCompileVersion=lambda: release.cudnn,
         RNNMode=IntEnum("RNNMode", {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}),
     )
-    limit = 10
-    empties = False
 
-    def set_limit(value: int) -> None:
-        nonlocal limit
-        limit = value
 
-    def set_empties(value: bool) -> None:
-        nonlocal empties
-        empties = value
-
+def _install_cudnn(release: Release, patches: Patches) -> None:
+    cudnn = _cudnn(release)
+    kept = {"limit": 10, "empties": False}
     patches.set_all(
         torch._C,
         {
             "_cudnn": cudnn,
-            "_cuda_get_cudnn_benchmark_limit": lambda: limit,
-            "_cuda_set_cudnn_benchmark_limit": set_limit,
-            "_cuda_get_conv_benchmark_empty_cache": lambda: empties,
-            "_cudnn_set_conv_benchmark_empty_cache": set_empties,
+            "_cuda_get_cudnn_benchmark_limit": lambda: kept["limit"],
+            "_cuda_set_cudnn_benchmark_limit": lambda value: kept.update(limit=value),
+            "_cuda_get_conv_benchmark_empty_cache": lambda: kept["empties"],
+            "_cudnn_set_conv_benchmark_empty_cache": lambda value: kept.update(empties=value),
         },
     )
-    for names, number in ((torch.backends.cudnn.version.__globals__, "__cudnn_version"), (_cusparselt(), "__cusparselt_version")):
-        patches.set_item(names, "_init", lambda: True)
-        patches.set_item(names, number, release.cudnn_number if "cudnn" in number else release.cusparselt)
-    patches.set_item(torch.backends.cudnn.version.__globals__, "_cudnn", cudnn)
+    # PyTorch wraps these modules, so their own names are reached through a function of theirs.
+    names = torch.backends.cudnn.version.__globals__
+    _set_version(names, "__cudnn_version", release.cudnn_number, patches)
+    patches.set_item(names, "_cudnn", cudnn)
+    _set_version(torch.backends.cusparselt.version.__globals__, "__cusparselt_version", release.cusparselt, patches)
 
 
-def _cusparselt() -> dict[str, Any]:
-    return torch.backends.cusparselt.version.__globals__
+def _set_version(names: dict[str, Any], name: str, version: int, patches: Patches) -> None:
+    patches.set_item(names, "_init", lambda: True)
+    patches.set_item(names, name, version)

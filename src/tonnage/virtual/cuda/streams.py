@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from tonnage.virtual.cuda import graphs
 from tonnage.virtual.cuda.cards import Cards
 from tonnage.virtual.cuda.patches import Patches
 from tonnage.virtual.cuda.unmodelled import NotModelled
@@ -54,18 +55,24 @@ class _CudaEventBase(torch.Event):
 
     _is_timed: bool
     _recorded_ns: int | None
+    _stream_id: int
 
     def __new__(
         cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False
     ) -> Any:
         self = super().__new__(cls, device="cuda", enable_timing=enable_timing, blocking=blocking)
-        self._is_timed, self._recorded_ns = enable_timing, None
+        self._is_timed, self._recorded_ns, self._stream_id = enable_timing, None, -1
         return self
 
     def record(self, stream: torch.Stream) -> None:
         """Note the time."""
         super().record(stream)
-        self._recorded_ns = time.perf_counter_ns()
+        self._stream_id, self._recorded_ns = stream.stream_id, time.perf_counter_ns()
+
+    def wait(self, stream: torch.Stream) -> None:
+        """Nothing to wait for; a capture follows."""
+        super().wait(stream)
+        graphs.join(self._stream_id, stream.stream_id)
 
     @property
     def cuda_event(self) -> int:
@@ -95,7 +102,7 @@ def install(cards: Cards, patches: Patches) -> None:
     patches.set_all(torch._C, {"_CudaStreamBase": _CudaStreamBase, "_CudaEventBase": _CudaEventBase})
     patches.set_all(torch._C, _functions(cards))
     module = _execute_again("torch.cuda.streams")
-    patches.set_item(sys.modules, "torch.cuda.streams", module)  # type: ignore[arg-type]
+    patches.set_item(sys.modules, "torch.cuda.streams", module)
     patches.set(torch.cuda, "streams", module)
     for name in ("Stream", "Event", "ExternalStream"):
         patches.set(torch.cuda, name, getattr(module, name))

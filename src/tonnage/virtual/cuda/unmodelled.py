@@ -32,7 +32,8 @@ class NotModelled(TonnageError, RuntimeError):
 
     def __init__(self, what: str) -> None:
         super().__init__(
-            f"The virtual GPU does not model {what}.", hint="Leave this part out of the virtual run, or record a real one."
+            f"The virtual GPU does not model {what}.",
+            hint="Leave this part out of the virtual run, or record a real one.",
         )
 
 

@@ -1,24 +1,381 @@
-"""Scaled dot product attention: which backend CUDA would choose, and what each allocates beside its outputs."""
+"""What each attention backend allocates: outputs, statistics, accumulators and workspaces, in the order of the host code.
+
+Flash attention and the efficient (CUTLASS) kernels follow PyTorch's source; cuDNN's workspaces are closed and follow what
+an H200 showed with cuDNN 9.19. Which backend is taken is told in `attention_choice`.
+"""
+
+from math import ceil
+from typing import Any
 
 import torch
 
-from tonnage.virtual.kernels.registry import own_operator
+from tonnage.virtual.kernels.attention_choice import attention_data
+from tonnage.virtual.kernels.registry import kernel, scratch
 
-MATH, FLASH, EFFICIENT, CUDNN = 0, 1, 2, 3
+Tensors = tuple[Any, ...]
+_HALF = (torch.float16, torch.bfloat16)
 
 
-@own_operator(
-    "choose_attention(Tensor query, Tensor key, Tensor value, Tensor? mask, float dropout, bool causal, float? scale, "
-    "bool grouped) -> int",
-    composite=True,
-)
-def choose_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, dropout: float, causal: bool,
-    scale: float | None, grouped: bool,
+def _device() -> Any:
+    from tonnage.virtual.session import active
+
+    return active().device
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def _floats(like: torch.Tensor, *shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.float32, device=like.device)
+
+
+# Flash attention
+
+
+def flash_splits(blocks: int, slots: int, key_blocks: int, most: int = 128) -> int:
+    """Into how many runs the keys are split so that the card is busy (blocks: work items, slots: twice the processors)."""
+    if blocks >= 0.8 * slots:
+        return 1
+    counts = range(1, min(most, slots, key_blocks) + 1)
+    eligible = [n for n in counts if n == 1 or ceil(key_blocks / n) != ceil(key_blocks / (n - 1))]
+    waves = {n: blocks * n / slots for n in eligible}
+    efficiency = {n: waves[n] / ceil(waves[n]) for n in eligible}
+    best = max(efficiency.values(), default=0.0)
+    return next((n for n in eligible if efficiency[n] >= 0.85 * best), 1)
+
+
+def _split_accumulators(like: torch.Tensor, batch: int, heads: int, width: int, keys: int, queries: int) -> Tensors:
+    keys_per_block = 256 if width <= 64 else 128 if width <= 128 else 64
+    work = batch * heads * ceil(queries / 64)
+    splits = flash_splits(work, 2 * _device().gpu.sm_count, ceil(keys / keys_per_block))
+    if splits <= 1:
+        return (None, None)
+    statistics = _floats(like, splits, batch, heads, queries)
+    return statistics, _floats(like, splits, batch, heads, queries, _rounded_width(width))
+
+
+def _rounded_width(width: int) -> int:
+    return _round_up(width, 32 if width <= 128 else 64)
+
+
+def _random_state(like: torch.Tensor, dropout: float) -> tuple[torch.Tensor, torch.Tensor]:
+    state = torch.empty(2, dtype=torch.uint64, device=like.device)
+    unused = torch.empty((), dtype=torch.uint64, device=like.device)
+    if dropout > 0:
+        again = torch.empty(2, dtype=torch.uint64, device=like.device)
+        del state
+        return again, unused
+    return state, unused
+
+
+def _flash_dense(query: Any, key: Any, value: Any, dropout: float, debug: bool, windowed: bool) -> Tensors:
+    """Inputs by batch, length, head, width."""
+    batch, queries, heads, width = query.shape
+    keys, key_heads = key.shape[1], key.shape[2]
+    swapped = queries == 1 and heads > key_heads and not windowed and dropout == 0
+    if swapped:  # one query: its heads that share keys become its length
+        query = query.reshape(batch, key_heads, heads // key_heads, width).transpose(1, 2)
+        queries, heads = heads // key_heads, key_heads
+    out = torch.empty_like(query)
+    statistics = _floats(query, batch, heads, queries)
+    softmax = query.new_empty(batch, heads, _round_up(queries, 128), _round_up(keys, 128)) if debug else None
+    statistics_parts, out_parts = _split_accumulators(query, batch, heads, width, keys, queries) if dropout == 0 else (None, None)
+    state, unused = _random_state(query, dropout)
+    if swapped:
+        out = out.transpose(1, 2).reshape(batch, 1, heads * queries, width)
+        statistics = statistics.reshape(batch, heads * queries, 1)
+    del statistics_parts, out_parts
+    return out, statistics, state, unused, softmax
+
+
+def _flash_varlen(query: Any, key: Any, ends: Any, longest: tuple[int, int], dropout: float, debug: bool) -> Tensors:
+    """Inputs by token, head, width; keys may be pages."""
+    total, heads, width = query.shape
+    batch, (queries, keys) = ends.numel() - 1, longest
+    key_heads = key.shape[-2]
+    swapped = queries == 1 and heads > key_heads and dropout == 0
+    if swapped:
+        query = query.reshape(batch, key_heads, heads // key_heads, width).transpose(1, 2).reshape(-1, key_heads, width)
+        queries, heads, total = heads // key_heads, key_heads, query.shape[0]
+    out = torch.empty_like(query)
+    statistics = _floats(query, heads, total)
+    softmax = query.new_empty(batch, heads, _round_up(queries, 128), _round_up(keys, 128)) if debug else None
+    split = (swapped or key.dim() == 4) and dropout == 0
+    statistics_parts, out_parts = _split_accumulators(query, batch, heads, width, keys, queries) if split else (None, None)
+    state, unused = _random_state(query, dropout)
+    if swapped:
+        out = out.reshape(batch, queries, key_heads, width).transpose(1, 2).reshape(batch, key_heads * queries, width)
+        statistics = statistics.reshape(heads * queries, batch)
+    del statistics_parts, out_parts
+    return out, statistics, state, unused, softmax
+
+
+@kernel("_flash_attention_forward")
+def flash_attention_forward(
+    query: Any, key: Any, value: Any, cum_seq_q: Any, cum_seq_k: Any, max_q: int, max_k: int, dropout_p: float,
+    is_causal: bool, return_debug_mask: bool, *, window_size_left: int | None = None, window_size_right: int | None = None,
+    alibi_slopes: Any = None, **_: Any,
+) -> Tensors:  # fmt: skip
+    windowed = any(size is not None and size >= 0 for size in (window_size_left, window_size_right)) or alibi_slopes is not None
+    if cum_seq_q is not None:
+        return _flash_varlen(query, key, cum_seq_q, (max_q, max_k), dropout_p, return_debug_mask)
+    return _flash_dense(query, key, value, dropout_p, return_debug_mask, windowed)
+
+
+@kernel("_scaled_dot_product_flash_attention")
+def scaled_dot_product_flash_attention(
+    query: Any, key: Any, value: Any, dropout_p: float = 0.0, is_causal: bool = False, return_debug_mask: bool = False,
+    *, scale: float | None = None,
+) -> Tensors:  # fmt: skip
+    q, k, v = (t.transpose(1, 2) for t in (query, key, value))
+    out, statistics, state, unused, softmax = _flash_dense(q, k, v, dropout_p, return_debug_mask, windowed=False)
+    lengths = (query.shape[2], key.shape[2])
+    return out.transpose(1, 2), statistics, None, None, *lengths, state, unused, softmax
+
+
+def _flash_backward(grad: Any, query: Any, key: Any, value: Any, out: Any, ends: Any) -> Tensors:
+    """Gradients first, then the accumulators; keys that are shared get a gradient a head, summed at the end."""
+    grad, out = grad.contiguous(), out.contiguous()
+    heads, width = query.shape[-2], query.shape[-1]
+    dq, dk, dv = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+    if ends is None:
+        batch, queries = query.shape[0], _round_up(query.shape[1], 128)
+        softmax_sum = _floats(query, batch, heads, queries)
+        shape = (batch, queries, heads, _rounded_width(width))
+    else:
+        batch, queries = ends.numel() - 1, query.shape[0] + 128 * (ends.numel() - 1)
+        softmax_sum = _floats(query, heads, queries)
+        shape = (queries, heads, _rounded_width(width))
+    if torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled():
+        shape = (ceil(_device().gpu.sm_count / (batch * heads)), *shape)
+    dq_sum = _floats(query, *shape)
+    if key.shape[-2] != heads:
+        expanded = (*key.shape[:-2], heads, width)
+        dk_expanded, dv_expanded = key.new_empty(expanded), key.new_empty(expanded)
+        del dv_expanded, dk_expanded
+    del dq_sum, softmax_sum, out, grad
+    return dq, dk, dv
+
+
+@kernel("_flash_attention_backward")
+def flash_attention_backward(
+    grad_out: Any, query: Any, key: Any, value: Any, out: Any, logsumexp: Any, cum_seq_q: Any, *_: Any, **__: Any
+) -> Tensors:
+    return _flash_backward(grad_out, query, key, value, out, cum_seq_q)
+
+
+@kernel("_scaled_dot_product_flash_attention_backward")
+def scaled_dot_product_flash_attention_backward(
+    grad_out: Any, query: Any, key: Any, value: Any, out: Any, logsumexp: Any, cum_seq_q: Any, *_: Any, **__: Any
+) -> Tensors:
+    if grad_out is None:
+        return None, None, None
+    turned = (t.transpose(1, 2) for t in (grad_out, query, key, value, out))
+    return tuple(t.transpose(1, 2) for t in _flash_backward(*turned, cum_seq_q))
+
+
+# The efficient kernels
+
+
+def _efficient(query: Any, value: Any, want_statistics: bool, queries: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs by batch, length, head, width. Statistics are padded to 32 queries; wide heads accumulate in float."""
+    batch, _, heads, width = query.shape
+    shape = (batch, query.shape[1], heads, value.shape[-1])
+    out = query.new_empty(shape)
+    statistics = _floats(query, batch, heads, _round_up(queries, 32) if want_statistics else 0)
+    if query.dtype in _HALF and max(width, value.shape[-1]) > 128:
+        accumulator = _floats(query, *shape)
+        del accumulator
+    return out, statistics
+
+
+def _seed() -> torch.Tensor:
+    return torch.zeros((), dtype=torch.int64)  # on the host, unless a CUDA graph is captured
+
+
+@kernel("_scaled_dot_product_efficient_attention")
+def scaled_dot_product_efficient_attention(
+    query: Any, key: Any, value: Any, attn_bias: Any, compute_log_sumexp: bool, *_: Any, **__: Any
+) -> Tensors:
+    q, v = query.transpose(1, 2), value.transpose(1, 2)
+    out, statistics = _efficient(q, v, compute_log_sumexp, query.shape[2])
+    return out.transpose(1, 2), statistics, _seed(), _seed()
+
+
+@kernel("_efficient_attention_forward")
+def efficient_attention_forward(
+    query: Any, key: Any, value: Any, bias: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: int | None,
+    max_seqlen_k: int | None, dropout_p: float, custom_mask_type: int, compute_log_sumexp: bool = False, **_: Any,
+) -> Tensors:  # fmt: skip
+    ragged = cu_seqlens_q is not None and max_seqlen_q is not None
+    queries, keys = (max_seqlen_q, max_seqlen_k or 0) if ragged else (query.shape[1], key.shape[1])
+    assert queries is not None
+    out, statistics = _efficient(query, value, compute_log_sumexp, queries)
+    if ragged:
+        statistics = _floats(query, cu_seqlens_q.numel() - 1, query.shape[2], statistics.shape[-1])
+    return out, statistics, _seed(), _seed(), queries, keys
+
+
+def backward_tile(dtype: torch.dtype, width: int, capability: tuple[int, int], dropout: bool) -> tuple[int, int, bool]:
+    """Queries and keys of a block, and whether the gradients of keys and values need an accumulator in memory."""
+    half, modern = dtype in _HALF, capability >= (8, 0)
+    major, minor = capability
+    roomy = attention_data()["shared_memory_kib"].get(f"{major}.{minor}", 99) >= 163 and (modern or half)
+    if width <= 64:
+        return 64, 64, False
+    if width <= 96 and half and capability in ((8, 6), (8, 9)) and not dropout:
+        return 128, 64, False
+    if width <= 128:
+        return (128, 128 if half and modern else 64, False) if roomy else (64, 64, half)
+    return (128, 64, half) if roomy else (64, 64, half)
+
+
+def efficient_workspace_bytes(
+    dtype: torch.dtype, sizes: tuple[int, int, int, int], widths: tuple[int, int], capability: tuple[int, int],
+    dropout: bool, splits_asked: int | None = None,
 ) -> int:  # fmt: skip
-    """The first backend, in CUDA's order, that takes these inputs."""
-    if mask is None and query.dtype in (torch.float16, torch.bfloat16) and torch.backends.cuda.flash_sdp_enabled():
-        return FLASH
-    if torch.backends.cuda.mem_efficient_sdp_enabled():
-        return EFFICIENT
-    return MATH
+    """`sizes`: batch, heads, queries, keys; `widths`: of keys and of values."""
+    batch, heads, queries, keys = sizes
+    block_q, block_k, accumulates = backward_tile(dtype, max(widths), capability, dropout)
+    splits = ceil(keys / block_k)
+    if splits_asked is not None:
+        splits = min(splits, splits_asked)
+    else:
+        splits = 1 if batch * heads >= 256 and keys <= 2 * block_k else splits
+        splits = min(splits, 200 // (batch * heads)) if accumulates else splits
+    splits = 1 if torch.are_deterministic_algorithms_enabled() else max(splits, 1)
+    for_keys = sum(splits * block_k * _round_up(width, block_q) for width in widths) if accumulates else 0
+    tile = 4 + block_q * block_k  # a lock of 16 bytes before each tile
+    for_queries = ceil(queries / block_q) * ceil(widths[0] / block_k) * tile if capability >= (7, 0) else 0
+    return batch * heads * _round_up(for_keys + for_queries, 4) * 4
+
+
+def _efficient_backward(
+    grad: Any, query: Any, key: Any, value: Any, bias: Any, out: Any, sizes: tuple[int, int, int, int], dropout: float,
+    bias_grad: bool, splits: int | None = None, shared: bool = False,
+) -> Tensors:  # fmt: skip
+    grad = grad.contiguous()
+    if shared:
+        chunk = query.new_empty(query.shape[0], query.shape[1], 3, *query.shape[2:])
+        dq, dk, dv = chunk.unbind(2)
+    else:
+        dq, dk, dv = query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
+    dbias = None
+    if bias_grad:
+        padded = bias.new_empty(*bias.shape[:-1], _round_up(bias.shape[-1], 16))
+        dbias = padded[..., : bias.shape[-1]]
+        del padded
+    delta = _delta(grad, out, query)
+    widths, capability = (query.shape[-1], value.shape[-1]), _device().gpu.compute_capability
+    workspace = scratch(efficient_workspace_bytes(query.dtype, sizes, widths, capability, dropout > 0, splits), query)
+    del delta, workspace, grad
+    return dq, dk, dv, dbias
+
+
+def _delta(grad: Any, out: Any, query: Any) -> torch.Tensor:
+    if query.dtype in _HALF:
+        return _floats(query, query.shape[0], query.shape[2], query.shape[1])
+    product = grad.to(torch.float32) * out.to(torch.float32)
+    total = _floats(query, *query.shape[:3])
+    delta: torch.Tensor = total.transpose(-2, -1).contiguous()
+    del total, product
+    return delta
+
+
+@kernel("_efficient_attention_backward")
+def efficient_attention_backward(
+    grad_out_: Any, query: Any, key: Any, value: Any, bias: Any, out: Any, cu_seqlens_q: Any, cu_seqlens_k: Any,
+    max_seqlen_q: int, max_seqlen_k: int, logsumexp: Any, dropout_p: float, philox_seed: Any, philox_offset: Any,
+    custom_mask_type: int, bias_requires_grad: bool, *, scale: float | None = None, num_splits_key: int | None = None,
+    window_size: int | None = None, shared_storage_dqdkdv: bool = False,
+) -> Tensors:  # fmt: skip
+    ragged = cu_seqlens_q is not None
+    lengths = (max_seqlen_q, max_seqlen_k) if ragged else (query.shape[1], key.shape[1])
+    batch = cu_seqlens_q.numel() - 1 if ragged else query.shape[0]
+    return _efficient_backward(
+        grad_out_, query, key, value, bias, out, (batch, query.shape[2], *lengths), dropout_p, bias_requires_grad,
+        num_splits_key, shared_storage_dqdkdv,
+    )  # fmt: skip
+
+
+@kernel("_scaled_dot_product_efficient_attention_backward")
+def scaled_dot_product_efficient_attention_backward(
+    grad_out_: Any, query: Any, key: Any, value: Any, attn_bias: Any, out: Any, logsumexp: Any, philox_seed: Any,
+    philox_offset: Any, dropout_p: float, grad_input_mask: list[bool], *_: Any, **__: Any,
+) -> Tensors:  # fmt: skip
+    if grad_out_ is None:
+        return None, None, None, None
+    turned = [t.transpose(1, 2) for t in (grad_out_, query, key, value)]
+    sizes = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    grads = _efficient_backward(*turned, attn_bias, out.transpose(1, 2), sizes, dropout_p, grad_input_mask[3])
+    return *(t.transpose(1, 2) for t in grads[:3]), grads[3]
+
+
+# cuDNN
+
+
+def _like_layout(query: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """An output whose dimensions are nested in memory as the query's are."""
+    strides, step = [0] * len(shape), 1
+    for dim in sorted(range(len(shape)), key=query.stride):
+        strides[dim] = step
+        step *= shape[dim]
+    return torch.empty_strided(shape, strides, dtype=query.dtype, device=query.device)
+
+
+def cudnn_forward_bytes(batch: int, heads: int, queries: int, keys: int, width: int) -> int:
+    """A single query against many keys is split over them; each split keeps its output, maximum and sum in float."""
+    data = attention_data()["cudnn_workspace"]
+    if queries > 1:
+        return int(data["forward_bytes"])
+    splits = ceil(keys / data["decode_keys_per_split"])
+    return splits * batch * heads * (width + 2) * 4 + int(data["decode_bytes"]) if splits > 1 else 0
+
+
+def cudnn_backward_bytes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> int:
+    """The query's gradient in float and the softmax sums; shared keys and values get a gradient for each head."""
+    batch, heads, queries, width = query.shape
+    size = batch * heads * queries * (width + 1) * 4 + int(attention_data()["cudnn_workspace"]["forward_bytes"])
+    for shared in (key, value):
+        if shared.shape[1] != heads:
+            size += batch * heads * shared.shape[2] * shared.shape[3] * shared.element_size()
+    return size
+
+
+@kernel("_scaled_dot_product_cudnn_attention")
+def scaled_dot_product_cudnn_attention(
+    query: Any, key: Any, value: Any, attn_bias: Any, compute_log_sumexp: bool, *_: Any, **__: Any
+) -> Tensors:
+    return _cudnn(query, key, value, compute_log_sumexp)
+
+
+@kernel("_cudnn_attention_forward")
+def cudnn_attention_forward(
+    query: Any, key: Any, value: Any, attn_bias: Any, cum_seq_q: Any, cum_seq_k: Any, max_q: int, max_k: int,
+    compute_log_sumexp: bool, *_: Any, **__: Any,
+) -> Tensors:  # fmt: skip
+    return _cudnn(query, key, value, compute_log_sumexp)
+
+
+def _cudnn(query: Any, key: Any, value: Any, want_statistics: bool) -> Tensors:
+    _device().use("cudnn")
+    batch, heads, queries, width = query.shape
+    seed = torch.empty((), dtype=torch.int64, device=query.device)
+    offset = torch.empty((), dtype=torch.int64, device=query.device)
+    out = _like_layout(query, (batch, heads, queries, value.shape[3]))
+    statistics = _floats(query, batch, heads, queries) if want_statistics else None
+    workspace = scratch(cudnn_forward_bytes(batch, heads, queries, key.shape[2], value.shape[3]), query)
+    del workspace
+    return out, statistics, None, None, queries, key.shape[2], seed, offset, None
+
+
+@kernel("_scaled_dot_product_cudnn_attention_backward", "_cudnn_attention_backward")
+def cudnn_attention_backward(
+    grad_out: Any, query: Any, key: Any, value: Any, out: Any, *_: Any, **__: Any
+) -> Tensors:
+    dq, dk, dv = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+    turned = _like_layout(out, tuple(grad_out.shape)) if grad_out.stride(-1) != 1 else None
+    workspace = scratch(cudnn_backward_bytes(query, key, value), query)
+    del workspace, turned
+    return dq, dk, dv

@@ -110,10 +110,10 @@ def _register(name: str, rule: Rule) -> None:
 
     def reduce(*given: Any, **keywords: Any) -> Any:
         result = by_shape(*given, **keywords)
-        self = given[0]
-        if self.numel() >= FEWEST_SPLIT:
+        self, first = given[0], result[0] if isinstance(result, tuple) else result
+        if self.numel() >= FEWEST_SPLIT or self.dtype != first.dtype:
             dim, keepdim = argument("dim", given, keywords), argument("keepdim", given, keywords)
-            _stage(self, result[0] if isinstance(result, tuple) else result, dim, bool(keepdim), rule)
+            _stage(self, first, dim, bool(keepdim), rule)
         return result
 
     kernel(name)(reduce)
@@ -123,6 +123,8 @@ def _stage(self: torch.Tensor, result: torch.Tensor, dim: Any, keepdim: bool, ru
     """What the reduction holds beside its result, in turn."""
     dtype, element, accumulates = rule(self, result)
     source = self if dtype == self.dtype else torch.empty_like(self, dtype=dtype)
+    if self.numel() < FEWEST_SPLIT:
+        return
     loop = loop_of(source, result, dim, keepdim)
     card = _card(active().device.gpu)
     held = None

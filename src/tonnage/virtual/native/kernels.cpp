@@ -312,6 +312,9 @@ Outcome run_on_zeros(const c10::OperatorHandle& op, const Traits& traits, Stack&
     return zeros;
   });
   BelowAutograd below;
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU), "The virtual GPU cannot run ", op.operator_name(),
+      ": it has neither a shape rule (a Meta kernel) nor a kernel for the CPU to learn the shape from.");
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &arguments);
   return {std::move(stands), false};
 }
@@ -377,6 +380,12 @@ void compute(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   for (auto& result : arguments)
     stack->push_back(map_tensors(result, [&](const Tensor& t) { return bring_back(t, outcome.stands, outcome.known); }));
   if (traits.library) use_library_once(traits.library, 0);
+}
+
+// An operator that is not PyTorch's own: its outputs are known, what its kernel allocates inside is not.
+void compute_foreign(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  tell_unmodelled(op, "no CUDA kernel is known here: outputs are counted, what it allocates inside is not");
+  compute(op, keys, stack);
 }
 
 // ---- operators that are not a matter of shapes ----------------------------------------------------------------------------------
@@ -766,7 +775,7 @@ void tonnage_register(const char* computed, const char* plain) {
 void tonnage_register_fallback() {
   registrations().push_back(std::make_unique<torch::Library>(
       torch::Library::IMPL, "_", std::make_optional(c10::DispatchKey::CUDA), __FILE__, static_cast<uint32_t>(__LINE__)));
-  registrations().back()->fallback(torch::CppFunction::makeFromBoxedFunction<&compute>());
+  registrations().back()->fallback(torch::CppFunction::makeFromBoxedFunction<&compute_foreign>());
 }
 
 void tonnage_register_host(const char* fills, const char* derives) {

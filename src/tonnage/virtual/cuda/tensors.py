@@ -1,0 +1,107 @@
+"""Ways to tensors on the card that PyTorch compiles in only with CUDA: storages, the constructors of old, `comm`.
+
+Not modelled: tensors shared between processes.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tonnage.virtual.cuda.cards import Cards
+from tonnage.virtual.cuda.patches import Patches
+
+
+def install(cards: Cards, patches: Patches) -> None:
+    """Supply them."""
+    _install_storages(patches)
+    _install_constructors(patches)
+    patches.set_all(
+        torch._C,
+        {"_scatter": scatter, "_gather": gather, "_broadcast": broadcast, "_broadcast_coalesced": broadcast_coalesced},
+    )
+
+
+def _install_storages(patches: Patches) -> None:
+    """`torch.UntypedStorage(size, device="cuda")`, which copies, saves and loads go through."""
+    plain = torch.UntypedStorage.__new__
+
+    def new(cls: Any, *arguments: Any, device: Any = None, **keywords: Any) -> Any:
+        where = torch.device(device) if device is not None else None
+        if where is None or where.type != "cuda":
+            return plain(cls, *arguments, device=device, **keywords)
+        size = arguments[0] if arguments else 0
+        return torch.empty(int(size), dtype=torch.uint8, device=where).untyped_storage()
+
+    patches.set(torch.UntypedStorage, "__new__", staticmethod(new))
+
+
+# torch.cuda.FloatTensor and kin
+
+
+class _Constructor(type):
+    """A class of old: called it makes a tensor, and `isinstance` knows its tensors."""
+
+    dtype: torch.dtype
+    plain: type
+
+    def __call__(cls, *arguments: Any, **keywords: Any) -> torch.Tensor:
+        return torch.empty(0, dtype=cls.dtype, device="cuda").new(*arguments, **keywords)
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, cls.plain)
+
+
+def _install_constructors(patches: Patches) -> None:
+    for name in [name for name in dir(torch.cuda) if name.endswith("Tensor")]:
+        plain: Any = getattr(torch.cuda, name)
+        contents = {"plain": plain, "dtype": plain.dtype, "layout": plain.layout, "is_cuda": True, "is_sparse": False}
+        # Tensor.type() goes by the whole name.
+        patches.set(torch.cuda, name, _Constructor(f"torch.cuda.{name}", (), contents))
+    plain_default = torch._C._set_default_tensor_type
+
+    def set_default(kind: Any) -> None:
+        if isinstance(kind, _Constructor):
+            torch.set_default_dtype(kind.dtype)
+            torch.set_default_device("cuda")
+            patches.on_undo(lambda: torch.set_default_device(None))
+        else:
+            plain_default(kind)
+            torch.set_default_device(None)
+
+    patches.set(torch._C, "_set_default_tensor_type", set_default)
+
+
+# What torch.nn.parallel.comm stands on
+
+
+def scatter(
+    tensor: torch.Tensor,
+    devices: Sequence[int],
+    chunk_sizes: Sequence[int] | None = None,
+    dim: int = 0,
+    streams: Any = None,
+) -> list[torch.Tensor]:
+    """Pieces of a tensor, one for each card."""
+    pieces = tensor.split(list(chunk_sizes), dim) if chunk_sizes else tensor.chunk(len(devices), dim)
+    return [
+        piece.to(torch.device("cuda", index), non_blocking=True) for piece, index in zip(pieces, devices, strict=False)
+    ]
+
+
+def gather(tensors: Sequence[torch.Tensor], dim: int, destination: int | None) -> torch.Tensor:
+    """The pieces together, on a card or, at -1, on the host."""
+    where = torch.device("cpu") if destination == -1 else torch.device("cuda", destination or 0)
+    return torch.cat([tensor.to(where, non_blocking=True) for tensor in tensors], dim)
+
+
+def broadcast(tensor: torch.Tensor, devices: Sequence[int]) -> list[torch.Tensor]:
+    """A copy on each card; where it is already, itself."""
+    return [tensor.to(torch.device("cuda", index), non_blocking=True) for index in devices]
+
+
+def broadcast_coalesced(
+    tensors: Sequence[torch.Tensor], devices: Sequence[int], buffer_size: int
+) -> list[list[torch.Tensor]]:
+    """Several tensors on each card."""
+    return [[broadcast(tensor, [index])[0] for tensor in tensors] for index in devices]

@@ -1,0 +1,221 @@
+"""Which backend CUDA would take for scaled dot product attention: the conditions of each, tried in the order of priority.
+
+It follows the host code of PyTorch 2.11 to 2.13. It does not know nested tensors' lengths, and builds without one of the
+backends.
+"""
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tonnage.virtual.kernels.registry import kernel, own_operator
+
+MATH, FLASH, EFFICIENT, CUDNN = 0, 1, 2, 3
+_HALF = (torch.float16, torch.bfloat16)
+_DATA = Path(__file__).parents[1] / "data" / "attention.toml"
+
+
+@cache
+def attention_data() -> dict[str, Any]:
+    """The numbers of `data/attention.toml`."""
+    return tomllib.loads(_DATA.read_text())
+
+
+@dataclass(slots=True)
+class Question:
+    """The inputs, and the card and version that they meet."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    mask: torch.Tensor | None
+    dropout: float
+    causal: bool
+    grouped: bool
+    capability: tuple[int, int]
+    version: tuple[int, int]
+
+    @property
+    def needs_grad(self) -> bool:
+        """Whether a backward will follow."""
+        return torch.is_grad_enabled() and any(t.requires_grad for t in (self.query, self.key, self.value))
+
+    @property
+    def is_nested(self) -> bool:
+        return bool(self.query.is_nested or self.key.is_nested or self.value.is_nested)
+
+
+@own_operator(
+    "choose_attention(Tensor query, Tensor key, Tensor value, Tensor? mask, float dropout, bool causal, float? scale, "
+    "bool grouped) -> int",
+    composite=True,
+)
+def choose_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, dropout: float, causal: bool,
+    scale: float | None, grouped: bool,
+) -> int:  # fmt: skip
+    """The first backend, in CUDA's order, that takes these inputs."""
+    from tonnage.virtual.session import active
+
+    device = active().device
+    asked = Question(
+        query, key, value, mask, dropout, causal, grouped, device.gpu.compute_capability, device.torch_version
+    )  # fmt: skip
+    _prefer_cudnn_once(device)
+    for backend in torch._C._get_sdp_priority_order():
+        if backend in _TAKES and _TAKES[backend](asked):
+            return int(backend)
+    raise RuntimeError("No available kernel. Aborting execution.")
+
+
+@kernel("_fused_sdp_choice")
+def fused_sdp_choice(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+) -> int:  # fmt: skip
+    return choose_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+
+_ordered: Any = None  # the device for which the default order has been set
+
+
+def _prefer_cudnn_once(device: Any) -> None:
+    """PyTorch changes the order at the first question, unless the user has set one by then; later he may."""
+    global _ordered
+    if _ordered is device:
+        return
+    _ordered = device
+    preferred = device.gpu.compute_capability[0] in attention_data()["cudnn"]["preferred_capability_majors"]
+    torch._C._set_sdp_priority_order([CUDNN, FLASH, EFFICIENT, MATH] if preferred else [FLASH, EFFICIENT, MATH, CUDNN])
+
+
+def _takes_math(asked: Question) -> bool:
+    return bool(torch._C._get_math_sdp_enabled())
+
+
+def _takes_cudnn(asked: Question) -> bool:
+    return (
+        bool(torch._C._get_cudnn_sdp_enabled())
+        and asked.capability >= (8, 0)
+        and not asked.is_nested
+        and _four_dimensions(asked)
+        and asked.query.dtype in _HALF
+        and _same_types(asked)
+        and not _deterministic()
+        and _mask_fits_cudnn(asked)
+        and _dense_inputs(asked, grouping=True, same_key_value_heads=False, any_stride_of_one=True)
+        and _dropout_fits_cudnn(asked)
+        and _shape_fits_cudnn(asked)
+    )
+
+
+def _takes_flash(asked: Question) -> bool:
+    query, width = asked.query, asked.query.shape[-1]
+    return (
+        bool(torch._C._get_flash_sdp_enabled())
+        and asked.mask is None
+        and query.dtype in _HALF
+        and asked.capability >= tuple(attention_data()["flash"]["capability"])
+        and _four_dimensions(asked)
+        and _same_types(asked)
+        and width == asked.key.shape[-1] == asked.value.shape[-1]
+        and width <= attention_data()["flash"]["head_dim"]
+        and _backward_fits_flash(asked)
+        and (asked.is_nested or not asked.causal or query.shape[-2] == asked.key.shape[-2])
+        and (asked.is_nested or _dense_inputs(asked, grouping=True, any_stride_of_one=True))
+    )
+
+
+def _takes_efficient(asked: Question) -> bool:
+    types = (*_HALF, torch.float32) if asked.capability >= (8, 0) else (torch.float16, torch.float32)
+    width, value_width = asked.query.shape[-1], asked.value.shape[-1]
+    alignment = _gemm_alignment(asked)
+    return (
+        bool(torch._C._get_mem_efficient_sdp_enabled())
+        and asked.query.dtype in types
+        and _four_dimensions(asked)
+        and _same_types(asked)
+        and width == asked.key.shape[-1]
+        and 0 < width
+        and 0 < value_width
+        and width % alignment == 0
+        and value_width % alignment == 0
+        and (not asked.needs_grad if asked.is_nested else _dense_inputs(asked, grouping=False))
+    )
+
+
+_TAKES = {MATH: _takes_math, FLASH: _takes_flash, EFFICIENT: _takes_efficient, CUDNN: _takes_cudnn}
+
+
+def _four_dimensions(asked: Question) -> bool:
+    return asked.query.dim() == asked.key.dim() == asked.value.dim() == 4
+
+
+def _same_types(asked: Question) -> bool:
+    return asked.query.dtype == asked.key.dtype == asked.value.dtype
+
+
+def _deterministic() -> bool:
+    return torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def _dense_inputs(
+    asked: Question, *, grouping: bool, same_key_value_heads: bool = True, any_stride_of_one: bool = False
+) -> bool:
+    """Lengths, last strides, batches and heads, as every fused backend wants them."""
+    query, key, value, mask = asked.query, asked.key, asked.value, asked.mask
+    if query.shape[-2] == 0 or key.shape[-2] == 0 or not query.shape[0] == key.shape[0] == value.shape[0]:
+        return False
+    unit = query.stride(-1) == key.stride(-1) == value.stride(-1) == 1 or (any_stride_of_one and query.shape[-1] == 1)
+    if not unit or (mask is not None and mask.stride(-1) != 1):
+        return False
+    heads, key_heads, value_heads = query.shape[-3], key.shape[-3], value.shape[-3]
+    if asked.grouped and grouping:
+        same = key_heads == value_heads if same_key_value_heads else heads % value_heads == 0
+        return same and heads % key_heads == 0
+    return heads == key_heads == value_heads
+
+
+def _mask_fits_cudnn(asked: Question) -> bool:
+    mask, query = asked.mask, asked.query
+    if mask is None:
+        return True
+    wanted = (query.shape[0], query.shape[1], query.shape[2], asked.key.shape[2])
+    if mask.requires_grad or mask.dim() not in (2, 4):
+        return False
+    return all(size in (1, full) for size, full in zip(mask.shape, wanted[-mask.dim() :], strict=True))
+
+
+def _dropout_fits_cudnn(asked: Question) -> bool:
+    since = tuple(attention_data()["cudnn"]["dropout_in_sixteenths_since"])
+    return asked.version < since or (asked.dropout * 16).is_integer()
+
+
+def _shape_fits_cudnn(asked: Question) -> bool:
+    data, (major, minor) = attention_data()["cudnn"], asked.capability
+    width, value_width = asked.query.shape[-1], asked.value.shape[-1]
+    limit = data["head_dim_by_capability"].get(f"{major}.{minor}", data["head_dim"])
+    if (width, value_width) == (192, 128) and major in data["wide_keys_capability_majors"]:
+        limit = 192
+    widths_fit = max(width, value_width) <= limit and width % 8 == 0 and value_width % 8 == 0
+    lengths_fit = asked.key.shape[2] != 1 and (asked.dropout == 0 or asked.query.shape[2] != 1)
+    return widths_fit and lengths_fit and max(asked.query.shape[:2]) <= 65535
+
+
+def _backward_fits_flash(asked: Question) -> bool:
+    data, width = attention_data()["flash"], asked.query.shape[-1]
+    if list(asked.capability) not in data["narrow_capabilities"] or not asked.needs_grad:
+        return True
+    return width <= data["narrow_head_dim"] or (width > data["narrow_head_dim_without_dropout"] and asked.dropout == 0)
+
+
+def _gemm_alignment(asked: Question) -> int:
+    """Elements to which the matrix products of the efficient kernels must be aligned."""
+    is_half = asked.query.dtype in _HALF
+    if asked.capability >= (8, 0) or (asked.capability >= (7, 0) and is_half):
+        return max(4 if asked.capability >= (8, 0) else 1, 8 if is_half else 4)
+    return 1

@@ -1,0 +1,151 @@
+"""The temporary storage that CUB's device-wide algorithms ask for, in bytes.
+
+Each function names the algorithm it stands for. Sizes follow from the number of items, the bytes of each and the card: the
+items of a tile are data (`data/cub.toml`), the rest is arithmetic. It does not know of tensors or of PyTorch's wrappers.
+"""
+
+import tomllib
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from tonnage.hardware import Gpu
+from tonnage.virtual.session import active
+
+ALIGNMENT = 256
+WARP = 32
+SUBSCRIPTION_FACTOR = 5
+SHARED_MEMORY_PER_BLOCK = 48 << 10
+ONESWEEP_RADIX_BITS = 8
+ONESWEEP_LARGEST_PORTION = (1 << 28) - 1
+SINGLE_TILE_THREADS, SINGLE_TILE_ITEMS = 256, 19
+REDUCE_THREADS, REDUCE_ITEMS = 256, 16
+
+
+@cache
+def _tables() -> dict[str, Any]:
+    return tomllib.loads((files("tonnage.virtual") / "data" / "cub.toml").read_text())
+
+
+def _gpu() -> Gpu:
+    return active().device.gpu
+
+
+def _tile(table: str, item_bytes: int) -> int:
+    rows = _tables()[table]
+    capability = _gpu().compute_capability
+    row = rows["sm_90"] if capability >= (9, 0) else rows["sm_80"] if capability == (8, 0) else rows["default"]
+    return int(row.get(str(item_bytes), row["8"] * 8 // max(item_bytes, 8)))
+
+
+def _up(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def blob(*sizes: int) -> int:
+    """One allocation for all of these, each aligned."""
+    return sum(map(_up, sizes)) + ALIGNMENT - 1
+
+
+def _tile_states(tiles: int, value_bytes: int, primitive: bool) -> int:
+    """Descriptors of a single-pass scan: value and status in one word, or in three arrays."""
+    states = tiles + WARP
+    if primitive:
+        return blob(states * {1: 4, 2: 4, 4: 8, 8: 16}[value_bytes], 0, 0)
+    return blob(states * 4, states * value_bytes, states * value_bytes)
+
+
+def memory_bound_tile(threads: int, nominal_items: int, item_bytes: int) -> int:
+    """Items of a tile where registers are not what limits."""
+    items = max(1, min(nominal_items * 4 // item_bytes, nominal_items * 2))
+    return items * min(threads, _warps(SHARED_MEMORY_PER_BLOCK // (item_bytes * items)))
+
+
+def register_bound_tile(threads: int, nominal_items: int, item_bytes: int) -> int:
+    """The same where they are."""
+    items = max(1, nominal_items * 4 // max(4, item_bytes))
+    return items * min(threads, _warps(SHARED_MEMORY_PER_BLOCK // (item_bytes * items)))
+
+
+def _warps(threads: int) -> int:
+    return -(-threads // WARP) * WARP
+
+
+def scan_bytes(count: int, item_bytes: int, *, primitive: bool = True, plus: bool = False) -> int:
+    """DeviceScan; `plus`: the operator is cuda::std::plus, for which there are tunings. Half and bfloat16 of c10 are not primitive."""
+    tile = _tile("scan_plus", item_bytes) if plus else memory_bound_tile(128, 15, item_bytes)
+    return blob(_tile_states(-(-count // tile), item_bytes, primitive))
+
+
+def scan_by_key_bytes(count: int, key_bytes: int) -> int:
+    """DeviceScan::InclusiveSumByKey of values as large as an int."""
+    tile = 288 * 14 if _gpu().compute_capability >= (9, 0) else 256 * 9
+    tiles = -(-count // tile)
+    return blob((tiles + WARP) * 16, key_bytes * (tiles + 1))
+
+
+def reduce_bytes(count: int, item_bytes: int) -> int:
+    """DeviceReduce."""
+    tile = memory_bound_tile(REDUCE_THREADS, REDUCE_ITEMS, item_bytes)
+    if count <= tile:
+        return 1
+    gpu = _gpu()
+    return blob(gpu.max_threads_per_sm // REDUCE_THREADS * gpu.sm_count * SUBSCRIPTION_FACTOR * item_bytes)
+
+
+def select_flagged_bytes(count: int, item_bytes: int) -> int:
+    """DeviceSelect::Flagged."""
+    return blob(_tile_states(-(-count // _tile("select_flagged", item_bytes)), 4, True), 0, 0)
+
+
+def select_unique_bytes(count: int, item_bytes: int, *, primitive: bool = True) -> int:
+    """DeviceSelect::Unique."""
+    tile = _tile("select_unique", item_bytes) if primitive else 128 * max(1, min(40 // item_bytes, 10))
+    return blob(_tile_states(-(-count // tile), 4, True), 0, 0)
+
+
+def run_length_bytes(count: int) -> int:
+    """DeviceRunLengthEncode::Encode with lengths of 8 bytes."""
+    return blob((-(-count // (128 * 6)) + WARP) * 16)
+
+
+def radix_sort_bytes(count: int, key_bytes: int, value_bytes: int = 0, bits: int | None = None, *, floating: bool = False) -> int:
+    """DeviceRadixSort of keys, or of pairs; PyTorch counts in 64 bits."""
+    largest = max(key_bytes, value_bytes)
+    if count <= register_bound_tile(SINGLE_TILE_THREADS, SINGLE_TILE_ITEMS, largest):
+        return 1
+    if key_bytes < 4 and _gpu().compute_capability < (9, 0):
+        return _sweeps_bytes(count, key_bytes, value_bytes)
+    tile = _onesweep_tile(key_bytes, value_bytes, floating)
+    passes = -(-(key_bytes * 8 if bits is None else bits) // ONESWEEP_RADIX_BITS)
+    portion = ONESWEEP_LARGEST_PORTION // tile * tile
+    portions = -(-count // portion)
+    digits = 1 << ONESWEEP_RADIX_BITS
+    extra = count if passes > 1 else 0
+    lookback = -(-min(count, portion) // tile) * digits * 4
+    return blob(portions * passes * digits * 8, lookback, extra * key_bytes, extra * value_bytes, portions * passes * 4)
+
+
+def _onesweep_tile(key_bytes: int, value_bytes: int, floating: bool) -> int:
+    largest = max(key_bytes, value_bytes)
+    if _gpu().compute_capability < (9, 0):
+        return register_bound_tile(384, 17 if key_bytes == 4 and value_bytes else 21, largest)
+    if key_bytes < 4:
+        threads, items = _tables()["onesweep_small_key"]["sm_90"][str(key_bytes)].get(str(value_bytes), (384, 23))
+        return register_bound_tile(threads, items, largest)
+    if key_bytes == 4:
+        items = 19 - floating if not value_bytes else 17 if value_bytes < 8 else 29
+        return register_bound_tile(384, items, largest)
+    return register_bound_tile(384, 30 if value_bytes < 8 else 24, largest)
+
+
+def _sweeps_bytes(count: int, key_bytes: int, value_bytes: int) -> int:
+    """Upsweep and downsweep passes; two of the downsweep's blocks of 512 threads are taken to fit a multiprocessor."""
+    digits = 1 << (7 if key_bytes > 1 else 5)
+    spine = 2 * _gpu().sm_count * SUBSCRIPTION_FACTOR * digits + memory_bound_tile(512, 23, 8)
+    return blob(spine * 8, count * key_bytes, count * value_bytes)
+
+
+def segmented_sort_bytes(count: int, key_bytes: int, value_bytes: int) -> int:
+    """DeviceSegmentedRadixSort of pairs."""
+    return blob(count * key_bytes, count * value_bytes)
