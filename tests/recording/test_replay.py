@@ -44,11 +44,13 @@ def test_marks_keep_their_place() -> None:
 
 
 def test_another_card_has_its_own_capacity_and_overhead() -> None:
-    recording = training_run(overhead_bytes=500 * MIB, overhead_parts={"context": 500 * MIB})
+    parts = {"context": 500 * MIB, "cublas": MIB, "cublas 2": MIB, "something else": 7}
+    recording = training_run(overhead_bytes=sum(parts.values()), overhead_parts=parts)
     card = find_gpu("a100-80")
     header = replay_on(recording, card).header
     assert (header.gpu, header.gpu_name, header.capacity_bytes) == (card.key, card.name, card.memory_bytes)
-    assert header.overhead_bytes == card.overheads["context"].size_bytes
+    known = card.overheads["context"].size_bytes + 2 * card.overheads["cublas"].size_bytes
+    assert header.overhead_bytes == known + 7
     assert recording.header.gpu == "h200"
 
 

@@ -58,7 +58,7 @@ class Device:
         self.serials: dict[int, int] = {}
         self.ooms: list[OutOfMemoryRecord] = []
         self.on_progress: Callable[[], None] | None = None
-        self.history: "History | None" = None
+        self.history: History | None = None
         self.oom_observers: list[Callable[[Shortage], None]] = []
 
     # Called by the native half

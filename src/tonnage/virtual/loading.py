@@ -17,8 +17,8 @@ from tonnage.virtual.operators import cuda_operators
 
 # Implemented in native/kernels.cpp itself.
 NATIVE = frozenset(
-    "empty.memory_format empty_strided resize_ copy_ _local_scalar_dense record_stream set_ set_.source_Storage set_.source_Tensor "
-    "set_.source_Storage_storage_offset".split()
+    "empty.memory_format empty_strided resize_ copy_ _local_scalar_dense record_stream set_ set_.source_Storage "
+    "set_.source_Tensor set_.source_Storage_storage_offset".split()
 )
 # Composites of PyTorch's that end in a CUDA function table which a build without CUDA lacks.
 COMPOSITES_WITH_KERNELS: tuple[str, ...] = ()

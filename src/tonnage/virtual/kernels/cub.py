@@ -104,6 +104,12 @@ def select_unique_bytes(count: int, item_bytes: int, *, primitive: bool = True) 
     return blob(_tile_states(-(-count // tile), 4, True), 0, 0)
 
 
+def unique_by_key_bytes(count: int, key_bytes: int) -> int:
+    """DeviceSelect::UniqueByKey of ints by keys of this size; PyTorch counts in 64 bits."""
+    tile = _tile("unique_by_key", key_bytes)
+    return blob(_tile_states(-(-count // tile), 8, True), 0)
+
+
 def run_length_bytes(count: int) -> int:
     """DeviceRunLengthEncode::Encode with lengths of 8 bytes."""
     return blob((-(-count // (128 * 6)) + WARP) * 16)

@@ -631,8 +631,8 @@ std::tuple<Tensor, Tensor> convolution_transpose_backward(
 std::tuple<Tensor, Tensor> depthwise2d_backward(
     const Tensor& grad, const Tensor& input, const Tensor& weight, at::IntArrayRef kernel, at::IntArrayRef stride,
     at::IntArrayRef padding, at::IntArrayRef dilation, std::array<bool, 2> mask) {
-  Tensor to_input = mask[0] ? at::empty_like(input, at::MemoryFormat::Contiguous) : Tensor();
   Tensor to_weight = mask[1] ? at::empty_like(weight) : Tensor();
+  Tensor to_input = mask[0] ? at::empty_like(input, at::MemoryFormat::Contiguous) : Tensor();
   return {to_input, to_weight};
 }
 

@@ -1,0 +1,271 @@
+"""Convolutions: cuDNN's with its layouts and workspaces, and PyTorch's own depthwise and unfolding ones.
+
+Which of them runs is PyTorch's choice (`_select_conv_backend`), made in its own code. The bytes of cuDNN's workspaces are
+the business of `convolution_engines`.
+"""
+
+import math
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from tonnage.virtual.kernels.convolution_engines import Layer, Plan, Way, measured_bytes, search_bytes, workspace_bytes
+from tonnage.virtual.kernels.registry import kernel, own_operator, scratch
+from tonnage.virtual.session import active
+
+Ints = list[int]
+_searched: set[tuple[int, Plan]] = set()
+
+# ---- layouts
+
+
+@cache
+def _is_channels_last(sizes: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether PyTorch takes these strides for channels last: its own rule, which calls ambiguous ones contiguous."""
+    dims = len(sizes)
+    if dims not in (4, 5) or strides[1] == 0:
+        return False
+    least = 0
+    for dim in (1, *range(dims - 1, 1, -1), 0):
+        if sizes[dim] == 0 or strides[dim] < least or (dim == 0 and least == strides[1]):
+            return False
+        least = strides[dim] * max(sizes[dim], 1)
+    return True
+
+
+def suggested_format(tensor: Tensor) -> torch.memory_format:
+    """`Tensor::suggest_memory_format` of PyTorch's C++."""
+    if not _is_channels_last(tuple(tensor.shape), tensor.stride()):
+        return torch.contiguous_format
+    return torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
+
+
+def _convolution_format(first: Tensor, second: Tensor) -> torch.memory_format:
+    if first.dtype == torch.float64 or second.dtype == torch.float64:
+        return torch.contiguous_format
+    found = suggested_format(first)
+    return suggested_format(second) if found == torch.contiguous_format else found
+
+
+# ---- cuDNN
+
+
+def _input_sides(output: Ints, weight: Ints, padding: Ints, extra: Ints, stride: Ints, dilation: Ints) -> Ints:
+    return [
+        (side - 1) * move - 2 * pad + step * (kernel - 1) + 1 + more
+        for side, kernel, pad, more, move, step in zip(output, weight, padding, extra, stride, dilation, strict=True)
+    ]
+
+
+def _run(way: Way, x: Tensor, weight: Tensor, how: tuple[Ints, Ints, Ints, int], benchmark: bool, last: bool) -> None:
+    """One plan: its workspace lives while it runs."""
+    padding, stride, dilation, groups = how
+    layer = Layer(
+        tuple(x.shape[1:]), tuple(weight.shape), tuple(stride), tuple(padding), tuple(dilation), groups
+    )  # fmt: skip
+    plan = Plan(way, layer, x.shape[0], str(x.dtype).removeprefix("torch."), last)
+    active().device.use("cudnn")
+    if benchmark:
+        _search(plan, x)
+    scratch(_chosen_bytes(plan), x)
+
+
+@cache
+def _chosen_bytes(plan: Plan) -> int:
+    if measured_bytes(plan) is None:
+        active().stand_ins.assume("cudnn_convolution", "a workspace that was not measured is that of the nearest measured shape")
+    return workspace_bytes(plan)
+
+
+def _search(plan: Plan, x: Tensor) -> None:
+    """`torch.backends.cudnn.benchmark`: the first call of each kind tries every engine, then returns the cache."""
+    session = active()
+    key = (id(session), plan)
+    if key in _searched:
+        return
+    _searched.add(key)
+    session.stand_ins.assume("cudnn.benchmark", "while engines are timed, the largest workspace is that of a Fourier transform")
+    free_bytes = session.gpu.memory_bytes - session.device.allocator.memory_stats()["allocated_bytes.all.current"]
+    scratch(min(search_bytes(plan), max(free_bytes, 0)), x)
+    session.device.empty_cache()
+
+
+def _forward(output: Tensor, x: Tensor, weight: Tensor, how: tuple[Ints, Ints, Ints, int], benchmark: bool) -> None:
+    layout = suggested_format(output)
+    laid_weight = weight.contiguous(memory_format=layout)
+    laid_x = x.contiguous(memory_format=layout)
+    _run("forward", laid_x, laid_weight, how, benchmark, layout != torch.contiguous_format)
+    del laid_x, laid_weight
+
+
+def _convolve(x: Tensor, weight: Tensor, how: tuple[Ints, Ints, Ints, int], benchmark: bool) -> Tensor:
+    padding, stride, dilation, _ = how
+    sides = Layer(tuple(x.shape[1:]), tuple(weight.shape), tuple(stride), tuple(padding), tuple(dilation), 1).output_sides()
+    shape = (x.shape[0], weight.shape[0], *sides)
+    output = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=_convolution_format(x, weight))
+    if output.numel():
+        _forward(output, x, weight, how, benchmark)
+    return output
+
+
+def _gradient_of_input(shape: Ints, grad: Tensor, weight: Tensor, how: tuple[Ints, Ints, Ints, int], benchmark: bool) -> Tensor:
+    layout = _convolution_format(grad, weight)
+    result = torch.empty(shape, dtype=grad.dtype, device=grad.device, memory_format=layout)
+    laid_weight = weight.contiguous(memory_format=layout)
+    laid_grad = grad.contiguous(memory_format=layout)
+    if result.numel():
+        _run("backward_data", result, laid_weight, how, benchmark, layout != torch.contiguous_format)
+    del laid_grad, laid_weight
+    return result
+
+
+def _gradient_of_weight(shape: Ints, grad: Tensor, x: Tensor, how: tuple[Ints, Ints, Ints, int], benchmark: bool) -> Tensor:
+    layout = _convolution_format(x, grad)
+    laid_grad = grad.contiguous(memory_format=layout)
+    laid_x = x.contiguous(memory_format=layout)
+    result = torch.empty(shape, dtype=grad.dtype, device=grad.device, memory_format=layout)
+    if result.numel():
+        _run("backward_filter", laid_x, result, how, benchmark, layout != torch.contiguous_format)
+    del laid_x, laid_grad
+    return result
+
+
+@kernel("cudnn_convolution")
+def cudnn_convolution(
+    self: Tensor, weight: Tensor, padding: Ints, stride: Ints, dilation: Ints, groups: int, benchmark: bool,
+    deterministic: bool, allow_tf32: bool,
+) -> Tensor:  # fmt: skip
+    """The output first, then copies in its layout, then the workspace."""
+    return _convolve(self, weight, (padding, stride, dilation, groups), benchmark)
+
+
+@kernel("cudnn_convolution.out")
+def cudnn_convolution_out(
+    self: Tensor, weight: Tensor, padding: Ints, stride: Ints, dilation: Ints, groups: int, benchmark: bool,
+    deterministic: bool, allow_tf32: bool, *, out: Tensor,
+) -> Tensor:  # fmt: skip
+    """The same into a tensor that is there."""
+    if out.numel():
+        _forward(out, self, weight, (padding, stride, dilation, groups), benchmark)
+    return out
+
+
+@kernel("cudnn_convolution_transpose")
+def cudnn_convolution_transpose(
+    self: Tensor, weight: Tensor, padding: Ints, output_padding: Ints, stride: Ints, dilation: Ints, groups: int, benchmark: bool,
+    deterministic: bool, allow_tf32: bool,
+) -> Tensor:  # fmt: skip
+    """To cuDNN this is the gradient with respect to the input of the convolution that goes the other way."""
+    sides = _input_sides(list(self.shape[2:]), list(weight.shape[2:]), padding, output_padding, stride, dilation)
+    shape = [self.shape[0], weight.shape[1] * groups, *sides]
+    return _gradient_of_input(shape, self, weight, (padding, stride, dilation, groups), benchmark)
+
+
+@kernel("cudnn_convolution_relu")
+def cudnn_convolution_relu(
+    self: Tensor, weight: Tensor, bias: Tensor | None, stride: Ints, padding: Ints, dilation: Ints, groups: int
+) -> Tensor:
+    """Fused; a missing bias is made of zeros."""
+    zeros = None
+    if bias is None:
+        zeros = torch.empty(weight.shape[0], dtype=self.dtype, device=self.device)
+    output = _convolve(self, weight, (padding, stride, dilation, groups), torch.backends.cudnn.benchmark)
+    del zeros
+    return output
+
+
+@kernel("cudnn_convolution_add_relu")
+def cudnn_convolution_add_relu(
+    self: Tensor, weight: Tensor, z: Tensor, alpha: float | None, bias: Tensor | None, stride: Ints, padding: Ints, dilation: Ints,
+    groups: int,
+) -> Tensor:  # fmt: skip
+    """The same with a term added, which takes on the layout."""
+    laid_z = z.contiguous(memory_format=_convolution_format(self, weight))
+    output = cudnn_convolution_relu(self, weight, bias, stride, padding, dilation, groups)
+    del laid_z
+    return output
+
+
+@own_operator(
+    "cudnn_convolution_backward(Tensor input, Tensor grad, Tensor weight, int[] padding, int[] stride, int[] dilation, "
+    "int groups, bool benchmark, bool deterministic, bool tf32, bool want_input, bool want_weight) -> (Tensor, Tensor)"
+)
+def cudnn_convolution_backward(
+    input: Tensor, grad: Tensor, weight: Tensor, padding: Ints, stride: Ints, dilation: Ints, groups: int, benchmark: bool,
+    deterministic: bool, tf32: bool, want_input: bool, want_weight: bool,
+) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+    """The gradient of the input, then that of the weight."""
+    if not input.numel():
+        return torch.empty_like(input) if want_input else None, torch.zeros_like(weight) if want_weight else None
+    how = (padding, stride, dilation, groups)
+    grad = grad.contiguous(memory_format=suggested_format(input))
+    to_input = _gradient_of_input(list(input.shape), grad, weight, how, benchmark) if want_input else None
+    to_weight = _gradient_of_weight(list(weight.shape), grad, input, how, benchmark) if want_weight else None
+    return to_input, to_weight
+
+
+@own_operator(
+    "cudnn_convolution_transpose_backward(Tensor input, Tensor grad, Tensor weight, int[] padding, int[] output_padding, "
+    "int[] stride, int[] dilation, int groups, bool benchmark, bool deterministic, bool tf32, bool want_input, "
+    "bool want_weight) -> (Tensor, Tensor)"
+)
+def cudnn_convolution_transpose_backward(
+    input: Tensor, grad: Tensor, weight: Tensor, padding: Ints, output_padding: Ints, stride: Ints, dilation: Ints, groups: int,
+    benchmark: bool, deterministic: bool, tf32: bool, want_input: bool, want_weight: bool,
+) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+    """The gradient of the input is a plain convolution of the incoming gradient."""
+    how = (padding, stride, dilation, groups)
+    grad = grad.contiguous(memory_format=suggested_format(input))
+    to_input = _convolve(grad, weight, how, benchmark) if want_input else None
+    to_weight = _gradient_of_weight(list(weight.shape), input, grad, how, benchmark) if want_weight else None
+    return to_input, to_weight
+
+
+# ---- PyTorch's own
+
+
+def _output_shape(x: Tensor, weight: Tensor, stride: Ints, padding: Ints, dilation: Ints) -> tuple[int, ...]:
+    layer = Layer(tuple(x.shape[1:]), tuple(weight.shape), tuple(stride), tuple(padding), tuple(dilation), 1)
+    return (x.shape[0], weight.shape[0], *layer.output_sides())
+
+
+@kernel("_conv_depthwise2d", "conv_depthwise3d")
+def depthwise(
+    self: Tensor, weight: Tensor, kernel_size: Ints, bias: Tensor | None, stride: Ints, padding: Ints, dilation: Ints
+) -> Tensor:
+    """One channel at a time, straight from contiguous operands."""
+    output = torch.empty(_output_shape(self, weight, stride, padding, dilation), dtype=self.dtype, device=self.device)
+    laid_x = self.contiguous()
+    laid_weight = weight.contiguous()
+    laid_bias = bias.contiguous() if bias is not None else None
+    del laid_bias, laid_weight, laid_x
+    return output
+
+
+@kernel("slow_conv_dilated2d", "slow_conv_dilated3d")
+def dilated(
+    self: Tensor, weight: Tensor, kernel_size: Ints, bias: Tensor | None = None, stride: Ints = [1], padding: Ints = [0],
+    dilation: Ints = [1],
+) -> Tensor:  # fmt: skip
+    """Unfolds one image at a time into columns, then multiplies matrices."""
+    laid_x, laid_weight = self.contiguous(), weight.contiguous()
+    shape = _output_shape(self, weight, stride, padding, dilation)
+    output = torch.empty(shape, dtype=self.dtype, device=self.device)
+    columns = torch.empty((math.prod(weight.shape[1:]), *shape[2:]), dtype=self.dtype, device=self.device)
+    active().workspaces.use("cublas")
+    del columns, laid_weight, laid_x
+    return output
+
+
+@kernel("_slow_conv2d_forward")
+def slow_conv2d(self: Tensor, weight: Tensor, kernel_size: Ints, bias: Tensor | None, stride: Ints, padding: Ints) -> Tensor:
+    """Unfolds each image, unless the kernel is a single point."""
+    output = torch.empty(_output_shape(self, weight, stride, padding, [1, 1]), dtype=self.dtype, device=self.device)
+    laid_x, laid_weight = self.contiguous(), weight.contiguous()
+    columns = None
+    if max(kernel_size) > 1 or max(stride) > 1 or max(padding) > 0:
+        columns = torch.empty((math.prod(weight.shape[1:]), math.prod(output.shape[2:])), dtype=self.dtype, device=self.device)
+    active().workspaces.use("cublas")
+    del columns, laid_weight, laid_x
+    return output

@@ -1,0 +1,119 @@
+"""The backward of embeddings: few indices are added in one kernel; many are sorted, and rows of equal index summed in parts."""
+
+import torch
+
+from tonnage.virtual.kernels.cub import scan_by_key_bytes, scan_bytes, select_unique_bytes, unique_by_key_bytes
+from tonnage.virtual.kernels.registry import kernel, scratch
+from tonnage.virtual.kernels.sorting import radix_sort
+from tonnage.virtual.session import active
+
+FEW_INDICES = 3072
+ROWS_PER_THREAD = 10
+MAX_BLOCK, WARP = 1024, 32
+BLOCKS_PER_MULTIPROCESSOR = 4
+SUM, MEAN, MAX = 0, 1, 2
+
+
+@kernel("embedding_dense_backward")
+def embedding_dense_backward(
+    grad_output: torch.Tensor, indices: torch.Tensor, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
+) -> torch.Tensor:
+    """The gradient of the table."""
+    indices, grad = indices.contiguous(), grad_output.contiguous()
+    if indices.numel() <= FEW_INDICES and not scale_grad_by_freq:
+        return grad.new_zeros((num_weights, grad.shape[-1]))
+    return _sorted_backward(grad, indices, num_weights, scale_grad_by_freq, bags=False)
+
+
+@kernel("_embedding_bag_dense_backward")
+def embedding_bag_dense_backward(
+    grad: torch.Tensor, indices: torch.Tensor, offset2bag: torch.Tensor, bag_size: torch.Tensor, maximum_indices: torch.Tensor,
+    num_weights: int, scale_grad_by_freq: bool, mode: int, per_sample_weights: torch.Tensor | None, padding_idx: int = -1,
+) -> torch.Tensor:  # fmt: skip
+    """The gradient of the table from that of the bags."""
+    grad = grad.contiguous()
+    if mode == MAX or not indices.numel():
+        return grad.new_zeros((num_weights, grad.shape[1]))
+    return _sorted_backward(grad, indices.contiguous(), num_weights, scale_grad_by_freq, bags=True)
+
+
+@kernel("_embedding_bag", "_embedding_bag_forward_only")
+def embedding_bag(
+    weight: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, scale_grad_by_freq: bool = False, mode: int = 0,
+    sparse: bool = False, per_sample_weights: torch.Tensor | None = None, include_last_offset: bool = False, padding_idx: int = -1,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Bags, and what their backward needs."""
+    dtype = torch.promote_types(indices.dtype, offsets.dtype)
+    indices, offsets = indices.to(dtype), offsets.to(dtype)
+    bags = offsets.shape[0] - include_last_offset
+    bag_size = indices.new_empty(offsets.shape)
+    offset2bag = indices.new_empty((indices.shape[0],))
+    output = weight.new_empty((bags, weight.shape[1]))
+    maximum = indices.new_empty((bags, weight.shape[1]) if mode == MAX else (0,))
+    return output, offset2bag, bag_size, maximum
+
+
+@kernel("embedding_renorm_")
+def embedding_renorm(self: torch.Tensor, indices: torch.Tensor, max_norm: float, norm_type: float) -> torch.Tensor:
+    """The rows in use are found by sorting the indices."""
+    ordered = indices.contiguous().view(-1).sort()[0]
+    unique, count = torch.empty_like(ordered), torch.empty((), dtype=torch.int64, device=self.device)
+    storage = scratch(select_unique_bytes(ordered.numel(), ordered.element_size()), self)
+    del storage, count, unique, ordered
+    return self
+
+
+def _sorted_backward(grad: torch.Tensor, indices: torch.Tensor, num_weights: int, by_frequency: bool, *, bags: bool) -> torch.Tensor:
+    count, item_bytes = indices.numel(), indices.element_size()
+    ordered, order = torch.empty_like(indices), torch.empty_like(indices)
+    positions = indices.new_empty(count)
+    # From 2.13 on only the bits that a row's number needs are sorted.
+    bits = max(1, num_weights.bit_length()) if active().device.torch_version >= (2, 13) else None
+    radix_sort(count, item_bytes, item_bytes, indices, bits)
+    del positions
+    frequency = None
+    if by_frequency:
+        frequency = torch.empty_like(indices)
+        for _ in range(2):
+            storage = scratch(scan_by_key_bytes(count, item_bytes), grad)
+            del storage
+    result = _summed_rows(grad, indices, num_weights, bags)
+    del frequency, order, ordered
+    return result
+
+
+def _summed_rows(grad: torch.Tensor, indices: torch.Tensor, num_weights: int, bags: bool) -> torch.Tensor:
+    count, item_bytes, width = indices.numel(), indices.element_size(), grad.shape[-1]
+    result = grad.new_zeros((num_weights, width))
+    offsets = indices.new_empty(count)
+    segments_found = torch.empty((), dtype=torch.int64, device=grad.device)
+    keys = scratch(count * item_bytes, grad)
+    storage = scratch(unique_by_key_bytes(count, item_bytes), grad)
+    del storage, keys
+    segments = min(count, num_weights)
+    parts_per_segment, part_starts = indices.new_empty(segments), indices.new_empty(segments)
+    storage = scratch(scan_bytes(segments, item_bytes), grad)
+    del storage
+    parts_found = torch.empty((), dtype=torch.int64, device=grad.device)
+    parts = count // ROWS_PER_THREAD + segments
+    part_offsets = indices.new_empty(parts)
+    accumulate = torch.float32 if grad.dtype in (torch.float16, torch.bfloat16) else grad.dtype
+    if not bags and _accumulates_in_place(segments, parts, width):
+        of_segment = indices.new_empty(parts)
+        sums = grad.new_zeros((num_weights, width), dtype=accumulate) if accumulate != grad.dtype else None
+    else:
+        of_segment, sums = None, grad.new_empty((parts, width), dtype=accumulate)
+    del sums, of_segment, part_offsets, parts_found, part_starts, parts_per_segment, segments_found, offsets
+    return result
+
+
+def _accumulates_in_place(segments: int, parts: int, width: int) -> bool:
+    """Few long segments would leave most of the card idle; from 2.11 on their parts are added atomically."""
+    device = active().device
+    if device.torch_version < (2, 11) or torch.are_deterministic_algorithms_enabled():
+        return False
+    padded = -(-width // WARP) * WARP
+    blocks = -(-segments * padded // min(padded, MAX_BLOCK))
+    return blocks < device.gpu.sm_count * BLOCKS_PER_MULTIPROCESSOR and parts > blocks * 4
+
+

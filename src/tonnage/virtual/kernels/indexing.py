@@ -1,0 +1,341 @@
+"""Indexing by tensors, masks and lists, and what counts or repeats elements: results whose size depends on data.
+
+A mask becomes the coordinates of its true elements; where nobody knows the mask, all of them. Adding into repeated places
+(`index_put_` with `accumulate`, the backward of indexing) sorts the places first.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from tonnage.virtual.kernels.cub import reduce_bytes, select_flagged_bytes
+from tonnage.virtual.kernels.registry import kernel, plain, scratch
+from tonnage.virtual.kernels.scans import scan
+from tonnage.virtual.kernels.sorting import radix_sort
+from tonnage.virtual.kernels.values import is_known, put
+from tonnage.virtual.session import active
+
+aten = torch.ops.aten
+Index = torch.Tensor | None
+MASKS = (torch.bool, torch.uint8)
+INT_MAX = 2**31 - 1
+CHUNK = 1 << 30
+
+
+# Coordinates of a mask
+
+
+@kernel("nonzero")
+def nonzero(self: torch.Tensor) -> torch.Tensor:
+    """Coordinates of the elements that are not zero, a column for each dimension."""
+    source = self.contiguous()
+    found = _coordinates(source)
+    chunk = self.numel() if self.numel() < INT_MAX else CHUNK
+    chunks = [min(chunk, self.numel() - start) for start in range(0, self.numel(), chunk)] if chunk else [0]
+    counts = scratch(4 * len(chunks), self)
+    for count in chunks:
+        storage = scratch(reduce_bytes(count, 4), self)
+        del storage
+    rows = self.numel() if found is None else found.shape[0]
+    result = torch.empty((self.dim(), rows), dtype=torch.int64, device=self.device)
+    for count in chunks if self.dim() else ():
+        storage = scratch(select_flagged_bytes(count, 8), self)
+        del storage
+    del counts, source
+    if found is None and result.numel() <= CHUNK >> 10:
+        found = torch.ones(self.shape, dtype=torch.bool).nonzero()
+    return result.t() if found is None else put(result, found.t().contiguous()).t()
+
+
+@kernel("nonzero.out")
+def nonzero_out(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+    """The same into a given tensor."""
+    return out.set_(nonzero(self))  # type: ignore[arg-type]
+
+
+def _coordinates(self: torch.Tensor) -> torch.Tensor | None:
+    if is_known(self):
+        return self.cpu().nonzero()
+    active().stand_ins.assume("nonzero", "Every element of a mask whose values are not known counts as true.")
+    return None
+
+
+# Indexing
+
+
+def _is_simple(indices: Sequence[Index]) -> bool:
+    given = [i for i in indices if i is not None]
+    plain_ones = all(i.is_cuda and i.dtype == torch.int64 for i in given)
+    return plain_ones and (len(given) < 2 or len({(i.shape, i.stride()) for i in given}) == 1)
+
+
+def _expanded(self: torch.Tensor, indices: Sequence[Index], *, same_device: bool) -> list[Index]:
+    """Masks as coordinates, and all indices of one shape."""
+    result: list[Index] = []
+    for index in indices:
+        if index is not None and index.dtype in MASKS:
+            columns = index.nonzero()
+            columns = columns.to(self.device, non_blocking=True) if same_device else columns
+            result += [columns.select(1, j) for j in range(index.dim())]
+        else:
+            result.append(index.to(self.device) if index is not None and same_device else index)
+    given = iter(torch.broadcast_tensors(*[i for i in result if i is not None]))
+    return [None if i is None else next(given) for i in result]
+
+
+def prepared(self: torch.Tensor, indices: Sequence[Index]) -> list[Index]:
+    """Indices as the kernel reads them: on the device, 64 bits wide, of one shape and, if there are several, of one stride."""
+    result = [None if i is None else i.to(torch.int64) for i in _expanded(self, indices, same_device=True)]
+    given = [i for i in result if i is not None]
+    if len({i.stride() for i in given}) > 1:
+        result = [None if i is None else i.contiguous() for i in result]
+    return result
+
+
+@kernel("index.Tensor")
+def index(self: torch.Tensor, indices: list[Index]) -> torch.Tensor:
+    """What stands at the indices."""
+    if not _is_simple(indices):
+        indices = prepared(self, indices)
+    result: torch.Tensor = plain(aten.index.Tensor)(self, indices)
+    return result
+
+
+@kernel("index.Tensor_out")
+def index_out(self: torch.Tensor, indices: list[Index], *, out: torch.Tensor) -> torch.Tensor:
+    """The same into a given tensor."""
+    plain(aten.index.Tensor_out)(self, prepared(self, indices), out=out)
+    return out
+
+
+@kernel("masked_select")
+def masked_select(self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The elements under a mask."""
+    mask, self = torch.broadcast_tensors(mask if mask.dim() else mask.unsqueeze(0), self if self.dim() else self.unsqueeze(0))
+    return aten.index.Tensor(self, [mask])  # type: ignore[no-any-return]
+
+
+# Writing at indices
+
+
+@kernel("_index_put_impl_")
+def index_put(
+    self: torch.Tensor, indices: list[Index], values: torch.Tensor, accumulate: bool = False, unsafe: bool = False
+) -> torch.Tensor:
+    """Write or add values at indices."""
+    if not accumulate and (mask := _only_mask(self, indices, values)) is not None:
+        return self.masked_fill_(mask, values.item())
+    if values.device != self.device and values.dim() == 0:
+        values = values.to(self.device)
+    if accumulate or (torch.are_deterministic_algorithms_enabled() and values.numel() > 1):
+        _put_sorted(self, indices, values, unsafe)
+    at = indices if _is_simple(indices) and not accumulate else prepared_without_trace(self, indices, accumulate)
+    if at is not None:
+        plain(aten._index_put_impl_.default)(self, at, values, accumulate, unsafe)
+    return self
+
+
+def prepared_without_trace(self: torch.Tensor, indices: list[Index], accumulate: bool) -> list[Index] | None:
+    """Indices by which known values can be worked out; None where nothing is to be known, so that nothing is made."""
+    if not accumulate:
+        return prepared(self, indices)
+    return indices if _is_simple(indices) else None
+
+
+def _only_mask(self: torch.Tensor, indices: list[Index], values: torch.Tensor) -> torch.Tensor | None:
+    """The mask, if a single value from the host is written under one mask."""
+    given = [i for i in indices if i is not None]
+    if values.numel() != 1 or not values.is_cpu or len(given) != 1 or given[0].dtype not in MASKS or not given[0].is_cuda:
+        return None
+    mask = given[0]
+    before = next(d for d, i in enumerate(indices) if i is not None)
+    for _ in range(self.dim() - before - mask.dim()):
+        mask = mask.unsqueeze(-1)
+    return mask
+
+
+def _put_sorted(self: torch.Tensor, indices: list[Index], values: torch.Tensor, unsafe: bool) -> None:
+    source = self.contiguous()
+    at = [None if i is None else i.to(torch.int64) for i in _expanded(source, indices, same_device=False)]
+    at += [None] * (self.dim() - len(at))
+    front, at = _adjacent(source, at)
+    places = _linear_places(front, at, check_range=not unsafe)
+    width = _width_after(front, at)
+    first = next(d for d, i in enumerate(at) if i is not None)
+    indexed = sum(i is not None for i in at)
+    shape = [*front.shape[:first], *places.shape, *front.shape[first + indexed :]]
+    del at
+    expanded = values.expand(shape).contiguous()
+    if places.numel() and width:
+        _sort_places(front, places, width, source)
+    del expanded, places, front, source
+
+
+def _sort_places(front: torch.Tensor, places: torch.Tensor, width: int, source: torch.Tensor) -> None:
+    target = front.contiguous()
+    flat = places.reshape(-1)
+    held = [torch.empty_like(flat, memory_format=torch.contiguous_format) for _ in range(3)]
+    largest = sum((size - 1) * stride for size, stride in zip(source.shape, source.stride(), strict=True))
+    radix_sort(flat.numel(), 8, 8, flat, bits=max(1, (largest // width).bit_length()))
+    while held:
+        held.pop()
+    del flat, target
+
+
+def _adjacent(self: torch.Tensor, at: list[Index]) -> tuple[torch.Tensor, list[Index]]:
+    """Indexed dimensions moved to the front where they are apart."""
+    given = [d for d, i in enumerate(at) if i is not None]
+    if given == list(range(given[0], given[-1] + 1)):
+        return self, at
+    rest = [d for d, i in enumerate(at) if i is None]
+    return self.permute(given + rest), [at[d] for d in given + rest]
+
+
+def _linear_places(self: torch.Tensor, at: list[Index], *, check_range: bool) -> torch.Tensor:
+    places: torch.Tensor | None = None
+    for i in at:
+        if i is None:
+            continue
+        if check_range and i.numel():
+            _check_range(i)
+        wrapped = _like_result(i)
+        scaled = _like_result(wrapped)
+        del wrapped
+        scaled = scaled if scaled.is_cuda else scaled.to(self.device)
+        places = scaled if places is None else places
+        del scaled
+    assert places is not None
+    return places
+
+
+def _like_result(index: torch.Tensor) -> torch.Tensor:
+    """A new tensor as an elementwise operator makes it from the index."""
+    return torch.empty_like(index)
+
+
+def _check_range(index: torch.Tensor) -> None:
+    for find in (torch.max, torch.min):
+        extreme = find(index)
+        flag = extreme < 0
+        del flag, extreme
+
+
+def _width_after(self: torch.Tensor, at: list[Index]) -> int:
+    last = max(d for d, i in enumerate(at) if i is not None)
+    width = 1
+    for size in self.shape[last + 1 :]:
+        width *= size
+    return width
+
+
+@kernel("masked_scatter_")
+def masked_scatter(self: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """Elements of the source go, in order, where the mask is true."""
+    if not self.numel():
+        return self
+    places = torch.empty(self.shape, dtype=torch.int64, device=self.device)
+    flags = mask.expand(self.shape).contiguous()
+    scan(self.numel(), torch.int64, self)
+    values = source.contiguous()
+    del values, flags, places
+    return self
+
+
+@kernel("scatter_reduce.two", "scatter_reduce_.two")
+def scatter_reduce(
+    self: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor, reduce: str, *, include_self: bool = True
+) -> torch.Tensor:
+    """A mean counts what falls into each place."""
+    result: torch.Tensor = plain(aten.scatter_reduce.two)(self, dim, index, src, reduce, include_self=include_self)
+    if reduce == "mean":
+        ones, counts = torch.empty_like(src), torch.empty_like(result)
+        empty = torch.empty_like(counts, dtype=torch.bool)
+        del empty, counts, ones
+    return result
+
+
+# Counting and repeating
+
+
+@kernel("repeat_interleave.Tensor")
+def repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) -> torch.Tensor:
+    """Each place, as often as it is to be repeated."""
+    if not repeats.shape[0]:
+        return torch.empty_like(repeats)
+    known = is_known(repeats)
+    sums = repeats.contiguous().cumsum(0)
+    total = output_size
+    if total is None:
+        flags = (repeats >= 0).all()
+        del flags
+        total = int(repeats.cpu().sum()) if known else repeats.shape[0]
+    if not known:
+        active().stand_ins.assume("repeat_interleave", "Unknown repeats count as one each, unless output_size says otherwise.")
+    result = repeats.new_empty(total)
+    del sums
+    return put(result, torch.repeat_interleave(repeats.cpu())) if known else result
+
+
+@kernel("bincount")
+def bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> torch.Tensor:
+    """How often each number occurs."""
+    dtype = torch.int64 if weights is None else weights.dtype if weights.dtype in (torch.float32,) else torch.float64
+    if not self.numel():
+        return torch.zeros(minlength, dtype=torch.int64, device=self.device)
+    for find in (torch.min, torch.max):
+        extreme = find(self)
+        del extreme
+    known = is_known(self)
+    if not known:
+        active().stand_ins.assume("bincount", "Unknown numbers are below minlength.")
+    bins = max(int(self.cpu().max()) + 1, minlength) if known else max(minlength, 1)
+    result = torch.zeros(bins, dtype=dtype, device=self.device)
+    if known and (weights is None or is_known(weights)):
+        put(result, torch.bincount(self.cpu(), None if weights is None else weights.cpu(), minlength))
+    return result
+
+
+@kernel("histc")
+def histc(self: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -> torch.Tensor:
+    """A histogram; its range is that of the values if none is given."""
+    result = self.new_zeros(bins)
+    if min == max and self.numel():
+        for find in (torch.min, torch.max):
+            extreme = find(self)
+            del extreme
+    return result
+
+
+@kernel("isin.Tensor_Tensor")
+def isin(
+    elements: torch.Tensor, test_elements: torch.Tensor, *, assume_unique: bool = False, invert: bool = False
+) -> torch.Tensor:
+    """All against all while there are few, else by sorting both."""
+    result: torch.Tensor = plain(aten.isin.Tensor_Tensor)(elements, test_elements, assume_unique=assume_unique, invert=invert)
+    if not elements.numel():
+        return result
+    if test_elements.numel() < int(10.0 * elements.numel() ** 0.145):
+        pairs = torch.empty((*elements.shape, test_elements.numel()), dtype=torch.bool, device=elements.device)
+        found = pairs.any(-1)
+        del found, pairs
+    else:
+        _isin_sorted(elements, test_elements, assume_unique)
+    return result
+
+
+def _isin_sorted(elements: torch.Tensor, test_elements: torch.Tensor, assume_unique: bool) -> None:
+    order = None
+    if assume_unique:
+        flat, tests = elements.ravel(), test_elements.ravel()
+    else:
+        flat, order = aten._unique(elements, False, True)
+        tests, _ = aten._unique(test_elements, False)
+    everything = torch.cat([flat, tests])
+    del tests, flat
+    values, places = everything.sort(stable=True, dim=0)
+    duplicates = torch.empty_like(values, dtype=torch.bool)
+    equal = torch.empty(values.numel() - 1, dtype=torch.bool, device=elements.device)
+    del equal
+    mask = torch.empty_like(duplicates)
+    found = None if order is None else torch.empty(order.shape, dtype=torch.bool, device=elements.device)
+    del found, mask, duplicates, values, places, everything, order

@@ -1,0 +1,374 @@
+"""Sorting and selecting: rows of up to 4,096 sort in place; longer ones go through CUB with buffers for keys and indices.
+
+Indices that nobody can know are made up (`values`), each as likely as any other.
+"""
+
+import math
+
+import torch
+
+from tonnage.virtual.kernels.cub import (
+    radix_sort_bytes,
+    run_length_bytes,
+    scan_by_key_bytes,
+    scan_bytes,
+    segmented_sort_bytes,
+    select_unique_bytes,
+)
+from tonnage.virtual.kernels.registry import kernel, plain, scratch
+from tonnage.virtual.kernels.values import choose, choose_distinct, is_known, put
+from tonnage.virtual.session import active
+
+aten = torch.ops.aten
+LONGEST_IN_PLACE = 4096
+LONGEST_SEGMENT = 1_000_000
+FEWEST_SEGMENTS = 128
+INT_MAX = 2**31 - 1
+
+
+def _empty(count: int, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
+    return torch.empty(count, dtype=dtype, device=like.device)
+
+
+# Sort
+
+
+@kernel("sort.stable")
+def sort(
+    self: torch.Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values and indices."""
+    values, indices = plain(aten.sort.stable)(self, stable=stable, dim=dim, descending=descending)
+    _sort(self, dim, values, indices)
+    return values, indices
+
+
+@kernel("sort.values_stable")
+def sort_out(
+    self: torch.Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False, values: torch.Tensor, indices: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """The same into given tensors."""
+    plain(aten.sort.values_stable)(self, stable=stable, dim=dim, descending=descending, values=values, indices=indices)
+    _sort(self, dim, values, indices)
+    return values, indices
+
+
+def _sort(self: torch.Tensor, dim: int, values: torch.Tensor, indices: torch.Tensor) -> None:
+    if not self.numel() or not self.dim():
+        return
+    dim %= self.dim()
+    length = self.shape[dim]
+    if length <= LONGEST_IN_PLACE:
+        positions = _empty(length, torch.int64, self)
+        del positions
+    else:
+        _sort_long(self, dim, values, indices)
+    choose_distinct(indices, length, dim, "sort")
+
+
+def _sort_long(self: torch.Tensor, dim: int, values: torch.Tensor, indices: torch.Tensor) -> None:
+    source = self
+    if not (self.stride(dim) == 1 and _is_dense(self)):
+        source = torch.empty_strided(self.shape, _strides_with_last(self, dim), dtype=self.dtype, device=self.device)
+    keys = values if values.stride() == source.stride() else torch.empty_strided(
+        source.shape, source.stride(), dtype=self.dtype, device=self.device
+    )  # fmt: skip
+    order = indices if indices.stride() == source.stride() else torch.empty_strided(
+        source.shape, source.stride(), dtype=torch.int64, device=self.device
+    )  # fmt: skip
+    length = self.shape[dim]
+    batch = min(self.numel(), INT_MAX) // length * length
+    for start in range(0, self.numel(), batch):
+        _sort_batch(min(batch, self.numel() - start), length, self)
+    del order, keys, source
+
+
+def _sort_batch(count: int, length: int, self: torch.Tensor) -> None:
+    segments, key_bytes = count // length, self.element_size()
+    if segments == 1 or length >= LONGEST_SEGMENT:
+        positions = _empty(length, torch.int64, self)
+        for _ in range(segments):
+            radix_sort(length, key_bytes, 8, self)
+        del positions
+    elif segments < FEWEST_SEGMENTS:
+        pairs, sorted_pairs = scratch(count * 8, self), scratch(count * 8, self)
+        keys = scratch(count * key_bytes, self)
+        radix_sort(count, key_bytes, 8, self)
+        del keys
+        radix_sort(count, 8, 0, self, bits=max(1, math.ceil(math.log2(segments))))
+        del sorted_pairs, pairs
+    else:
+        positions = _empty(count, torch.int64, self)
+        storage = scratch(segmented_sort_bytes(count, key_bytes, 8), self)
+        del storage, positions
+
+
+def radix_sort(count: int, key_bytes: int, value_bytes: int, like: torch.Tensor, bits: int | None = None) -> None:
+    """CUB's storage is taken and given back."""
+    storage = scratch(radix_sort_bytes(count, key_bytes, value_bytes, bits, floating=like.is_floating_point()), like)
+    del storage
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    expected = 1
+    for size, stride in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda pair: pair[1]):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _strides_with_last(tensor: torch.Tensor, dim: int) -> list[int]:
+    """Dense strides in the order of the tensor's own, with `dim` fastest."""
+    order = sorted(range(tensor.dim()), key=lambda d: -1 if d == dim else tensor.stride(d), reverse=True)
+    strides, step = [0] * tensor.dim(), 1
+    for d in reversed(order):
+        strides[d] = step
+        step *= tensor.shape[d]
+    return strides
+
+
+# The k largest
+
+
+@kernel("topk")
+def topk(
+    self: torch.Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values and indices."""
+    values, indices = plain(aten.topk.default)(self, k, dim, largest, sorted)
+    _topk(self, k, dim, sorted, values, indices)
+    return values, indices
+
+
+@kernel("topk.values")
+def topk_out(
+    self: torch.Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, *, values: torch.Tensor, indices: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """The same into given tensors."""
+    plain(aten.topk.values)(self, k, dim, largest, sorted, values=values, indices=indices)
+    _topk(self, k, dim, sorted, values, indices)
+    return values, indices
+
+
+def _topk(self: torch.Tensor, k: int, dim: int, ordered: bool, values: torch.Tensor, indices: torch.Tensor) -> None:
+    if not k or not self.numel():
+        return
+    length = self.shape[dim] if self.dim() else 1
+    source = self.contiguous()
+    if _takes_many_blocks(self.numel() // length, length):
+        _topk_in_blocks(self.numel() // length, length, self)
+    del source
+    if ordered and k > LONGEST_IN_PLACE:
+        sorted_indices, sorted_values = torch.empty_like(indices), torch.empty_like(values)
+        aten.sort.values_stable(values, stable=False, dim=dim, descending=True, values=sorted_values, indices=sorted_indices)
+        gathered = torch.empty_like(indices)
+        del gathered, sorted_values, sorted_indices
+    if self.dim():
+        choose_distinct(indices, length, dim % self.dim(), "topk")
+
+
+def _takes_many_blocks(slices: int, length: int) -> bool:
+    limits = ((20, 20_000), (40, 10_000), (80, 8_000), (199, 5_000), (799, 3_000), (4_000, 800))
+    return next((length >= least for most, least in limits if slices <= most), length >= 400)
+
+
+def _topk_in_blocks(slices: int, length: int, self: torch.Tensor) -> None:
+    threads, registers_per_thread, digits = 256, 40, 256
+    gpu = active().device.gpu
+    resident = gpu.sm_count * (gpu.registers_per_sm // (registers_per_thread * threads)) * threads
+    items = max(4, min(-(-slices * length // resident), 64))
+    blocks = slices * -(-length // (items * threads))
+    radix_bytes = max(self.element_size(), 4)
+    sizes = (
+        slices * self.element_size(), 2 * slices * 4, 2 * slices * radix_bytes, blocks * digits * 2, slices * digits * 4,
+        blocks * 4, blocks * 4,
+    )  # fmt: skip
+    held = [scratch(size, self) for size in sizes]
+    for _ in range(2):
+        storage = scratch(scan_by_key_bytes(blocks, 4), self)
+        del storage
+    while held:
+        held.pop()
+
+
+# Medians
+
+
+@kernel("median")
+def median(self: torch.Tensor) -> torch.Tensor:
+    """All elements are sorted."""
+    ordered = self.flatten().sort()[0]
+    return torch.where(ordered[-1].isnan(), ordered[-1], ordered[(self.numel() - 1) // 2])
+
+
+@kernel("nanmedian")
+def nanmedian(self: torch.Tensor) -> torch.Tensor:
+    """The place of the median depends on how many are not a number."""
+    ordered = self.flatten().sort()[0]
+    mask = ordered.isnan()
+    count = mask.sum()
+    rest = torch.rsub(count, self.numel() - 1)
+    half = rest / 2
+    place = half.to(torch.int64)
+    del half, rest, count, mask
+    return ordered[(place,)]
+
+
+# Drawing
+
+
+@kernel("multinomial")
+def multinomial(self: torch.Tensor, num_samples: int, replacement: bool = False, *, generator: object = None) -> torch.Tensor:
+    """Categories, drawn with equal probability: what the weights are is not known."""
+    shape = (num_samples,) if self.dim() == 1 else (self.shape[0], num_samples)
+    result = torch.empty(shape, dtype=torch.int64, device=self.device)
+    if replacement and num_samples > 1:
+        _draw_again(self)
+        return choose(result, self.shape[-1], "multinomial")
+    flags = _check_weights(self)
+    keys = torch.empty_like(self)
+    if num_samples == 1:
+        torch.argmax(keys, -1, True, out=result)
+    else:
+        values = torch.empty(shape, dtype=self.dtype, device=self.device)
+        torch.topk(keys, num_samples, out=(values, result))
+        del values
+    del keys
+    flags.pop()
+    return result
+
+
+def _check_weights(self: torch.Tensor) -> list[torch.Tensor]:
+    """Flags that live as long as the drawing: are all weights valid, is a row without any."""
+    largest = self.max()
+    finite = largest < math.inf
+    smallest = self.min()
+    positive = smallest >= 0
+    valid = finite & positive
+    del positive, smallest, finite, largest
+    total = self.sum() if self.dim() == 1 else self.sum(1)
+    zero = total == 0
+    any_zero = zero if self.dim() == 1 else zero.any()
+    del zero, total
+    nonzero = ~any_zero
+    del nonzero
+    return [valid, any_zero]
+
+
+def _draw_again(self: torch.Tensor) -> None:
+    weights = self if self.dim() == 2 else self.view(1, -1)
+    held = [torch.empty_like(weights, memory_format=torch.contiguous_format) for _ in range(3)]
+    torch.cumsum(held[1], 1, out=held[2])
+    while held:
+        held.pop()
+
+
+# Uniqueness
+
+
+@kernel("_unique2")
+def unique2(
+    self: torch.Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Distinct values, in order."""
+    return _unique(self, False, return_inverse, return_counts)
+
+
+@kernel("_unique")
+def unique(self: torch.Tensor, sorted: bool = True, return_inverse: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same without counts."""
+    values, inverse, _ = _unique(self, False, return_inverse, False)
+    return values, inverse
+
+
+@kernel("unique_consecutive")
+def unique_consecutive(
+    self: torch.Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Values without repeats of the one before."""
+    if dim is not None:
+        return _unique_dim(self, dim, True, return_inverse, return_counts)
+    return _unique(self, True, return_inverse, return_counts)
+
+
+@kernel("unique_dim")
+def unique_dim(
+    self: torch.Tensor, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Distinct slices."""
+    return _unique_dim(self, dim, False, return_inverse, return_counts)
+
+
+def _found(self: torch.Tensor, consecutive: bool, dim: int | None = None) -> tuple[torch.Tensor, ...] | None:
+    """The answer, where the values are known."""
+    if not is_known(self):
+        active().stand_ins.assume("unique", "No value occurs twice in a tensor whose values are not known.")
+        return None
+    find = torch.unique_consecutive if consecutive else torch.unique
+    return find(self.cpu(), return_inverse=True, return_counts=True, dim=dim)  # type: ignore[no-any-return]
+
+
+def _filled(storage_count: int, dtype: torch.dtype, self: torch.Tensor, values: torch.Tensor | None, count: int) -> torch.Tensor:
+    """A tensor of `count` whose storage was made for more."""
+    result = _empty(storage_count, dtype, self)
+    if values is not None:
+        padded = torch.zeros(storage_count, dtype=dtype)
+        padded[:count] = values.flatten()
+        put(result, padded)
+    return result.resize_(count)
+
+
+def _unique(
+    self: torch.Tensor, consecutive: bool, return_inverse: bool, return_counts: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    found, count, none = _found(self, consecutive), self.numel(), _empty(0, torch.int64, self)
+    self = self.contiguous()
+    ordered, order = self, none
+    if not consecutive:
+        ordered = torch.empty(self.shape, dtype=self.dtype, device=self.device)
+        if return_inverse:
+            positions, order = _empty(count, torch.int64, self), _empty(count, torch.int64, self)
+            radix_sort(count, self.element_size(), 8, self)
+            del positions
+        else:
+            radix_sort(count, self.element_size(), 0, self)
+    inverse = _inverse(self, count, consecutive, found) if return_inverse else none
+    values = _empty(count, self.dtype, self)
+    length = _empty(1, torch.int64, self)
+    distinct = count if found is None else found[0].numel()
+    counts = _filled(count, torch.int64, self, None if found is None else found[2], distinct) if return_counts else none
+    primitive = self.dtype not in (torch.float16, torch.bfloat16)
+    storage = scratch(
+        run_length_bytes(count) if return_counts else select_unique_bytes(count, self.element_size(), primitive=primitive), self
+    )
+    del storage, length, order, ordered
+    if found is not None:
+        put(values, torch.nn.functional.pad(found[0], (0, count - distinct)))
+    return values.resize_(distinct), inverse, counts
+
+
+def _inverse(self: torch.Tensor, count: int, consecutive: bool, found: tuple[torch.Tensor, ...] | None) -> torch.Tensor:
+    inverse = torch.empty(self.shape, dtype=torch.int64, device=self.device)
+    located = _empty(count, torch.int32 if consecutive else torch.int64, self)
+    storage = scratch(scan_bytes(count, 4, plus=True), self)
+    del storage, located
+    return inverse if found is None else put(inverse, found[1])
+
+
+def _unique_dim(
+    self: torch.Tensor, dim: int, consecutive: bool, return_inverse: bool, return_counts: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    found = _found(self, consecutive, dim)
+    count = self.shape[dim]
+    distinct = count if found is None else found[0].shape[dim]
+    slices = self.moveaxis(dim, 0).contiguous()
+    indices = put(_empty(count, torch.int64, self), torch.arange(count))
+    inverse = _empty(count if return_inverse else 0, torch.int64, self)
+    counts = _empty(distinct if return_counts else 0, torch.int64, self)
+    if found is not None:
+        inverse = put(inverse, found[1]) if return_inverse else inverse
+        counts = put(counts, found[2]) if return_counts else counts
+    result = self.index_select(dim, indices[:distinct])
+    del indices, slices
+    return (result if found is None else put(result, found[0])), inverse, counts
