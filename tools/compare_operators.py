@@ -47,7 +47,7 @@ TRUTH = ROOT / "benchmarks" / "results" / "operators-h200-torch2.11.jsonl.gz"
 
 VERDICTS = ("exact", "same-peak", "different", "error", "no-truth")
 BLOCK_BYTES = 512
-SECONDS_PER_CASE = 40
+SECONDS_PER_CASE = 120
 CASES_BETWEEN_COLLECTIONS = 50
 EQUAL_EVENTS_SHOWN = 2
 
@@ -148,10 +148,12 @@ def work(options: argparse.Namespace, out: TextIO) -> None:
             sys.exit("The comparison that started this process has ended.")
         place = {"ordinal": ordinal, "group": group, "index": index}
         _put(out, {**place, "begun": case.op, "case": case.note})
+        faulthandler.dump_traceback_later(SECONDS_PER_CASE, exit=True)
         before = _unmodelled(session)
         for row in probe_operators.rows_of(case, "cuda"):
             del row["first_call_events"]
             _put(out, {**place, **row, "unmodelled": sorted(_unmodelled(session) - before)})
+        faulthandler.cancel_dump_traceback_later()
         if ordinal // shares % CASES_BETWEEN_COLLECTIONS == 0:
             gc.collect()
             gc.freeze()  # what is left is caches: the next collection need not look at them
@@ -180,15 +182,11 @@ class Worker:
         command = [sys.executable, str(Path(__file__).resolve()), *self.arguments, "--start", str(start)]
         with self.errors.open("w") as errors:
             self.process = subprocess.Popen(command, stderr=errors)
-        self._begun, self._size = time.time(), -1
 
     def done(self) -> bool:
         code = self.process.poll()
-        if code is None:
-            self._watch()
-            return False
-        if code == 0:
-            return True
+        if code is None or code == 0:
+            return code == 0
         rows = self.rows()
         last = rows[-1] if rows else {}
         if "ordinal" not in last or last["ordinal"] in [c["ordinal"] for c in self.crashes]:
@@ -197,23 +195,15 @@ class Worker:
         self._start(last["ordinal"] + 1)
         return False
 
-    def _watch(self) -> None:
-        size = self.part.stat().st_size
-        if size != self._size:
-            self._begun, self._size = time.time(), size
-        elif size and time.time() - self._begun > SECONDS_PER_CASE:
-            self.process.kill()
-
     def rows(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.part.read_text().split("\n")[:-1]]
 
 
 def _how_it_died(code: int, errors: str) -> str:
-    if code == -9:
-        return f"HUNG: no end within {SECONDS_PER_CASE} s"
-    frames = [line.strip() for line in errors.splitlines() if line.startswith("  File")]
-    last = errors.strip().splitlines()[-1:] if not frames else frames[:3]
-    return f"CRASHED (exit {code}): {' < '.join(last)[:400]}"
+    lines = errors.splitlines()
+    hung = any(line.startswith("Timeout") for line in lines)
+    frames = [line.strip() for line in lines if line.startswith("  File")] or lines[-1:]
+    return f"{'HUNG' if hung else 'CRASHED'} (exit {code}): {' < '.join(frames[:3])[:400]}"
 
 
 def run_cases(options: argparse.Namespace, header: dict[str, Any]) -> dict[Key, dict[str, Any]]:
@@ -426,12 +416,14 @@ def _worst(rows: list[Compared]) -> tuple[int, int, int]:
 
 
 def print_errors(results: list[Compared]) -> None:
-    rows = [r for r in results if r.verdict == "error"]
-    counts = collections.Counter((r.group, r.op, r.error[:150]) for r in rows)
-    examples = {(r.group, r.op, r.error[:150]): r.index for r in reversed(rows)}
-    print("\nerrors" if counts else "")
-    for key, count in counts.most_common():
-        print(f"{count:6}  {key[0]} {examples[key]} {key[1]}: {key[2]}")
+    """Each error once, with the operators that met it."""
+    by_error: dict[str, list[Compared]] = collections.defaultdict(list)
+    for row in results:
+        if row.verdict == "error":
+            by_error[row.error[:150]].append(row)
+    for error, rows in sorted(by_error.items(), key=lambda item: -len(item[1])):
+        operators = collections.Counter(r.op.removesuffix(" backward") for r in rows)
+        print(f"\n{len(rows):6} rows raised {error}\n{'':7}first at {rows[0].group} {rows[0].index}: {', '.join(operators)[:200]}")
 
 
 def print_unmodelled(results: list[Compared]) -> None:

@@ -20,8 +20,8 @@ NATIVE = frozenset(
     "empty.memory_format empty_strided resize_ copy_ _local_scalar_dense record_stream set_ set_.source_Storage "
     "set_.source_Tensor set_.source_Storage_storage_offset".split()
 )
-# Composites of PyTorch's that end in a CUDA function table which a build without CUDA lacks.
-COMPOSITES_WITH_KERNELS: tuple[str, ...] = ()
+# Operators whose CUDA code allocates its outputs last to first.
+ALLOCATE_BACKWARDS = ("native_dropout",)
 # Large host tensors are not filled by these, and what these derive from an unfilled one is unfilled too.
 HOST_FILLS = "normal_ uniform_ exponential_ log_normal_ cauchy_ bernoulli_.float".split()
 HOST_DERIVES = (
@@ -56,6 +56,9 @@ def _declare(library: ctypes.PyDLL) -> None:
     library.tonnage_valueless_count.restype = ctypes.c_uint64
     library.tonnage_is_known.argtypes = [ctypes.c_void_p]
     library.tonnage_is_known.restype = ctypes.c_bool
+    library.tonnage_forget.argtypes = [ctypes.c_void_p]
+    library.tonnage_forget.restype = None
+    library.tonnage_set_cudnn_version.argtypes = [ctypes.c_int64]
     for name in ("start", "listen"):
         getattr(library, f"tonnage_{name}").restype = None
 
@@ -68,8 +71,9 @@ def _register(library: ctypes.PyDLL) -> None:
 
     kernels.load_all()
     names = [name for name in cuda_operators() if name not in NATIVE]
-    computed = [*(n for n in names if n not in registry.KERNELS), *COMPOSITES_WITH_KERNELS]
-    library.tonnage_set_libraries(_lines(f"aten::{n} {lib}" for n, lib in kernels.LIBRARIES.items()), b"")
+    computed = [name for name in names if name not in registry.KERNELS]
+    libraries = _lines(f"aten::{n} {lib}" for n, lib in kernels.LIBRARIES.items())
+    library.tonnage_set_libraries(libraries, b"", _lines(f"aten::{n}" for n in ALLOCATE_BACKWARDS))
     library.tonnage_register(_lines(computed), _lines({*names, *registry.KERNELS} - set(registry.SCHEMAS)))
     library.tonnage_register_fallback()
     library.tonnage_register_host(_lines(HOST_FILLS), _lines(HOST_DERIVES))

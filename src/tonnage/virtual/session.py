@@ -11,6 +11,7 @@ from tonnage.allocator import AllocatorSettings
 from tonnage.hardware import Gpu
 from tonnage.recording import Header, Recording
 from tonnage.virtual.companions import install_companions
+from tonnage.virtual.cuda.releases import release_of
 from tonnage.virtual.device import Device
 from tonnage.virtual.loading import load
 from tonnage.virtual.standins import StandIns
@@ -45,6 +46,7 @@ class Session:
             raise RuntimeError("A virtual GPU is open in this process already; leave its `with` block first.")
         device = self.device
         self._callbacks = [device.malloc, device.free, device.record_stream, device.synchronize]
+        self.library.tonnage_set_cudnn_version(release_of(device.torch_version).cudnn_number)
         self.library.tonnage_start(*map(ctypes.py_object, self._callbacks), 1)
         self._listeners = [self.stand_ins.read, self.stand_ins.unmodelled, self.workspaces.use]
         self.library.tonnage_listen(*map(ctypes.py_object, self._listeners))

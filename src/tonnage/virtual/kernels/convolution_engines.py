@@ -99,7 +99,8 @@ class Engine:
         total = sum(kept * size for kept, size in zip(self.copies, plan.operand_bytes(self.padding), strict=True))
         if self.weights_per_image:
             total += plan.batch * plan.weight_elements * 4
-        return total + self.remainder_bytes + int(self.remainder_share * sum(plan.operand_bytes()))
+        operands = sum(plan.operand_bytes())
+        return total + min(self.remainder_bytes, operands) + int(self.remainder_share * operands)
 
 
 def padded(channels: int, multiple: int) -> int:

@@ -12,7 +12,7 @@ import torch
 from tonnage.hardware import Gpu
 from tonnage.virtual.kernels.reduce_plan import FEWEST_SPLIT, Card, Element, Loop, fits_32_bits, make_loop, staging_bytes
 from tonnage.virtual.kernels.registry import kernel, plain, scratch
-from tonnage.virtual.kernels.values import choose
+from tonnage.virtual.kernels.values import choose, is_known
 from tonnage.virtual.session import active
 
 aten = torch.ops.aten
@@ -103,6 +103,8 @@ def _register(name: str, rule: Rule) -> None:
     operator = _overload(name)
     places = {argument.name: place for place, argument in enumerate(operator._schema.arguments)}
     by_shape = plain(operator)
+    # Checks hold and no flag is raised, where nobody knows.
+    otherwise = {"all": True, "any": False}.get(name.split(".")[0])
 
     def argument(word: str, given: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         place = places.get(word, len(given))
@@ -114,6 +116,9 @@ def _register(name: str, rule: Rule) -> None:
         if self.numel() >= FEWEST_SPLIT or self.dtype != first.dtype:
             dim, keepdim = argument("dim", given, keywords), argument("keepdim", given, keywords)
             _stage(self, first, dim, bool(keepdim), rule)
+        if otherwise is not None and not is_known(first):
+            active().stand_ins.assume(name.split(".")[0], f"Of values that are not known, `{name.split('.')[0]}` is {otherwise}.")
+            first.fill_(otherwise)
         return result
 
     kernel(name)(reduce)

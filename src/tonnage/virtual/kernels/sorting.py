@@ -212,7 +212,7 @@ def nanmedian(self: torch.Tensor) -> torch.Tensor:
     half = rest / 2
     place = half.to(torch.int64)
     del half, rest, count, mask
-    return ordered[(place,)]
+    return aten.index.Tensor(ordered, [place])  # type: ignore[no-any-return]
 
 
 # Drawing

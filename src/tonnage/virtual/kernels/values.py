@@ -4,6 +4,8 @@ Small integers and masks keep their values; whatever else a kernel decides from 
 infinities) is a stand-in that is plausible, known from then on, and stated once as an assumption.
 """
 
+import math
+
 import torch
 
 from tonnage.virtual.kernels.registry import kernel, plain
@@ -12,6 +14,7 @@ from tonnage.virtual.session import active
 _generator = torch.Generator().manual_seed(0)
 # Beyond this no values are kept, so that none need be made up.
 MOST_KNOWN = 1 << 20
+MOST_RANKED = 1 << 18
 
 
 def is_known(*tensors: torch.Tensor) -> bool:
@@ -20,10 +23,17 @@ def is_known(*tensors: torch.Tensor) -> bool:
     return all(known(t.untyped_storage()._cdata) for t in tensors)
 
 
+def forget(tensor: torch.Tensor) -> torch.Tensor:
+    """From now on nobody knows the values of the tensor."""
+    active().library.tonnage_forget(tensor.untyped_storage()._cdata)
+    return tensor
+
+
 def put(result: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Let these host values be those of the result. Nothing is allocated on the device."""
     if result.numel() <= MOST_KNOWN:
-        result.copy_(values.reshape(result.shape).to(result.dtype), non_blocking=True)
+        laid_out = torch.empty_strided(result.shape, result.stride(), dtype=result.dtype)
+        result.copy_(laid_out.copy_(values.reshape(result.shape)), non_blocking=True)
     return result
 
 
@@ -48,9 +58,64 @@ def choose_distinct(result: torch.Tensor, choices: int, dim: int, operator: str)
 
 
 def _distinct(rows: int, count: int, choices: int) -> torch.Tensor:
-    if rows * choices <= MOST_KNOWN:
+    if rows * choices <= MOST_RANKED:
         return torch.rand(rows, choices, generator=_generator).topk(count).indices
     # Too many to rank: equal steps from a random start, so that all are distinct and none is preferred.
     start = torch.randint(choices, (rows, 1), generator=_generator)
     step = max(choices // max(count, 1), 1)
     return (start + step * torch.arange(count)) % choices
+
+
+# Flags: no value is infinite or not a number, everything that is checked holds
+
+
+@kernel("isnan")
+def isnan(self: torch.Tensor) -> torch.Tensor:
+    """Nothing is."""
+    return _flag(plain(torch.ops.aten.isnan.default)(self), False)
+
+
+@kernel("isposinf", "isneginf")
+def isposinf(self: torch.Tensor) -> torch.Tensor:
+    """Nothing is."""
+    return _flag(plain(torch.ops.aten.isposinf.default)(self), False)
+
+
+def _flag(result: torch.Tensor, value: bool) -> torch.Tensor:
+    return result if is_known(result) or result.numel() > MOST_KNOWN else result.fill_(value)
+
+
+@kernel("eq.Scalar")
+def eq_scalar(self: torch.Tensor, other: float) -> torch.Tensor:
+    """Nothing equals infinity."""
+    result: torch.Tensor = plain(torch.ops.aten.eq.Scalar)(self, other)
+    return _flag(result, False) if other in (math.inf, -math.inf) else result
+
+
+@kernel("ne.Scalar")
+def ne_scalar(self: torch.Tensor, other: float) -> torch.Tensor:
+    """Everything differs from infinity."""
+    result: torch.Tensor = plain(torch.ops.aten.ne.Scalar)(self, other)
+    return _flag(result, True) if other in (math.inf, -math.inf) else result
+
+
+@kernel("eq.Tensor")
+def eq_tensor(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Every number equals itself."""
+    result: torch.Tensor = plain(torch.ops.aten.eq.Tensor)(self, other)
+    return _flag(result, True) if self is other else result
+
+
+@kernel("equal")
+def equal(self: torch.Tensor, other: torch.Tensor) -> bool:
+    """A comparison, and whether all of it holds."""
+    if self.shape != other.shape or self.dtype != other.dtype:
+        return False
+    return self is other or not self.numel() or bool((self == other).all())
+
+
+@kernel("_amp_foreach_non_finite_check_and_unscale_")
+def unscale(self: list[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
+    """Gradients are finite: the flag stays as it was."""
+    for gradient in self:
+        forget(gradient)

@@ -33,6 +33,7 @@ Block* block_of(const at::TensorBase& tensor);
 bool is_valueless(const void* data);
 void mark_valueless(const void* data);
 
+uint32_t current_session();
 int64_t current_stream_id(int device);
 void synchronize();
 

@@ -35,6 +35,7 @@ constexpr size_t kLazyHostBytes = 1 << 20;
 std::atomic<int> device_count{1};
 std::atomic<bool> closed{false};
 std::atomic<uint32_t> session{0};
+std::atomic<long> cudnn_version{91900};
 PyObject* on_malloc = nullptr;
 PyObject* on_free = nullptr;
 PyObject* on_record_stream = nullptr;
@@ -439,6 +440,8 @@ void mark_valueless(const void* data) {
   if (mapped.count(const_cast<void*>(data))) valueless.insert(data);
 }
 
+uint32_t current_session() { return session; }
+
 int64_t current_stream_id(int device) { return current_streams[device]; }
 
 void synchronize() {
@@ -500,8 +503,8 @@ struct TonnageHooks : CUDAHooksInterface {
   bool supportsDepthwiseConvolutionWithCuDNN() const override { return true; }
   bool supportsBFloat16ConvolutionWithCuDNNv8() const override { return true; }
   bool supportsBFloat16RNNWithCuDNN() const override { return true; }
-  long versionCuDNN() const override { return 91501; }
-  long versionRuntimeCuDNN() const override { return 91501; }
+  long versionCuDNN() const override { return tonnage::cudnn_version; }
+  long versionRuntimeCuDNN() const override { return tonnage::cudnn_version; }
   long versionCUDART() const override { return 13000; }
   std::string showConfig() const override { return "virtual GPU"; }
   double batchnormMinEpsilonCuDNN() const override { return 0.0; }
@@ -584,6 +587,8 @@ void tonnage_start(PyObject* malloc, PyObject* free, PyObject* record_stream, Py
 
 void tonnage_close() { closed = true; }
 
+void tonnage_set_cudnn_version(int64_t version) { cudnn_version = static_cast<long>(version); }
+
 int64_t tonnage_current_stream(int device) { return current_streams[device]; }
 void tonnage_set_stream(int device, int64_t stream) { current_streams[device] = stream; }
 int tonnage_current_device() { return current_device; }
@@ -634,6 +639,12 @@ bool tonnage_is_known(const c10::StorageImpl* storage) {
   const auto& data = storage->data_ptr();
   if (data.get_deleter() != &release) return storage->nbytes() == 0;
   return static_cast<const Block*>(data.get_context())->shadow.unsafeGetStorageImpl() != nullptr;
+}
+
+// From now on nobody knows the values behind a storage.
+void tonnage_forget(const c10::StorageImpl* storage) {
+  const auto& data = storage->data_ptr();
+  if (data.get_deleter() == &release) static_cast<Block*>(data.get_context())->shadow = c10::Storage();
 }
 
 uint64_t tonnage_valueless_count() {

@@ -9,6 +9,7 @@
 #include "bridge.h"
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/native/ConvUtils.h>
 #include <ATen/native/RNN.h>
@@ -123,11 +124,13 @@ struct Traits {
   bool overwrites = false;        // in place, but never reads what it overwrites
   const char* library = nullptr;  // "cublas", ...: whose workspace it needs
   bool values = true;             // whether to try known values
+  bool backwards = false;         // allocates its outputs last to first
 };
 
 std::mutex traits_lock;
 std::unordered_map<std::string, std::string> libraries;
 std::unordered_set<std::string> valueless_operators;
+std::unordered_set<std::string> backwards_operators;
 
 Traits inspect(const c10::OperatorHandle& op) {
   static const std::unordered_set<std::string> overwriting = {
@@ -145,6 +148,7 @@ Traits inspect(const c10::OperatorHandle& op) {
   auto library = libraries.find(schema.name());
   if (library != libraries.end()) traits.library = library->second.c_str();
   traits.values = !valueless_operators.count(schema.name());
+  traits.backwards = backwards_operators.count(schema.name()) > 0;
   return traits;
 }
 
@@ -361,7 +365,8 @@ void use_library(const char* library) {
 // A library's workspace is asked for once per thread and stream; after that nobody needs to be told.
 void use_library_once(const char* library, int device) {
   thread_local std::unordered_set<std::string> seen;
-  if (seen.insert(std::string(library) + "/" + std::to_string(device) + "/" + std::to_string(current_stream_id(device))).second)
+  const auto where = std::to_string(current_session()) + "/" + std::to_string(device) + "/" + std::to_string(current_stream_id(device));
+  if (seen.insert(std::string(library) + "/" + where).second)
     use_library(library);
 }
 
@@ -377,8 +382,11 @@ void compute(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
     if (!outcome.known) forget(stand.original);
     else if (is_device(stand.original) && !is_known(stand.original)) adopt_shadow(stand.original, stand.stand);
   }
+  if (traits.backwards) std::reverse(arguments.begin(), arguments.end());
   for (auto& result : arguments)
-    stack->push_back(map_tensors(result, [&](const Tensor& t) { return bring_back(t, outcome.stands, outcome.known); }));
+    result = map_tensors(result, [&](const Tensor& t) { return bring_back(t, outcome.stands, outcome.known); });
+  if (traits.backwards) std::reverse(arguments.begin(), arguments.end());
+  for (auto& result : arguments) stack->push_back(std::move(result));
   if (traits.library) use_library_once(traits.library, 0);
 }
 
@@ -586,6 +594,60 @@ void host_copy(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* s
   stack->push_back(self);
 }
 
+// PyTorch warns when a kernel takes another's place; here that is the point.
+struct Quiet final : c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+std::vector<std::unique_ptr<torch::Library>>& registrations() {
+  static auto* all = new std::vector<std::unique_ptr<torch::Library>>;
+  return *all;
+}
+
+torch::Library& library(c10::DispatchKey key, const char* space = "aten") {
+  registrations().push_back(std::make_unique<torch::Library>(
+      torch::Library::IMPL, space, std::make_optional(key), __FILE__, static_cast<uint32_t>(__LINE__)));
+  return *registrations().back();
+}
+
+// ---- autocast -----------------------------------------------------------------------------------------------------------------------
+
+// PyTorch casts the arguments of such a call in the order in which the compiler evaluates them: on x86-64, where it runs
+// with CUDA, the last one first. The order decides which copy is made first and which dies first in backward.
+void autocast_to(const c10::OperatorHandle& op, Stack* stack, at::ScalarType dtype) {
+  c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::DispatchKey::Autocast);
+  const size_t count = op.schema().arguments().size();
+  for (size_t i = 1; i <= count; ++i) {
+    IValue& value = *(stack->end() - i);
+    value = map_tensors(value, [&](const Tensor& t) {
+      return t.defined() ? at::autocast::cached_cast(dtype, t, c10::DeviceType::CUDA) : t;
+    });
+  }
+  op.callBoxed(stack);
+}
+
+void autocast_lower(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+  autocast_to(op, stack, at::autocast::get_lower_precision_fp_from_device_type(c10::DeviceType::CUDA));
+}
+
+void autocast_float(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+  autocast_to(op, stack, at::kFloat);
+}
+
+void register_autocast() {
+  static Quiet quiet;
+  c10::WarningUtils::WarningHandlerGuard guard(&quiet);
+  auto& autocast = library(c10::DispatchKey::AutocastCUDA);
+#define NAME_1(name) #name
+#define NAME_2(name, overload) #name "." #overload
+#define PICK(_1, _2, which, ...) which
+#define NAME(...) PICK(__VA_ARGS__, NAME_2, NAME_1, )(__VA_ARGS__)
+#define LOWER(...) autocast.impl(NAME(__VA_ARGS__), torch::CppFunction::makeFromBoxedFunction<&autocast_lower>());
+#define FLOAT(...) autocast.impl(NAME(__VA_ARGS__), torch::CppFunction::makeFromBoxedFunction<&autocast_float>());
+  AT_FORALL_LOWER_PRECISION_FP(LOWER)
+  AT_FORALL_FP32(FLOAT)
+}
+
 // ---- CUDA's choices that live in dispatch stubs: each is one operator of this project's, written in Python --------------------------
 
 template <class Signature, class... Arguments>
@@ -710,17 +772,6 @@ void register_native(torch::Library& aten) {
   aten.impl("set_", TORCH_FN(set_empty));
 }
 
-std::vector<std::unique_ptr<torch::Library>>& registrations() {
-  static auto* all = new std::vector<std::unique_ptr<torch::Library>>;
-  return *all;
-}
-
-torch::Library& library(c10::DispatchKey key, const char* space = "aten") {
-  registrations().push_back(std::make_unique<torch::Library>(
-      torch::Library::IMPL, space, std::make_optional(key), __FILE__, static_cast<uint32_t>(__LINE__)));
-  return *registrations().back();
-}
-
 template <class F>
 void each_line(const char* text, F&& f) {
   std::string names(text);
@@ -742,11 +793,6 @@ void override_host(torch::Library& aten, const std::string& name, torch::CppFunc
 }
 
 }  // namespace
-
-// PyTorch warns when a kernel takes another's place; here that is the point.
-struct Quiet final : c10::WarningHandler {
-  void process(const c10::Warning&) override {}
-};
 
 extern "C" {
 
@@ -770,6 +816,7 @@ void tonnage_register(const char* computed, const char* plain) {
     spare.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&compute>());
   });
   register_stubs();
+  register_autocast();
 }
 
 void tonnage_register_fallback() {
@@ -791,8 +838,9 @@ void tonnage_register_host(const char* fills, const char* derives) {
   override_host(host, "copy_", torch::CppFunction::makeFromBoxedFunction<&host_copy>());
 }
 
-// "name library" a line; and the operators whose values are never worked out.
-void tonnage_set_libraries(const char* pairs, const char* without_values) {
+// "name library" a line; the operators whose values are never worked out; those that allocate their outputs backwards.
+void tonnage_set_libraries(const char* pairs, const char* without_values, const char* backwards) {
+  each_line(backwards, [&](const std::string& name) { backwards_operators.insert(name); });
   each_line(pairs, [&](const std::string& line) {
     const auto space = line.find(' ');
     libraries[line.substr(0, space)] = line.substr(space + 1);

@@ -1,0 +1,196 @@
+"""Losses: some reduce into a tensor that keeps the storage of all its elements, and some need the elements beside it."""
+
+import torch
+
+from tonnage.virtual.kernels.registry import kernel
+from tonnage.virtual.kernels.values import forget
+
+aten = torch.ops.aten
+NONE, MEAN, SUM = 0, 1, 2
+
+
+def _reduced(loss: torch.Tensor, reduction: int) -> torch.Tensor:
+    return loss.mean() if reduction == MEAN else loss.sum() if reduction == SUM else loss
+
+
+def _pairwise(self: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """A new tensor as an operator on both would make it."""
+    if self.shape == target.shape and self.dtype == target.dtype and self.stride() == target.stride():
+        return torch.empty_like(self)
+    return torch.ops.aten.sub.Tensor(self, target)  # type: ignore[no-any-return]
+
+
+def _elementwise_loss(self: torch.Tensor, target: torch.Tensor, reduction: int) -> torch.Tensor:
+    """The result is made for all elements and shrunk before they are reduced into it."""
+    result = _pairwise(self, target)
+    if reduction == NONE:
+        return result
+    result.resize_(())
+    loss = _pairwise(self, target)
+    (torch.mean if reduction == MEAN else torch.sum)(loss, dim=[], out=result)  # type: ignore[operator]
+    return result
+
+
+@kernel("mse_loss")
+def mse_loss(self: torch.Tensor, target: torch.Tensor, reduction: int = MEAN) -> torch.Tensor:
+    """Squares."""
+    return _elementwise_loss(self, target, reduction)
+
+
+@kernel("smooth_l1_loss")
+def smooth_l1_loss(self: torch.Tensor, target: torch.Tensor, reduction: int = MEAN, beta: float = 1.0) -> torch.Tensor:
+    """Squares near zero."""
+    return _elementwise_loss(self, target, reduction)
+
+
+@kernel("huber_loss")
+def huber_loss(self: torch.Tensor, target: torch.Tensor, reduction: int = MEAN, delta: float = 1.0) -> torch.Tensor:
+    """Squares near zero, without that trick."""
+    return _reduced(_pairwise(self, target), reduction)
+
+
+@kernel("smooth_l1_loss_backward.grad_input")
+def smooth_l1_loss_backward(
+    grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int, beta: float, *, grad_input: torch.Tensor
+) -> torch.Tensor:  # fmt: skip
+    """Into what is given."""
+    return forget(grad_input)
+
+
+@kernel("huber_loss_backward.out")
+def huber_loss_backward(
+    grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int, delta: float, *, grad_input: torch.Tensor
+) -> torch.Tensor:  # fmt: skip
+    """Into what is given."""
+    return forget(grad_input)
+
+
+@kernel("binary_cross_entropy")
+def binary_cross_entropy(
+    self: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, reduction: int = MEAN
+) -> torch.Tensor:
+    """The reduced loss is copied over the first of all losses."""
+    loss = torch.empty_like(self)
+    if reduction == NONE:
+        return loss
+    reduced = _reduced(loss, reduction)
+    loss.resize_(reduced.shape).copy_(reduced)
+    del reduced
+    return loss
+
+
+# Margins
+
+
+@kernel("multi_margin_loss")
+def multi_margin_loss(
+    self: torch.Tensor, target: torch.Tensor, p: float = 1, margin: float = 1, weight: torch.Tensor | None = None,
+    reduction: int = MEAN,
+) -> torch.Tensor:  # fmt: skip
+    """A loss for each row, then their sum."""
+    rows = self.shape[0] if self.dim() > 1 else 1
+    if reduction == NONE:
+        return self.new_empty((rows,) if target.dim() else ())
+    result = self.new_empty(())
+    if self.dim() > 1:
+        losses = self.new_empty((rows,))
+        torch.sum(losses, dim=[0], out=result)
+        del losses
+    return result
+
+
+@kernel("multi_margin_loss_backward")
+def multi_margin_loss_backward(
+    grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, p: float, margin: float,
+    weight: torch.Tensor | None = None, reduction: int = MEAN,
+) -> torch.Tensor:  # fmt: skip
+    """Its gradient."""
+    return torch.empty_like(self, memory_format=torch.contiguous_format)
+
+
+@kernel("multilabel_margin_loss_forward")
+def multilabel_margin_loss(self: torch.Tensor, target: torch.Tensor, reduction: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same, and a flag for each class that is a target."""
+    is_target = self.new_empty(target.shape)
+    rows = self.shape[0] if self.dim() > 1 else 1
+    if reduction == NONE or self.dim() < 2:
+        return self.new_empty((rows,) if self.dim() > 1 else ()), is_target
+    losses = self.new_empty((rows,))
+    result = self.new_empty(())
+    torch.sum(losses, dim=[0], out=result)
+    del losses
+    return result, is_target
+
+
+@kernel("multilabel_margin_loss_backward")
+def multilabel_margin_loss_backward(
+    grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int, is_target: torch.Tensor
+) -> torch.Tensor:
+    """Its gradient."""
+    return torch.empty_like(self, memory_format=torch.contiguous_format)
+
+
+# Connectionist temporal classification
+
+
+@kernel("_use_cudnn_ctc_loss", "_use_cudnn_ctc_loss.Tensor", "_use_miopen_ctc_loss", "_use_miopen_ctc_loss.Tensor")
+def use_cudnn_ctc_loss(*arguments: object) -> bool:
+    """cuDNN takes 32-bit targets of the host alone, which PyTorch then refuses: never."""
+    return False
+
+
+def _lengths(values: list[int] | torch.Tensor) -> list[int]:
+    return values if isinstance(values, list) else values.cpu().tolist()
+
+
+@kernel("_ctc_loss", "_ctc_loss.Tensor")
+def ctc_loss(
+    log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: list[int] | torch.Tensor,
+    target_lengths: list[int] | torch.Tensor, blank: int = 0, zero_infinity: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """The losses of the batch and the forward variables."""
+    longest = max(_lengths(target_lengths)) if targets.dim() == 1 else targets.shape[1]
+    batch = log_probs.shape[1]
+    lengths, inputs, offsets = (torch.empty(batch, dtype=torch.int64, device=targets.device) for _ in range(3))
+    alpha = log_probs.new_empty((batch, log_probs.shape[0], 2 * longest + 1))
+    losses = log_probs.new_empty((batch,))
+    del inputs, lengths, offsets
+    return losses, alpha
+
+
+@kernel("_ctc_loss_backward", "_ctc_loss_backward.Tensor")
+def ctc_loss_backward(
+    grad: torch.Tensor, log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: object, target_lengths: object,
+    neg_log_likelihood: torch.Tensor, log_alpha: torch.Tensor, blank: int, zero_infinity: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """The backward variables are as many as the forward ones."""
+    batch = log_probs.shape[1]
+    lengths, inputs, offsets = (torch.empty(batch, dtype=torch.int64, device=targets.device) for _ in range(3))
+    beta = torch.empty_like(log_alpha)
+    result = torch.empty_like(log_probs, memory_format=torch.contiguous_format)
+    del beta, inputs, lengths, offsets
+    return result
+
+
+# Distances
+
+
+@kernel("_cdist_backward")
+def cdist_backward(grad: torch.Tensor, x1: torch.Tensor, x2: torch.Tensor, p: float, cdist: torch.Tensor) -> torch.Tensor:
+    """A gradient for each pair, before they are summed."""
+    batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
+    x1, x2 = (x.expand(*batch, *x.shape[-2:]).contiguous() for x in (x1, x2))
+    held = [cdist.contiguous(), grad.contiguous()]
+    result = x1.new_empty(x1.shape)
+    pairs = x1.new_empty((x2.shape[-2], *x1.shape)) if result.numel() else None
+    del pairs, held
+    return result
+
+
+@kernel("_pdist_backward")
+def pdist_backward(grad: torch.Tensor, self: torch.Tensor, p: float, pdist: torch.Tensor) -> torch.Tensor:
+    """The same within one set."""
+    result = torch.empty_like(self, memory_format=torch.contiguous_format)
+    pairs = self.new_empty((self.shape[0] - 1, *result.shape)) if p and self.numel() else None
+    del pairs
+    return result

@@ -1,0 +1,81 @@
+"""What every byte is for: categories that sum to the peak, modules, phases, steps and the script's lines."""
+
+import pytest
+
+import tonnage
+from tonnage.ledger import Category
+from tonnage.recording import Recording
+
+
+def train(steps: int = 2) -> None:
+    import torch
+
+    model = torch.nn.Sequential(torch.nn.Linear(1024, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 512)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(steps):
+        batch = torch.randn(4096, 1024).to("cuda")
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.fixture(scope="module")
+def recording() -> Recording:
+    with tonnage.virtual_gpu("h200", torch="2.11") as gpu:
+        train()
+        return gpu.recording
+
+
+def test_categories_sum_to_the_peak(recording: Recording) -> None:
+    assert recording.ledger().total_bytes == recording.peak_allocated_bytes
+
+
+def test_parameters_and_states_are_counted_to_the_block(recording: Recording) -> None:
+    ledger = recording.ledger()
+    weights = 4 * (1024 * 2048 + 2048 * 512) + 4 * (2048 + 512)
+    assert ledger[Category.PARAMETERS] == weights
+    steps = 4 * 512  # four step counters on the host cost nothing on the device; states are two copies
+    assert 2 * weights <= ledger[Category.OPTIMIZER_STATES] <= 2 * weights + steps
+    assert ledger[Category.INPUTS] == 4 * 4096 * 1024
+    assert ledger[Category.ACTIVATIONS] > 0
+
+
+def test_modules_phases_and_steps(recording: Recording) -> None:
+    hidden = [a for a in recording.allocations if a.shape == (4096, 2048) and a.phase == "forward"]
+    assert {a.module for a in hidden} == {"0", "1"}
+    assert {a.step for a in hidden} == {1, 2}
+    backward = [a for a in recording.allocations if a.phase == "backward" and a.shape == (2048, 1024)]
+    assert {a.module for a in backward} == {"0"}
+    assert {a.category for a in backward} == {Category.GRADIENTS}
+
+
+def test_lines_are_the_scripts_own(recording: Recording) -> None:
+    assert {a.line.split(":")[0] for a in recording.allocations} == {"test_attribution.py"}
+
+
+def test_a_second_virtual_gpu_starts_empty() -> None:
+    for _ in range(2):
+        with tonnage.virtual_gpu("rtx-4090") as gpu:
+            import torch
+
+            assert gpu.allocated_bytes == 0
+            kept = torch.empty(1 << 20, device="cuda")
+            assert gpu.allocated_bytes == 4 << 20
+            assert torch.cuda.get_device_name() == "NVIDIA GeForce RTX 4090"
+            assert kept.is_cuda
+
+
+def test_outside_the_block_there_is_no_gpu() -> None:
+    import torch
+
+    with tonnage.virtual_gpu("h200"):
+        assert torch.cuda.is_available()
+    assert not torch.cuda.is_available()
+
+
+def test_out_of_memory_is_pytorchs_own_error() -> None:
+    import torch
+
+    with tonnage.virtual_gpu("rtx-4090"), pytest.raises(torch.OutOfMemoryError, match="Tried to allocate 40.00 GiB"):
+        torch.empty(10 << 30, device="cuda")

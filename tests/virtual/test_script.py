@@ -1,0 +1,86 @@
+"""Scripts as they come: failing, leaving, branching, forking, compiling. Their own words and status are kept."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from virtual_runs import SCRIPTS, run_tonnage
+
+
+def run(script: str, tmp_path: Path, *words: str) -> tuple[Any, dict[str, Any]]:
+    answer = tmp_path / "answer.json"
+    done = run_tonnage("run", "--gpu", "h200", "--json", str(answer), str(SCRIPTS / script), *words)
+    return done, json.loads(answer.read_text())
+
+
+def test_a_script_that_raises_keeps_its_traceback_and_status(tmp_path: Path) -> None:
+    done, said = run("raises.py", tmp_path)
+    assert done.returncode == 1
+    assert said["outcome"] == "error"
+    assert "ValueError: the data set is empty" in done.stderr
+    assert 'raises.py", line 6' in done.stderr
+    assert "tonnage/virtual" not in done.stderr  # our own frames are nobody's business
+    assert said["peak_allocated_bytes"] == 4 * 1024 * 1024
+
+
+def test_a_script_that_exits_keeps_its_status(tmp_path: Path) -> None:
+    done, said = run("exits.py", tmp_path)
+    assert done.returncode == 7
+    assert said["outcome"] == "error"
+    assert done.stdout.startswith("8.0\n")
+
+
+def test_a_script_that_halves_its_batch_does_just_that(tmp_path: Path) -> None:
+    done, said = run("halves_batch.py", tmp_path)
+    assert done.returncode == 0
+    assert said["outcome"] == "ok"
+    assert "batch 2097152" in done.stdout  # 2 x 64 GiB fit in 139.8, 2 x 128 do not
+
+
+def test_workers_fork_and_batches_are_pinned(tmp_path: Path) -> None:
+    done, said = run("loader_workers.py", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "seen 64" in done.stdout
+    assert said["outcome"] == "ok"
+
+
+def test_values_keep_a_script_on_its_normal_path(tmp_path: Path) -> None:
+    done, said = run("reads_values.py", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "rounds True" in done.stdout  # the loop ended, though nobody computes what it waits for
+    assert any("reads_values.py:16" in row["line"] for row in said["stand_ins"])
+
+
+def test_compiled_functions_run_eagerly_and_are_named(tmp_path: Path) -> None:
+    done, said = run("compiles.py", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert any(row["operator"] == "torch.compile" for row in said["not_modelled"])
+
+
+def test_an_operator_without_a_shape_rule_is_named_and_the_run_goes_on(tmp_path: Path) -> None:
+    done, said = run("own_operator.py", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "torch.Size([256, 256]) cuda:0" in done.stdout
+    assert any("mine::double" in row["operator"] for row in said["not_modelled"])
+
+
+def test_a_cuda_extension_gets_a_clear_word(tmp_path: Path) -> None:
+    done, said = run("cuda_extension.py", tmp_path)
+    assert done.returncode == 1
+    assert "CUDA extension of its own (mine)" in done.stderr
+    assert said["outcome"] == "error"
+
+
+@pytest.mark.parametrize(("script", "words"), [("lightning_fit.py", "steps 4"), ("accelerate_loop.py", "device cuda")])
+def test_trainers_of_others_run_unmodified(script: str, words: str, tmp_path: Path) -> None:
+    done, said = run(script, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert words in done.stdout
+    assert said["outcome"] == "ok"
+
+
+def test_a_missing_script_is_said_before_anything_runs(tmp_path: Path) -> None:
+    done = run_tonnage("run", "--gpu", "h200", str(tmp_path / "nothing.py"))
+    assert done.returncode == 2
+    assert "nothing.py" in done.stderr and "Traceback" not in done.stderr
