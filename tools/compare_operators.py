@@ -42,7 +42,9 @@ from typing import Any, TextIO
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(ROOT / "src")]
-GROUPS = sorted(p.stem for p in (ROOT / "tools" / "probe_cases").glob("*.py") if p.stem not in ("__init__", "process", "spec"))
+GROUPS = sorted(
+    p.stem for p in (ROOT / "tools" / "probe_cases").glob("*.py") if p.stem not in ("__init__", "process", "spec")
+)
 TRUTH = ROOT / "benchmarks" / "results" / "operators-h200-torch2.11.jsonl.gz"
 
 VERDICTS = ("exact", "same-peak", "different", "error", "no-truth")
@@ -104,7 +106,7 @@ def open_virtual_gpu(card: str, torch_version: str) -> Any:
     from tonnage.hardware import find_gpu
     from tonnage.virtual.session import Session
 
-    session = Session(find_gpu(card.removeprefix("NVIDIA ").lower()), torch_version)
+    session = Session(find_gpu(card.removeprefix("NVIDIA ").lower()), torch_version.split("+")[0])
     session.open()
     return session
 
@@ -118,15 +120,13 @@ def build_native_half() -> None:
     native_library(Path(torch.origin).parent)
 
 
-def selected(groups: list[str], word: str) -> Iterator[tuple[str, int, Any]]:
-    """The cases of the groups whose operator or note has the word (of a backward: of its forward)."""
+def chosen(file: Path) -> Iterator[tuple[str, int, Any]]:
+    """The cases that the file names: group, place in it, case."""
     import probe_operators
 
-    wanted = word.removesuffix(" backward")
-    for group in groups:
-        for index, case in enumerate(probe_operators.cases_of(group)):
-            if wanted in f"{case.op} [{case.note}]":
-                yield group, index, case
+    for group, indices in json.loads(file.read_text()).items():
+        cases = probe_operators.cases_of(group)
+        yield from ((group, index, cases[index]) for index in indices if index < len(cases))
 
 
 def work(options: argparse.Namespace, out: TextIO) -> None:
@@ -141,7 +141,7 @@ def work(options: argparse.Namespace, out: TextIO) -> None:
     gc.disable()
     share, shares = options.share
     parent = os.getppid()
-    for ordinal, (group, index, case) in enumerate(selected(options.groups, options.only)):
+    for ordinal, (group, index, case) in enumerate(chosen(options.cases)):
         if ordinal < options.start or ordinal % shares != share:
             continue
         if os.getppid() != parent:
@@ -206,14 +206,15 @@ def _how_it_died(code: int, errors: str) -> str:
     return f"{'HUNG' if hung else 'CRASHED'} (exit {code}): {' < '.join(frames[:3])[:400]}"
 
 
-def run_cases(options: argparse.Namespace, header: dict[str, Any]) -> dict[Key, dict[str, Any]]:
+def run_cases(truth: list[dict[str, Any]], header: dict[str, Any], jobs: int) -> dict[Key, dict[str, Any]]:
     """Every row that the virtual GPU gave, and one for each case that killed its process."""
-    arguments = ["--groups", ",".join(options.groups), "--only", options.only, "--jobs", str(options.jobs)]
-    arguments += ["--card", header["card"], "--torch", ".".join(header["torch"].split(".")[:2])]
     rows: dict[Key, dict[str, Any]] = {}
     build_native_half()
     with tempfile.TemporaryDirectory() as folder:
-        workers = running = [Worker(share, Path(folder), arguments) for share in range(options.jobs)]
+        cases = Path(folder) / "cases.json"
+        cases.write_text(json.dumps({g: sorted({r["index"] for r in truth if r["group"] == g}) for g in GROUPS}))
+        arguments = ["--cases", str(cases), "--jobs", str(jobs), "--card", header["card"], "--torch", header["torch"]]
+        workers = running = [Worker(share, Path(folder), arguments) for share in range(jobs)]
         while running := [w for w in running if not w.done()]:
             time.sleep(0.05)
         for worker in workers:
@@ -270,7 +271,9 @@ def settled(events: Events) -> Events:
 
 def compare(real: dict[str, Any], virtual: dict[str, Any] | None) -> Compared:
     """The verdict of one row."""
-    result = Compared(real["group"], real["index"], real["op"], real["case"], "no-truth", args=real["args"], real=real["events"])
+    result = Compared(
+        real["group"], real["index"], real["op"], real["case"], "no-truth", args=real["args"], real=real["events"]
+    )
     if real["error"]:
         result.error = real["error"]
         return result
@@ -338,7 +341,10 @@ def compare_all(truth: list[dict[str, Any]], rows: dict[Key, dict[str, Any]]) ->
         forward = rows.get((*place, real["op"].removesuffix(" backward")), rows.get((*place, "")))
         results.append(compare(real, rows.get((*place, real["op"]), forward if forward and forward["error"] else None)))
     if gone:
-        print(f"{len(gone)} rows of the truth are not among the cases any more: {'; '.join(gone[:3])} ...", file=sys.stderr)
+        print(
+            f"{len(gone)} rows of the truth are not among the cases any more: {'; '.join(gone[:3])} ...",
+            file=sys.stderr,
+        )
     return results
 
 
@@ -354,7 +360,9 @@ def _event_text(event: list[Any], with_operator: bool) -> str:
 
 def side_by_side(real: Events, virtual: Events) -> list[str]:
     """Both sequences, aligned; long equal runs are shortened."""
-    matcher = difflib.SequenceMatcher(None, [tuple(e[:2]) for e in real], [tuple(e[:2]) for e in virtual], autojunk=False)
+    matcher = difflib.SequenceMatcher(
+        None, [tuple(e[:2]) for e in real], [tuple(e[:2]) for e in virtual], autojunk=False
+    )
     lines: list[str] = []
     for tag, a, b, c, d in matcher.get_opcodes():
         left = [_event_text(e, False) for e in real[a:b]]
@@ -404,7 +412,9 @@ def print_operators(results: list[Compared]) -> None:
         by_op[row.group, row.op].append(row)
     table = [(key, rows, _worst(rows)) for key, rows in by_op.items() if any(r.verdict in VERDICTS[1:4] for r in rows)]
     print(f"\n{'operator':60}" + "".join(f"{v:>10}" for v in VERDICTS[:4]) + "   worst peak, left difference, at case")
-    for (group, op), rows, (peak, left, at) in sorted(table, key=lambda t: (t[0][0], -abs(t[2][0]) - abs(t[2][1]), t[0][1])):
+    for (group, op), rows, (peak, left, at) in sorted(
+        table, key=lambda t: (t[0][0], -abs(t[2][0]) - abs(t[2][1]), t[0][1])
+    ):
         counts = collections.Counter(r.verdict for r in rows)
         bytes_text = f"{peak:+,} {left:+,} at {at}" if counts["different"] else ""
         print(f"{f'{group}  {op}'[:60]:60}" + "".join(f"{counts[v]:>10}" for v in VERDICTS[:4]) + f"   {bytes_text}")
@@ -423,7 +433,9 @@ def print_errors(results: list[Compared]) -> None:
             by_error[row.error[:150]].append(row)
     for error, rows in sorted(by_error.items(), key=lambda item: -len(item[1])):
         operators = collections.Counter(r.op.removesuffix(" backward") for r in rows)
-        print(f"\n{len(rows):6} rows raised {error}\n{'':7}first at {rows[0].group} {rows[0].index}: {', '.join(operators)[:200]}")
+        print(
+            f"\n{len(rows):6} rows raised {error}\n{'':7}first at {rows[0].group} {rows[0].index}: {', '.join(operators)[:200]}"
+        )
 
 
 def print_unmodelled(results: list[Compared]) -> None:
@@ -461,16 +473,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--truth", type=Path, default=TRUTH, help="operators.jsonl.gz of the probe")
     parser.add_argument("--groups", default=",".join(GROUPS), help="comma-separated groups of cases")
     parser.add_argument("--only", default="", metavar="WORD", help="rows whose `operator [note]` has this text")
-    parser.add_argument("--limit", type=int, default=0, help="show so many examples, one for each operator (with --verbose: rows)")
+    parser.add_argument(
+        "--limit", type=int, default=0, help="show so many examples, one for each operator (with --verbose: rows)"
+    )
     parser.add_argument("--verbose", action="store_true", help="show every row that is not exact, side by side")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write every row with its verdict")
-    parser.add_argument("--fail-above", type=int, metavar="N", help="exit 1 if more than N rows are different or errors")
+    parser.add_argument(
+        "--fail-above", type=int, metavar="N", help="exit 1 if more than N rows are different or errors"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     parser.add_argument("--share", type=int, help=argparse.SUPPRESS)
-    for hidden in ("--card", "--torch"):
-        parser.add_argument(hidden, help=argparse.SUPPRESS)
     parser.add_argument("--start", type=int, default=0, help=argparse.SUPPRESS)
-    parser.add_argument("--part", type=Path, help=argparse.SUPPRESS)
+    for hidden, kind in (("--card", str), ("--torch", str), ("--part", Path), ("--cases", Path)):
+        parser.add_argument(hidden, type=kind, help=argparse.SUPPRESS)
     return parser
 
 
@@ -485,7 +500,7 @@ def main() -> int:
     header, truth = read_truth(options.truth, options.groups, options.only)
     if not truth:
         parser.error(f"no row has {options.only!r} in its operator or note")
-    results = compare_all(truth, run_cases(options, header))
+    results = compare_all(truth, run_cases(truth, header, options.jobs))
     report(results, options)
     if options.json:
         options.json.write_text(json.dumps([asdict(r) for r in results]))

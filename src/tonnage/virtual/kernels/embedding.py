@@ -56,7 +56,7 @@ def embedding_bag(
 @kernel("embedding_renorm_")
 def embedding_renorm(self: torch.Tensor, indices: torch.Tensor, max_norm: float, norm_type: float) -> torch.Tensor:
     """The rows in use are found by sorting the indices."""
-    ordered = indices.contiguous().view(-1).sort()[0]
+    ordered = indices.contiguous().sort()[0].contiguous()
     unique, count = torch.empty_like(ordered), torch.empty((), dtype=torch.int64, device=self.device)
     storage = scratch(select_unique_bytes(ordered.numel(), ordered.element_size()), self)
     del storage, count, unique, ordered
@@ -117,3 +117,21 @@ def _accumulates_in_place(segments: int, parts: int, width: int) -> bool:
     return blocks < device.gpu.sm_count * BLOCKS_PER_MULTIPROCESSOR and parts > blocks * 4
 
 
+
+
+@kernel("_embedding_bag_backward")
+def embedding_bag_backward(
+    grad: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, offset2bag: torch.Tensor, bag_size: torch.Tensor,
+    maximum_indices: torch.Tensor, num_weights: int, scale_grad_by_freq: bool, mode: int, sparse: bool,
+    per_sample_weights: torch.Tensor | None, padding_idx: int = -1,
+) -> torch.Tensor:  # fmt: skip
+    """To the dense or the sparse gradient."""
+    dtype = torch.promote_types(indices.dtype, offsets.dtype)
+    indices, offsets = indices.to(dtype), offsets.to(dtype)
+    if sparse:
+        return torch.ops.aten._embedding_bag_sparse_backward(  # type: ignore[no-any-return]
+            grad, indices, offsets, offset2bag, bag_size, num_weights, scale_grad_by_freq, mode, per_sample_weights, padding_idx
+        )
+    return torch.ops.aten._embedding_bag_dense_backward(  # type: ignore[no-any-return]
+        grad, indices, offset2bag, bag_size, maximum_indices, num_weights, scale_grad_by_freq, mode, per_sample_weights, padding_idx
+    )

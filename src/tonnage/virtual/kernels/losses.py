@@ -194,3 +194,20 @@ def pdist_backward(grad: torch.Tensor, self: torch.Tensor, p: float, pdist: torc
     pairs = self.new_empty((self.shape[0] - 1, *result.shape)) if p and self.numel() else None
     del pairs
     return result
+
+
+# Negative log likelihood of images
+
+
+@kernel("nll_loss2d_forward")
+def nll_loss2d_forward(
+    self: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int, ignore_index: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sum of weights comes first."""
+    total_weight = self.new_empty(())
+    output = self.new_empty((self.shape[0], *self.shape[2:]) if reduction == NONE else ())
+    if reduction != NONE:
+        held = [self.contiguous(), target.contiguous()]
+        while held:
+            held.pop()
+    return output, total_weight

@@ -124,13 +124,35 @@ struct Traits {
   bool overwrites = false;        // in place, but never reads what it overwrites
   const char* library = nullptr;  // "cublas", ...: whose workspace it needs
   bool values = true;             // whether to try known values
-  bool backwards = false;         // allocates its outputs last to first
+  bool in_place = false;          // only writes into its arguments: there is nothing to allocate
+  bool each_alike = false;        // a list in, a list of the same shapes out
+  const c10::SafeKernelFunction* shape_rule = nullptr;   // PyTorch's own in C++, where there is one
 };
 
 std::mutex traits_lock;
 std::unordered_map<std::string, std::string> libraries;
 std::unordered_set<std::string> valueless_operators;
-std::unordered_set<std::string> backwards_operators;
+
+// Importing torch replaces many shape rules by slower ones in Python; those that were there before are kept here.
+std::unordered_map<std::string, c10::SafeKernelFunction>& native_shape_rules() {
+  static auto* rules = new std::unordered_map<std::string, c10::SafeKernelFunction>;
+  return *rules;
+}
+
+bool only_writes(const c10::OperatorHandle& op, const Traits& traits) {
+  const auto& name = op.schema().name();
+  if (name.back() != '_' || op.hasTag(at::Tag::inplace_view)) return false;
+  if (op.schema().returns().empty()) return name.rfind("aten::_foreach_", 0) == 0;
+  return op.schema().returns().size() == 1 && traits.written[0] && !traits.out[0];
+}
+
+bool maps_each_alike(const std::string& name) {
+  static const std::unordered_set<std::string> names = {
+      "aten::_foreach_sqrt", "aten::_foreach_neg", "aten::_foreach_exp", "aten::_foreach_abs", "aten::_foreach_reciprocal",
+      "aten::_foreach_add", "aten::_foreach_sub", "aten::_foreach_mul", "aten::_foreach_div", "aten::_foreach_addcmul",
+      "aten::_foreach_addcdiv", "aten::_foreach_lerp", "aten::_foreach_maximum", "aten::_foreach_clamp_min"};
+  return names.count(name) > 0;
+}
 
 Traits inspect(const c10::OperatorHandle& op) {
   static const std::unordered_set<std::string> overwriting = {
@@ -148,7 +170,10 @@ Traits inspect(const c10::OperatorHandle& op) {
   auto library = libraries.find(schema.name());
   if (library != libraries.end()) traits.library = library->second.c_str();
   traits.values = !valueless_operators.count(schema.name());
-  traits.backwards = backwards_operators.count(schema.name()) > 0;
+  auto rule = native_shape_rules().find(c10::toString(op.operator_name()));
+  if (rule != native_shape_rules().end()) traits.shape_rule = &rule->second;
+  traits.in_place = only_writes(op, traits);
+  traits.each_alike = maps_each_alike(schema.name());
   return traits;
 }
 
@@ -303,7 +328,9 @@ Outcome run_on_shapes(const c10::OperatorHandle& op, const Traits& traits, Stack
     return is_device(t) || t.dim() > 0 ? as_meta(t) : t;
   });
   BelowAutograd below;
-  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), &arguments);
+  const c10::DispatchKeySet meta(c10::DispatchKey::Meta);
+  if (traits.shape_rule) traits.shape_rule->callBoxed(op, meta, &arguments);
+  else op.redispatchBoxed(meta, &arguments);
   return {std::move(stands), false};
 }
 
@@ -331,6 +358,38 @@ void tell_unmodelled(const c10::OperatorHandle& op, const std::string& why) {
   PyGILState_Release(state);
 }
 
+// Nothing is asked of a slow shape rule where the answer is plain.
+bool needs_no_rule(const Traits& traits, Stack& arguments) {
+  if (traits.shape_rule || !traits.in_place) return false;
+  for (size_t i = 0; i < arguments.size(); ++i)
+    if (traits.written[i]) for_tensors(arguments[i], [](const Tensor& t) { forget(t); });
+  arguments.resize(arguments[0].isTensor() ? 1 : 0);
+  return true;
+}
+
+// What a list of dense floating-point tensors is mapped to is alike, whatever the other operands.
+bool map_each(const Traits& traits, Stack& arguments) {
+  if (!traits.each_alike) return false;
+  bool plain = true;
+  for (const auto& value : arguments)
+    for_tensors(value, [&](const Tensor& t) {
+      plain &= is_device(t) && at::isFloatingType(t.scalar_type()) && t.is_non_overlapping_and_dense();
+    });
+  const auto inputs = arguments[0].toTensorVector();
+  for (size_t i = 1; i < arguments.size() && plain; ++i) {
+    if (!arguments[i].isTensorList()) continue;
+    const auto others = arguments[i].toTensorVector();
+    for (size_t k = 0; k < others.size() && plain; ++k)
+      plain &= others.size() == inputs.size() && others[k].sizes() == inputs[k].sizes() &&
+               others[k].scalar_type() == inputs[k].scalar_type();
+  }
+  if (!plain) return false;
+  c10::List<Tensor> outputs;
+  for (const Tensor& t : inputs) outputs.push_back(device_empty_strided(t.sizes(), t.strides(), t.scalar_type()));
+  arguments = {IValue(std::move(outputs))};
+  return true;
+}
+
 Outcome learn(const c10::OperatorHandle& op, const Traits& traits, Stack& arguments) {
   if (values_are_known(traits, arguments)) {
     Stack attempt(arguments);
@@ -341,6 +400,7 @@ Outcome learn(const c10::OperatorHandle& op, const Traits& traits, Stack& argume
     } catch (const c10::NotImplementedError&) {
     }
   }
+  if (map_each(traits, arguments) || needs_no_rule(traits, arguments)) return {{}, false};
   Stack attempt(arguments);
   try {
     Outcome outcome = run_on_shapes(op, traits, attempt);
@@ -382,11 +442,8 @@ void compute(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
     if (!outcome.known) forget(stand.original);
     else if (is_device(stand.original) && !is_known(stand.original)) adopt_shadow(stand.original, stand.stand);
   }
-  if (traits.backwards) std::reverse(arguments.begin(), arguments.end());
-  for (auto& result : arguments)
-    result = map_tensors(result, [&](const Tensor& t) { return bring_back(t, outcome.stands, outcome.known); });
-  if (traits.backwards) std::reverse(arguments.begin(), arguments.end());
-  for (auto& result : arguments) stack->push_back(std::move(result));
+  for (const auto& result : arguments)
+    stack->push_back(map_tensors(result, [&](const Tensor& t) { return bring_back(t, outcome.stands, outcome.known); }));
   if (traits.library) use_library_once(traits.library, 0);
 }
 
@@ -499,6 +556,16 @@ at::Scalar local_scalar(const Tensor& self) {
   if (self.scalar_type() == at::kBool) return value != 0.0;
   if (at::isIntegralType(self.scalar_type(), false)) return static_cast<int64_t>(value);
   return value;
+}
+
+// The mask is made before the output.
+std::tuple<Tensor, Tensor> native_dropout(const Tensor& self, double p, std::optional<bool> train) {
+  BelowAutograd below;
+  const bool copies = train.has_value() && !*train;
+  Tensor output = copies ? self.clone() : Tensor();
+  Tensor mask = at::empty_like(self, self.options().dtype(at::kBool));
+  if (!copies) output = at::empty_like(self);
+  return {output, mask};
 }
 
 Tensor& set_storage(Tensor& self, c10::Storage source, int64_t offset, c10::IntArrayRef size, c10::IntArrayRef stride) {
@@ -765,6 +832,7 @@ void register_native(torch::Library& aten) {
   aten.impl("empty_strided", TORCH_FN(empty_strided));
   aten.impl("resize_", TORCH_FN(resize_));
   aten.impl("copy_", TORCH_FN(copy_));
+  aten.impl("native_dropout", TORCH_FN(native_dropout));
   aten.impl("_local_scalar_dense", TORCH_FN(local_scalar));
   aten.impl("set_.source_Storage_storage_offset", TORCH_FN(set_storage));
   aten.impl("set_.source_Storage", TORCH_FN(set_whole_storage));
@@ -803,6 +871,16 @@ void tonnage_listen(PyObject* unknown, PyObject* unmodelled, PyObject* library) 
   on_library = library;
 }
 
+// To be called before torch is imported; see native_shape_rules.
+void tonnage_keep_shape_rules() {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    auto op = dispatcher.findSchema(name);
+    if (op && op->hasKernelForDispatchKey(c10::DispatchKey::Meta))
+      native_shape_rules().emplace(c10::toString(name), op->getComputedKernelForDispatchKey(c10::DispatchKey::Meta));
+  }
+}
+
 // `computed`: operators (one a line) that run through `compute` on the CUDA key; `plain`: all that CUDA implements, which
 // a Python kernel may ask for by redispatching to kPlain.
 void tonnage_register(const char* computed, const char* plain) {
@@ -838,9 +916,8 @@ void tonnage_register_host(const char* fills, const char* derives) {
   override_host(host, "copy_", torch::CppFunction::makeFromBoxedFunction<&host_copy>());
 }
 
-// "name library" a line; the operators whose values are never worked out; those that allocate their outputs backwards.
-void tonnage_set_libraries(const char* pairs, const char* without_values, const char* backwards) {
-  each_line(backwards, [&](const std::string& name) { backwards_operators.insert(name); });
+// "name library" a line; and the operators whose values are never worked out.
+void tonnage_set_libraries(const char* pairs, const char* without_values) {
   each_line(pairs, [&](const std::string& line) {
     const auto space = line.find(' ');
     libraries[line.substr(0, space)] = line.substr(space + 1);

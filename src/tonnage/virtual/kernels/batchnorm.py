@@ -1,0 +1,211 @@
+"""Batch normalisation: cuDNN's and PyTorch's own, forward and backward.
+
+Which of the two runs is PyTorch's choice, made in its own code. cuDNN's workspace for channels last was measured on an H200
+(cuDNN 9.19) and follows the formula below for 64 channels and more; with fewer it is within a few hundred bytes. It has none
+for contiguous inputs.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tonnage.virtual.kernels.convolution import suggested_format
+from tonnage.virtual.kernels.registry import kernel, scratch
+from tonnage.virtual.session import active
+
+Maybe = Tensor | None
+
+MAX_BLOCK = 512
+TILE_WIDTH = 32
+ELEMENTS_PER_THREAD = 16
+MAX_ROWS_OF_BLOCKS = 128
+LEAST_ROWS_WORTH_A_GRID = 8
+INDEX_LIMIT = 2**31
+
+
+def _statistics_type(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _is_fast_last(x: Tensor) -> bool:
+    """Whether PyTorch's kernels for channels last take it: also a matrix, whose channels are its last dimension."""
+    layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
+    last = layout is not None and x.is_contiguous(memory_format=layout)
+    return last or (x.is_contiguous() and x.stride(1) == 1)
+
+
+def _way(x: Tensor) -> str:
+    if x.numel() >= INDEX_LIMIT:
+        return "general"
+    if x.is_contiguous():
+        return "channels_last" if x.stride(1) == 1 else "contiguous"
+    return "channels_last" if x.dim() == 4 and _is_fast_last(x) else "general"
+
+
+# ---- PyTorch's own
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Blocks of a reduction over everything but the channels."""
+
+    columns: int
+    rows: int
+
+
+def reduction_grid(length: int, channels: int) -> Grid:
+    """As PyTorch lays the reduction out; one row means that no block waits for another."""
+    block_x = min(_last_power(channels), TILE_WIDTH)
+    block_y = min(_last_power(-(-length // ELEMENTS_PER_THREAD)), MAX_BLOCK // block_x)
+    if block_x * block_y != MAX_BLOCK:
+        block_x = min(_last_power(channels), MAX_BLOCK // block_y)
+    rows = min(-(-length // (block_y * ELEMENTS_PER_THREAD)), MAX_ROWS_OF_BLOCKS)
+    return Grid(-(-channels // block_x), 1 if rows < LEAST_ROWS_WORTH_A_GRID else rows)
+
+
+def _last_power(number: int) -> int:
+    return 1 << (max(number, 1).bit_length() - 1)
+
+
+def _between_blocks(x: Tensor, values: int) -> None:
+    """What blocks hand each other: partial results, and a counter for each column of blocks."""
+    channels = x.shape[1]
+    grid = reduction_grid(x.numel() // channels, channels)
+    if grid.rows == 1:
+        return
+    staging = torch.empty(values * channels * grid.rows, dtype=_statistics_type(x), device=x.device)
+    counters = torch.empty(grid.columns, dtype=torch.int32, device=x.device)
+    del counters, staging
+
+
+def _statistics(x: Tensor) -> None:
+    way = _way(x)
+    if way == "channels_last":
+        _between_blocks(x, 4)
+    elif way == "general" and x.dtype == torch.bfloat16:
+        torch.empty(x.shape, dtype=_statistics_type(x), device=x.device)
+
+
+def _per_channel(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    return torch.empty(x.shape[1], dtype=dtype or _statistics_type(x), device=x.device)
+
+
+@kernel("native_batch_norm", "_native_batch_norm_legit")
+def native_batch_norm(
+    input: Tensor, weight: Maybe, bias: Maybe, running_mean: Maybe, running_var: Maybe, training: bool, momentum: float, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The output, two statistics, then what the reduction needs."""
+    output = torch.empty_like(input)
+    mean, deviation = _per_channel(input), _per_channel(input)
+    if training:
+        _statistics(input)
+    return output, mean, deviation
+
+
+@kernel("batch_norm_stats")
+def batch_norm_stats(input: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The first half of a synchronised batch norm."""
+    mean, deviation = _per_channel(input), _per_channel(input)
+    if _is_fast_last(input):
+        _between_blocks(input, 4)
+    return mean, deviation
+
+
+@kernel("batch_norm_backward_reduce")
+def batch_norm_backward_reduce(
+    grad_out: Tensor, input: Tensor, mean: Tensor, invstd: Tensor, weight: Maybe, input_g: bool, weight_g: bool, bias_g: bool
+) -> tuple[Maybe, Maybe, Maybe, Maybe]:
+    """Two sums for the input's gradient, and the gradients of weight and bias."""
+    last = _is_fast_last(grad_out) and _is_fast_last(input) and grad_out.numel() < INDEX_LIMIT
+    dtype = weight.dtype if weight is not None else mean.dtype
+    sums = (torch.empty_like(mean), torch.empty_like(mean)) if input_g or last else (None, None)
+    if last and weight is None:
+        gradients: tuple[Maybe, Maybe] = (mean.new_empty(0), mean.new_empty(0))
+    else:
+        gradients = tuple(_per_channel(input, dtype) if wanted or last else None for wanted in (weight_g, bias_g))  # type: ignore[assignment]
+    if last:
+        _between_blocks(input, 2)
+    return *sums, *gradients
+
+
+def _gradient_of_input(grad_out: Tensor, x: Tensor, training: bool) -> Tensor:
+    way = _way(x) if _way(x) == _way(grad_out) else "general"
+    if training and way != "general":
+        return torch.empty_like(x, memory_format=suggested_format(x) if way == "channels_last" else torch.contiguous_format)
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+@kernel("native_batch_norm_backward")
+def native_batch_norm_backward(
+    grad_out: Tensor, input: Tensor, weight: Maybe, running_mean: Maybe, running_var: Maybe, save_mean: Maybe, save_invstd: Maybe,
+    train: bool, eps: float, output_mask: list[bool],
+) -> tuple[Maybe, Maybe, Maybe]:  # fmt: skip
+    """Fused where channels are not last, in two steps elsewhere."""
+    reduces = train or output_mask[1] or output_mask[2]
+    small = max(input.numel(), grad_out.numel()) < INDEX_LIMIT
+    if reduces and output_mask[0] and not _is_fast_last(input) and small:
+        return _fused_backward(input, weight, output_mask)
+    mean = save_mean if save_mean is not None and save_mean.numel() else running_mean
+    deviation = save_invstd if save_invstd is not None and save_invstd.numel() else _per_channel(input)
+    sum_dy = sum_dy_xmu = to_weight = to_bias = None
+    if reduces:
+        known = mean if mean is not None and mean.dtype == _statistics_type(input) else _per_channel(input)
+        sum_dy, sum_dy_xmu, to_weight, to_bias = batch_norm_backward_reduce(
+            grad_out, input, known, deviation, weight, *output_mask
+        )  # fmt: skip
+    to_input = _gradient_of_input(grad_out, input, train) if output_mask[0] else None
+    del sum_dy_xmu, sum_dy, deviation
+    return to_input, to_weight if output_mask[1] else None, to_bias if output_mask[2] else None
+
+
+def _fused_backward(x: Tensor, weight: Maybe, mask: list[bool]) -> tuple[Maybe, Maybe, Maybe]:
+    to_input = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    dtype = weight.dtype if weight is not None else None
+    return to_input, _per_channel(x, dtype) if mask[1] else None, _per_channel(x, dtype) if mask[2] else None
+
+
+# ---- cuDNN
+
+
+def cudnn_workspace_bytes(x: Tensor, backward: bool) -> int:
+    """Partial sums of tiles of rows; only where channels are last."""
+    if suggested_format(x) == torch.contiguous_format:
+        return 0
+    channels = x.shape[1]
+    columns = -(-channels // 64)
+    rows = (96 if backward else 64 if x.element_size() == 4 else 160) * min(channels, 64) // 64
+    tiles = -(-x.numel() // channels // max(rows, 1))
+    counters = 0 if backward else 4 * columns * tiles + 16
+    return 8 * channels * tiles + counters + 1056 + 4 * columns
+
+
+@kernel("cudnn_batch_norm")
+def cudnn_batch_norm(
+    input: Tensor, weight: Tensor, bias: Maybe, running_mean: Maybe, running_var: Maybe, training: bool,
+    exponential_average_factor: float, epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Statistics and workspace only while training; the reserve space is empty without a fused activation."""
+    active().device.use("cudnn")
+    output = torch.empty_like(input, memory_format=suggested_format(input))
+    reserve = torch.empty(0, dtype=torch.uint8, device=input.device)
+    if not training:
+        return output, weight.new_empty(0), weight.new_empty(0), reserve
+    mean, deviation = torch.empty_like(weight), torch.empty_like(weight)
+    scratch(cudnn_workspace_bytes(input, False), input)
+    return output, mean, deviation, reserve
+
+
+@kernel("cudnn_batch_norm_backward")
+def cudnn_batch_norm_backward(
+    input: Tensor, grad_output: Tensor, weight: Tensor, running_mean: Maybe, running_var: Maybe, save_mean: Maybe, save_var: Maybe,
+    epsilon: float, reserveSpace: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """All three gradients, in the input's layout."""
+    layout = suggested_format(input)
+    laid_grad = grad_output.contiguous(memory_format=layout)
+    to_input = torch.empty(input.shape, dtype=input.dtype, device=input.device, memory_format=layout)
+    to_weight, to_bias = torch.empty_like(weight), torch.empty_like(weight)
+    scratch(cudnn_workspace_bytes(input, True), input)
+    del laid_grad
+    return to_input, to_weight, to_bias

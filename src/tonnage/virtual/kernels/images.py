@@ -1,0 +1,86 @@
+"""Images: resizing, and columns of windows (`unfold`, `fold`).
+
+Resizing copies what is laid out channels last, except where a kernel for that layout exists. Columns are written into a
+tensor that starts out as large as the input, so what comes out may keep more bytes than it needs.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tonnage.virtual.kernels.convolution import suggested_format
+from tonnage.virtual.kernels.pooling import contiguous_like
+from tonnage.virtual.kernels.registry import kernel, plain
+
+aten = torch.ops.aten
+
+# Channels from which on the kernels for channels last are used.
+LEAST_CHANNELS = 4
+
+
+def _forward_through_copies(name: str, native_channels_last: bool) -> None:
+    shape_rule = plain(getattr(aten, name).default)
+
+    @kernel(name)
+    def forward(self: Tensor, *rest: Any, **options: Any) -> Tensor:
+        output: Tensor = shape_rule(self, *rest, **options)
+        if not (native_channels_last and _takes_channels_last(self)):
+            first, laid = contiguous_like(output), self.contiguous()
+            del laid, first
+        return output
+
+
+def _backward_through_copies(name: str, native_channels_last: bool, copies_result: bool) -> None:
+    shape_rule = plain(getattr(aten, name).default)
+
+    @kernel(name)
+    def backward(grad_output: Tensor, *rest: Any, **options: Any) -> Tensor:
+        result: Tensor = shape_rule(grad_output, *rest, **options)
+        if not (native_channels_last and _takes_channels_last(grad_output)):
+            first = contiguous_like(result) if copies_result else None
+            laid = grad_output.contiguous()
+            del laid, first
+        return result
+
+
+def _takes_channels_last(tensor: Tensor) -> bool:
+    return suggested_format(tensor) == torch.channels_last and tensor.shape[1] >= LEAST_CHANNELS
+
+
+for _name in ("upsample_nearest2d", "_upsample_nearest_exact2d"):
+    _forward_through_copies(_name, native_channels_last=True)
+    _backward_through_copies(f"{_name}_backward", native_channels_last=True, copies_result=True)
+for _name in ("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"):
+    _forward_through_copies(_name, native_channels_last=False)
+    _backward_through_copies(f"{_name}_backward", native_channels_last=False, copies_result=False)
+_backward_through_copies("upsample_bilinear2d_backward", native_channels_last=True, copies_result=True)
+_backward_through_copies("upsample_bicubic2d_backward", native_channels_last=False, copies_result=False)
+
+
+def _into_shape_of_input(x: Tensor, shape: list[int]) -> Tensor:
+    """A tensor that was made as large as the input before it took its own shape."""
+    output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    laid = x.contiguous()
+    output.resize_(shape)
+    del laid
+    return output
+
+
+@kernel("im2col")
+def im2col(self: Tensor, kernel_size: list[int], dilation: list[int], padding: list[int], stride: list[int]) -> Tensor:
+    """`unfold`: one column for each place of the window."""
+    places = 1
+    for side, length, step, pad, move in zip(self.shape[-2:], kernel_size, dilation, padding, stride, strict=True):
+        places *= (side + 2 * pad - step * (length - 1) - 1) // move + 1
+    rows = self.shape[-3] * kernel_size[0] * kernel_size[1]
+    return _into_shape_of_input(self, [*self.shape[:-3], rows, places])
+
+
+@kernel("col2im")
+def col2im(
+    self: Tensor, output_size: list[int], kernel_size: list[int], dilation: list[int], padding: list[int], stride: list[int]
+) -> Tensor:
+    """`fold`, and the gradient of `unfold`."""
+    channels = self.shape[-2] // (kernel_size[0] * kernel_size[1])
+    return _into_shape_of_input(self, [*self.shape[:-2], channels, *output_size])

@@ -1,0 +1,115 @@
+"""Layer, RMS and group normalisation: copies of inputs that are not contiguous, and partial sums of the weights' gradients.
+
+Batch normalisation goes through cuDNN and lives with the convolutions.
+"""
+
+from math import prod
+from typing import Any
+
+import torch
+
+from tonnage.virtual.kernels.registry import kernel, plain
+
+Tensors = tuple[Any, ...]
+
+_LAYER_NORM_BACKWARD = plain(torch.ops.aten.native_layer_norm_backward.default)
+_RMS_NORM = plain(torch.ops.aten._fused_rms_norm.default)
+_RMS_NORM_BACKWARD = plain(torch.ops.aten._fused_rms_norm_backward.default)
+_GROUP_NORM = plain(torch.ops.aten.native_group_norm.default)
+_GROUP_NORM_BACKWARD = plain(torch.ops.aten.native_group_norm_backward.default)
+
+_MANY_ROWS = 64 * 1024
+_GRID = 64 * 1024 // 2
+
+
+@kernel("native_layer_norm")
+def native_layer_norm(input: Any, normalized_shape: list[int], weight: Any, bias: Any, eps: float) -> Tensors:
+    rows = input.contiguous()
+    shape = [*input.shape[: input.dim() - len(normalized_shape)], *[1] * len(normalized_shape)]
+    statistics = torch.float32 if input.dtype in (torch.float16, torch.bfloat16) else input.dtype
+    output = torch.empty(rows.shape, dtype=rows.dtype, device=rows.device)
+    return output, *(torch.empty(shape, dtype=statistics, device=rows.device) for _ in range(2))
+
+
+@kernel("_fused_rms_norm")
+def fused_rms_norm(input: Any, normalized_shape: list[int], weight: Any, eps: float | None) -> Tensors:
+    rows = input.contiguous()
+    return tuple(_RMS_NORM(rows, normalized_shape, weight, eps))
+
+
+@kernel("native_layer_norm_backward")
+def native_layer_norm_backward(
+    grad_out: Any, input: Any, normalized_shape: list[int], mean: Any, rstd: Any, weight: Any, bias: Any,
+    output_mask: list[bool],
+) -> Tensors:  # fmt: skip
+    rows = input.contiguous()
+    outputs = _LAYER_NORM_BACKWARD(grad_out, rows, normalized_shape, mean, rstd, weight, bias, output_mask)
+    return outputs[0], *_sum_in_parts(input, normalized_shape, list(outputs[1:]))
+
+
+@kernel("_fused_rms_norm_backward")
+def fused_rms_norm_backward(
+    grad_out: Any, input: Any, normalized_shape: list[int], rstd: Any, weight: Any, output_mask: list[bool]
+) -> Tensors:
+    rows = input.contiguous()
+    outputs = _RMS_NORM_BACKWARD(grad_out, rows, normalized_shape, rstd, weight, output_mask)
+    return outputs[0], *_sum_in_parts(input, normalized_shape, list(outputs[1:]))
+
+
+def gradient_parts(rows: int, width: int, sm_count: int) -> int:
+    """Into how many parts the sum over rows is cut where there are many rows and few columns; 1: not at all."""
+    if rows <= _MANY_ROWS or width // 32 >= sm_count // 2:
+        return 1
+    return min(_GRID // -(-width // 32), -(-rows // 32))
+
+
+def _sum_in_parts(input: torch.Tensor, normalized_shape: list[int], grads: list[Any]) -> list[Any]:
+    """Where the sum is cut, the gradient that was made is replaced by the sum over its parts."""
+    from tonnage.virtual.session import active
+
+    width = prod(normalized_shape)
+    rows = input.numel() // width if width else 0
+    parts = gradient_parts(rows, width, active().device.gpu.sm_count) if rows > _MANY_ROWS else 1
+    if parts == 1:
+        return grads
+    partial = [grad.new_empty(parts, grad.shape[-1]) if grad is not None else None for grad in grads]
+    for index, part in enumerate(partial):
+        if part is not None:
+            grads[index] = part.sum(0)
+    while partial:
+        partial.pop()
+    return grads
+
+
+@kernel("native_group_norm")
+def native_group_norm(
+    input: Any, weight: Any, bias: Any, N: int, C: int, HxW: int, group: int, eps: float
+) -> Tensors:
+    outputs = _GROUP_NORM(input, weight, bias, N, C, HxW, group, eps)
+    if N and HxW != 1 and (weight is not None or bias is not None):
+        scale, shift = _accumulator(input, N, C), _accumulator(input, N, C)
+        del shift, scale
+    return tuple(outputs)
+
+
+@kernel("native_group_norm_backward")
+def native_group_norm_backward(
+    grad_out: Any, input: Any, mean: Any, rstd: Any, weight: Any, N: int, C: int, HxW: int, group: int,
+    output_mask: list[bool],
+) -> Tensors:  # fmt: skip
+    outputs = _GROUP_NORM_BACKWARD(grad_out, input, mean, rstd, weight, N, C, HxW, group, output_mask)
+    if not N:
+        return tuple(outputs)
+    sums = [_accumulator(input, N, C), _accumulator(input, N, C)] if HxW != 1 else []
+    if output_mask[0]:
+        second, third = _accumulator(input, N, group), _accumulator(input, N, group)
+        first = _accumulator(input, N, C) if weight is not None and HxW != 1 else None
+        del third, second, first
+    while sums:
+        sums.pop()
+    return tuple(outputs)
+
+
+def _accumulator(like: torch.Tensor, *shape: int) -> torch.Tensor:
+    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+    return torch.empty(shape, dtype=dtype, device=like.device)

@@ -1,0 +1,64 @@
+"""Pooling that works on contiguous copies where its operands are not contiguous. The others need nothing beside outputs."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tonnage.virtual.kernels.registry import kernel, plain
+
+aten = torch.ops.aten
+
+_adaptive_max_pool2d = plain(aten.adaptive_max_pool2d.default)
+_adaptive_max_pool2d_backward = plain(aten.adaptive_max_pool2d_backward.default)
+_adaptive_max_pool3d = plain(aten.adaptive_max_pool3d.default)
+_adaptive_avg_pool3d = plain(aten._adaptive_avg_pool3d.default)
+_avg_pool3d = plain(aten.avg_pool3d.default)
+
+
+def contiguous_like(tensor: Tensor) -> Tensor | None:
+    """A contiguous tensor to write the result into first, where the result is not contiguous itself."""
+    return None if tensor.is_contiguous() else torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+
+@kernel("adaptive_max_pool2d")
+def adaptive_max_pool2d(self: Tensor, output_size: list[int]) -> tuple[Tensor, Tensor]:
+    """Maxima and where they were."""
+    output, indices = _adaptive_max_pool2d(self, output_size)
+    first, second, laid = contiguous_like(output), contiguous_like(indices), self.contiguous()
+    del laid, second, first
+    return output, indices
+
+
+@kernel("adaptive_max_pool2d_backward")
+def adaptive_max_pool2d_backward(grad_output: Tensor, self: Tensor, indices: Tensor) -> Tensor:
+    """Scatters the gradient to where the maxima were."""
+    result: Tensor = _adaptive_max_pool2d_backward(grad_output, self, indices)
+    laid, places, first = grad_output.contiguous(), indices.contiguous(), contiguous_like(result)
+    del first, places, laid
+    return result
+
+
+@kernel("adaptive_max_pool3d")
+def adaptive_max_pool3d(self: Tensor, output_size: list[int]) -> tuple[Tensor, Tensor]:
+    """The same in three dimensions; its outputs are contiguous."""
+    output, indices = _adaptive_max_pool3d(self, output_size)
+    self.contiguous()
+    return output, indices
+
+
+@kernel("_adaptive_avg_pool3d")
+def adaptive_avg_pool3d(self: Tensor, output_size: list[int]) -> Tensor:
+    """The copy comes before the output here."""
+    laid = self.contiguous()
+    output: Tensor = _adaptive_avg_pool3d(self, output_size)
+    del laid
+    return output
+
+
+@kernel("avg_pool3d")
+def avg_pool3d(self: Tensor, kernel_size: list[int], *rest: Any, **options: Any) -> Tensor:
+    """Means over windows."""
+    output: Tensor = _avg_pool3d(self, kernel_size, *rest, **options)
+    self.contiguous()
+    return output

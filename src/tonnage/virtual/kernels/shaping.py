@@ -1,0 +1,70 @@
+"""Operators that move or choose elements and hold a cast, a contiguous copy or a range while they do."""
+
+import torch
+
+from tonnage.virtual.kernels.registry import kernel, plain
+
+aten = torch.ops.aten
+LOW_PRECISION = (torch.float16, torch.bfloat16)
+
+
+@kernel("where.self")
+def where(condition: torch.Tensor, self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Operands of other types are cast first, scalars of the host are moved."""
+    dtype = torch.result_type(self, other)
+    self, other = self.to(dtype), other.to(dtype)
+    if not (condition.is_cuda and self.is_cuda and other.is_cuda):
+        device = next(t.device for t in (condition, self, other) if t.is_cuda)
+        condition, self, other = (t if t.dim() else t.to(device) for t in (condition, self, other))
+    result: torch.Tensor = plain(aten.where.self)(condition, self, other)
+    return result
+
+
+@kernel("roll")
+def roll(self: torch.Tensor, shifts: list[int], dims: list[int] = ()) -> torch.Tensor:  # type: ignore[assignment]
+    """One dimension after the other."""
+    if len(dims) == 1 and len(shifts) == 1:
+        source = self.contiguous()
+        result: torch.Tensor = plain(aten.roll.default)(source, shifts, dims)
+        del source
+        return result
+    if not dims:
+        return aten.roll(self.contiguous().view(-1), shifts, [0]).view(self.shape)  # type: ignore[no-any-return]
+    first = aten.roll(self, shifts[:1], dims[:1])
+    result = aten.roll(first, shifts[1:], dims[1:])
+    del first
+    return result
+
+
+@kernel("unfold_backward")
+def unfold_backward(grad_in: torch.Tensor, input_sizes: list[int], dim: int, size: int, step: int) -> torch.Tensor:
+    """Overlapping windows are added by a walk over the places they cover."""
+    result: torch.Tensor = plain(aten.unfold_backward.default)(grad_in, input_sizes, dim, size, step)
+    dim %= len(input_sizes)
+    covered = min(input_sizes[dim], (grad_in.shape[dim] - 1) * step + size)
+    places = torch.empty(covered, dtype=torch.int64, device=grad_in.device)
+    del places
+    return result
+
+
+@kernel("reflection_pad2d")
+def reflection_pad2d(self: torch.Tensor, padding: list[int]) -> torch.Tensor:
+    """Reads a contiguous input."""
+    result: torch.Tensor = plain(aten.reflection_pad2d.default)(self, padding)
+    if not self.is_contiguous():
+        source = torch.empty_like(self, memory_format=torch.contiguous_format)
+        del source
+    return result
+
+
+@kernel("renorm")
+def renorm(self: torch.Tensor, p: float, dim: int, maxnorm: float) -> torch.Tensor:
+    """Norms in float32, and the factors they give."""
+    result: torch.Tensor = plain(aten.renorm.default)(self, p, dim, maxnorm)
+    norms = torch.linalg.vector_norm(
+        self, p, [d for d in range(self.dim()) if d != dim % self.dim()], True,
+        dtype=torch.float32 if self.dtype in LOW_PRECISION else self.dtype,
+    )  # fmt: skip
+    factors = torch.empty_like(norms, dtype=self.dtype) if self.dtype in LOW_PRECISION else None
+    del factors, norms
+    return result
