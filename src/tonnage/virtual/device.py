@@ -70,7 +70,7 @@ class Device:
         try:
             block = self.allocator.malloc(size, stream)
         except OutOfMemory as error:
-            self._note_oom(error, operator, context)
+            self._note_oom(error, operator, context, shape, DTYPES.get(dtype, dtype))
             raise OutOfDeviceMemory(error.message) from None
         who = self.attribution
         self.sequence += 1
@@ -130,12 +130,14 @@ class Device:
             self.sequence += 1
             self.segments.append(SegmentEvent(self.sequence, action, address, size, stream))  # type: ignore[arg-type]
 
-    def _note_oom(self, error: OutOfMemory, operator: str, context: int) -> None:
+    def _note_oom(
+        self, error: OutOfMemory, operator: str, context: int, shape: tuple[int, ...], dtype: str
+    ) -> None:
         who, shortage = self.attribution, error.shortage
         self.ooms.append(
             OutOfMemoryRecord(
                 who.line(), shortage.requested_bytes, shortage.free_bytes, shortage.allocated_bytes, shortage.reserved_bytes,
-                operator, who.module_of(context), who.phase, who.step, error.message, who.stack(),
+                operator, who.module_of(context), who.phase, who.step, error.message, who.stack(), shape, dtype,
             )  # fmt: skip
         )
         for observer in self.oom_observers:

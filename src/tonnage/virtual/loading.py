@@ -61,7 +61,13 @@ def _torch_root() -> Path:
     spec = importlib.util.find_spec("torch")
     if not spec or not spec.origin:
         raise MissingPart("The virtual GPU needs PyTorch.", hint="Install it: pip install 'tonnage[torch]'")
-    return Path(spec.origin).parent
+    root = Path(spec.origin).parent
+    if (root / "lib" / "libtorch_cuda.so").exists():
+        raise MissingPart(
+            "The virtual GPU takes CUDA's place in a CPU build of torch; the torch installed here is built for CUDA.",
+            hint="Make an environment of its own with the CPU build of the same version (its version ends in +cpu).",
+        )
+    return root
 
 
 def _declare(library: ctypes.PyDLL) -> None:

@@ -1,4 +1,4 @@
-"""Tensors out of chance: what CUDA's generators hold beside their result. Permutations have values, all else has none."""
+"""Tensors out of chance: what CUDA's generators hold beside their result. Permutations have values, the rest none."""
 
 import math
 

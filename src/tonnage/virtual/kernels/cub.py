@@ -1,7 +1,7 @@
 """The temporary storage that CUB's device-wide algorithms ask for, in bytes.
 
-Each function names the algorithm it stands for. Sizes follow from the number of items, the bytes of each and the card: the
-items of a tile are data (`data/cub.toml`), the rest is arithmetic. It does not know of tensors or of PyTorch's wrappers.
+Each function names the algorithm it stands for. Sizes follow from the number of items, the bytes of each and the card:
+the items of a tile are data (`data/cub.toml`), the rest is arithmetic. It does not know of tensors or of PyTorch.
 """
 
 import tomllib
@@ -72,7 +72,7 @@ def _warps(threads: int) -> int:
 
 
 def scan_bytes(count: int, item_bytes: int, *, primitive: bool = True, plus: bool = False) -> int:
-    """DeviceScan; `plus`: the operator is cuda::std::plus, for which there are tunings. Half and bfloat16 of c10 are not primitive."""
+    """DeviceScan; `plus`: the operator is cuda::std::plus, for which there are tunings."""
     tile = _tile("scan_plus", item_bytes) if plus else memory_bound_tile(128, 15, item_bytes)
     return blob(_tile_states(-(-count // tile), item_bytes, primitive))
 
@@ -115,7 +115,9 @@ def run_length_bytes(count: int) -> int:
     return blob((-(-count // (128 * 6)) + WARP) * 16)
 
 
-def radix_sort_bytes(count: int, key_bytes: int, value_bytes: int = 0, bits: int | None = None, *, floating: bool = False) -> int:
+def radix_sort_bytes(
+    count: int, key_bytes: int, value_bytes: int = 0, bits: int | None = None, *, floating: bool = False
+) -> int:
     """DeviceRadixSort of keys, or of pairs; PyTorch counts in 64 bits."""
     largest = max(key_bytes, value_bytes)
     if count <= register_bound_tile(SINGLE_TILE_THREADS, SINGLE_TILE_ITEMS, largest):

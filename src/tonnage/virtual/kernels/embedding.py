@@ -1,4 +1,7 @@
-"""The backward of embeddings: few indices are added in one kernel; many are sorted, and rows of equal index summed in parts."""
+"""The backward of embeddings.
+
+Few indices are added in one kernel; many are sorted, and the rows of equal index summed in parts.
+"""
 
 import torch
 
@@ -27,8 +30,9 @@ def embedding_dense_backward(
 
 @kernel("_embedding_bag_dense_backward")
 def embedding_bag_dense_backward(
-    grad: torch.Tensor, indices: torch.Tensor, offset2bag: torch.Tensor, bag_size: torch.Tensor, maximum_indices: torch.Tensor,
-    num_weights: int, scale_grad_by_freq: bool, mode: int, per_sample_weights: torch.Tensor | None, padding_idx: int = -1,
+    grad: torch.Tensor, indices: torch.Tensor, offset2bag: torch.Tensor, bag_size: torch.Tensor,
+    maximum_indices: torch.Tensor, num_weights: int, scale_grad_by_freq: bool, mode: int,
+    per_sample_weights: torch.Tensor | None, padding_idx: int = -1,
 ) -> torch.Tensor:  # fmt: skip
     """The gradient of the table from that of the bags."""
     grad = grad.contiguous()
@@ -40,7 +44,8 @@ def embedding_bag_dense_backward(
 @kernel("_embedding_bag", "_embedding_bag_forward_only")
 def embedding_bag(
     weight: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, scale_grad_by_freq: bool = False, mode: int = 0,
-    sparse: bool = False, per_sample_weights: torch.Tensor | None = None, include_last_offset: bool = False, padding_idx: int = -1,
+    sparse: bool = False, per_sample_weights: torch.Tensor | None = None, include_last_offset: bool = False,
+    padding_idx: int = -1,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """Bags, and what their backward needs."""
     dtype = torch.promote_types(indices.dtype, offsets.dtype)
@@ -63,7 +68,9 @@ def embedding_renorm(self: torch.Tensor, indices: torch.Tensor, max_norm: float,
     return self
 
 
-def _sorted_backward(grad: torch.Tensor, indices: torch.Tensor, num_weights: int, by_frequency: bool, *, bags: bool) -> torch.Tensor:
+def _sorted_backward(
+    grad: torch.Tensor, indices: torch.Tensor, num_weights: int, by_frequency: bool, *, bags: bool
+) -> torch.Tensor:
     count, item_bytes = indices.numel(), indices.element_size()
     ordered, order = torch.empty_like(indices), torch.empty_like(indices)
     positions = indices.new_empty(count)
@@ -117,8 +124,6 @@ def _accumulates_in_place(segments: int, parts: int, width: int) -> bool:
     return blocks < device.gpu.sm_count * BLOCKS_PER_MULTIPROCESSOR and parts > blocks * 4
 
 
-
-
 @kernel("_embedding_bag_backward")
 def embedding_bag_backward(
     grad: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, offset2bag: torch.Tensor, bag_size: torch.Tensor,
@@ -129,9 +134,27 @@ def embedding_bag_backward(
     dtype = torch.promote_types(indices.dtype, offsets.dtype)
     indices, offsets = indices.to(dtype), offsets.to(dtype)
     if sparse:
-        return torch.ops.aten._embedding_bag_sparse_backward(  # type: ignore[no-any-return]
-            grad, indices, offsets, offset2bag, bag_size, num_weights, scale_grad_by_freq, mode, per_sample_weights, padding_idx
+        return torch.ops.aten._embedding_bag_sparse_backward(
+            grad,
+            indices,
+            offsets,
+            offset2bag,
+            bag_size,
+            num_weights,
+            scale_grad_by_freq,
+            mode,
+            per_sample_weights,
+            padding_idx,
         )
-    return torch.ops.aten._embedding_bag_dense_backward(  # type: ignore[no-any-return]
-        grad, indices, offset2bag, bag_size, maximum_indices, num_weights, scale_grad_by_freq, mode, per_sample_weights, padding_idx
+    return torch.ops.aten._embedding_bag_dense_backward(
+        grad,
+        indices,
+        offset2bag,
+        bag_size,
+        maximum_indices,
+        num_weights,
+        scale_grad_by_freq,
+        mode,
+        per_sample_weights,
+        padding_idx,
     )

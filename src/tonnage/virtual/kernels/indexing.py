@@ -1,10 +1,11 @@
 """Indexing by tensors, masks and lists, and what counts or repeats elements: results whose size depends on data.
 
-A mask becomes the coordinates of its true elements; where nobody knows the mask, all of them. Adding into repeated places
-(`index_put_` with `accumulate`, the backward of indexing) sorts the places first.
+A mask becomes the coordinates of its true elements; where nobody knows the mask, all of them. Adding into repeated
+places (`index_put_` with `accumulate`, the backward of indexing) sorts the places first.
 """
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
 
@@ -12,11 +13,11 @@ from tonnage.virtual.kernels.cub import reduce_bytes, select_flagged_bytes
 from tonnage.virtual.kernels.registry import kernel, plain, scratch
 from tonnage.virtual.kernels.scans import scan
 from tonnage.virtual.kernels.sorting import radix_sort
-from tonnage.virtual.kernels.values import is_known, put
+from tonnage.virtual.kernels.values import forget, is_known, put
 from tonnage.virtual.session import active
 
 aten = torch.ops.aten
-Index = torch.Tensor | None
+Index: TypeAlias = torch.Tensor | None
 MASKS = (torch.bool, torch.uint8)
 INT_MAX = 2**31 - 1
 CHUNK = 1 << 30
@@ -50,7 +51,7 @@ def nonzero(self: torch.Tensor) -> torch.Tensor:
 @kernel("nonzero.out")
 def nonzero_out(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
     """The same into a given tensor."""
-    return out.set_(nonzero(self))  # type: ignore[arg-type]
+    return out.set_(nonzero(self))
 
 
 def _coordinates(self: torch.Tensor) -> torch.Tensor | None:
@@ -84,7 +85,7 @@ def _expanded(self: torch.Tensor, indices: Sequence[Index], *, same_device: bool
 
 
 def prepared(self: torch.Tensor, indices: Sequence[Index]) -> list[Index]:
-    """Indices as the kernel reads them: on the device, 64 bits wide, of one shape and, if there are several, of one stride."""
+    """Indices as the kernel reads them: on the device, 64 bits wide, of one shape and one stride."""
     result = [None if i is None else i.to(torch.int64) for i in _expanded(self, indices, same_device=True)]
     given = [i for i in result if i is not None]
     if len({i.stride() for i in given}) > 1:
@@ -111,8 +112,10 @@ def index_out(self: torch.Tensor, indices: list[Index], *, out: torch.Tensor) ->
 @kernel("masked_select")
 def masked_select(self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """The elements under a mask."""
-    mask, self = torch.broadcast_tensors(mask if mask.dim() else mask.unsqueeze(0), self if self.dim() else self.unsqueeze(0))
-    return aten.index.Tensor(self, [mask])  # type: ignore[no-any-return]
+    mask, self = torch.broadcast_tensors(
+        mask if mask.dim() else mask.unsqueeze(0), self if self.dim() else self.unsqueeze(0)
+    )
+    return aten.index.Tensor(self, [mask])
 
 
 # Writing at indices
@@ -127,25 +130,27 @@ def index_put(
         return self.masked_fill_(mask, values.item())
     if values.device != self.device and values.dim() == 0:
         values = values.to(self.device)
-    if accumulate or (torch.are_deterministic_algorithms_enabled() and values.numel() > 1):
+    sorts = accumulate or (torch.are_deterministic_algorithms_enabled() and values.numel() > 1)
+    if sorts:
         _put_sorted(self, indices, values, unsafe)
-    at = indices if _is_simple(indices) and not accumulate else prepared_without_trace(self, indices, accumulate)
-    if at is not None:
-        plain(aten._index_put_impl_.default)(self, at, values, accumulate, unsafe)
+    elif not _is_simple(indices):
+        indices = prepared(self, indices)
+    if sorts and not _is_simple(indices):
+        return forget(self)
+    plain(aten._index_put_impl_.default)(self, indices, values, accumulate, unsafe)
     return self
-
-
-def prepared_without_trace(self: torch.Tensor, indices: list[Index], accumulate: bool) -> list[Index] | None:
-    """Indices by which known values can be worked out; None where nothing is to be known, so that nothing is made."""
-    if not accumulate:
-        return prepared(self, indices)
-    return indices if _is_simple(indices) else None
 
 
 def _only_mask(self: torch.Tensor, indices: list[Index], values: torch.Tensor) -> torch.Tensor | None:
     """The mask, if a single value from the host is written under one mask."""
     given = [i for i in indices if i is not None]
-    if values.numel() != 1 or not values.is_cpu or len(given) != 1 or given[0].dtype not in MASKS or not given[0].is_cuda:
+    if (
+        values.numel() != 1
+        or not values.is_cpu
+        or len(given) != 1
+        or given[0].dtype not in MASKS
+        or not given[0].is_cuda
+    ):
         return None
     mask = given[0]
     before = next(d for d, i in enumerate(indices) if i is not None)
@@ -241,12 +246,26 @@ def masked_scatter(self: torch.Tensor, mask: torch.Tensor, source: torch.Tensor)
     return self
 
 
-@kernel("scatter_reduce.two", "scatter_reduce_.two")
+@kernel("scatter_reduce.two")
 def scatter_reduce(
     self: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor, reduce: str, *, include_self: bool = True
 ) -> torch.Tensor:
-    """A mean counts what falls into each place."""
+    """Elements that fall into the same place become one."""
     result: torch.Tensor = plain(aten.scatter_reduce.two)(self, dim, index, src, reduce, include_self=include_self)
+    return _counted(result, src, reduce)
+
+
+@kernel("scatter_reduce_.two")
+def scatter_reduce_(
+    self: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor, reduce: str, *, include_self: bool = True
+) -> torch.Tensor:
+    """The same in place."""
+    plain(aten.scatter_reduce_.two)(self, dim, index, src, reduce, include_self=include_self)
+    return _counted(self, src, reduce)
+
+
+def _counted(result: torch.Tensor, src: torch.Tensor, reduce: str) -> torch.Tensor:
+    """A mean counts what falls into each place."""
     if reduce == "mean":
         ones, counts = torch.empty_like(src), torch.empty_like(result)
         empty = torch.empty_like(counts, dtype=torch.bool)
@@ -270,7 +289,9 @@ def repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) 
         del flags
         total = int(repeats.cpu().sum()) if known else repeats.shape[0]
     if not known:
-        active().stand_ins.assume("repeat_interleave", "Unknown repeats count as one each, unless output_size says otherwise.")
+        active().stand_ins.assume(
+            "repeat_interleave", "Unknown repeats count as one each, unless output_size says otherwise."
+        )
     result = repeats.new_empty(total)
     del sums
     return put(result, torch.repeat_interleave(repeats.cpu())) if known else result
@@ -311,7 +332,9 @@ def isin(
     elements: torch.Tensor, test_elements: torch.Tensor, *, assume_unique: bool = False, invert: bool = False
 ) -> torch.Tensor:
     """All against all while there are few, else by sorting both."""
-    result: torch.Tensor = plain(aten.isin.Tensor_Tensor)(elements, test_elements, assume_unique=assume_unique, invert=invert)
+    result: torch.Tensor = plain(aten.isin.Tensor_Tensor)(
+        elements, test_elements, assume_unique=assume_unique, invert=invert
+    )
     if not elements.numel():
         return result
     if test_elements.numel() < int(10.0 * elements.numel() ** 0.145):

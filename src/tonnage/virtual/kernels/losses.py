@@ -1,4 +1,4 @@
-"""Losses: some reduce into a tensor that keeps the storage of all its elements, and some need the elements beside it."""
+"""Losses: some reduce into a tensor that keeps the storage of all elements, some need the elements beside it."""
 
 import torch
 
@@ -17,7 +17,7 @@ def _pairwise(self: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """A new tensor as an operator on both would make it."""
     if self.shape == target.shape and self.dtype == target.dtype and self.stride() == target.stride():
         return torch.empty_like(self)
-    return torch.ops.aten.sub.Tensor(self, target)  # type: ignore[no-any-return]
+    return torch.ops.aten.sub.Tensor(self, target)
 
 
 def _elementwise_loss(self: torch.Tensor, target: torch.Tensor, reduction: int) -> torch.Tensor:
@@ -27,7 +27,7 @@ def _elementwise_loss(self: torch.Tensor, target: torch.Tensor, reduction: int) 
         return result
     result.resize_(())
     loss = _pairwise(self, target)
-    (torch.mean if reduction == MEAN else torch.sum)(loss, dim=[], out=result)  # type: ignore[operator]
+    (torch.mean if reduction == MEAN else torch.sum)(loss, dim=[], out=result)
     return result
 
 
@@ -51,7 +51,8 @@ def huber_loss(self: torch.Tensor, target: torch.Tensor, reduction: int = MEAN, 
 
 @kernel("smooth_l1_loss_backward.grad_input")
 def smooth_l1_loss_backward(
-    grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int, beta: float, *, grad_input: torch.Tensor
+    grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int, beta: float, *,
+    grad_input: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
     """Into what is given."""
     return forget(grad_input)
@@ -59,7 +60,8 @@ def smooth_l1_loss_backward(
 
 @kernel("huber_loss_backward.out")
 def huber_loss_backward(
-    grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int, delta: float, *, grad_input: torch.Tensor
+    grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int, delta: float, *,
+    grad_input: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
     """Into what is given."""
     return forget(grad_input)
@@ -109,7 +111,9 @@ def multi_margin_loss_backward(
 
 
 @kernel("multilabel_margin_loss_forward")
-def multilabel_margin_loss(self: torch.Tensor, target: torch.Tensor, reduction: int) -> tuple[torch.Tensor, torch.Tensor]:
+def multilabel_margin_loss(
+    self: torch.Tensor, target: torch.Tensor, reduction: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The same, and a flag for each class that is a target."""
     is_target = self.new_empty(target.shape)
     rows = self.shape[0] if self.dim() > 1 else 1
@@ -176,7 +180,9 @@ def ctc_loss_backward(
 
 
 @kernel("_cdist_backward")
-def cdist_backward(grad: torch.Tensor, x1: torch.Tensor, x2: torch.Tensor, p: float, cdist: torch.Tensor) -> torch.Tensor:
+def cdist_backward(
+    grad: torch.Tensor, x1: torch.Tensor, x2: torch.Tensor, p: float, cdist: torch.Tensor
+) -> torch.Tensor:
     """A gradient for each pair, before they are summed."""
     batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
     x1, x2 = (x.expand(*batch, *x.shape[-2:]).contiguous() for x in (x1, x2))

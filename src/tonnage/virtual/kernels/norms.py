@@ -43,8 +43,9 @@ def native_layer_norm_backward(
     output_mask: list[bool],
 ) -> Tensors:  # fmt: skip
     rows = input.contiguous()
-    outputs = _LAYER_NORM_BACKWARD(grad_out, rows, normalized_shape, mean, rstd, weight, bias, output_mask)
-    return outputs[0], *_sum_in_parts(input, normalized_shape, list(outputs[1:]))
+    outputs = list(_LAYER_NORM_BACKWARD(grad_out, rows, normalized_shape, mean, rstd, weight, bias, output_mask))
+    _sum_in_parts(input, normalized_shape, outputs)
+    return tuple(outputs)
 
 
 @kernel("_fused_rms_norm_backward")
@@ -52,8 +53,9 @@ def fused_rms_norm_backward(
     grad_out: Any, input: Any, normalized_shape: list[int], rstd: Any, weight: Any, output_mask: list[bool]
 ) -> Tensors:
     rows = input.contiguous()
-    outputs = _RMS_NORM_BACKWARD(grad_out, rows, normalized_shape, rstd, weight, output_mask)
-    return outputs[0], *_sum_in_parts(input, normalized_shape, list(outputs[1:]))
+    outputs = list(_RMS_NORM_BACKWARD(grad_out, rows, normalized_shape, rstd, weight, output_mask))
+    _sum_in_parts(input, normalized_shape, outputs)
+    return tuple(outputs)
 
 
 def gradient_parts(rows: int, width: int, sm_count: int) -> int:
@@ -63,22 +65,21 @@ def gradient_parts(rows: int, width: int, sm_count: int) -> int:
     return min(_GRID // -(-width // 32), -(-rows // 32))
 
 
-def _sum_in_parts(input: torch.Tensor, normalized_shape: list[int], grads: list[Any]) -> list[Any]:
-    """Where the sum is cut, the gradient that was made is replaced by the sum over its parts."""
-    from tonnage.virtual.session import active
-
+def _sum_in_parts(input: torch.Tensor, normalized_shape: list[int], outputs: list[Any]) -> None:
+    """Where the sum is cut, the weights' gradients are replaced by the sums over their parts."""
     width = prod(normalized_shape)
     rows = input.numel() // width if width else 0
-    parts = gradient_parts(rows, width, active().device.gpu.sm_count) if rows > _MANY_ROWS else 1
-    if parts == 1:
-        return grads
-    partial = [grad.new_empty(parts, grad.shape[-1]) if grad is not None else None for grad in grads]
-    for index, part in enumerate(partial):
-        if part is not None:
-            grads[index] = part.sum(0)
+    if rows <= _MANY_ROWS:
+        return
+    from tonnage.virtual.session import active
+
+    parts = gradient_parts(rows, width, active().device.gpu.sm_count)
+    wanted = [index for index in range(1, len(outputs)) if outputs[index] is not None and parts > 1]
+    partial = [outputs[index].new_empty(parts, width) for index in wanted]
+    for place, index in enumerate(wanted):
+        outputs[index] = partial[place].sum(0)
     while partial:
         partial.pop()
-    return grads
 
 
 @kernel("native_group_norm")

@@ -1,7 +1,7 @@
 """How PyTorch's CUDA reductions are laid out on the card, and the global memory that blocks need to meet in.
 
-A reduction whose input is split over several thread blocks stages partial results in a buffer, with a semaphore for each
-output. The rules are those of the launch configuration: they depend on the sizes and strides after dimensions have been
+A reduction whose input is split over several thread blocks stages partial results in a buffer, with a semaphore for
+each output. The rules are those of the launch configuration: they depend on the sizes and strides after dimensions have been
 sorted and merged, on the element types, and on the card's multiprocessors. It does not know of tensors.
 """
 
@@ -12,7 +12,7 @@ from functools import lru_cache
 INT32_MAX = 2**31 - 1
 MAX_THREADS = 512
 MIN_VALUES_PER_THREAD, MAX_VALUES_PER_THREAD = 16, 256
-# No reduction of fewer elements is split: 128 threads (vectors of 4 outputs) with 256 values each, 64 of complex doubles.
+# No reduction of fewer elements is split: 128 threads (vectors of 4 outputs) of 256 values, 64 of complex doubles.
 FEWEST_SPLIT = 64 * MAX_VALUES_PER_THREAD
 
 
@@ -37,7 +37,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Sizes and byte strides, fastest dimension first; dimensions over which is reduced have output stride 0 and come first."""
+    """Sizes and byte strides, fastest dimension first; reduced dimensions have output stride 0 and come first."""
 
     shape: tuple[int, ...]
     output: tuple[int, ...]
@@ -112,7 +112,7 @@ def _sorted_dimensions(shape: tuple[int, ...], output: tuple[int, ...], input: t
 
 @lru_cache(maxsize=4096)
 def staging_bytes(loop: Loop, element: Element, card: Card) -> tuple[tuple[int, int], ...]:
-    """(buffer, semaphores) of each launch; (0, 0) where a launch needs none. Loops beyond 32-bit offsets take several."""
+    """(buffer, semaphores) of each launch, (0, 0) where it needs none; loops beyond 32-bit offsets take several."""
     return tuple(_staging(part, element, card) for part in _within_32_bits(loop))
 
 
@@ -130,7 +130,9 @@ def _within_32_bits(loop: Loop) -> Iterator[Loop]:
     if fits_32_bits(loop):
         yield loop
         return
-    extents = [(size - 1) * max(out, stride) for size, out, stride in zip(loop.shape, loop.output, loop.input, strict=True)]
+    extents = [
+        (size - 1) * max(out, stride) for size, out, stride in zip(loop.shape, loop.output, loop.input, strict=True)
+    ]
     longest = max(range(len(extents)), key=lambda d: (extents[d], d))
     size = loop.shape[longest]
     for start, part in ((0, size // 2), (size // 2, size - size // 2)):

@@ -1,6 +1,6 @@
-"""Reductions: a large one that is split over thread blocks stages partial results in memory, and some cast their input first.
+"""Reductions: a large one, split over thread blocks, stages partial results in memory; some cast their input first.
 
-What a reduction reads and carries along is listed below by operator; `reduce_plan` knows how it is laid out on the card.
+What a reduction reads and carries along is listed below by operator; `reduce_plan` knows how it is laid out on a card.
 """
 
 from collections.abc import Callable
@@ -10,14 +10,22 @@ from typing import Any
 import torch
 
 from tonnage.hardware import Gpu
-from tonnage.virtual.kernels.reduce_plan import FEWEST_SPLIT, Card, Element, Loop, fits_32_bits, make_loop, staging_bytes
+from tonnage.virtual.kernels.reduce_plan import (
+    FEWEST_SPLIT,
+    Card,
+    Element,
+    Loop,
+    fits_32_bits,
+    make_loop,
+    staging_bytes,
+)
 from tonnage.virtual.kernels.registry import kernel, plain, scratch
 from tonnage.virtual.kernels.values import choose, is_known
 from tonnage.virtual.session import active
 
 aten = torch.ops.aten
 LOW_PRECISION = (torch.float16, torch.bfloat16)
-# What a reduction carries: (its input's type, its result) -> the type it reads, its element, can it accumulate in the result.
+# (its input, its result) -> the type it reads, what it carries, and whether it can accumulate in the result.
 Rule = Callable[[torch.Tensor, torch.Tensor], tuple[torch.dtype, Element, bool]]
 
 
@@ -78,20 +86,21 @@ def _pair_rule(self: torch.Tensor, result: torch.Tensor) -> tuple[torch.dtype, E
     return self.dtype, _element(self.dtype, 2 * self.dtype.itemsize), False
 
 
-RULES: dict[str, Rule] = {
-    "sum.dim_IntList": _sum_rule(True), "sum.IntList_out": _sum_rule(True), "mean.dim": _sum_rule(True), "mean.out": _sum_rule(True),
-    "nansum": _sum_rule(False), "nansum.out": _sum_rule(False), "prod": _prod_rule, "prod.dim_int": _prod_rule,
-    "prod.int_out": _prod_rule, "linalg_vector_norm": _norm_rule, "linalg_vector_norm.out": _norm_rule,
-    "norm.ScalarOpt_dim": _norm_rule, "norm.ScalarOpt_dim_dtype": _norm_rule, "norm.out": _norm_rule, "norm.dtype_out": _norm_rule,
-    "std.correction": _moment_rule, "std.correction_out": _moment_rule, "var.correction": _moment_rule,
-    "var.correction_out": _moment_rule, "var_mean.correction": _moment_rule, "std_mean.correction": _moment_rule,
-    "all": _same_rule, "all.dim": _same_rule, "all.dims": _same_rule, "all.out": _same_rule, "all.dims_out": _same_rule,
-    "all.all_out": _same_rule, "any": _same_rule, "any.dim": _same_rule, "any.dims": _same_rule, "any.out": _same_rule,
-    "any.dims_out": _same_rule, "any.all_out": _same_rule, "amax": _same_rule, "amax.out": _same_rule, "amin": _same_rule,
-    "amin.out": _same_rule, "max": _same_rule, "max.unary_out": _same_rule, "min": _same_rule, "min.unary_out": _same_rule,
-    "max.dim": _indexed_rule, "max.dim_max": _indexed_rule, "min.dim": _indexed_rule, "min.dim_min": _indexed_rule,
-    "aminmax": _pair_rule, "aminmax.out": _pair_rule,
-}  # fmt: skip
+# Which operators go by which rule; those with a dot are overloads.
+OPERATORS: tuple[tuple[Rule, str], ...] = (
+    (_sum_rule(True), "sum.dim_IntList sum.IntList_out mean.dim mean.out"),
+    (_sum_rule(False), "nansum nansum.out"),
+    (_prod_rule, "prod prod.dim_int prod.int_out"),
+    (_norm_rule, "linalg_vector_norm linalg_vector_norm.out"),
+    (_norm_rule, "norm.ScalarOpt_dim norm.ScalarOpt_dim_dtype norm.out norm.dtype_out"),
+    (_moment_rule, "std.correction std.correction_out var.correction var.correction_out"),
+    (_moment_rule, "var_mean.correction std_mean.correction"),
+    (_same_rule, "all all.dim all.dims all.out all.dims_out all.all_out"),
+    (_same_rule, "any any.dim any.dims any.out any.dims_out any.all_out"),
+    (_same_rule, "amax amax.out amin amin.out max max.unary_out min min.unary_out"),
+    (_indexed_rule, "max.dim max.dim_max min.dim min.dim_min"),
+    (_pair_rule, "aminmax aminmax.out"),
+)
 
 
 def _overload(name: str) -> Any:
@@ -104,7 +113,8 @@ def _register(name: str, rule: Rule) -> None:
     places = {argument.name: place for place, argument in enumerate(operator._schema.arguments)}
     by_shape = plain(operator)
     # Checks hold and no flag is raised, where nobody knows.
-    otherwise = {"all": True, "any": False}.get(name.split(".")[0])
+    word = name.split(".")[0]
+    otherwise = {"all": True, "any": False}.get(word)
 
     def argument(word: str, given: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         place = places.get(word, len(given))
@@ -117,8 +127,10 @@ def _register(name: str, rule: Rule) -> None:
             dim, keepdim = argument("dim", given, keywords), argument("keepdim", given, keywords)
             _stage(self, first, dim, bool(keepdim), rule)
         if otherwise is not None and not is_known(first):
-            active().stand_ins.assume(name.split(".")[0], f"Of values that are not known, `{name.split('.')[0]}` is {otherwise}.")
+            active().stand_ins.assume(word, f"Of values that are not known, `{word}` is {otherwise}.")
             first.fill_(otherwise)
+        elif rule is _indexed_rule and self.dim():
+            choose(result[1], self.shape[argument("dim", given, keywords)], word)
         return result
 
     kernel(name)(reduce)
@@ -144,7 +156,7 @@ def _stage(self: torch.Tensor, result: torch.Tensor, dim: Any, keepdim: bool, ru
 
 
 def loop_of(source: torch.Tensor, result: torch.Tensor, dim: Any, keepdim: bool) -> Loop:
-    """The loop over the source's elements, of which those along `dim` (None or empty: all) meet in one of the result's."""
+    """The loop over the source's elements; those along `dim` (None or empty: all) meet in one of the result's."""
     rank = source.dim()
     dims = range(rank) if dim is None or dim == [] else [dim] if isinstance(dim, int) else dim
     reduced = {d % rank for d in dims} if rank else set()
@@ -157,26 +169,13 @@ def loop_of(source: torch.Tensor, result: torch.Tensor, dim: Any, keepdim: bool)
     return make_loop(tuple(source.shape), tuple(strides), tuple(s * in_bytes for s in source.stride()), address)
 
 
-def _register_all() -> None:
-    for name, rule in RULES.items():
-        _register(name, rule)
+def _register_place(name: str) -> None:
+    by_shape = plain(_overload(name))
 
+    def place(self: torch.Tensor, dim: int | None = None, keepdim: bool = False, **out: torch.Tensor) -> torch.Tensor:
+        return _indices(self, dim, keepdim, by_shape(self, dim, keepdim, **out))
 
-_register_all()
-
-
-@kernel("argmax", "argmin")
-def argmax(self: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> torch.Tensor:
-    """The index of the largest; drawn where the values are unknown."""
-    result = plain(aten.argmax.default)(self, dim, keepdim)
-    return _indices(self, dim, keepdim, result)
-
-
-@kernel("argmax.out", "argmin.out")
-def argmax_out(self: torch.Tensor, dim: int | None = None, keepdim: bool = False, *, out: torch.Tensor) -> torch.Tensor:
-    """The same into a given tensor."""
-    result = plain(aten.argmax.out)(self, dim, keepdim, out=out)
-    return _indices(self, dim, keepdim, result)
+    kernel(name)(place)
 
 
 def _indices(self: torch.Tensor, dim: int | None, keepdim: bool, result: torch.Tensor) -> torch.Tensor:
@@ -190,3 +189,10 @@ def _indices(self: torch.Tensor, dim: int | None, keepdim: bool, result: torch.T
 def count_nonzero(self: torch.Tensor, dim: list[int]) -> torch.Tensor:
     """A comparison and a sum."""
     return (self if self.dtype == torch.bool else self != 0).sum(dim)
+
+
+for _rule, _names in OPERATORS:
+    for _name in _names.split():
+        _register(_name, _rule)
+for _name in ("argmax", "argmin", "argmax.out", "argmin.out"):
+    _register_place(_name)

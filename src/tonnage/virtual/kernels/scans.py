@@ -43,7 +43,9 @@ def _register(name: str, by_shape: Callable[..., torch.Tensor]) -> None:
         return _cumulate(self, dim, by_shape(self, dim, dtype=dtype))
 
     @kernel(f"{name}.out")
-    def cumulate_out(self: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None, out: torch.Tensor) -> torch.Tensor:
+    def cumulate_out(
+        self: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None, out: torch.Tensor
+    ) -> torch.Tensor:
         return _cumulate(self, dim, plain(getattr(aten, name).out)(self, dim, dtype=dtype, out=out))
 
 

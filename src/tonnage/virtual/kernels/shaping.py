@@ -29,7 +29,7 @@ def roll(self: torch.Tensor, shifts: list[int], dims: list[int] = ()) -> torch.T
         del source
         return result
     if not dims:
-        return aten.roll(self.contiguous().view(-1), shifts, [0]).view(self.shape)  # type: ignore[no-any-return]
+        return aten.roll(self.contiguous().view(-1), shifts, [0]).view(self.shape)
     first = aten.roll(self, shifts[:1], dims[:1])
     result = aten.roll(first, shifts[1:], dims[1:])
     del first

@@ -29,7 +29,9 @@ def log_softmax(self: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tens
 
 
 @kernel("_softmax_backward_data")
-def softmax_backward(grad_output: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype) -> torch.Tensor:
+def softmax_backward(
+    grad_output: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype
+) -> torch.Tensor:
     """The product of gradient and output lives until the end."""
     result: torch.Tensor = plain(aten._softmax_backward_data.default)(grad_output, output, dim, input_dtype)
     product = grad_output * output
@@ -42,14 +44,18 @@ def softmax_backward_out(
     grad_output: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype, *, grad_input: torch.Tensor
 ) -> torch.Tensor:
     """The same into a given tensor."""
-    result: torch.Tensor = plain(aten._softmax_backward_data.out)(grad_output, output, dim, input_dtype, grad_input=grad_input)
+    result: torch.Tensor = plain(aten._softmax_backward_data.out)(
+        grad_output, output, dim, input_dtype, grad_input=grad_input
+    )
     product = grad_output * output
     _hold(product, output)
     return result
 
 
 @kernel("_log_softmax_backward_data")
-def log_softmax_backward(grad_output: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype) -> torch.Tensor:
+def log_softmax_backward(
+    grad_output: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype
+) -> torch.Tensor:
     """Needs both contiguous."""
     result: torch.Tensor = plain(aten._log_softmax_backward_data.default)(grad_output, output, dim, input_dtype)
     _hold(grad_output, output)
@@ -63,7 +69,9 @@ def _hold(grad: torch.Tensor, output: torch.Tensor) -> None:
 
 
 @kernel("_masked_softmax")
-def masked_softmax(self: torch.Tensor, mask: torch.Tensor, dim: int | None = None, mask_type: int | None = None) -> torch.Tensor:
+def masked_softmax(
+    self: torch.Tensor, mask: torch.Tensor, dim: int | None = None, mask_type: int | None = None
+) -> torch.Tensor:
     """One kernel where rows are short and the mask is contiguous; a masked copy and a softmax otherwise."""
     result = torch.empty_like(self)
     if mask_type == 0 and self.dim() == 4 and mask.dim() == 2:

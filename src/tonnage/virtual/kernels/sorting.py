@@ -1,4 +1,4 @@
-"""Sorting and selecting: rows of up to 4,096 sort in place; longer ones go through CUB with buffers for keys and indices.
+"""Sorting and selecting: rows of up to 4,096 sort in place, longer ones through CUB with buffers for keys and indices.
 
 Indices that nobody can know are made up (`values`), each as likely as any other.
 """
@@ -45,7 +45,8 @@ def sort(
 
 @kernel("sort.values_stable")
 def sort_out(
-    self: torch.Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False, values: torch.Tensor, indices: torch.Tensor
+    self: torch.Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False, values: torch.Tensor,
+    indices: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """The same into given tensors."""
     plain(aten.sort.values_stable)(self, stable=stable, dim=dim, descending=descending, values=values, indices=indices)
@@ -143,7 +144,8 @@ def topk(
 
 @kernel("topk.values")
 def topk_out(
-    self: torch.Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, *, values: torch.Tensor, indices: torch.Tensor
+    self: torch.Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, *, values: torch.Tensor,
+    indices: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """The same into given tensors."""
     plain(aten.topk.values)(self, k, dim, largest, sorted, values=values, indices=indices)
@@ -161,7 +163,9 @@ def _topk(self: torch.Tensor, k: int, dim: int, ordered: bool, values: torch.Ten
     del source
     if ordered and k > LONGEST_IN_PLACE:
         sorted_indices, sorted_values = torch.empty_like(indices), torch.empty_like(values)
-        aten.sort.values_stable(values, stable=False, dim=dim, descending=True, values=sorted_values, indices=sorted_indices)
+        aten.sort.values_stable(
+            values, stable=False, dim=dim, descending=True, values=sorted_values, indices=sorted_indices
+        )
         gathered = torch.empty_like(indices)
         del gathered, sorted_values, sorted_indices
     if self.dim():
@@ -181,7 +185,8 @@ def _topk_in_blocks(slices: int, length: int, self: torch.Tensor) -> None:
     blocks = slices * -(-length // (items * threads))
     radix_bytes = max(self.element_size(), 4)
     sizes = (
-        slices * self.element_size(), 2 * slices * 4, 2 * slices * radix_bytes, blocks * digits * 2, slices * digits * 4,
+        slices * self.element_size(), 2 * slices * 4, 2 * slices * radix_bytes, blocks * digits * 2,
+        slices * digits * 4,
         blocks * 4, blocks * 4,
     )  # fmt: skip
     held = [scratch(size, self) for size in sizes]
@@ -212,14 +217,16 @@ def nanmedian(self: torch.Tensor) -> torch.Tensor:
     half = rest / 2
     place = half.to(torch.int64)
     del half, rest, count, mask
-    return aten.index.Tensor(ordered, [place])  # type: ignore[no-any-return]
+    return aten.index.Tensor(ordered, [place])
 
 
 # Drawing
 
 
 @kernel("multinomial")
-def multinomial(self: torch.Tensor, num_samples: int, replacement: bool = False, *, generator: object = None) -> torch.Tensor:
+def multinomial(
+    self: torch.Tensor, num_samples: int, replacement: bool = False, *, generator: object = None
+) -> torch.Tensor:
     """Categories, drawn with equal probability: what the weights are is not known."""
     shape = (num_samples,) if self.dim() == 1 else (self.shape[0], num_samples)
     result = torch.empty(shape, dtype=torch.int64, device=self.device)
@@ -306,10 +313,12 @@ def _found(self: torch.Tensor, consecutive: bool, dim: int | None = None) -> tup
         active().stand_ins.assume("unique", "No value occurs twice in a tensor whose values are not known.")
         return None
     find = torch.unique_consecutive if consecutive else torch.unique
-    return find(self.cpu(), return_inverse=True, return_counts=True, dim=dim)  # type: ignore[no-any-return]
+    return find(self.cpu(), return_inverse=True, return_counts=True, dim=dim)
 
 
-def _filled(storage_count: int, dtype: torch.dtype, self: torch.Tensor, values: torch.Tensor | None, count: int) -> torch.Tensor:
+def _filled(
+    storage_count: int, dtype: torch.dtype, self: torch.Tensor, values: torch.Tensor | None, count: int
+) -> torch.Tensor:
     """A tensor of `count` whose storage was made for more."""
     result = _empty(storage_count, dtype, self)
     if values is not None:
@@ -340,7 +349,10 @@ def _unique(
     counts = _filled(count, torch.int64, self, None if found is None else found[2], distinct) if return_counts else none
     primitive = self.dtype not in (torch.float16, torch.bfloat16)
     storage = scratch(
-        run_length_bytes(count) if return_counts else select_unique_bytes(count, self.element_size(), primitive=primitive), self
+        run_length_bytes(count)
+        if return_counts
+        else select_unique_bytes(count, self.element_size(), primitive=primitive),
+        self,
     )
     del storage, length, order, ordered
     if found is not None:

@@ -75,10 +75,16 @@ def isnan(self: torch.Tensor) -> torch.Tensor:
     return _flag(plain(torch.ops.aten.isnan.default)(self), False)
 
 
-@kernel("isposinf", "isneginf")
+@kernel("isposinf")
 def isposinf(self: torch.Tensor) -> torch.Tensor:
     """Nothing is."""
     return _flag(plain(torch.ops.aten.isposinf.default)(self), False)
+
+
+@kernel("isneginf")
+def isneginf(self: torch.Tensor) -> torch.Tensor:
+    """Nothing is."""
+    return _flag(plain(torch.ops.aten.isneginf.default)(self), False)
 
 
 def _flag(result: torch.Tensor, value: bool) -> torch.Tensor:
