@@ -5,18 +5,16 @@ torch` where it can be. What the kernels do is not known here.
 """
 
 import ctypes
-import gc
 import importlib.util
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tonnage.errors import MissingPart
 from tonnage.virtual.build import native_library
+from tonnage.virtual.imports import no_collection
 from tonnage.virtual.operators import cuda_operators
 
 # Implemented in native/kernels.cpp itself.
@@ -42,19 +40,9 @@ def load() -> ctypes.PyDLL:
     _declare(library)
     if "torch" not in sys.modules:
         library.tonnage_keep_shape_rules()
-    with _no_garbage_collection():
+    with no_collection():
         _register(library)
     return library
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Importing torch makes a million objects and no garbage: looking for it takes an eighth of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    yield
-    if was_enabled:
-        gc.enable()
 
 
 def _torch_root() -> Path:

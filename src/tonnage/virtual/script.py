@@ -12,6 +12,7 @@ from tonnage.hardware import Gpu
 from tonnage.recording import Recording
 from tonnage.recording.records import Outcome
 from tonnage.virtual.device import Device
+from tonnage.virtual.imports import quick_imports
 from tonnage.virtual.session import Session
 
 
@@ -54,7 +55,8 @@ def _run(script: Path, arguments: list[str], torch: Any) -> _Ending:
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
     try:
-        runpy.run_path(str(script), run_name="__main__")
+        with quick_imports():
+            runpy.run_path(str(script), run_name="__main__")
         return _Ending("ok")
     except torch.OutOfMemoryError as error:
         _show(error)

@@ -117,6 +117,7 @@ def _install_cudnn(release: Release, patches: Patches) -> None:
     names = torch.backends.cudnn.version.__globals__
     _set_version(names, "__cudnn_version", release.cudnn_number, patches)
     patches.set_item(names, "_cudnn", cudnn)
+    patches.set_item(torch.backends.cudnn.rnn.get_cudnn_mode.__globals__, "_cudnn", cudnn)
     _set_version(torch.backends.cusparselt.version.__globals__, "__cusparselt_version", release.cusparselt, patches)
 
 

@@ -1,8 +1,8 @@
 """How PyTorch's CUDA reductions are laid out on the card, and the global memory that blocks need to meet in.
 
 A reduction whose input is split over several thread blocks stages partial results in a buffer, with a semaphore for
-each output. The rules are those of the launch configuration: they depend on the sizes and strides after dimensions have been
-sorted and merged, on the element types, and on the card's multiprocessors. It does not know of tensors.
+each output. The rules are those of the launch configuration: they depend on the sizes and strides once dimensions have
+been sorted and merged, on the element types, and on the multiprocessors. It does not know of tensors.
 """
 
 from collections.abc import Iterator
@@ -60,6 +60,7 @@ class Loop:
         return count
 
 
+@lru_cache(maxsize=4096)
 def make_loop(
     shape: tuple[int, ...], output: tuple[int, ...], input: tuple[int, ...], address: int
 ) -> Loop:  # strides in bytes
@@ -116,6 +117,7 @@ def staging_bytes(loop: Loop, element: Element, card: Card) -> tuple[tuple[int, 
     return tuple(_staging(part, element, card) for part in _within_32_bits(loop))
 
 
+@lru_cache(maxsize=4096)
 def fits_32_bits(loop: Loop) -> bool:
     """Whether offsets of the loop fit 32 bits, so that it is one launch."""
     if loop.numel() > INT32_MAX:

@@ -3,6 +3,7 @@
 import torch
 
 from tonnage.virtual.kernels.registry import kernel, plain
+from tonnage.virtual.kernels.values import MOST_COMPARED, is_known, put
 
 aten = torch.ops.aten
 LOW_PRECISION = (torch.float16, torch.bfloat16)
@@ -16,8 +17,31 @@ def where(condition: torch.Tensor, self: torch.Tensor, other: torch.Tensor) -> t
     if not (condition.is_cuda and self.is_cuda and other.is_cuda):
         device = next(t.device for t in (condition, self, other) if t.is_cuda)
         condition, self, other = (t if t.dim() else t.to(device) for t in (condition, self, other))
+    if (
+        not is_known(condition, self, other)
+        and condition.is_contiguous()
+        and self.is_contiguous()
+        and other.is_contiguous()
+    ):
+        # PyTorch's shape rule of this operator is slow, and here the answer is plain.
+        shape = torch.broadcast_shapes(condition.shape, self.shape, other.shape)
+        return torch.empty(shape, dtype=dtype, device=condition.device)
+    chosen = _only_choice(condition, self, other)
+    if chosen is not None:
+        return chosen
     result: torch.Tensor = plain(aten.where.self)(condition, self, other)
     return result
+
+
+def _only_choice(condition: torch.Tensor, self: torch.Tensor, other: torch.Tensor) -> torch.Tensor | None:
+    """The result, where the condition is known to choose one operand throughout and nobody knows the other."""
+    if condition.numel() > MOST_COMPARED or not is_known(condition) or is_known(self) == is_known(other):
+        return None
+    flags, known = condition.cpu(), self if is_known(self) else other
+    if not bool((flags if known is self else ~flags).all()):
+        return None
+    shape = torch.broadcast_shapes(condition.shape, self.shape, other.shape)
+    return put(torch.empty(shape, dtype=known.dtype, device=known.device), known.cpu().expand(shape))
 
 
 @kernel("roll")

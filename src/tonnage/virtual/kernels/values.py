@@ -15,6 +15,8 @@ _generator = torch.Generator().manual_seed(0)
 # Beyond this no values are kept, so that none need be made up.
 MOST_KNOWN = 1 << 20
 MOST_RANKED = 1 << 18
+MOST_COMPARED = 1 << 12
+HUGE = 1e8
 
 
 def is_known(*tensors: torch.Tensor) -> bool:
@@ -110,6 +112,41 @@ def eq_tensor(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Every number equals itself."""
     result: torch.Tensor = plain(torch.ops.aten.eq.Tensor)(self, other)
     return _flag(result, True) if self is other else result
+
+
+def _register_comparison(name: str) -> None:
+    """An ordinary number lies between any two that are huge."""
+    packet = getattr(torch.ops.aten, name)
+
+    def compare(self: torch.Tensor, other: torch.Tensor | float) -> torch.Tensor:
+        overload = packet.Tensor if isinstance(other, torch.Tensor) else packet.Scalar
+        result: torch.Tensor = plain(overload)(self, other)
+        if result.numel() > MOST_COMPARED or is_known(result):
+            return result
+        left, right = _huge(self), _huge(other)
+        return (
+            result
+            if left is None and right is None
+            else put(result, packet.Tensor(_or_zero(left), _or_zero(right)).expand(result.shape))
+        )
+
+    kernel(f"{name}.Tensor", f"{name}.Scalar")(compare)
+
+
+def _or_zero(values: torch.Tensor | None) -> torch.Tensor:
+    return torch.zeros(()) if values is None else values
+
+
+def _huge(operand: torch.Tensor | float) -> torch.Tensor | None:
+    """The operand's values on the host, if they are known and all of them huge."""
+    if isinstance(operand, torch.Tensor) and operand.is_cuda and not is_known(operand):
+        return None
+    values = torch.as_tensor(operand).cpu()
+    return values if bool((values.abs() >= HUGE).all()) else None
+
+
+for _name in ("gt", "ge", "lt", "le"):
+    _register_comparison(_name)
 
 
 @kernel("equal")

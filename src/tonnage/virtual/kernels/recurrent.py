@@ -1,0 +1,214 @@
+"""Recurrent networks: cuDNN's (one call for all layers and steps) and PyTorch's fused cells.
+
+The bytes of cuDNN's buffers are the business of `recurrent_sizes`.
+"""
+
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from tonnage.virtual.kernels.recurrent_sizes import KINDS, Network, dropout_state_bytes
+from tonnage.virtual.kernels.registry import kernel, own_operator, scratch
+from tonnage.virtual.session import Session, active
+
+Maybe = Tensor | None
+Ints = list[int]
+_dropout_states: WeakKeyDictionary[Session, Tensor] = WeakKeyDictionary()
+
+
+def _network(
+    input: Tensor, mode: int, hidden: int, projected: int, layers: int, dropout: float, train: bool, bidirectional: bool,
+    batch_sizes: Ints,
+) -> Network:  # fmt: skip
+    """From a time-major input; a packed one is a matrix with one row for each element of each sequence."""
+    packed = bool(batch_sizes)
+    return Network(
+        kind=KINDS[mode], input=input.shape[-1], hidden=hidden, layers=layers, directions=2 if bidirectional else 1,
+        steps=len(batch_sizes) if packed else input.shape[0], batch=batch_sizes[0] if packed else input.shape[1],
+        element_bytes=input.element_size(), dtype=str(input.dtype).removeprefix("torch."), training=train,
+        dropout=dropout > 0 and train, projected=projected, rows=input.shape[0] if packed else 0,
+    )  # fmt: skip
+
+
+# ---- what PyTorch's `lstm`, `gru` and `rnn_*` do on a card with cuDNN
+
+
+@own_operator(
+    "cudnn_rnn(int mode, Tensor input, Tensor? batch_sizes, Tensor hx, Tensor? cx, Tensor[] weights, bool biases, int layers, "
+    "float dropout, bool train, bool bidirectional, bool batch_first) -> (Tensor, Tensor, Tensor)",
+    composite=True,
+)
+def cudnn_rnn(
+    mode: int, input: Tensor, batch_sizes: Maybe, hx: Tensor, cx: Maybe, weights: list[Tensor], biases: bool, layers: int,
+    dropout: float, train: bool, bidirectional: bool, batch_first: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Finds the flat buffer of the weights where there is one, and the dropout's state, then makes the one call."""
+    projected = cx.shape[2] != hx.shape[2] if cx is not None else False
+    hidden = cx.shape[2] if cx is not None else hx.shape[2]
+    per_layer = (4 if biases else 2) + int(projected)
+    sizes = batch_sizes.tolist() if batch_sizes is not None else []
+    state = _dropout_state(input) if dropout > 0 and train else None
+    output, hy, cy, _, _ = torch.ops.aten._cudnn_rnn(
+        input, weights, per_layer, _flat_buffer(weights), hx, cx, mode, hidden, hx.shape[2] if projected else 0, layers, batch_first,
+        dropout, train, bidirectional, sizes, state,
+    )  # fmt: skip
+    return output, hy, cy
+
+
+def _flat_buffer(weights: list[Tensor]) -> Maybe:
+    """The buffer that all weights are views of, or None where they are tensors of their own."""
+    first = weights[0].detach()
+    storage = first.untyped_storage()
+    if len(weights) < 2 or any(w.untyped_storage().data_ptr() != storage.data_ptr() for w in weights):
+        return None
+    return first.as_strided((storage.nbytes() // first.element_size(),), (1,), 0)
+
+
+def _dropout_state(input: Tensor) -> Tensor:
+    session = active()
+    if session not in _dropout_states:
+        torch.empty((), dtype=torch.int64, device=input.device)  # the seed
+        _dropout_states[session] = torch.ops.aten._cudnn_init_dropout_state(0.5, True, 0, dtype=torch.uint8, device=input.device)
+    return _dropout_states[session]
+
+
+@kernel("_cudnn_init_dropout_state")
+def init_dropout_state(
+    dropout: float, train: bool, dropout_seed: int, *, dtype: torch.dtype | None = None, layout: torch.layout | None = None,
+    device: torch.device | None = None, pin_memory: bool | None = False,
+) -> Tensor:  # fmt: skip
+    """Kept for the rest of the run."""
+    gpu = active().gpu
+    threads = 1536 if gpu.compute_capability in ((8, 6), (8, 9), (12, 0)) else 2048
+    return torch.empty(dropout_state_bytes(gpu.sm_count, threads), dtype=torch.uint8, device=device or "cuda")
+
+
+@kernel("_cudnn_rnn_flatten_weight")
+def flatten_weight(
+    weight_arr: list[Tensor], weight_stride0: int, input_size: int, mode: int, hidden_size: int, proj_size: int, num_layers: int,
+    batch_first: bool, bidirectional: bool,
+) -> Tensor:  # fmt: skip
+    """`flatten_parameters`: one buffer, of which every weight becomes a view."""
+    network = _network(
+        weight_arr[0].new_empty((0, 0, input_size)), mode, hidden_size, proj_size, num_layers, 0, False, bidirectional, []
+    )  # fmt: skip
+    buffer = torch.empty(network.weight_elements, dtype=weight_arr[0].dtype, device=weight_arr[0].device)
+    for weight, view in zip(weight_arr, _views(buffer, weight_arr), strict=True):
+        weight.set_(view)
+    return buffer
+
+
+def _views(buffer: Tensor, weights: list[Tensor]) -> list[Tensor]:
+    views, offset = [], 0
+    for weight in weights:
+        views.append(buffer.narrow(0, offset, weight.numel()).view(weight.shape))
+        offset += weight.numel()
+    return views
+
+
+# ---- cuDNN's calls
+
+
+@kernel("_cudnn_rnn")
+def rnn_forward(
+    input: Tensor, weight: list[Tensor], weight_stride0: int, weight_buf: Maybe, hx: Tensor, cx: Maybe, mode: int, hidden_size: int,
+    proj_size: int, num_layers: int, batch_first: bool, dropout: float, train: bool, bidirectional: bool, batch_sizes: Ints,
+    dropout_state: Maybe,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """A contiguous input, the outputs, weights in one buffer, workspace, and in training the reserve space."""
+    active().device.use("cudnn")
+    turned = batch_first and not batch_sizes
+    x = (input.transpose(0, 1) if turned else input).contiguous()
+    network = _network(x, mode, hidden_size, proj_size, num_layers, dropout, train, bidirectional, batch_sizes)
+    output = x.new_empty((*x.shape[:-1], network.output * network.directions))
+    hy = torch.empty_like(hx)
+    cy = torch.empty_like(cx) if cx is not None else hx.new_empty(0)
+    buffer = weight_buf if weight_buf is not None else x.new_empty(network.weight_elements)
+    workspace = scratch(network.workspace_bytes(), x)
+    reserve = torch.empty(network.reserve_bytes() if train else 0, dtype=torch.uint8, device=x.device)
+    del workspace, x
+    return output.transpose(0, 1) if turned else output, hy, cy, reserve, buffer
+
+
+@kernel("_cudnn_rnn_backward")
+def rnn_backward(
+    input: Tensor, weight: list[Tensor], weight_stride0: int, weight_buf: Tensor, hx: Tensor, cx: Maybe, output: Tensor,
+    grad_output: Maybe, grad_hy: Maybe, grad_cy: Maybe, mode: int, hidden_size: int, proj_size: int, num_layers: int,
+    batch_first: bool, dropout: float, train: bool, bidirectional: bool, batch_sizes: Ints, dropout_state: Maybe, reserve: Tensor,
+    output_mask: list[bool],
+) -> tuple[Maybe, Maybe, Maybe, list[Tensor]]:  # fmt: skip
+    """First the gradients of input and states, always; then those of the weights, as views of one buffer."""
+    if grad_output is None and grad_hy is None and grad_cy is None:
+        return None, None, None, []
+    turned = batch_first and not batch_sizes
+    seen = input.transpose(0, 1) if turned else input
+    network = _network(seen, mode, hidden_size, proj_size, num_layers, dropout, train, bidirectional, batch_sizes)
+    incoming = grad_output if grad_output is not None else torch.empty(output.shape, dtype=output.dtype, device=output.device)
+    last_h = grad_hy if grad_hy is not None else torch.empty_like(hx)
+    last_c = grad_cy if grad_cy is not None or cx is None else torch.empty_like(cx)
+    to_input, to_hx, to_cx = _backward_to_input(seen, incoming, last_h, last_c, hx, cx, turned, network)
+    to_weights = _backward_to_weights(seen, weight, weight_buf, weight_stride0 >= 4, network) if output_mask[3] else []
+    del last_c, last_h, incoming
+    if not output_mask[1]:
+        del to_hx
+    if not output_mask[2]:
+        to_cx = None
+    return to_input if output_mask[0] else None, to_hx if output_mask[1] else None, to_cx, to_weights
+
+
+def _backward_to_input(
+    seen: Tensor, incoming: Tensor, last_h: Tensor, last_c: Maybe, hx: Tensor, cx: Maybe, turned: bool, network: Network
+) -> tuple[Tensor, Tensor, Maybe]:
+    x = seen.contiguous()
+    laid = (incoming.transpose(0, 1) if turned else incoming).contiguous()
+    to_input = torch.empty(seen.shape, dtype=seen.dtype, device=seen.device)
+    laid_h, laid_c = last_h.contiguous(), last_c.contiguous() if last_c is not None else None
+    to_hx = torch.empty_like(hx)
+    to_cx = torch.empty_like(cx) if cx is not None else None
+    scratch(network.workspace_bytes(), x)
+    del laid_c, laid_h, laid, x
+    return to_input.transpose(0, 1) if turned else to_input, to_hx, to_cx
+
+
+def _backward_to_weights(seen: Tensor, weights: list[Tensor], weight_buf: Tensor, biases: bool, network: Network) -> list[Tensor]:
+    """Without biases the buffer, which has room for them, is not handed out: the gradients are copies."""
+    x = seen.contiguous()
+    buffer = torch.empty_like(weight_buf)
+    workspace = scratch(network.workspace_bytes(), x)
+    result = _views(buffer, weights) if biases else [torch.empty_like(weight) for weight in weights]
+    del workspace, buffer, x
+    return result
+
+
+# ---- PyTorch's fused cells
+
+
+@kernel("_thnn_fused_gru_cell")
+def gru_cell(
+    input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, input_bias: Maybe = None, hidden_bias: Maybe = None
+) -> tuple[Tensor, Tensor]:
+    """The new state, and five rows of gates for the backward pass, which are made first."""
+    workspace = hx.new_empty((hx.shape[0], hx.shape[1] * 5))
+    return torch.empty_like(hx), workspace
+
+
+@kernel("_thnn_fused_gru_cell_backward")
+def gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Tensor, Tensor, Tensor, Maybe, Maybe]:
+    """Gradients of both sets of gates and of the state; biases by a sum over the batch."""
+    gates = workspace.shape[1] // 5 * 3
+    to_input, to_hidden = workspace.new_empty((workspace.shape[0], gates)), workspace.new_empty((workspace.shape[0], gates))
+    to_hx = torch.empty_like(grad_hy)
+    if not has_bias:
+        return to_input, to_hidden, to_hx, None, None
+    return to_input, to_hidden, to_hx, to_input.sum(0), to_hidden.sum(0)
+
+
+@kernel("_thnn_fused_lstm_cell")
+def lstm_cell(
+    input_gates: Tensor, hidden_gates: Tensor, cx: Tensor, input_bias: Maybe = None, hidden_bias: Maybe = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gates, for the backward pass, are made before the new states."""
+    workspace = torch.empty_like(input_gates)
+    hy, cy = torch.empty_like(cx), torch.empty_like(cx)
+    return hy, cy, workspace
