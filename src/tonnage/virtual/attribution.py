@@ -41,8 +41,8 @@ class Attribution:
         self.contexts: list[str] = [""]
         self._context_numbers: dict[str, int] = {"": 0}
         self._native_context: Any = ctypes.c_int32()
-        self._paths: "weakref.WeakKeyDictionary[Any, str]" = weakref.WeakKeyDictionary()
-        self._known: dict[int, "weakref.ref[Any]"] = {}  # parameters by id: a WeakSet would compare tensors
+        self._paths: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._known: dict[int, weakref.ref[Any]] = {}  # parameters by id: a WeakSet would compare tensors
         self._stepped = True
         self._backward_depth = 0
         self._main = threading.main_thread().ident
@@ -209,5 +209,3 @@ def _tensors(values: Iterable[Any], depth: int = 4) -> list[Any]:
         elif depth and isinstance(value, dict):
             found.extend(_tensors(value.values(), depth - 1))
     return found
-
-

@@ -56,7 +56,7 @@ def _build(torch_root: Path, target: Path) -> None:
             "The virtual GPU has a small native half that must be compiled once, and no C++ compiler was found.",
             hint="Install g++ (Debian: apt install g++) or set CXX to a C++20 compiler.",
         )
-    print("tonnage: building the virtual GPU for this torch (once, about half a minute) ...", file=sys.stderr, flush=True)
+    print("tonnage: building the virtual GPU for this torch (once, half a minute) ...", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         objects = _compile(compiler, torch_root, Path(scratch))
         built = Path(scratch) / target.name
@@ -89,5 +89,5 @@ def _wait(job: "subprocess.Popen[str]", what: str) -> None:
     if job.returncode:
         raise MissingPart(
             f"The virtual GPU's native half did not compile ({what}):\n{output[-2000:]}",
-            hint="It needs a C++20 compiler (g++ 11 or newer), Python's headers and a CPU build of torch 2.11 or newer.",
+            hint="It needs a C++20 compiler (g++ 11 or newer), Python's headers and a CPU build of torch 2.11 or later.",
         )

@@ -1,7 +1,7 @@
 """Other libraries on a GPU that is not there: what must import, and what cannot run and is said so.
 
-- torchvision built for CUDA cannot load its operators beside a CPU torch and then refuses to import, and with it half of
-  timm and transformers. Its operators are declared by name instead.
+- torchvision built for CUDA cannot load its operators beside a CPU torch and then refuses to import, and with it half
+  of timm and transformers. Its operators are declared by name instead.
 - Triton kernels write into tensors that their caller made, so a launch that does nothing leaves memory right.
 - torch.compile runs its function eagerly. CUDA extensions are refused: nobody knows what they allocate.
 """
@@ -101,7 +101,7 @@ _BUILDERS = ("load", "load_inline", "CUDAExtension")
 
 def _eager_compile(stand_ins: StandIns) -> Callable[..., Any]:
     def compile(model: Any = None, **options: Any) -> Any:  # the name that scripts see
-        stand_ins.unmodelled("torch.compile", "run eagerly: a compiled graph allocates other, mostly fewer, temporaries")
+        stand_ins.unmodelled("torch.compile", "run eagerly: a compiled graph allocates other, often fewer, temporaries")
         return model if model is not None else lambda function: function
 
     return compile
@@ -113,7 +113,7 @@ def _refuse(name: str, stand_ins: StandIns) -> Callable[..., Any]:
         stand_ins.unmodelled(f"torch.utils.cpp_extension.{name}", "a CUDA extension of the script's own")
         raise NotModelled(
             f"The script builds a CUDA extension of its own ({what}), and nobody here knows what it allocates.",
-            hint="Leave the extension out for the virtual run, or register its operators with torch.library and a fake.",
+            hint="Leave the extension out for a virtual run, or register its operators with torch.library and a fake.",
         )
 
     return refuse
@@ -126,7 +126,7 @@ def quiet_launches(module: ModuleType, stand_ins: StandIns) -> None:
         name = getattr(self, "__name__", None) or getattr(getattr(self, "fn", None), "__name__", "kernel")
         stand_ins.unmodelled(f"triton kernel {name}", "not run: it writes into tensors that exist already")
 
-    module.JITFunction.run = run  # type: ignore[attr-defined]
+    module.JITFunction.run = run
 
 
 def _loads(folder: Path) -> bool:

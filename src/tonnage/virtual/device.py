@@ -18,6 +18,8 @@ from tonnage.virtual.overheads import Overheads
 if TYPE_CHECKING:
     from tonnage.virtual.cuda.history import History
 
+Shape = tuple[int, ...]
+
 DTYPES = {
     "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64", "Int": "int32",
     "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool", "ComplexFloat": "complex64",
@@ -64,7 +66,7 @@ class Device:
     # Called by the native half
 
     def malloc(
-        self, size: int, index: int, stream: int, operator: str, context: int, serial: int, shape: tuple[int, ...], dtype: str
+        self, size: int, index: int, stream: int, operator: str, context: int, serial: int, shape: Shape, dtype: str
     ) -> int:
         """The address of a new block, or OutOfDeviceMemory."""
         try:
@@ -130,15 +132,23 @@ class Device:
             self.sequence += 1
             self.segments.append(SegmentEvent(self.sequence, action, address, size, stream))  # type: ignore[arg-type]
 
-    def _note_oom(
-        self, error: OutOfMemory, operator: str, context: int, shape: tuple[int, ...], dtype: str
-    ) -> None:
+    def _note_oom(self, error: OutOfMemory, operator: str, context: int, shape: Shape, dtype: str) -> None:
         who, shortage = self.attribution, error.shortage
-        self.ooms.append(
-            OutOfMemoryRecord(
-                who.line(), shortage.requested_bytes, shortage.free_bytes, shortage.allocated_bytes, shortage.reserved_bytes,
-                operator, who.module_of(context), who.phase, who.step, error.message, who.stack(), shape, dtype,
-            )  # fmt: skip
+        record = OutOfMemoryRecord(
+            line=who.line(),
+            requested_bytes=shortage.requested_bytes,
+            free_bytes=shortage.free_bytes,
+            allocated_bytes=shortage.allocated_bytes,
+            reserved_bytes=shortage.reserved_bytes,
+            operator=operator,
+            module=who.module_of(context),
+            phase=who.phase,
+            step=who.step,
+            message=error.message,
+            stack=who.stack(),
+            shape=shape,
+            dtype=dtype,
         )
+        self.ooms.append(record)
         for observer in self.oom_observers:
             observer(shortage)

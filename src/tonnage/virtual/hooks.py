@@ -43,10 +43,10 @@ def _wrap_engine(device: Device) -> Callable[[], None]:
         finally:
             who.backward_ends()
 
-    graph._engine_run_backward = torch.autograd._engine_run_backward = run_backward  # type: ignore[attr-defined]
+    graph._engine_run_backward = torch.autograd._engine_run_backward = run_backward
 
     def restore() -> None:
-        graph._engine_run_backward = torch.autograd._engine_run_backward = plain  # type: ignore[attr-defined]
+        graph._engine_run_backward = torch.autograd._engine_run_backward = plain
 
     return restore
 
@@ -66,9 +66,9 @@ def _wrap_apply(device: Device) -> Callable[[], None]:
             if not depth:
                 who.mark_model(self)
 
-    torch.nn.Module._apply = apply  # type: ignore[method-assign]
+    torch.nn.Module._apply = apply
 
     def restore() -> None:
-        torch.nn.Module._apply = plain  # type: ignore[method-assign]
+        torch.nn.Module._apply = plain
 
     return restore

@@ -1,4 +1,4 @@
-"""Imports without garbage collection: they make a million objects and no garbage, and looking for it takes a fifth of the time.
+"""Imports without garbage collection: they make a million objects, and looking for garbage takes a fifth of the time.
 
 A script's own collections are left as they are: cycles that hold tensors die when they would.
 """

@@ -25,8 +25,8 @@ NATIVE = frozenset(
 # Large host tensors are not filled by these, and what these derive from an unfilled one is unfilled too.
 HOST_FILLS = "normal_ uniform_ exponential_ log_normal_ cauchy_ bernoulli_.float".split()
 HOST_DERIVES = (
-    "add.Tensor add_.Tensor sub.Tensor sub_.Tensor mul.Tensor mul_.Tensor div.Tensor div_.Tensor clamp clamp_ clamp_min "
-    "clamp_min_ erfinv erfinv_ cat stack linalg_qr sign triu tril sqrt sqrt_ rsqrt exp pow.Tensor_Scalar neg"
+    "add.Tensor add_.Tensor sub.Tensor sub_.Tensor mul.Tensor mul_.Tensor div.Tensor div_.Tensor clamp clamp_ "
+    "clamp_min clamp_min_ erfinv erfinv_ cat stack linalg_qr sign triu tril sqrt sqrt_ rsqrt exp pow.Tensor_Scalar neg"
 ).split()
 
 

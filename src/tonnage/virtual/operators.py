@@ -1,7 +1,7 @@
 """Which of PyTorch's operators CUDA implements itself, read from the list that ships with the installed torch.
 
-On a build without CUDA those operators would fall through to composites that the card never runs, so each of them gets a
-kernel of ours on the CUDA key. This module only reads the list.
+On a build without CUDA those operators would fall through to composites that the card never runs, so each of them gets
+a kernel of ours on the CUDA key. This module only reads the list.
 """
 
 import importlib.util
@@ -48,6 +48,6 @@ def _read(path: Path) -> list[_Entry]:
             entries[-1].has_ufunc |= text == "ufunc_inner_loop:"
         elif in_dispatch and indent == 4 and ":" in text and not text.startswith("#"):
             keys = {key.strip() for key in text.split(":", 1)[0].split(",")}
-            if "CompositeExplicitAutograd" not in keys:  # where it is listed beside CUDA, the composite is CUDA's own code
+            if "CompositeExplicitAutograd" not in keys:  # listed beside CUDA, the composite is CUDA's own code
                 entries[-1].keys.update(keys)
     return entries

@@ -30,7 +30,7 @@ class Session:
         self.torch = torch
         self.gpu = gpu
         self.modelled = torch_version or torch.__version__.split("+")[0]
-        self.settings = settings or AllocatorSettings.from_environment(os.environ)
+        self.settings = settings or AllocatorSettings.from_environment(os.environ, version_pair(self.modelled))
         self.device = Device(gpu, version_pair(self.modelled), self.settings)
         self.stand_ins = StandIns(self.device.attribution.line)
         self.workspaces = Workspaces(self.device)
@@ -52,7 +52,8 @@ class Session:
         self.library.tonnage_listen(*map(ctypes.py_object, self._listeners))
         device.attribution._native_context = ctypes.c_int32.in_dll(self.library, "tonnage_context")
         current(self)
-        self._undo += [install_hooks(device), cuda.install(device, self.library), install_companions(self.stand_ins)]
+        self._undo += [install_hooks(device), cuda.install(device, self.library)]
+        self._undo.append(install_companions(self.stand_ins))
         atexit.register(self.library.tonnage_close)
 
     def close(self) -> None:
@@ -70,15 +71,21 @@ class Session:
         held, peak, requested = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_uint64()
         self.library.tonnage_pinned(ctypes.byref(held), ctypes.byref(peak), ctypes.byref(requested))
         device = self.device
-        return Recording(
-            Header(
-                gpu=self.gpu.key, gpu_name=self.gpu.name, capacity_bytes=self.gpu.memory_bytes, torch_modelled=self.modelled,
-                torch_installed=self.torch.__version__, settings=os.environ.get("PYTORCH_ALLOC_CONF", ""),
-                wall_seconds=time.perf_counter() - self._started, overhead_bytes=device.overheads.total_bytes,
-                overhead_parts=dict(device.overheads.parts), pinned_host_bytes=peak.value, **header,
-            ),
-            device.allocations, device.segments, device.marks, self.stand_ins.records(), self.stand_ins.notes(),
-        )  # fmt: skip
+        described = Header(
+            gpu=self.gpu.key,
+            gpu_name=self.gpu.name,
+            capacity_bytes=self.gpu.memory_bytes,
+            torch_modelled=self.modelled,
+            torch_installed=self.torch.__version__,
+            settings=os.environ.get("PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")),
+            wall_seconds=time.perf_counter() - self._started,
+            overhead_bytes=device.overheads.total_bytes,
+            overhead_parts=dict(device.overheads.parts),
+            pinned_host_bytes=peak.value,
+            **header,
+        )
+        stand_ins, notes = self.stand_ins.records(), self.stand_ins.notes()
+        return Recording(described, device.allocations, device.segments, device.marks, stand_ins, notes)
 
 
 _current: Session | None = None

@@ -1,13 +1,13 @@
-"""What a script reads from a GPU that computes nothing: a stand-in that keeps it on its normal path, counted and listed.
+"""What a script reads from a GPU that computes nothing: stand-ins that keep it on its normal path, counted and listed.
 
-A loss is finite, a gradient's norm is 1, no flag is raised. A loop that waits for a flag would never end, so a line that
-has read the same flag very often gets the other answer.
+A loss is finite, a gradient's norm is 1, no flag is raised. A loop that waits for a flag would never end, so a line
+that has read the same flag very often gets the other answer.
 """
 
 from collections import Counter
 from collections.abc import Callable
 
-from tonnage.recording.records import Note, StandIn
+from tonnage.recording.records import Note, NoteKind, StandIn
 
 PATIENCE = 20_000
 _FLOATS = {"Float", "Double", "Half", "BFloat16"}
@@ -19,7 +19,7 @@ class StandIns:
     def __init__(self, line: Callable[[], str]) -> None:
         self._line = line
         self._reads: Counter[tuple[str, str, str]] = Counter()
-        self._notes: Counter[tuple[str, str, str]] = Counter()
+        self._notes: Counter[tuple[NoteKind, str, str]] = Counter()
 
     def read(self, dtype: str, count: int) -> float:
         """A value of this type was read (`count` elements of a tensor, or -1 for one scalar)."""
@@ -50,7 +50,7 @@ class StandIns:
 
     def notes(self) -> list[Note]:
         """What is not modelled and what was assumed."""
-        return [Note(kind, operator, count, text) for (kind, operator, text), count in self._notes.most_common()]  # type: ignore[arg-type]
+        return [Note(kind, operator, count, text) for (kind, operator, text), count in self._notes.most_common()]
 
 
 def _shown(dtype: str, what: str) -> str:

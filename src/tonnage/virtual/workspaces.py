@@ -58,5 +58,5 @@ class Workspaces:
 
 
 def _configured_bytes(text: str) -> int:
-    """":4096:2:16:8" means two buffers of 4096 KiB and eight of 16."""
+    """ ":4096:2:16:8" means two buffers of 4096 KiB and eight of 16."""
     return sum(int(kib) * 1024 * int(count) for kib, count in re.findall(r":(\d+):(\d+)", text))

@@ -17,18 +17,13 @@ def where(condition: torch.Tensor, self: torch.Tensor, other: torch.Tensor) -> t
     if not (condition.is_cuda and self.is_cuda and other.is_cuda):
         device = next(t.device for t in (condition, self, other) if t.is_cuda)
         condition, self, other = (t if t.dim() else t.to(device) for t in (condition, self, other))
-    if (
-        not is_known(condition, self, other)
-        and condition.is_contiguous()
-        and self.is_contiguous()
-        and other.is_contiguous()
-    ):
-        # PyTorch's shape rule of this operator is slow, and here the answer is plain.
-        shape = torch.broadcast_shapes(condition.shape, self.shape, other.shape)
-        return torch.empty(shape, dtype=dtype, device=condition.device)
     chosen = _only_choice(condition, self, other)
     if chosen is not None:
         return chosen
+    if all(t.is_contiguous() for t in (condition, self, other)) and not is_known(condition, self, other):
+        # PyTorch's shape rule of this operator is slow, and here the answer is plain.
+        shape = torch.broadcast_shapes(condition.shape, self.shape, other.shape)
+        return torch.empty(shape, dtype=dtype, device=condition.device)
     result: torch.Tensor = plain(aten.where.self)(condition, self, other)
     return result
 
