@@ -28,7 +28,7 @@ from typing import Any, TextIO
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from probe_cases.spec import Case  # noqa: E402
+from probe_cases.spec import Case
 
 # Each group and the processes that share its cases, the slowest first.
 GROUPS = {
@@ -120,7 +120,7 @@ def rows_of(case: Case, device: str) -> list[dict[str, Any]]:
         with case.around():
             for key in ("first_call_events", "events"):
                 _measure(case, args, kwargs, forward, backward, key)
-    except Exception as error:  # noqa: BLE001 - whatever an operator raises is a result
+    except Exception as error:
         (backward if forward["outputs"] else forward)["error"] = f"{type(error).__name__}: {str(error)[:300]}"
     has_backward = backward["outputs"] or backward["error"]
     return [forward, backward] if has_backward else [forward]

@@ -77,5 +77,5 @@ def test_outside_the_block_there_is_no_gpu() -> None:
 def test_out_of_memory_is_pytorchs_own_error() -> None:
     import torch
 
-    with tonnage.virtual_gpu("rtx-4090"), pytest.raises(torch.OutOfMemoryError, match="Tried to allocate 40.00 GiB"):
+    with tonnage.virtual_gpu("rtx-4090"), pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate 40\.00 GiB"):
         torch.empty(10 << 30, device="cuda")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from virtual_runs import run_tonnage
 
 TRUTH = Path(__file__).parents[2] / "benchmarks" / "truth"
@@ -45,7 +46,8 @@ gan.py --penalty --batch 64
 translate.py
 """.strip().splitlines()
 
-ROWS = {row["case"]: row for row in map(json.loads, (TRUTH / "h200.jsonl").read_text().splitlines()) if not row["alloc_conf"]}
+MEASURED = map(json.loads, (TRUTH / "h200.jsonl").read_text().splitlines())
+ROWS = {row["case"]: row for row in MEASURED if not row["alloc_conf"]}
 ALLOCATED_BOUND, RESERVED_BOUND, PROCESS_BOUND = 0.01, 0.04, 0.04
 
 
@@ -61,7 +63,8 @@ def predict(case: str, answer: Path) -> dict[str, Any]:
     script, *words = case.split()
     path = TRUTH / "scripts" / script
     environment = {name: value for name, value in os.environ.items() if "ALLOC_CONF" not in name}
-    done = run_tonnage("run", "--gpu", "h200", "--torch", "2.11", "--json", str(answer), str(path), *words, env=environment)
+    options = ["--gpu", "h200", "--torch", "2.11", "--json", str(answer)]
+    done = run_tonnage("run", *options, str(path), *words, env=environment)
     assert answer.exists(), done.stderr[-2000:]
     said: dict[str, Any] = json.loads(answer.read_text())
     return said

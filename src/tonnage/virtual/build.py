@@ -17,7 +17,7 @@ from pathlib import Path
 from tonnage.errors import MissingPart
 
 NATIVE = Path(__file__).parent / "native"
-UNITS = ("device.cpp", "kernels.cpp")
+UNITS = tuple(path.name for path in sorted(NATIVE.glob("*.cpp")))
 
 
 def native_library(torch_root: Path) -> Path:
@@ -56,7 +56,7 @@ def _build(torch_root: Path, target: Path) -> None:
             "The virtual GPU has a small native half that must be compiled once, and no C++ compiler was found.",
             hint="Install g++ (Debian: apt install g++) or set CXX to a C++20 compiler.",
         )
-    print("tonnage: building the virtual GPU for this torch (once, half a minute) ...", file=sys.stderr, flush=True)
+    print("tonnage: building the virtual GPU for this torch (once, about a minute) ...", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         objects = _compile(compiler, torch_root, Path(scratch))
         built = Path(scratch) / target.name

@@ -44,3 +44,10 @@ def test_equality_of_what_nobody_knows() -> None:
     assert torch.equal(x, x)
     assert torch.equal(x, torch.rand(4, device="cuda"))
     assert not torch.equal(x, torch.rand(5, device="cuda"))
+
+
+def test_ordinary_numbers_lie_between_huge_ones() -> None:
+    x = torch.rand(4, device="cuda")
+    assert (x > -1e9).tolist() == [True] * 4
+    assert (torch.full((4,), 1e9, device="cuda") < x).tolist() == [False] * 4
+    assert not is_known(x > 0.5)

@@ -1,11 +1,12 @@
 """Batch normalisation: cuDNN's and PyTorch's own, forward and backward.
 
-Which of the two runs is PyTorch's choice, made in its own code. cuDNN's workspace for channels last was measured on an H200
-(cuDNN 9.19) and follows the formula below for 64 channels and more; with fewer it is within a few hundred bytes. It has none
-for contiguous inputs.
+Which of the two runs is PyTorch's choice, made in its own code. cuDNN's workspace for channels last was measured on
+an H200 (cuDNN 9.19) and follows the formula below for 64 channels and more; with fewer it is within a few hundred
+bytes. It has none for contiguous inputs.
 """
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from tonnage.virtual.kernels.convolution import suggested_format
 from tonnage.virtual.kernels.registry import kernel, scratch
 from tonnage.virtual.session import active
 
-Maybe = Tensor | None
+Maybe: TypeAlias = "Tensor | None"
 
 MAX_BLOCK = 512
 TILE_WIDTH = 32
@@ -93,8 +94,9 @@ def _per_channel(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 @kernel("native_batch_norm", "_native_batch_norm_legit")
 def native_batch_norm(
-    input: Tensor, weight: Maybe, bias: Maybe, running_mean: Maybe, running_var: Maybe, training: bool, momentum: float, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
+    input: Tensor, weight: Maybe, bias: Maybe, running_mean: Maybe, running_var: Maybe, training: bool, momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The output, two statistics, then what the reduction needs."""
     output = torch.empty_like(input)
     mean, deviation = _per_channel(input), _per_channel(input)
@@ -114,8 +116,9 @@ def batch_norm_stats(input: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 @kernel("batch_norm_backward_reduce")
 def batch_norm_backward_reduce(
-    grad_out: Tensor, input: Tensor, mean: Tensor, invstd: Tensor, weight: Maybe, input_g: bool, weight_g: bool, bias_g: bool
-) -> tuple[Maybe, Maybe, Maybe, Maybe]:
+    grad_out: Tensor, input: Tensor, mean: Tensor, invstd: Tensor, weight: Maybe, input_g: bool, weight_g: bool, bias_g:
+    bool,
+) -> tuple[Maybe, Maybe, Maybe, Maybe]:  # fmt: skip
     """Two sums for the input's gradient, and the gradients of weight and bias."""
     last = _is_fast_last(grad_out) and _is_fast_last(input) and grad_out.numel() < INDEX_LIMIT
     dtype = weight.dtype if weight is not None else mean.dtype
@@ -132,14 +135,15 @@ def batch_norm_backward_reduce(
 def _gradient_of_input(grad_out: Tensor, x: Tensor, training: bool) -> Tensor:
     way = _way(x) if _way(x) == _way(grad_out) else "general"
     if training and way != "general":
-        return torch.empty_like(x, memory_format=suggested_format(x) if way == "channels_last" else torch.contiguous_format)
+        layout = suggested_format(x) if way == "channels_last" else torch.contiguous_format
+        return torch.empty_like(x, memory_format=layout)
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
 @kernel("native_batch_norm_backward")
 def native_batch_norm_backward(
-    grad_out: Tensor, input: Tensor, weight: Maybe, running_mean: Maybe, running_var: Maybe, save_mean: Maybe, save_invstd: Maybe,
-    train: bool, eps: float, output_mask: list[bool],
+    grad_out: Tensor, input: Tensor, weight: Maybe, running_mean: Maybe, running_var: Maybe, save_mean: Maybe,
+    save_invstd: Maybe, train: bool, eps: float, output_mask: list[bool],
 ) -> tuple[Maybe, Maybe, Maybe]:  # fmt: skip
     """Fused where channels are not last, in two steps elsewhere."""
     reduces = train or output_mask[1] or output_mask[2]
@@ -198,8 +202,8 @@ def cudnn_batch_norm(
 
 @kernel("cudnn_batch_norm_backward")
 def cudnn_batch_norm_backward(
-    input: Tensor, grad_output: Tensor, weight: Tensor, running_mean: Maybe, running_var: Maybe, save_mean: Maybe, save_var: Maybe,
-    epsilon: float, reserveSpace: Tensor,
+    input: Tensor, grad_output: Tensor, weight: Tensor, running_mean: Maybe, running_var: Maybe, save_mean: Maybe,
+    save_var: Maybe, epsilon: float, reserveSpace: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """All three gradients, in the input's layout."""
     layout = suggested_format(input)

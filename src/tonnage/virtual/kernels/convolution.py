@@ -1,21 +1,25 @@
 """Convolutions: cuDNN's with its layouts and workspaces, and PyTorch's own depthwise and unfolding ones.
 
-Which of them runs is PyTorch's choice (`_select_conv_backend`), made in its own code. The bytes of cuDNN's workspaces are
-the business of `convolution_engines`.
+Which of them runs is PyTorch's choice (`_select_conv_backend`), made in its own code. The bytes of cuDNN's workspaces
+are the business of `convolution_engines`.
 """
 
 import math
+from collections.abc import Sequence
 from functools import cache
+from typing import TypeAlias
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from tonnage.virtual.kernels.convolution_engines import Layer, Plan, Way, measured_bytes, search_bytes, workspace_bytes
 from tonnage.virtual.kernels.registry import kernel, own_operator, scratch
-from tonnage.virtual.session import active
+from tonnage.virtual.session import Session, active
 
-Ints = list[int]
-_searched: set[tuple[int, Plan]] = set()
+Ints: TypeAlias = list[int]
+How: TypeAlias = tuple[Ints, Ints, Ints, int]  # padding, stride, dilation, groups
+_searched: WeakKeyDictionary[Session, set[Plan]] = WeakKeyDictionary()
 
 # ---- layouts
 
@@ -58,7 +62,7 @@ def _input_sides(output: Ints, weight: Ints, padding: Ints, extra: Ints, stride:
     ]
 
 
-def _run(way: Way, x: Tensor, weight: Tensor, how: tuple[Ints, Ints, Ints, int], benchmark: bool, last: bool) -> None:
+def _run(way: Way, x: Tensor, weight: Tensor, how: How, benchmark: bool, last: bool) -> None:
     """One plan: its workspace lives while it runs."""
     padding, stride, dilation, groups = how
     layer = Layer(
@@ -71,27 +75,31 @@ def _run(way: Way, x: Tensor, weight: Tensor, how: tuple[Ints, Ints, Ints, int],
     scratch(_chosen_bytes(plan), x)
 
 
-@cache
 def _chosen_bytes(plan: Plan) -> int:
     if measured_bytes(plan) is None:
-        active().stand_ins.assume("cudnn_convolution", "a workspace that was not measured is that of the nearest measured shape")
+        active().stand_ins.assume("cudnn_convolution", "an unmeasured workspace is that of the nearest measured shape")
     return workspace_bytes(plan)
 
 
 def _search(plan: Plan, x: Tensor) -> None:
     """`torch.backends.cudnn.benchmark`: the first call of each kind tries every engine, then returns the cache."""
     session = active()
-    key = (id(session), plan)
-    if key in _searched:
+    searched = _searched.setdefault(session, set())
+    if plan in searched:
         return
-    _searched.add(key)
-    session.stand_ins.assume("cudnn.benchmark", "while engines are timed, the largest workspace is that of a Fourier transform")
-    free_bytes = session.gpu.memory_bytes - session.device.allocator.memory_stats()["allocated_bytes.all.current"]
-    scratch(min(search_bytes(plan), max(free_bytes, 0)), x)
+    searched.add(plan)
+    session.stand_ins.assume(
+        "cudnn.benchmark", "while engines are timed, a Fourier transform has the largest workspace"
+    )
+    allocator = session.device.allocator
+    free_bytes = (
+        session.gpu.memory_bytes - allocator.outside_bytes - allocator.memory_stats()["allocated_bytes.all.current"]
+    )
+    scratch(max((size for size in search_bytes(plan) if size <= free_bytes), default=0), x)
     session.device.empty_cache()
 
 
-def _forward(output: Tensor, x: Tensor, weight: Tensor, how: tuple[Ints, Ints, Ints, int], benchmark: bool) -> None:
+def _forward(output: Tensor, x: Tensor, weight: Tensor, how: How, benchmark: bool) -> None:
     layout = suggested_format(output)
     laid_weight = weight.contiguous(memory_format=layout)
     laid_x = x.contiguous(memory_format=layout)
@@ -99,17 +107,16 @@ def _forward(output: Tensor, x: Tensor, weight: Tensor, how: tuple[Ints, Ints, I
     del laid_x, laid_weight
 
 
-def _convolve(x: Tensor, weight: Tensor, how: tuple[Ints, Ints, Ints, int], benchmark: bool) -> Tensor:
+def _convolve(x: Tensor, weight: Tensor, how: How, benchmark: bool) -> Tensor:
     padding, stride, dilation, _ = how
-    sides = Layer(tuple(x.shape[1:]), tuple(weight.shape), tuple(stride), tuple(padding), tuple(dilation), 1).output_sides()
-    shape = (x.shape[0], weight.shape[0], *sides)
+    shape = _output_shape(x, weight, stride, padding, dilation)
     output = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=_convolution_format(x, weight))
     if output.numel():
         _forward(output, x, weight, how, benchmark)
     return output
 
 
-def _gradient_of_input(shape: Ints, grad: Tensor, weight: Tensor, how: tuple[Ints, Ints, Ints, int], benchmark: bool) -> Tensor:
+def _gradient_of_input(shape: Ints, grad: Tensor, weight: Tensor, how: How, benchmark: bool) -> Tensor:
     layout = _convolution_format(grad, weight)
     result = torch.empty(shape, dtype=grad.dtype, device=grad.device, memory_format=layout)
     laid_weight = weight.contiguous(memory_format=layout)
@@ -120,7 +127,7 @@ def _gradient_of_input(shape: Ints, grad: Tensor, weight: Tensor, how: tuple[Int
     return result
 
 
-def _gradient_of_weight(shape: Ints, grad: Tensor, x: Tensor, how: tuple[Ints, Ints, Ints, int], benchmark: bool) -> Tensor:
+def _gradient_of_weight(shape: Ints, grad: Tensor, x: Tensor, how: How, benchmark: bool) -> Tensor:
     layout = _convolution_format(x, grad)
     laid_grad = grad.contiguous(memory_format=layout)
     laid_x = x.contiguous(memory_format=layout)
@@ -153,8 +160,8 @@ def cudnn_convolution_out(
 
 @kernel("cudnn_convolution_transpose")
 def cudnn_convolution_transpose(
-    self: Tensor, weight: Tensor, padding: Ints, output_padding: Ints, stride: Ints, dilation: Ints, groups: int, benchmark: bool,
-    deterministic: bool, allow_tf32: bool,
+    self: Tensor, weight: Tensor, padding: Ints, output_padding: Ints, stride: Ints, dilation: Ints, groups: int,
+    benchmark: bool, deterministic: bool, allow_tf32: bool,
 ) -> Tensor:  # fmt: skip
     """To cuDNN this is the gradient with respect to the input of the convolution that goes the other way."""
     sides = _input_sides(list(self.shape[2:]), list(weight.shape[2:]), padding, output_padding, stride, dilation)
@@ -177,8 +184,8 @@ def cudnn_convolution_relu(
 
 @kernel("cudnn_convolution_add_relu")
 def cudnn_convolution_add_relu(
-    self: Tensor, weight: Tensor, z: Tensor, alpha: float | None, bias: Tensor | None, stride: Ints, padding: Ints, dilation: Ints,
-    groups: int,
+    self: Tensor, weight: Tensor, z: Tensor, alpha: float | None, bias: Tensor | None, stride: Ints, padding: Ints,
+    dilation: Ints, groups: int,
 ) -> Tensor:  # fmt: skip
     """The same with a term added, which takes on the layout."""
     laid_z = z.contiguous(memory_format=_convolution_format(self, weight))
@@ -192,8 +199,8 @@ def cudnn_convolution_add_relu(
     "int groups, bool benchmark, bool deterministic, bool tf32, bool want_input, bool want_weight) -> (Tensor, Tensor)"
 )
 def cudnn_convolution_backward(
-    input: Tensor, grad: Tensor, weight: Tensor, padding: Ints, stride: Ints, dilation: Ints, groups: int, benchmark: bool,
-    deterministic: bool, tf32: bool, want_input: bool, want_weight: bool,
+    input: Tensor, grad: Tensor, weight: Tensor, padding: Ints, stride: Ints, dilation: Ints, groups: int, benchmark:
+    bool, deterministic: bool, tf32: bool, want_input: bool, want_weight: bool,
 ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
     """The gradient of the input, then that of the weight."""
     if not input.numel():
@@ -206,13 +213,13 @@ def cudnn_convolution_backward(
 
 
 @own_operator(
-    "cudnn_convolution_transpose_backward(Tensor input, Tensor grad, Tensor weight, int[] padding, int[] output_padding, "
-    "int[] stride, int[] dilation, int groups, bool benchmark, bool deterministic, bool tf32, bool want_input, "
-    "bool want_weight) -> (Tensor, Tensor)"
+    "cudnn_convolution_transpose_backward(Tensor input, Tensor grad, Tensor weight, int[] padding, "
+    "int[] output_padding, int[] stride, int[] dilation, int groups, bool benchmark, bool deterministic, bool tf32, "
+    "bool want_input, bool want_weight) -> (Tensor, Tensor)"
 )
 def cudnn_convolution_transpose_backward(
-    input: Tensor, grad: Tensor, weight: Tensor, padding: Ints, output_padding: Ints, stride: Ints, dilation: Ints, groups: int,
-    benchmark: bool, deterministic: bool, tf32: bool, want_input: bool, want_weight: bool,
+    input: Tensor, grad: Tensor, weight: Tensor, padding: Ints, output_padding: Ints, stride: Ints, dilation: Ints,
+    groups: int, benchmark: bool, deterministic: bool, tf32: bool, want_input: bool, want_weight: bool,
 ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
     """The gradient of the input is a plain convolution of the incoming gradient."""
     how = (padding, stride, dilation, groups)
@@ -225,7 +232,9 @@ def cudnn_convolution_transpose_backward(
 # ---- PyTorch's own
 
 
-def _output_shape(x: Tensor, weight: Tensor, stride: Ints, padding: Ints, dilation: Ints) -> tuple[int, ...]:
+def _output_shape(
+    x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> tuple[int, ...]:
     layer = Layer(tuple(x.shape[1:]), tuple(weight.shape), tuple(stride), tuple(padding), tuple(dilation), 1)
     return (x.shape[0], weight.shape[0], *layer.output_sides())
 
@@ -245,8 +254,8 @@ def depthwise(
 
 @kernel("slow_conv_dilated2d", "slow_conv_dilated3d")
 def dilated(
-    self: Tensor, weight: Tensor, kernel_size: Ints, bias: Tensor | None = None, stride: Ints = [1], padding: Ints = [0],
-    dilation: Ints = [1],
+    self: Tensor, weight: Tensor, kernel_size: Ints, bias: Tensor | None = None, stride: Sequence[int] = (1,),
+    padding: Sequence[int] = (0,), dilation: Sequence[int] = (1,),
 ) -> Tensor:  # fmt: skip
     """Unfolds one image at a time into columns, then multiplies matrices."""
     laid_x, laid_weight = self.contiguous(), weight.contiguous()
@@ -259,13 +268,15 @@ def dilated(
 
 
 @kernel("_slow_conv2d_forward")
-def slow_conv2d(self: Tensor, weight: Tensor, kernel_size: Ints, bias: Tensor | None, stride: Ints, padding: Ints) -> Tensor:
+def slow_conv2d(
+    self: Tensor, weight: Tensor, kernel_size: Ints, bias: Tensor | None, stride: Ints, padding: Ints
+) -> Tensor:
     """Unfolds each image, unless the kernel is a single point."""
     output = torch.empty(_output_shape(self, weight, stride, padding, [1, 1]), dtype=self.dtype, device=self.device)
     laid_x, laid_weight = self.contiguous(), weight.contiguous()
     columns = None
     if max(kernel_size) > 1 or max(stride) > 1 or max(padding) > 0:
-        columns = torch.empty((math.prod(weight.shape[1:]), math.prod(output.shape[2:])), dtype=self.dtype, device=self.device)
+        columns = output.new_empty((math.prod(weight.shape[1:]), math.prod(output.shape[2:])))
     active().workspaces.use("cublas")
     del columns, laid_weight, laid_x
     return output

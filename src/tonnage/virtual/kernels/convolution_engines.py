@@ -1,13 +1,14 @@
 """How many bytes of workspace cuDNN's plan for a convolution takes.
 
-cuDNN is closed: a heuristic inside it picks an engine, and the engine decides its workspace. What was measured is a table
-(`data/cudnn-convolutions.json.gz`, some 120,000 plans over the layers of common networks). A convolution in the table gets
-its bytes; any other one is taken to run on the engine of the nearest measured convolution. An engine is known by what its
-workspace holds: copies of operands in the other layout (channels padded to 4, 8 or a power of two), a gradient of the
-weights for each image, and a remainder that depends on the card's multiprocessors rather than on the batch.
+cuDNN is closed: a heuristic inside it picks an engine, and the engine decides its workspace. What was measured is a
+table (`data/cudnn-convolutions.json.gz`, some 120,000 plans over the layers of common networks). A convolution in the
+table gets its bytes; any other one is taken to run on the engine of the nearest measured convolution. An engine is
+known by what its workspace holds: copies of operands in the other layout (channels padded to 4, 8 or a power of two),
+a gradient of the weights for each image, and a remainder that depends on the card's multiprocessors rather than on
+the batch.
 
-Held out layer by layer, the guess is within 5 % of the operands in 90 % of cases. Other cards are taken to choose as an
-H200 does; that, engines without TF32 and deterministic ones were not measured.
+Held out layer by layer, the guess is within 5 % of the operands in 90 % of cases. Other cards are taken to choose as
+an H200 does; that, engines without TF32 and deterministic ones were not measured.
 """
 
 import gzip
@@ -215,9 +216,12 @@ def _points(features: Floats, batches: npt.NDArray[Any]) -> Floats:
 def _table() -> tuple[dict[Layer, int], dict[str, Column]]:
     with gzip.open(_DATA) as file:
         data = json.load(file)
-    layers = [Layer(*(tuple(part) for part in row[:5]), row[5]) for row in data["layers"]]
+    layers = [
+        Layer(tuple(x), tuple(w), tuple(s), tuple(p), tuple(d), groups) for x, w, s, p, d, groups in data["layers"]
+    ]
     features = np.array([layer_features(layer) for layer in layers], dtype=np.float32)
-    return {layer: i for i, layer in enumerate(layers)}, {key: Column(layers, features, rows) for key, rows in data["measured"].items()}
+    columns = {key: Column(layers, features, rows) for key, rows in data["measured"].items()}
+    return {layer: place for place, layer in enumerate(layers)}, columns
 
 
 def measured_bytes(plan: Plan) -> int | None:
@@ -237,13 +241,14 @@ def workspace_bytes(plan: Plan) -> int:
     return recognised(like, size).workspace_bytes(plan)
 
 
-def search_bytes(plan: Plan) -> int:
-    """The workspace while cuDNN tries every engine (`torch.backends.cudnn.benchmark`): the largest of them all.
+def search_bytes(plan: Plan) -> list[int]:
+    """Workspaces while cuDNN tries every engine (`torch.backends.cudnn.benchmark`); the largest that fits is allocated.
 
     Of float32 that is a Fourier transform's wherever one applies. What others take is not known beyond their copies.
     """
     copies = sum(plan.operand_bytes()) + 16
-    return max(workspace_bytes(plan), copies, _fourier_bytes(plan) + copies * plan.channels_last)
+    fourier = _fourier_bytes(plan)
+    return [workspace_bytes(plan), copies, fourier + (copies if fourier and plan.channels_last else 0)]
 
 
 def _fourier_bytes(plan: Plan) -> int:

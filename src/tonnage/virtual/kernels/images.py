@@ -79,8 +79,9 @@ def im2col(self: Tensor, kernel_size: list[int], dilation: list[int], padding: l
 
 @kernel("col2im")
 def col2im(
-    self: Tensor, output_size: list[int], kernel_size: list[int], dilation: list[int], padding: list[int], stride: list[int]
-) -> Tensor:
+    self: Tensor, output_size: list[int], kernel_size: list[int], dilation: list[int], padding: list[int], stride:
+    list[int],
+) -> Tensor:  # fmt: skip
     """`fold`, and the gradient of `unfold`."""
     channels = self.shape[-2] // (kernel_size[0] * kernel_size[1])
     return _into_shape_of_input(self, [*self.shape[:-2], channels, *output_size])

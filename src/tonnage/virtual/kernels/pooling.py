@@ -1,4 +1,4 @@
-"""Pooling that works on contiguous copies where its operands are not contiguous. The others need nothing beside outputs."""
+"""Pooling that copies operands which are not contiguous. The other kinds allocate nothing beside their outputs."""
 
 from typing import Any
 

@@ -3,6 +3,7 @@
 The bytes of cuDNN's buffers are the business of `recurrent_sizes`.
 """
 
+from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
@@ -12,14 +13,14 @@ from tonnage.virtual.kernels.recurrent_sizes import KINDS, Network, dropout_stat
 from tonnage.virtual.kernels.registry import kernel, own_operator, scratch
 from tonnage.virtual.session import Session, active
 
-Maybe = Tensor | None
-Ints = list[int]
+Maybe: TypeAlias = "Tensor | None"
+Ints: TypeAlias = list[int]
 _dropout_states: WeakKeyDictionary[Session, Tensor] = WeakKeyDictionary()
 
 
 def _network(
-    input: Tensor, mode: int, hidden: int, projected: int, layers: int, dropout: float, train: bool, bidirectional: bool,
-    batch_sizes: Ints,
+    input: Tensor, mode: int, hidden: int, projected: int, layers: int, dropout: float, train: bool, bidirectional:
+    bool, batch_sizes: Ints,
 ) -> Network:  # fmt: skip
     """From a time-major input; a packed one is a matrix with one row for each element of each sequence."""
     packed = bool(batch_sizes)
@@ -35,13 +36,13 @@ def _network(
 
 
 @own_operator(
-    "cudnn_rnn(int mode, Tensor input, Tensor? batch_sizes, Tensor hx, Tensor? cx, Tensor[] weights, bool biases, int layers, "
-    "float dropout, bool train, bool bidirectional, bool batch_first) -> (Tensor, Tensor, Tensor)",
+    "cudnn_rnn(int mode, Tensor input, Tensor? batch_sizes, Tensor hx, Tensor? cx, Tensor[] weights, bool biases, "
+    "int layers, float dropout, bool train, bool bidirectional, bool batch_first) -> (Tensor, Tensor, Tensor)",
     composite=True,
 )
 def cudnn_rnn(
-    mode: int, input: Tensor, batch_sizes: Maybe, hx: Tensor, cx: Maybe, weights: list[Tensor], biases: bool, layers: int,
-    dropout: float, train: bool, bidirectional: bool, batch_first: bool,
+    mode: int, input: Tensor, batch_sizes: Maybe, hx: Tensor, cx: Maybe, weights: list[Tensor], biases: bool, layers:
+    int, dropout: float, train: bool, bidirectional: bool, batch_first: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Finds the flat buffer of the weights where there is one, and the dropout's state, then makes the one call."""
     projected = cx.shape[2] != hx.shape[2] if cx is not None else False
@@ -50,8 +51,8 @@ def cudnn_rnn(
     sizes = batch_sizes.tolist() if batch_sizes is not None else []
     state = _dropout_state(input) if dropout > 0 and train else None
     output, hy, cy, _, _ = torch.ops.aten._cudnn_rnn(
-        input, weights, per_layer, _flat_buffer(weights), hx, cx, mode, hidden, hx.shape[2] if projected else 0, layers, batch_first,
-        dropout, train, bidirectional, sizes, state,
+        input, weights, per_layer, _flat_buffer(weights), hx, cx, mode, hidden, hx.shape[2] if projected else 0, layers,
+        batch_first, dropout, train, bidirectional, sizes, state,
     )  # fmt: skip
     return output, hy, cy
 
@@ -69,14 +70,16 @@ def _dropout_state(input: Tensor) -> Tensor:
     session = active()
     if session not in _dropout_states:
         torch.empty((), dtype=torch.int64, device=input.device)  # the seed
-        _dropout_states[session] = torch.ops.aten._cudnn_init_dropout_state(0.5, True, 0, dtype=torch.uint8, device=input.device)
+        _dropout_states[session] = torch.ops.aten._cudnn_init_dropout_state(
+            0.5, True, 0, dtype=torch.uint8, device=input.device
+        )
     return _dropout_states[session]
 
 
 @kernel("_cudnn_init_dropout_state")
 def init_dropout_state(
-    dropout: float, train: bool, dropout_seed: int, *, dtype: torch.dtype | None = None, layout: torch.layout | None = None,
-    device: torch.device | None = None, pin_memory: bool | None = False,
+    dropout: float, train: bool, dropout_seed: int, *, dtype: torch.dtype | None = None, layout: torch.layout | None =
+    None, device: torch.device | None = None, pin_memory: bool | None = False,
 ) -> Tensor:  # fmt: skip
     """Kept for the rest of the run."""
     gpu = active().gpu
@@ -86,13 +89,12 @@ def init_dropout_state(
 
 @kernel("_cudnn_rnn_flatten_weight")
 def flatten_weight(
-    weight_arr: list[Tensor], weight_stride0: int, input_size: int, mode: int, hidden_size: int, proj_size: int, num_layers: int,
-    batch_first: bool, bidirectional: bool,
+    weight_arr: list[Tensor], weight_stride0: int, input_size: int, mode: int, hidden_size: int, proj_size: int,
+    num_layers: int, batch_first: bool, bidirectional: bool,
 ) -> Tensor:  # fmt: skip
     """`flatten_parameters`: one buffer, of which every weight becomes a view."""
-    network = _network(
-        weight_arr[0].new_empty((0, 0, input_size)), mode, hidden_size, proj_size, num_layers, 0, False, bidirectional, []
-    )  # fmt: skip
+    shape_of_input = weight_arr[0].new_empty((0, 0, input_size))
+    network = _network(shape_of_input, mode, hidden_size, proj_size, num_layers, 0, False, bidirectional, [])
     buffer = torch.empty(network.weight_elements, dtype=weight_arr[0].dtype, device=weight_arr[0].device)
     for weight, view in zip(weight_arr, _views(buffer, weight_arr), strict=True):
         weight.set_(view)
@@ -112,9 +114,9 @@ def _views(buffer: Tensor, weights: list[Tensor]) -> list[Tensor]:
 
 @kernel("_cudnn_rnn")
 def rnn_forward(
-    input: Tensor, weight: list[Tensor], weight_stride0: int, weight_buf: Maybe, hx: Tensor, cx: Maybe, mode: int, hidden_size: int,
-    proj_size: int, num_layers: int, batch_first: bool, dropout: float, train: bool, bidirectional: bool, batch_sizes: Ints,
-    dropout_state: Maybe,
+    input: Tensor, weight: list[Tensor], weight_stride0: int, weight_buf: Maybe, hx: Tensor, cx: Maybe, mode: int,
+    hidden_size: int, proj_size: int, num_layers: int, batch_first: bool, dropout: float, train: bool, bidirectional:
+    bool, batch_sizes: Ints, dropout_state: Maybe,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """A contiguous input, the outputs, weights in one buffer, workspace, and in training the reserve space."""
     active().device.use("cudnn")
@@ -135,8 +137,8 @@ def rnn_forward(
 def rnn_backward(
     input: Tensor, weight: list[Tensor], weight_stride0: int, weight_buf: Tensor, hx: Tensor, cx: Maybe, output: Tensor,
     grad_output: Maybe, grad_hy: Maybe, grad_cy: Maybe, mode: int, hidden_size: int, proj_size: int, num_layers: int,
-    batch_first: bool, dropout: float, train: bool, bidirectional: bool, batch_sizes: Ints, dropout_state: Maybe, reserve: Tensor,
-    output_mask: list[bool],
+    batch_first: bool, dropout: float, train: bool, bidirectional: bool, batch_sizes: Ints, dropout_state: Maybe,
+    reserve: Tensor, output_mask: list[bool],
 ) -> tuple[Maybe, Maybe, Maybe, list[Tensor]]:  # fmt: skip
     """First the gradients of input and states, always; then those of the weights, as views of one buffer."""
     if grad_output is None and grad_hy is None and grad_cy is None:
@@ -144,7 +146,7 @@ def rnn_backward(
     turned = batch_first and not batch_sizes
     seen = input.transpose(0, 1) if turned else input
     network = _network(seen, mode, hidden_size, proj_size, num_layers, dropout, train, bidirectional, batch_sizes)
-    incoming = grad_output if grad_output is not None else torch.empty(output.shape, dtype=output.dtype, device=output.device)
+    incoming = grad_output if grad_output is not None else output.new_empty(output.shape)
     last_h = grad_hy if grad_hy is not None else torch.empty_like(hx)
     last_c = grad_cy if grad_cy is not None or cx is None else torch.empty_like(cx)
     to_input, to_hx, to_cx = _backward_to_input(seen, incoming, last_h, last_c, hx, cx, turned, network)
@@ -171,7 +173,9 @@ def _backward_to_input(
     return to_input.transpose(0, 1) if turned else to_input, to_hx, to_cx
 
 
-def _backward_to_weights(seen: Tensor, weights: list[Tensor], weight_buf: Tensor, biases: bool, network: Network) -> list[Tensor]:
+def _backward_to_weights(
+    seen: Tensor, weights: list[Tensor], weight_buf: Tensor, biases: bool, network: Network
+) -> list[Tensor]:
     """Without biases the buffer, which has room for them, is not handed out: the gradients are copies."""
     x = seen.contiguous()
     buffer = torch.empty_like(weight_buf)
@@ -194,10 +198,13 @@ def gru_cell(
 
 
 @kernel("_thnn_fused_gru_cell_backward")
-def gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Tensor, Tensor, Tensor, Maybe, Maybe]:
+def gru_cell_backward(
+    grad_hy: Tensor, workspace: Tensor, has_bias: bool
+) -> tuple[Tensor, Tensor, Tensor, Maybe, Maybe]:
     """Gradients of both sets of gates and of the state; biases by a sum over the batch."""
     gates = workspace.shape[1] // 5 * 3
-    to_input, to_hidden = workspace.new_empty((workspace.shape[0], gates)), workspace.new_empty((workspace.shape[0], gates))
+    to_input = workspace.new_empty((workspace.shape[0], gates))
+    to_hidden = torch.empty_like(to_input)
     to_hx = torch.empty_like(grad_hy)
     if not has_bias:
         return to_input, to_hidden, to_hx, None, None

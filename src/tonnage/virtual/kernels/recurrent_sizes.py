@@ -1,7 +1,7 @@
 """How many bytes cuDNN's recurrent networks take: weights, workspace, reserve space, dropout state.
 
-The formulas were read off measurements (`data/cudnn-recurrent.toml`); cuDNN does not publish them. Projections and inputs
-more than twice as wide as the hidden state were hardly measured.
+The formulas were read off measurements (`data/cudnn-recurrent.toml`); cuDNN does not publish them. Projections and
+inputs more than twice as wide as the hidden state were hardly measured.
 """
 
 import math
@@ -66,8 +66,11 @@ class Network:
     @property
     def _is_persistent(self) -> bool:
         """PyTorch asks for the persistent algorithm by this rule."""
-        fits = self.layers == self.directions == 1 and self.hidden <= 1024 and self.hidden % 128 == 0 and self.input % 128 == 0
-        if self.dtype != "float16" or not fits or self.rows or self.batch % 8 or self.batch > 128 or self.kind == "GRU":
+        simple = (
+            self.dtype == "float16" and self.kind != "GRU" and self.layers == self.directions == 1 and not self.rows
+        )
+        sizes = self.hidden <= 1024 and self.hidden % 128 == 0 and self.input % 128 == 0
+        if not simple or not sizes or self.batch % 8 or self.batch > 128:
             return False
         return self.kind == "LSTM" or self.batch < 96 or self.hidden < 896
 
@@ -87,7 +90,8 @@ class Network:
             table = figures["fused" if self.is_fused else "plain"][str(self.directions)][self.kind]
             units = max(self._forward(table), self._backward(table) if self.training else 0)
             fixed += _aligned(8 * self.batch)
-        return fixed + self.matrix_elements * self.element_bytes + round(units * self.batch * self.hidden * self.element_bytes)
+        state_bytes = self.batch * self.hidden * self.element_bytes
+        return fixed + self.matrix_elements * self.element_bytes + round(units * state_bytes)
 
     def _forward(self, table: dict[str, list[int]]) -> float:
         per_step, per_layer = table["forward"]
@@ -105,7 +109,7 @@ class Network:
         return self.steps * (per_step + 2 * ratio + wider + more) + per_layer * self.layers
 
     def reserve_bytes(self) -> int:
-        """What the backward pass needs of the forward: gates and states, outputs between layers, dropout masks as bits."""
+        """What the backward pass needs: gates and states, outputs between layers, dropout masks as bits."""
         rows = self.rows or self.steps * self.batch
         unit = rows * self.hidden * self.directions
         per_layer = _figures()["reserve_per_layer"][self.kind]

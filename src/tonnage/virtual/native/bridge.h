@@ -1,4 +1,4 @@
-// What the three translation units of the virtual device share.
+// What the translation units of the virtual device share.
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
@@ -28,6 +28,12 @@ struct Describe {
   ~Describe();
 };
 Block* block_of(const at::TensorBase& tensor);
+
+// Host memory (host.cpp).
+void* map_lazily(size_t bytes);
+void install_host_allocator();
+c10::Allocator* pinned_allocator();
+bool is_pinned(const void* data);
 
 // Host storages whose values were never computed (the weights of a model that is built on the CPU and then moved).
 bool is_valueless(const void* data);

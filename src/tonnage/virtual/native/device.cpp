@@ -7,7 +7,6 @@
 #include <ATen/core/GeneratorForPrivateuseone.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/record_function.h>
-#include <c10/core/CPUAllocator.h>
 #include <c10/core/GeneratorImpl.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/TensorImpl.h>
@@ -15,14 +14,11 @@
 #include <ATen/Context.h>
 #include <torch/library.h>
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <map>
 #include <mutex>
-#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
@@ -30,7 +26,6 @@ namespace tonnage {
 namespace {
 
 constexpr int kMaxDevices = 64;
-constexpr size_t kLazyHostBytes = 1 << 20;
 
 std::atomic<int> device_count{1};
 std::atomic<bool> closed{false};
@@ -176,135 +171,6 @@ struct DeviceAllocator final : c10::Allocator {
 };
 DeviceAllocator allocator_of_device;
 
-// ---- host memory --------------------------------------------------------------------------------------------------
-
-std::mutex host_lock;
-std::unordered_set<const void*> valueless;
-std::unordered_map<void*, size_t> mapped;
-
-void unmap(void* data) {
-  size_t bytes = 0;
-  {
-    std::lock_guard<std::mutex> guard(host_lock);
-    valueless.erase(data);
-    auto found = mapped.find(data);
-    if (found == mapped.end()) return;
-    bytes = found->second;
-    mapped.erase(found);
-  }
-  munmap(data, bytes);
-}
-
-void* map_lazily(size_t bytes) {
-  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  TORCH_CHECK(data != MAP_FAILED, "the host has no address space for ", bytes, " more bytes");
-  std::lock_guard<std::mutex> guard(host_lock);
-  mapped.emplace(data, bytes);
-  return data;
-}
-
-// Large host tensors are mapped, not committed: pages that nobody writes cost nothing.
-struct HostAllocator final : c10::Allocator {
-  explicit HostAllocator(c10::Allocator* plain) : plain_(plain) {}
-  c10::DataPtr allocate(size_t bytes) override {
-    if (bytes < kLazyHostBytes) return plain_->allocate(bytes);
-    void* data = map_lazily(bytes);
-    return {data, data, &unmap, c10::Device(c10::DeviceType::CPU)};
-  }
-  c10::DeleterFnPtr raw_deleter() const override { return plain_->raw_deleter(); }
-  void copy_data(void* to, const void* from, std::size_t count) const override { default_copy_data(to, from, count); }
-
- private:
-  c10::Allocator* plain_;
-};
-
-// Pinned memory as PyTorch's caching host allocator hands it out: rounded up to a power of two and kept for reuse.
-struct PinnedAllocator final : c10::Allocator {
-  c10::DataPtr allocate(size_t bytes) override;
-  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
-  void copy_data(void* to, const void* from, std::size_t count) const override { default_copy_data(to, from, count); }
-};
-
-// A number with its peak and its totals, as `torch.cuda.host_memory_stats` reports it.
-struct Counter {
-  uint64_t current = 0, peak = 0, allocated = 0, freed = 0;
-  void add(uint64_t amount) {
-    current += amount;
-    allocated += amount;
-    peak = std::max(peak, current);
-  }
-  void remove(uint64_t amount) {
-    current -= amount;
-    freed += amount;
-  }
-};
-
-struct PinnedPool {
-  Counter blocks, requests, block_bytes, request_bytes;
-  std::mutex lock;
-  std::map<size_t, std::vector<void*>> idle;
-  std::unordered_map<void*, size_t> sizes;
-  std::map<uintptr_t, size_t> live;
-  size_t held = 0, peak = 0, requested = 0, requested_peak = 0;
-};
-PinnedPool& pinned_pool() { static auto* pool = new PinnedPool; return *pool; }
-
-struct PinnedUse { void* data; size_t requested; };
-
-void unpin(void* context) {
-  std::unique_ptr<PinnedUse> use(static_cast<PinnedUse*>(context));
-  auto& pool = pinned_pool();
-  std::lock_guard<std::mutex> guard(pool.lock);
-  pool.requested -= use->requested;
-  pool.requests.remove(1);
-  pool.request_bytes.remove(pool.sizes[use->data]);
-  pool.live.erase(reinterpret_cast<uintptr_t>(use->data));
-  pool.idle[pool.sizes[use->data]].push_back(use->data);
-}
-
-size_t power_of_two(size_t bytes) {
-  size_t rounded = 1;
-  while (rounded < bytes) rounded <<= 1;
-  return rounded;
-}
-
-c10::DataPtr PinnedAllocator::allocate(size_t bytes) {
-  const c10::Device cpu(c10::DeviceType::CPU);
-  if (bytes == 0) return {nullptr, nullptr, &unpin, cpu};
-  auto& pool = pinned_pool();
-  const size_t size = power_of_two(bytes);
-  std::lock_guard<std::mutex> guard(pool.lock);
-  void* data = nullptr;
-  auto& idle = pool.idle[size];
-  if (!idle.empty()) {
-    data = idle.back();
-    idle.pop_back();
-  } else {
-    data = map_lazily(std::max<size_t>(size, 4096));
-    pool.sizes[data] = size;
-    pool.held += size;
-    pool.blocks.add(1);
-    pool.block_bytes.add(size);
-    pool.peak = std::max(pool.peak, pool.held);
-  }
-  pool.requested += bytes;
-  pool.requests.add(1);
-  pool.request_bytes.add(size);
-  pool.requested_peak = std::max(pool.requested_peak, pool.requested);
-  pool.live[reinterpret_cast<uintptr_t>(data)] = size;
-  return {data, new PinnedUse{data, bytes}, &unpin, cpu};
-}
-PinnedAllocator pinned_allocator;
-
-bool is_pinned(const void* data) {
-  auto& pool = pinned_pool();
-  std::lock_guard<std::mutex> guard(pool.lock);
-  auto next = pool.live.upper_bound(reinterpret_cast<uintptr_t>(data));
-  if (next == pool.live.begin()) return false;
-  --next;
-  return reinterpret_cast<uintptr_t>(data) < next->first + next->second;
-}
-
 // ---- random numbers -----------------------------------------------------------------------------------------------
 
 struct Generator final : c10::GeneratorImpl {
@@ -430,16 +296,6 @@ Block* block_of(const at::TensorBase& tensor) {
   return data.get_deleter() == &release ? static_cast<Block*>(data.get_context()) : nullptr;
 }
 
-bool is_valueless(const void* data) {
-  std::lock_guard<std::mutex> lock(host_lock);
-  return valueless.count(data) > 0;
-}
-
-void mark_valueless(const void* data) {
-  std::lock_guard<std::mutex> lock(host_lock);
-  if (mapped.count(const_cast<void*>(data))) valueless.insert(data);
-}
-
 uint32_t current_session() { return session; }
 
 int64_t current_stream_id(int device) { return current_streams[device]; }
@@ -496,7 +352,7 @@ struct TonnageHooks : CUDAHooksInterface {
   bool hasCuBLASLt() const override { return true; }
   bool hasPrimaryContext(DeviceIndex) const override { return true; }
   DeviceIndex current_device() const override { return tonnage::guard.getDevice().index(); }
-  Allocator* getPinnedMemoryAllocator() const override { return &tonnage::pinned_allocator; }
+  Allocator* getPinnedMemoryAllocator() const override { return tonnage::pinned_allocator(); }
   Allocator* getCUDADeviceAllocator() const override { return tonnage::device_allocator(); }
   bool compiledWithCuDNN() const override { return true; }
   bool supportsDilatedConvolutionWithCuDNN() const override { return true; }
@@ -576,8 +432,7 @@ void tonnage_start(PyObject* malloc, PyObject* free, PyObject* record_stream, Py
     take_over_hooks();
     context_of_sequence = static_cast<int32_t*>(map_lazily(kSequenceSlots * sizeof(int32_t)));
     c10::SetAllocator(c10::DeviceType::CUDA, &allocator_of_device, 100);
-    static HostAllocator host(c10::GetDefaultCPUAllocator());
-    c10::SetCPUAllocator(&host, 100);
+    install_host_allocator();
     at::addGlobalCallback(at::RecordFunctionCallback(&operator_starts, &operator_ends)
                               .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}));
     return true;
@@ -595,45 +450,6 @@ int tonnage_current_device() { return current_device; }
 void tonnage_set_device(int device) { current_device = device; }
 int64_t tonnage_new_stream(int device, int priority) { return new_stream(device, priority); }
 
-void tonnage_pinned(uint64_t* held, uint64_t* peak, uint64_t* requested_peak) {
-  auto& pool = pinned_pool();
-  std::lock_guard<std::mutex> lock(pool.lock);
-  *held = pool.held;
-  *peak = pool.peak;
-  *requested_peak = pool.requested_peak;
-}
-
-void tonnage_empty_pinned_cache() {
-  auto& pool = pinned_pool();
-  std::lock_guard<std::mutex> lock(pool.lock);
-  for (auto& [size, idle] : pool.idle) {
-    for (void* data : idle) {
-      pool.sizes.erase(data);
-      pool.held -= size;
-      pool.blocks.remove(1);
-      pool.block_bytes.remove(size);
-      unmap(data);
-    }
-    idle.clear();
-  }
-}
-
-void tonnage_host_stats(uint64_t* values) {
-  auto& pool = pinned_pool();
-  std::lock_guard<std::mutex> lock(pool.lock);
-  for (const Counter* counter : {&pool.blocks, &pool.requests, &pool.block_bytes, &pool.request_bytes})
-    for (uint64_t value : {counter->current, counter->peak, counter->allocated, counter->freed}) *values++ = value;
-}
-
-void tonnage_reset_host_stats(bool peaks) {
-  auto& pool = pinned_pool();
-  std::lock_guard<std::mutex> lock(pool.lock);
-  for (Counter* counter : {&pool.blocks, &pool.requests, &pool.block_bytes, &pool.request_bytes}) {
-    if (peaks) counter->peak = counter->current;
-    else counter->allocated = counter->freed = 0;
-  }
-}
-
 // Whether the values behind a storage (a c10::StorageImpl, Python's `untyped_storage()._cdata`) are known.
 bool tonnage_is_known(const c10::StorageImpl* storage) {
   const auto& data = storage->data_ptr();
@@ -645,11 +461,6 @@ bool tonnage_is_known(const c10::StorageImpl* storage) {
 void tonnage_forget(const c10::StorageImpl* storage) {
   const auto& data = storage->data_ptr();
   if (data.get_deleter() == &release) static_cast<Block*>(data.get_context())->shadow = c10::Storage();
-}
-
-uint64_t tonnage_valueless_count() {
-  std::lock_guard<std::mutex> lock(host_lock);
-  return valueless.size();
 }
 
 }  // extern "C"
