@@ -29,6 +29,7 @@ def in_child(work: Callable[[], Any]) -> Any:
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
+        torch.set_num_threads(1)  # as a worker does: OpenMP's threads do not survive a fork
         try:
             answer = work()
         except Exception as error:

@@ -27,8 +27,9 @@ def test_an_lstm_s_forward_and_backward(events: Events) -> None:
 
 
 def test_batch_first_copies_the_input(events: Events) -> None:
-    layer, x = nn.RNN(33, 17, batch_first=True).cuda(), _empty(32, 128, 33)
-    assert events(lambda: layer(x)) == "+2176 +540672 +278528 +2176 +13369952 +278784 -4 -1"
+    layer, x = nn.LSTM(64, 128, 2, batch_first=True).cuda(), _empty(4, 30, 64)
+    state = _empty(2, 4, 128), _empty(2, 4, 128)
+    assert events(lambda: layer(x, state)) == "+30720 +61440 +4096 +4096 +19048736 +676096 -4 -0"
 
 
 def test_bfloat16_weights_are_gathered_at_each_call(events: Events) -> None:

@@ -38,8 +38,8 @@ def test_the_state_of_dropout_follows_the_card() -> None:
 
 
 @given(
-    kind=st.sampled_from(sorted(GATES)), layers=st.integers(1, 4), directions=st.integers(1, 2), steps=st.integers(1, 200),
-    batch=st.integers(1, 64),
+    kind=st.sampled_from(sorted(GATES)), layers=st.integers(1, 4), directions=st.integers(1, 2),
+    steps=st.integers(1, 200), batch=st.integers(1, 64),
 )  # fmt: skip
 def test_more_steps_never_take_less(kind: str, layers: int, directions: int, steps: int, batch: int) -> None:
     network = replace(BASE, kind=kind, layers=layers, directions=directions, steps=steps, batch=batch)

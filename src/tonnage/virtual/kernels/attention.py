@@ -324,13 +324,17 @@ def _like_layout(query: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.empty_strided(shape, strides, dtype=query.dtype, device=query.device)
 
 
-def cudnn_forward_bytes(batch: int, heads: int, queries: int, keys: int, width: int) -> int:
-    """A single query against many keys is split over them; each split keeps its output, maximum and sum in float."""
+def cudnn_forward_bytes(heads: int, queries: int, keys: int, width: int, sm_count: int) -> int:
+    """`heads` of the whole batch. Where a single query is split over its keys, each split keeps output, maximum and sum."""
     data = attention_data()["cudnn_workspace"]
     if queries > 1:
         return int(data["forward_bytes"])
-    splits = ceil(keys / data["decode_keys_per_split"])
-    return splits * batch * heads * (width + 2) * 4 + int(data["decode_bytes"]) if splits > 1 else 0
+    splits = 1
+    while splits * data["decode_keys_per_split"] < keys and 2 * splits * heads <= data["decode_blocks"]:
+        splits *= 2
+    if splits == 1 or heads >= 2 * sm_count:
+        return 0
+    return splits * heads * (width + 2) * 4 + int(data["decode_bytes"])
 
 
 def cudnn_backward_bytes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> int:
@@ -359,13 +363,15 @@ def cudnn_attention_forward(
 
 
 def _cudnn(query: Any, key: Any, value: Any, want_statistics: bool) -> Tensors:
-    _device().use("cudnn")
-    batch, heads, queries, width = query.shape
+    device = _device()
+    device.use("cudnn")
+    batch, heads, queries, _ = query.shape
     seed = torch.empty((), dtype=torch.int64, device=query.device)
     offset = torch.empty((), dtype=torch.int64, device=query.device)
     out = _like_layout(query, (batch, heads, queries, value.shape[3]))
     statistics = _floats(query, batch, heads, queries) if want_statistics else None
-    workspace = scratch(cudnn_forward_bytes(batch, heads, queries, key.shape[2], value.shape[3]), query)
+    size = cudnn_forward_bytes(batch * heads, queries, key.shape[2], value.shape[3], device.gpu.sm_count)
+    workspace = scratch(size, query)
     del workspace
     return out, statistics, None, None, queries, key.shape[2], seed, offset, None
 

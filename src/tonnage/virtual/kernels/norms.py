@@ -12,9 +12,7 @@ from tonnage.virtual.kernels.registry import kernel, plain
 
 Tensors = tuple[Any, ...]
 
-_LAYER_NORM_BACKWARD = plain(torch.ops.aten.native_layer_norm_backward.default)
 _RMS_NORM = plain(torch.ops.aten._fused_rms_norm.default)
-_RMS_NORM_BACKWARD = plain(torch.ops.aten._fused_rms_norm_backward.default)
 _GROUP_NORM = plain(torch.ops.aten.native_group_norm.default)
 _GROUP_NORM_BACKWARD = plain(torch.ops.aten.native_group_norm_backward.default)
 
@@ -42,19 +40,24 @@ def native_layer_norm_backward(
     grad_out: Any, input: Any, normalized_shape: list[int], mean: Any, rstd: Any, weight: Any, bias: Any,
     output_mask: list[bool],
 ) -> Tensors:  # fmt: skip
-    rows = input.contiguous()
-    outputs = list(_LAYER_NORM_BACKWARD(grad_out, rows, normalized_shape, mean, rstd, weight, bias, output_mask))
-    _sum_in_parts(input, normalized_shape, outputs)
-    return tuple(outputs)
+    return _backward(grad_out, input, normalized_shape, (weight, weight if bias is None else bias), output_mask)
 
 
 @kernel("_fused_rms_norm_backward")
 def fused_rms_norm_backward(
     grad_out: Any, input: Any, normalized_shape: list[int], rstd: Any, weight: Any, output_mask: list[bool]
 ) -> Tensors:
+    return _backward(grad_out, input, normalized_shape, (weight,), output_mask)
+
+
+def _backward(grad: Any, input: Any, normalized_shape: list[int], affine: Tensors, mask: list[bool]) -> Tensors:
+    """Gradients of the input and of the affine parameters; the incoming one is made contiguous after they are there."""
     rows = input.contiguous()
-    outputs = list(_RMS_NORM_BACKWARD(grad_out, rows, normalized_shape, rstd, weight, output_mask))
-    _sum_in_parts(input, normalized_shape, outputs)
+    outputs = [torch.empty_like(rows) if mask[0] else None]
+    outputs += [torch.empty_like(each) if wanted else None for each, wanted in zip(affine, mask[1:], strict=True)]
+    dense = grad.contiguous()
+    _sum_in_parts(rows, normalized_shape, outputs)
+    del dense, rows
     return tuple(outputs)
 
 

@@ -23,6 +23,17 @@ def foreach_norm(self: list[Any], ord: Any = 2, dtype: torch.dtype | None = None
     return outputs
 
 
+@kernel("_foreach_max")
+def foreach_max(self: list[Any]) -> list[Any]:
+    """One result for each tensor, then the largest of each chunk."""
+    if not _is_fast(self, 2):
+        return [t.max() for t in self]
+    outputs = [torch.empty((), dtype=t.dtype, device=t.device) for t in self]
+    parts = torch.empty(len(self) * chunks(self), dtype=self[0].dtype, device=self[0].device)
+    del parts
+    return outputs
+
+
 def chunks(tensors: list[Any]) -> int:
     """Of the largest tensor."""
     return max(-(-t.numel() // _CHUNK) for t in tensors)
