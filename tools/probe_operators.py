@@ -98,7 +98,9 @@ def described(value: Any) -> Any:
             row["stride"] = list(value.stride())
         return row if value.is_cuda else {**row, "device": str(value.device)}
     if isinstance(value, (list, tuple)):
-        return [described(v) for v in value[:ROWS_PER_TENSOR_LIST]] + ([f"of {len(value)}"] if len(value) > ROWS_PER_TENSOR_LIST else [])
+        return [described(v) for v in value[:ROWS_PER_TENSOR_LIST]] + (
+            [f"of {len(value)}"] if len(value) > ROWS_PER_TENSOR_LIST else []
+        )
     if isinstance(value, (bool, int, float, str, type(None))):
         return value
     return " ".join(repr(value).split())[:400]
@@ -112,7 +114,15 @@ def described_output(value: torch.Tensor) -> list[Any]:
 
 def rows_of(case: Case, device: str) -> list[dict[str, Any]]:
     """The forward row and, where something differentiable came out, the backward row."""
-    base = {"op": case.op, "case": case.note, "args": None, "outputs": [], "events": [], "first_call_events": [], "error": None}
+    base = {
+        "op": case.op,
+        "case": case.note,
+        "args": None,
+        "outputs": [],
+        "events": [],
+        "first_call_events": [],
+        "error": None,
+    }
     forward, backward = dict(base), {**base, "op": f"{case.op} backward"}
     try:
         args, kwargs = case.make(device)
@@ -126,7 +136,9 @@ def rows_of(case: Case, device: str) -> list[dict[str, Any]]:
     return [forward, backward] if has_backward else [forward]
 
 
-def _measure(case: Case, args: list[Any], kwargs: dict[str, Any], forward: dict[str, Any], backward: dict[str, Any], key: str) -> None:
+def _measure(
+    case: Case, args: list[Any], kwargs: dict[str, Any], forward: dict[str, Any], backward: dict[str, Any], key: str
+) -> None:
     recorder = Recorder()
     with recorder:
         result = case.call(*args, **kwargs)
@@ -284,7 +296,11 @@ def probe(folder: Path, groups: list[str], jobs: int, with_process: bool) -> Non
             parts.append(running[-1])
         running = [w for w in running if not w.done()]
         time.sleep(0.1)
-    _merge(folder, [w.part for w in parts if isinstance(w, Worker)], [w.part for w in parts if isinstance(w, ProcessWorker)])
+    _merge(
+        folder,
+        [w.part for w in parts if isinstance(w, Worker)],
+        [w.part for w in parts if isinstance(w, ProcessWorker)],
+    )
 
 
 def _merge(folder: Path, parts: list[Path], process_parts: list[Path]) -> None:
@@ -325,7 +341,9 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=12, help="processes at a time on the one GPU")
     parser.add_argument("--groups", default=",".join(GROUPS), help="comma-separated groups of cases")
     parser.add_argument("--no-process", action="store_true", help="leave out the memory outside the caching allocator")
-    parser.add_argument("--dry-run", action="store_true", help="run the cases on the CPU, unmeasured, and list failures")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="run the cases on the CPU, unmeasured, and list failures"
+    )
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--process", help=argparse.SUPPRESS)
     parser.add_argument("--start", type=int, default=0, help=argparse.SUPPRESS)

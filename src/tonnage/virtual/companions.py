@@ -3,10 +3,13 @@
 - torchvision built for CUDA cannot load its operators beside a CPU torch and then refuses to import, and with it half
   of timm and transformers. Its operators are declared by name instead.
 - Triton kernels write into tensors that their caller made, so a launch that does nothing leaves memory right.
-- torch.compile runs its function eagerly. CUDA extensions are refused: nobody knows what they allocate.
+- torch.compile runs its function eagerly, so its machinery is not loaded for nothing. CUDA extensions are refused:
+  nobody knows what they allocate.
 """
 
+import builtins
 import ctypes
+import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -85,13 +88,54 @@ def install_companions(stand_ins: StandIns) -> Callable[[], None]:
     sys.meta_path.insert(0, watcher)
     saved = [(torch, "compile", torch.compile), *((cpp_extension, n, getattr(cpp_extension, n)) for n in _BUILDERS)]
     torch.compile = _eager_compile(stand_ins)
+    restore_dynamo = _spare_dynamo()
     for name in _BUILDERS:
         setattr(cpp_extension, name, _refuse(name, stand_ins))
 
     def undo() -> None:
+        restore_dynamo()
         sys.meta_path.remove(watcher)
         for owner, name, value in saved:
             setattr(owner, name, value)
+
+    return undo
+
+
+class _NoDynamo:
+    """Stands for `torch._dynamo` where it is imported only to be told that nothing is compiled; else becomes it."""
+
+    def disable(self, function: Any, *_: Any, **__: Any) -> Any:
+        """What is never compiled needs no disabling."""
+        return function
+
+    def graph_break(self, *_: Any, **__: Any) -> None:
+        """There is no graph."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module("torch._dynamo"), name)
+
+
+# They import torch._dynamo at every first optimizer and checkpoint: a second, for nothing where nothing is compiled.
+_ASK_FOR_NOTHING = frozenset(("torch._compile", "torch.optim.optimizer"))
+
+
+def _spare_dynamo() -> Callable[[], None]:
+    import torch
+
+    plain, stand_in = builtins.__import__, _NoDynamo()
+
+    def spare(name: str, globals: Any = None, *arguments: Any, **keywords: Any) -> Any:
+        if name == "torch._dynamo" and name not in sys.modules and globals and globals["__name__"] in _ASK_FOR_NOTHING:
+            torch._dynamo = stand_in
+            return torch
+        return plain(name, globals, *arguments, **keywords)
+
+    builtins.__import__ = spare
+
+    def undo() -> None:
+        builtins.__import__ = plain
+        if vars(torch).get("_dynamo") is stand_in:
+            del torch._dynamo
 
     return undo
 

@@ -46,10 +46,20 @@ class Workspaces:
 
     def size_bytes(self, library: str) -> int:
         """By the environment where it says so, else by the newest row that fits card and version."""
-        if library == "cublas" and (configured := _configured_bytes(os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))):
-            return configured
-        if library == "cublaslt" and (kib := os.environ.get("CUBLASLT_WORKSPACE_SIZE", "")).isdigit():
-            return int(kib) * 1024
+        if library == "cublaslt":
+            return self._lt_bytes()
+        configured = _configured_bytes(os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
+        return self._default_bytes(library) if library != "cublas" or configured is None else configured
+
+    def _lt_bytes(self) -> int:
+        """Never more than cuBLAS has, and none of its own where the environment makes them one."""
+        if os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE") == "1":
+            return 0
+        kib = os.environ.get("CUBLASLT_WORKSPACE_SIZE", "")
+        wanted = int(kib) * 1024 if kib.isdigit() else self._default_bytes("cublaslt")
+        return min(wanted, self.size_bytes("cublas"))
+
+    def _default_bytes(self, library: str) -> int:
         fitting = [row for row in self._rows if row["library"] == library and self._fits(row)]
         return int(fitting[-1]["bytes"]) if fitting else 0
 
@@ -57,6 +67,7 @@ class Workspaces:
         return "capability_major" not in row or row["capability_major"] == self._device.gpu.compute_capability[0]
 
 
-def _configured_bytes(text: str) -> int:
-    """ ":4096:2:16:8" means two buffers of 4096 KiB and eight of 16."""
-    return sum(int(kib) * 1024 * int(count) for kib, count in re.findall(r":(\d+):(\d+)", text))
+def _configured_bytes(text: str) -> int | None:
+    """ ":4096:2:16:8" means two buffers of 4096 KiB and eight of 16; None where nothing is said."""
+    pairs = re.findall(r":(\d+):(\d+)", text)
+    return sum(int(kib) * 1024 * int(count) for kib, count in pairs) if pairs else None

@@ -80,7 +80,9 @@ def _flash_dense(query: Any, key: Any, value: Any, dropout: float, debug: bool, 
     out = torch.empty_like(query)
     statistics = _floats(query, batch, heads, queries)
     softmax = query.new_empty(batch, heads, _round_up(queries, 128), _round_up(keys, 128)) if debug else None
-    statistics_parts, out_parts = _split_accumulators(query, batch, heads, width, keys, queries) if dropout == 0 else (None, None)
+    statistics_parts, out_parts = (
+        _split_accumulators(query, batch, heads, width, keys, queries) if dropout == 0 else (None, None)
+    )
     state, unused = _random_state(query, dropout)
     if swapped:
         out = out.transpose(1, 2).reshape(batch, 1, heads * queries, width)
@@ -102,7 +104,9 @@ def _flash_varlen(query: Any, key: Any, ends: Any, longest: tuple[int, int], dro
     statistics = _floats(query, heads, total)
     softmax = query.new_empty(batch, heads, _round_up(queries, 128), _round_up(keys, 128)) if debug else None
     split = (swapped or key.dim() == 4) and dropout == 0
-    statistics_parts, out_parts = _split_accumulators(query, batch, heads, width, keys, queries) if split else (None, None)
+    statistics_parts, out_parts = (
+        _split_accumulators(query, batch, heads, width, keys, queries) if split else (None, None)
+    )
     state, unused = _random_state(query, dropout)
     if swapped:
         out = out.reshape(batch, queries, key_heads, width).transpose(1, 2).reshape(batch, key_heads * queries, width)
@@ -117,7 +121,10 @@ def flash_attention_forward(
     is_causal: bool, return_debug_mask: bool, *, window_size_left: int | None = None, window_size_right: int | None = None,
     alibi_slopes: Any = None, **_: Any,
 ) -> Tensors:  # fmt: skip
-    windowed = any(size is not None and size >= 0 for size in (window_size_left, window_size_right)) or alibi_slopes is not None
+    windowed = (
+        any(size is not None and size >= 0 for size in (window_size_left, window_size_right))
+        or alibi_slopes is not None
+    )
     if cum_seq_q is not None:
         return _flash_varlen(query, key, cum_seq_q, (max_q, max_k), dropout_p, return_debug_mask)
     return _flash_dense(query, key, value, dropout_p, return_debug_mask, windowed)
@@ -142,7 +149,7 @@ def _flash_backward(grad: Any, query: Any, key: Any, value: Any, out: Any, ends:
     if ends is None:
         batch, queries = query.shape[0], _round_up(query.shape[1], 128)
         softmax_sum = _floats(query, batch, heads, queries)
-        shape = (batch, queries, heads, _rounded_width(width))
+        shape: tuple[int, ...] = (batch, queries, heads, _rounded_width(width))
     else:
         batch, queries = ends.numel() - 1, query.shape[0] + 128 * (ends.numel() - 1)
         softmax_sum = _floats(query, heads, queries)
@@ -171,8 +178,8 @@ def scaled_dot_product_flash_attention_backward(
 ) -> Tensors:
     if grad_out is None:
         return None, None, None
-    turned = (t.transpose(1, 2) for t in (grad_out, query, key, value, out))
-    return tuple(t.transpose(1, 2) for t in _flash_backward(*turned, cum_seq_q))
+    grad, q, k, v, o = (t.transpose(1, 2) for t in (grad_out, query, key, value, out))
+    return tuple(t.transpose(1, 2) for t in _flash_backward(grad, q, k, v, o, cum_seq_q))
 
 
 # The efficient kernels
@@ -306,9 +313,9 @@ def scaled_dot_product_efficient_attention_backward(
 ) -> Tensors:  # fmt: skip
     if grad_out_ is None:
         return None, None, None, None
-    turned = [t.transpose(1, 2) for t in (grad_out_, query, key, value)]
+    grad, q, k, v = (t.transpose(1, 2) for t in (grad_out_, query, key, value))
     sizes = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-    grads = _efficient_backward(*turned, attn_bias, out.transpose(1, 2), sizes, dropout_p, grad_input_mask[3])
+    grads = _efficient_backward(grad, q, k, v, attn_bias, out.transpose(1, 2), sizes, dropout_p, grad_input_mask[3])
     return *(t.transpose(1, 2) for t in grads[:3]), grads[3]
 
 
@@ -332,7 +339,7 @@ def cudnn_forward_bytes(heads: int, queries: int, keys: int, width: int, sm_coun
     splits = 1
     while splits * data["decode_keys_per_split"] < keys and 2 * splits * heads <= data["decode_blocks"]:
         splits *= 2
-    if splits == 1 or heads >= 2 * sm_count:
+    if splits == 1 or keys < data["decode_least_keys"] or heads >= 2 * sm_count:
         return 0
     return splits * heads * (width + 2) * 4 + int(data["decode_bytes"])
 
@@ -377,9 +384,7 @@ def _cudnn(query: Any, key: Any, value: Any, want_statistics: bool) -> Tensors:
 
 
 @kernel("_scaled_dot_product_cudnn_attention_backward", "_cudnn_attention_backward")
-def cudnn_attention_backward(
-    grad_out: Any, query: Any, key: Any, value: Any, out: Any, *_: Any, **__: Any
-) -> Tensors:
+def cudnn_attention_backward(grad_out: Any, query: Any, key: Any, value: Any, out: Any, *_: Any, **__: Any) -> Tensors:
     dq, dk, dv = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
     turned = _like_layout(out, tuple(grad_out.shape)) if grad_out.stride(-1) != 1 else None
     workspace = scratch(cudnn_backward_bytes(query, key, value), query)

@@ -140,8 +140,8 @@ def _takes_efficient(asked: Question) -> bool:
         and _four_dimensions(asked)
         and _same_types(asked)
         and width == asked.key.shape[-1]
-        and 0 < width
-        and 0 < value_width
+        and width > 0
+        and value_width > 0
         and width % alignment == 0
         and value_width % alignment == 0
         and (not asked.needs_grad if asked.is_nested else _dense_inputs(asked, grouping=False))

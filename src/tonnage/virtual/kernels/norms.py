@@ -86,9 +86,7 @@ def _sum_in_parts(input: torch.Tensor, normalized_shape: list[int], outputs: lis
 
 
 @kernel("native_group_norm")
-def native_group_norm(
-    input: Any, weight: Any, bias: Any, N: int, C: int, HxW: int, group: int, eps: float
-) -> Tensors:
+def native_group_norm(input: Any, weight: Any, bias: Any, N: int, C: int, HxW: int, group: int, eps: float) -> Tensors:
     outputs = _GROUP_NORM(input, weight, bias, N, C, HxW, group, eps)
     if N and HxW != 1 and (weight is not None or bias is not None):
         scale, shift = _accumulator(input, N, C), _accumulator(input, N, C)

@@ -1,0 +1,165 @@
+"""Fourier transforms (cuFFT): copies that its data layout needs, and its work areas, which come from the caching allocator.
+
+Which transforms need a work area is closed; `work_area_bytes` follows what an H200 showed with CUDA 13.
+"""
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+
+from tonnage.virtual.kernels.registry import kernel, plain, scratch
+
+MOST_DIMENSIONS = 3  # that cuFFT transforms at once
+
+_REAL = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
+_COMPLEX = {real: each for each, real in _REAL.items()}
+
+
+@kernel("_fft_c2c")
+def fft_c2c(self: torch.Tensor, dim: list[int], normalization: int, forward: bool) -> torch.Tensor:
+    if not dim:
+        return self.clone()
+    output, working, left = torch.empty(self.shape, dtype=self.dtype, device=self.device), self, list(dim)
+    while True:
+        left.sort(key=working.stride, reverse=True)
+        now, left = left[-MOST_DIMENSIONS:], left[:-MOST_DIMENSIONS]
+        output = _transform(output, working, tuple(self.shape), now)
+        if not left:
+            return output
+        if working is self:
+            working, output = output, torch.empty(self.shape, dtype=self.dtype, device=self.device)
+        else:
+            working, output = output, working
+
+
+@kernel("_fft_r2c")
+def fft_r2c(self: torch.Tensor, dim: list[int], normalization: int, onesided: bool) -> torch.Tensor:
+    half = list(self.shape)
+    half[dim[-1]] = self.shape[dim[-1]] // 2 + 1
+    sizes, kind = tuple(half) if onesided else tuple(self.shape), _COMPLEX[self.dtype]
+    output = torch.empty(sizes, dtype=kind, device=self.device)
+    if _at_once(dim):
+        return _transform(output, self, sizes, dim)
+    output = _transform(output, self, sizes if len(dim) == 1 else tuple(half), dim[-1:])
+    working = torch.empty(sizes, dtype=kind, device=self.device) if len(dim) > 1 else output
+    left = list(dim[:-1])
+    while left:
+        output, working = working, output
+        left.sort(key=working.stride, reverse=True)
+        now, left = left[-MOST_DIMENSIONS:], left[:-MOST_DIMENSIONS]
+        output = _transform(output, working, tuple(half), now)
+    return output if output.shape == torch.Size(sizes) else working.resize_(sizes)
+
+
+@kernel("_fft_c2r")
+def fft_c2r(self: torch.Tensor, dim: list[int], normalization: int, last_dim_size: int) -> torch.Tensor:
+    """The transform may overwrite its input, so that it works on a copy."""
+    sizes = list(self.shape)
+    sizes[dim[-1]] = last_dim_size
+    output = torch.empty(sizes, dtype=_REAL[self.dtype], device=self.device)
+    if len(dim) == 1 or _at_once(dim):
+        working = self.clone(memory_format=torch.contiguous_format)
+        return _transform(output, working, tuple(sizes), dim)
+    working = fft_c2c(self, dim[:-1], 0, False)
+    return _transform(output, working, tuple(sizes), dim[-1:])
+
+
+def _at_once(dim: Sequence[int]) -> bool:
+    return len(dim) <= MOST_DIMENSIONS and not (len(dim) >= 2 and dim[0] == 0 and dim[1] == 1)
+
+
+def _transform(output: torch.Tensor, source: torch.Tensor, sizes: tuple[int, ...], dim: Sequence[int]) -> torch.Tensor:
+    """One plan of cuFFT: batches first and in the order of their strides, made one dimension; the output follows."""
+    batch = sorted((d for d in range(source.dim()) if d not in dim), key=source.stride, reverse=True)
+    order = [*batch, *dim]
+    flat = source.permute(order).reshape(-1, *(source.shape[d] for d in dim))
+    signal = [max(flat.shape[1 + i], sizes[d]) for i, d in enumerate(dim)]
+    if _must_clone(flat, signal, halved=source.is_complex() and not output.is_complex()):
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    area = scratch(work_area_bytes(flat.shape[0], signal, flat.dtype, output.dtype), source)
+    del area, flat
+    return _restride(output, sizes, order)
+
+
+def _restride(output: torch.Tensor, sizes: tuple[int, ...], order: list[int]) -> torch.Tensor:
+    """The same storage, with dimensions nested in this order."""
+    strides, step = [0] * len(order), 1
+    for d in reversed(order):
+        strides[d] = step
+        step *= sizes[d]
+    if output.untyped_storage().nbytes() < step * output.element_size():
+        output.resize_(sizes)
+    return output.as_strided_(sizes, strides)
+
+
+def _must_clone(flat: torch.Tensor, signal: Sequence[int], halved: bool) -> bool:
+    """Strides that cuFFT's embedding cannot say."""
+    strides = flat.stride()
+    last = strides[-1]
+    if last <= 0 or (flat.shape[0] != 1 and strides[0] == 0):
+        return True
+    for i in range(len(signal) - 1, 0, -1):
+        if flat.shape[i] == 1:
+            continue
+        if strides[i] <= 0 or strides[i] % last:
+            return True
+        last = strides[i]
+    return flat.dtype == torch.float16 and strides[-1] != 1
+
+
+def work_area_bytes(batch: int, signal: Sequence[int], source: torch.dtype, output: torch.dtype) -> int:
+    """What cuFFT asks for this plan: nothing where one kernel does it, a copy of the data where it takes several."""
+    real, points = not (source.is_complex and output.is_complex), prod(signal)
+    unit = max(source.itemsize, output.itemsize) // (2 if real else 1)
+    largest = max((_largest_prime(n), n) for n in signal)
+    if largest[0] > _LARGEST_RADIX:
+        padded = points // largest[0] * _power_of_two(2 * largest[0] - 1)
+        return batch * (padded * unit + (points * unit if real else 0))
+    if largest[0] > _COMMON_RADIX and largest[0] != largest[1]:
+        return batch * points * unit
+    if max(signal) <= (_REAL_POINTS if real else _COMPLEX_POINTS) or (real and max(signal) in _FUSED_REAL_POINTS):
+        return 0
+    return batch * points * unit
+
+
+_COMMON_RADIX, _LARGEST_RADIX = 13, 127
+_REAL_POINTS, _COMPLEX_POINTS = 1024, 16384
+_FUSED_REAL_POINTS = frozenset(1 << k for k in range(17))
+
+
+def _largest_prime(number: int) -> int:
+    largest, divisor = 1, 2
+    while divisor * divisor <= number:
+        while number % divisor == 0:
+            largest, number = divisor, number // divisor
+        divisor += 1
+    return max(largest, number)
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()
+
+
+# Complex numbers whose result is real pass through a complex result
+
+
+_ABS = plain(torch.ops.aten.abs.out)
+_ANGLE = plain(torch.ops.aten.angle.default)
+
+
+@kernel("abs.out")
+def abs_out(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+    if not self.is_complex() or out.is_complex():
+        return _ABS(self, out=out)
+    whole = torch.empty_like(self)
+    del whole
+    return out.resize_(self.shape) if out.shape != self.shape else out
+
+
+@kernel("angle")
+def angle(self: torch.Tensor) -> torch.Tensor:
+    whole = torch.empty_like(self) if self.is_complex() else None
+    result: torch.Tensor = _ANGLE(self)
+    del whole
+    return result

@@ -1,0 +1,56 @@
+"""Workspaces of cuBLAS and cuBLASLt: once for each thread and stream, as large as card, version and environment say."""
+
+import threading
+
+import pytest
+import torch
+
+from tonnage.allocator import AllocatorSettings
+from tonnage.hardware import find_gpu
+from tonnage.virtual.device import Device
+from tonnage.virtual.session import Session
+from tonnage.virtual.workspaces import Workspaces
+
+MIB = 1 << 20
+
+
+def _workspaces(card: str, version: tuple[int, int] = (2, 11)) -> Workspaces:
+    return Workspaces(Device(find_gpu(card), version, AllocatorSettings()))
+
+
+@pytest.mark.parametrize(("card", "size"), [("h200", 32 * MIB), ("h100", 32 * MIB), ("a100-80", 8519680), ("rtx-4090", 8519680)])
+def test_the_card_decides(card: str, size: int) -> None:
+    assert _workspaces(card).size_bytes("cublas") == size
+    assert _workspaces(card).size_bytes("cublaslt") == MIB
+
+
+def test_the_environment_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    assert _workspaces("h200").size_bytes("cublas") == 32 * MIB
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    assert _workspaces("h200").size_bytes("cublas") == 128 * 1024
+    assert _workspaces("h200").size_bytes("cublaslt") == 128 * 1024, "never more than cuBLAS has"
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
+    assert _workspaces("h200").size_bytes("cublas") == 0
+
+
+def test_one_workspace_for_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_CUBLASLT_UNIFIED_WORKSPACE", "1")
+    assert _workspaces("h200").size_bytes("cublaslt") == 0
+
+
+def test_each_thread_and_each_stream_has_its_own(gpu: Session) -> None:
+    x = torch.empty(8, 8, device="cuda")
+
+    def held() -> int:
+        x @ x
+        return sum(a.requested_bytes == 32 * MIB and a.died is None for a in gpu.device.allocations)
+
+    once = held()
+    assert held() == once
+    with torch.cuda.stream(torch.cuda.Stream()):
+        assert held() == once + 1
+    worker = threading.Thread(target=held)
+    worker.start()
+    worker.join()
+    assert held() == once + 2
