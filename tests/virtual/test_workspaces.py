@@ -18,7 +18,9 @@ def _workspaces(card: str, version: tuple[int, int] = (2, 11)) -> Workspaces:
     return Workspaces(Device(find_gpu(card), version, AllocatorSettings()))
 
 
-@pytest.mark.parametrize(("card", "size"), [("h200", 32 * MIB), ("h100", 32 * MIB), ("a100-80", 8519680), ("rtx-4090", 8519680)])
+@pytest.mark.parametrize(
+    ("card", "size"), [("h200", 32 * MIB), ("h100", 32 * MIB), ("a100-80", 8519680), ("rtx-4090", 8519680)]
+)
 def test_the_card_decides(card: str, size: int) -> None:
     assert _workspaces(card).size_bytes("cublas") == size
     assert _workspaces(card).size_bytes("cublaslt") == MIB

@@ -23,8 +23,12 @@ BF16 = torch.bfloat16
 H200 = (9, 0)
 
 
-def _qkv(*shape: int, keys: tuple[int, ...] | None = None, dtype: torch.dtype = BF16, grad: bool = True) -> list[torch.Tensor]:
-    return [torch.empty(s, dtype=dtype, device="cuda", requires_grad=grad) for s in (shape, keys or shape, keys or shape)]
+def _qkv(
+    *shape: int, keys: tuple[int, ...] | None = None, dtype: torch.dtype = BF16, grad: bool = True
+) -> list[torch.Tensor]:
+    return [
+        torch.empty(s, dtype=dtype, device="cuda", requires_grad=grad) for s in (shape, keys or shape, keys or shape)
+    ]
 
 
 def _backward(events: Events, out: torch.Tensor, inputs: list[torch.Tensor]) -> str:
@@ -82,7 +86,8 @@ def test_cudnn_without_gradients_keeps_no_statistics(events: Events) -> None:
 
 
 @pytest.mark.parametrize(
-    ("heads", "keys", "size"), [(16, 128, 0), (16, 1000, 17024), (16, 4096, 67712), (128, 4100, 270464), (256, 544, 270464), (512, 575, 0)]
+    ("heads", "keys", "size"),
+    [(16, 128, 0), (16, 1000, 17024), (16, 4096, 67712), (128, 4100, 270464), (256, 544, 270464), (512, 575, 0)],
 )
 def test_cudnn_splits_a_single_query(heads: int, keys: int, size: int) -> None:
     assert cudnn_forward_bytes(heads, 1, keys, 64, 132) == size

@@ -12,8 +12,10 @@ T4, A100, ADA, H100, B200 = (7, 5), (8, 0), (8, 9), (9, 0), (10, 0)
 ORDER = {T4: (FLASH, EFFICIENT, MATH), A100: (FLASH, EFFICIENT, MATH), ADA: (FLASH, EFFICIENT, MATH)}
 
 
-def _choice(capability: tuple[int, int], width: int = 64, dtype: torch.dtype = torch.float16, *, version: tuple[int, int] = (2, 11),
-            dropout: float = 0.0, grad: bool = True, keys: int = 32, mask: torch.Tensor | None = None) -> int:  # fmt: skip
+def _choice(
+    capability: tuple[int, int], width: int = 64, dtype: torch.dtype = torch.float16, *, version: tuple[int, int] = (2, 11),
+    dropout: float = 0.0, grad: bool = True, keys: int = 32, mask: torch.Tensor | None = None,
+) -> int:  # fmt: skip
     query = torch.empty(2, 8, 32, width, dtype=dtype, device="cuda", requires_grad=grad)
     key = torch.empty(2, 8, keys, width, dtype=dtype, device="cuda", requires_grad=grad)
     asked = Question(query, key, key, mask, dropout, False, False, capability, version)
@@ -25,7 +27,8 @@ def _choice(capability: tuple[int, int], width: int = 64, dtype: torch.dtype = t
     ("capability", "dtype", "backend"),
     [
         (T4, torch.float16, EFFICIENT), (T4, torch.bfloat16, MATH), (A100, torch.float16, FLASH), (ADA, torch.bfloat16, FLASH),
-        (H100, torch.bfloat16, CUDNN), (B200, torch.float16, CUDNN), (H100, torch.float32, EFFICIENT), (H100, torch.float64, MATH),
+        (H100, torch.bfloat16, CUDNN), (B200, torch.float16, CUDNN), (H100, torch.float32, EFFICIENT),
+        (H100, torch.float64, MATH),
     ],
 )  # fmt: skip
 def test_card_and_type(capability: tuple[int, int], dtype: torch.dtype, backend: int) -> None:

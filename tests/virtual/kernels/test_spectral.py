@@ -35,8 +35,9 @@ def test_outputs_are_nested_as_the_transform_leaves_them() -> None:
 @pytest.mark.parametrize(
     ("batch", "signal", "source", "output", "size"),
     [
-        (4, (97,), REAL, COMPLEX, 0), (4, (194,), REAL, COMPLEX, 3104), (4, (194,), COMPLEX, COMPLEX, 6208), (6, (2000,), REAL, COMPLEX, 48000),
-        (6, (2000,), COMPLEX, COMPLEX, 0), (8, (2048,), REAL, COMPLEX, 0), (16, (16000,), COMPLEX, COMPLEX, 0),
+        (4, (97,), REAL, COMPLEX, 0), (4, (194,), REAL, COMPLEX, 3104), (4, (194,), COMPLEX, COMPLEX, 6208),
+        (6, (2000,), REAL, COMPLEX, 48000), (6, (2000,), COMPLEX, COMPLEX, 0), (8, (2048,), REAL, COMPLEX, 0),
+        (16, (16000,), COMPLEX, COMPLEX, 0),
         (16, (32000,), COMPLEX, COMPLEX, 4096000), (6, (32, 62), COMPLEX, REAL, 47616),
     ],
 )  # fmt: skip
