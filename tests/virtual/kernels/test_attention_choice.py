@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from tonnage.virtual.kernels.attention_choice import _TAKES, CUDNN, EFFICIENT, FLASH, MATH, Question
+from tonnage.virtual.kernels.attention_choice import _TAKES, CUDNN, EFFICIENT, FLASH, MATH, Question, can_use
 
 pytestmark = pytest.mark.usefixtures("gpu")
 T4, A100, ADA, H100, B200 = (7, 5), (8, 0), (8, 9), (9, 0), (10, 0)
@@ -61,3 +61,11 @@ def test_masks() -> None:
 
 def test_a_single_key_is_not_for_cudnn() -> None:
     assert _choice(H100, keys=1) == FLASH
+
+
+def test_what_python_asks() -> None:
+    query = torch.empty(2, 8, 32, 64, dtype=torch.float16, device="cuda")
+    params = torch.backends.cuda.SDPAParams(query, query, query, None, 0.0, False, False)
+    assert can_use(FLASH, params) and can_use(CUDNN, params)
+    wide = torch.empty(2, 8, 32, 512, dtype=torch.float16, device="cuda")
+    assert not can_use(FLASH, torch.backends.cuda.SDPAParams(wide, wide, wide, None, 0.0, False, False))

@@ -37,7 +37,7 @@ class _Nvml:
 def install(cards: Cards, patches: Patches) -> None:
     """Answer in pynvml's place."""
     try:
-        import pynvml  # type: ignore[import-untyped]
+        import pynvml
     except ImportError:
         return
     nvml = _Nvml(cards)

@@ -6,7 +6,8 @@ from pkgutil import iter_modules
 # Operators that go through a library with a workspace of its own, by aten name.
 LIBRARIES = {
     "mm": "cublas", "bmm": "cublas", "addmm": "cublas", "baddbmm": "cublas", "addmv": "cublas", "addbmm": "cublas",
-    "dot": "cublas", "vdot": "cublas", "mv": "cublas", "_int_mm": "cublas",
+    "dot": "cublas", "vdot": "cublas", "mv": "cublas", "_int_mm": "cublas", "_scaled_mm": "cublas",
+    "_addmm_activation": "cublas", "linalg_solve_triangular": "cublas",
 }  # fmt: skip
 
 

@@ -80,6 +80,23 @@ def fused_sdp_choice(
     return choose_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
+def can_use(backend: int, params: Any, debug: bool = False) -> bool:
+    """`torch.backends.cuda.can_use_flash_attention` and kin: `params` is a `torch.backends.cuda.SDPAParams`."""
+    from tonnage.virtual.session import active
+
+    device = active().device
+    inputs = (
+        params.query,
+        params.key,
+        params.value,
+        params.attn_mask,
+        params.dropout,
+        params.is_causal,
+        params.enable_gqa,
+    )
+    return _TAKES[backend](Question(*inputs, device.gpu.compute_capability, device.torch_version))
+
+
 _ordered: Any = None  # the device for which the default order has been set
 
 

@@ -107,6 +107,23 @@ def _use_lt() -> None:
     active().workspaces.use("cublaslt")
 
 
+def _through_lt(operator: Any) -> Any:
+    compute = plain(operator)
+
+    def multiply(*operands: Any, **others: Any) -> torch.Tensor:
+        result: torch.Tensor = compute(*operands, **others)
+        _use_lt()
+        return result
+
+    return multiply
+
+
+kernel("_int_mm")(_through_lt(_ATEN._int_mm.default))
+kernel("_int_mm.out")(_through_lt(_ATEN._int_mm.out))
+kernel("_scaled_mm")(_through_lt(_ATEN._scaled_mm.default))
+kernel("_scaled_mm.out")(_through_lt(_ATEN._scaled_mm.out))
+
+
 def _multiply_batch(operator: Any) -> Any:
     compute = plain(operator)
 

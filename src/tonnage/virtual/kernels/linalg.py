@@ -1,0 +1,303 @@
+"""Factorisations and solves (cuSOLVER, cuBLAS, MAGMA): copies, pivots and work areas beside the outputs.
+
+The libraries are closed: their work areas follow what an H200 showed with CUDA 13, and grow smoothly between those sizes.
+"""
+
+from math import prod
+from typing import Any
+
+import torch
+
+from tonnage.virtual.kernels.registry import kernel, plain, scratch
+
+Tensors = tuple[Any, ...]
+_ATEN = torch.ops.aten
+_MIB = 1 << 20
+
+_CHOLESKY = plain(_ATEN.linalg_cholesky_ex.default)
+_LU_FACTOR = plain(_ATEN.linalg_lu_factor_ex.default)
+_LU = plain(_ATEN.linalg_lu.default)
+_INVERSE = plain(_ATEN.linalg_inv_ex.default)
+_DET, _SLOGDET = plain(_ATEN._linalg_det.default), plain(_ATEN._linalg_slogdet.default)
+_SOLVE = plain(_ATEN._linalg_solve_ex.default)
+_LU_SOLVE = plain(_ATEN.linalg_lu_solve.default)
+_QR, _HOUSEHOLDER = plain(_ATEN.linalg_qr.default), plain(_ATEN.linalg_householder_product.default)
+_TRIANGULAR = plain(_ATEN.linalg_solve_triangular.default)
+_EXPONENTIAL = plain(_ATEN.linalg_matrix_exp.default)
+_CHOLESKY_INVERSE, _CHOLESKY_SOLVE = plain(_ATEN.cholesky_inverse.default), plain(_ATEN._cholesky_solve_helper.default)
+
+
+def _batch(matrix: torch.Tensor) -> int:
+    return prod(matrix.shape[:-2])
+
+
+def _borrow(size_bytes: int, like: torch.Tensor) -> None:
+    area = scratch(size_bytes, like)
+    del area
+
+
+def _info(like: torch.Tensor) -> torch.Tensor:
+    return torch.empty(like.shape[:-2], dtype=torch.int32, device=like.device)
+
+
+def _check(info: torch.Tensor) -> None:
+    """PyTorch asks whether any factorisation failed; none does here."""
+    flag = torch.empty((), dtype=torch.bool, device=info.device)
+    del flag
+
+
+# Cholesky
+
+
+@kernel("linalg_cholesky_ex")
+def linalg_cholesky_ex(self: Any, *, upper: bool = False, check_errors: bool = False) -> Tensors:
+    outputs = tuple(_CHOLESKY(self, upper=upper, check_errors=False))
+    batch, n = _batch(self), self.shape[-1]
+    _borrow(batch * 8 if batch > 1 else 160 + n * n // 256 if n else 0, self)
+    return outputs
+
+
+@kernel("cholesky_inverse")
+def cholesky_inverse(self: Any, upper: bool = False) -> torch.Tensor:
+    result: torch.Tensor = _CHOLESKY_INVERSE(self, upper)
+    _borrow(self.numel() * self.element_size(), self)
+    return result
+
+
+@kernel("_cholesky_solve_helper")
+def cholesky_solve_helper(self: Any, A: Any, upper: bool) -> torch.Tensor:
+    info = _info(A) if _batch(A) == 1 else None
+    result: torch.Tensor = _CHOLESKY_SOLVE(self, A, upper)
+    _borrow(A.numel() * A.element_size(), A)
+    del info
+    return result
+
+
+# LU
+
+
+def _factor(matrix: Any) -> None:
+    """cuSOLVER for one matrix; pointers for a batch of small ones."""
+    batch, n = _batch(matrix), max(matrix.shape[-2:])
+    if batch > 1:
+        _borrow(batch * 8 if n <= 16 else 0, matrix)
+    else:
+        _borrow(-(-n // 32) * 32 * 16 + 256 if n else 0, matrix)
+
+
+def _substitute(matrix: Any, columns: int) -> None:
+    """Solve with the factors: small systems as they are, larger ones on a permuted copy of the right side."""
+    batch, n = _batch(matrix), matrix.shape[-1]
+    if n < 32 or (batch == 1 and (n * columns <= 160 or (columns == 1 and n <= 100))):
+        _borrow(batch * 8, matrix)
+        return
+    permutations = [
+        torch.empty(batch * n, dtype=torch.int64, device=matrix.device) for _ in range(3 if batch == 1 else 2)
+    ]
+    _borrow(batch * n * columns * matrix.element_size(), matrix)
+    permutations.clear()
+
+
+@kernel("linalg_lu_factor_ex")
+def linalg_lu_factor_ex(A: Any, *, pivot: bool = True, check_errors: bool = False) -> Tensors:
+    outputs = tuple(_LU_FACTOR(A, pivot=pivot, check_errors=False))
+    _factor(A)
+    return outputs
+
+
+@kernel("linalg_lu")
+def linalg_lu(A: Any, *, pivot: bool = True) -> Tensors:
+    outputs = tuple(_LU(A, pivot=pivot))
+    factors = torch.empty_like(A)
+    pivots = torch.empty(*A.shape[:-2], min(A.shape[-2:]), dtype=torch.int32, device=A.device)
+    info = _info(A)
+    _factor(A)
+    del factors, info, pivots
+    return outputs
+
+
+@kernel("linalg_inv_ex")
+def linalg_inv_ex(A: Any, *, check_errors: bool = False) -> Tensors:
+    outputs = tuple(_INVERSE(A, check_errors=False))
+    factors = torch.empty_like(A)
+    pivots = torch.empty(A.shape[:-1], dtype=torch.int32, device=A.device)
+    _factor(A)
+    _substitute(A, A.shape[-1])
+    del pivots, factors
+    return outputs
+
+
+@kernel("_linalg_det")
+def linalg_det(A: Any) -> Tensors:
+    outputs = tuple(_DET(A))
+    info = _info(A)
+    _factor(A)
+    del info
+    return outputs
+
+
+@kernel("_linalg_slogdet")
+def linalg_slogdet(A: Any) -> Tensors:
+    outputs = tuple(_SLOGDET(A))
+    info = _info(A)
+    _factor(A)
+    del info
+    return outputs
+
+
+@kernel("_linalg_solve_ex")
+def linalg_solve_ex(A: Any, B: Any, *, left: bool = True, check_errors: bool = False) -> Tensors:
+    outputs = tuple(_SOLVE(A, B, left=left, check_errors=False))
+    _factor(A)
+    _substitute(A, outputs[0].numel() // max(1, _batch(A) * A.shape[-1]))
+    return outputs
+
+
+@kernel("linalg_lu_solve")
+def linalg_lu_solve(LU: Any, pivots: Any, B: Any, *, left: bool = True, adjoint: bool = False) -> torch.Tensor:
+    result: torch.Tensor = _LU_SOLVE(LU, pivots, B, left=left, adjoint=adjoint)
+    _substitute(LU, B.shape[-1])
+    return result
+
+
+@kernel("linalg_solve_triangular")
+def linalg_solve_triangular(
+    self: Any, B: Any, *, upper: bool, left: bool = True, unitriangular: bool = False
+) -> torch.Tensor:
+    result: torch.Tensor = _TRIANGULAR(self, B, upper=upper, left=left, unitriangular=unitriangular)
+    if self.shape[-1] <= 64:
+        matrices, sides = (torch.empty(_batch(self), dtype=torch.int64, device=self.device) for _ in range(2))
+        del sides, matrices
+    return result
+
+
+# Orthogonal factors
+
+
+def householder_bytes(columns: int, item: int) -> int:
+    """cuSOLVER's geqrf: 3 MiB, more from 256 columns on; twice that in double precision."""
+    return (max(3 * _MIB, 2 * _MIB + 4096 * columns) * item) // 4 + 128
+
+
+def _reflect(matrix: Any) -> None:
+    batch, (rows, columns) = _batch(matrix), matrix.shape[-2:]
+    if batch > 1 and max(rows, columns) <= 64:
+        first, second = (torch.empty(batch, dtype=torch.int64, device=matrix.device) for _ in range(2))
+        del second, first
+        return
+    info = torch.empty(1, dtype=torch.int32, device=matrix.device)
+    for _ in range(batch):
+        _borrow(householder_bytes(min(rows, columns), matrix.element_size()), matrix)
+    del info
+
+
+def _assemble(matrix: Any) -> None:
+    batch, (rows, columns) = _batch(matrix), matrix.shape[-2:]
+    info = torch.empty(1, dtype=torch.int32, device=matrix.device)
+    for _ in range(batch):
+        _borrow((131072 + 4 * rows * min(rows, columns, 352)) * matrix.element_size() // 4, matrix)
+    del info
+
+
+@kernel("linalg_qr")
+def linalg_qr(A: Any, mode: str = "reduced") -> Tensors:
+    outputs = tuple(_QR(A, mode))
+    if A.numel():
+        scales = torch.empty(*A.shape[:-2], min(A.shape[-2:]), dtype=A.dtype, device=A.device)
+        _reflect(A)
+        if mode != "r":
+            _assemble(A)
+        del scales
+    return outputs
+
+
+@kernel("linalg_householder_product")
+def linalg_householder_product(input: Any, tau: Any) -> torch.Tensor:
+    result: torch.Tensor = _HOUSEHOLDER(input, tau)
+    _assemble(input)
+    return result
+
+
+@kernel("linalg_lstsq.out")
+def linalg_lstsq_out(
+    self: Any, b: Any, rcond: float | None = None, *, driver: str | None = None, solution: Any, residuals: Any, rank: Any,
+    singular_values: Any,
+) -> Tensors:  # fmt: skip
+    """By Householder reflections of a copy."""
+    vector = b.dim() == 1 or (b.dim() == self.dim() - 1 and b.shape == self.shape[:-1])
+    columns = 1 if vector else b.shape[-1]
+    info = _info(self)
+    shape = (*self.shape[:-2], self.shape[-1]) if vector else (*self.shape[:-2], self.shape[-1], columns)
+    solution.resize_(shape)
+    copy = torch.empty_like(self)
+    _reflect(self)
+    rows, width = self.shape[-2:]
+    for _ in range(_batch(self)):
+        _borrow((4 * rows * 300 + 8 * rows * width + 262144) * self.element_size() // 4, self)
+    del copy
+    _check(info)
+    return solution, residuals, rank, singular_values
+
+
+# Eigenvalues and singular values
+
+
+def eigen_bytes(n: int, batch: int, item: int) -> int:
+    """Jacobi for a batch of small ones, else Jacobi up to 512 and divide and conquer above."""
+    if n <= 32 and batch > 1:
+        return batch * (261_000 + 3_410 * n) * item // 4
+    return (n * n + 35 * n + 1700 if n <= 512 else 4 * n * n + 149 * n) * item
+
+
+@kernel("_linalg_eigh")
+def linalg_eigh(A: Any, UPLO: str = "L", compute_v: bool = True) -> Tensors:
+    batch, n = _batch(A), A.shape[-1]
+    vectors = torch.empty_like(A, memory_format=torch.contiguous_format).mT
+    values = torch.empty(A.shape[:-1], dtype=_real(A.dtype), device=A.device)
+    info = _info(A)
+    alone = n <= 32 and batch > 1
+    for _ in range(1 if alone else batch):
+        _borrow(eigen_bytes(n, batch, A.element_size()), A)
+    _check(info)
+    del info
+    return values, vectors if compute_v else vectors.new_empty(0)
+
+
+def singular_bytes(rows: int, columns: int, item: int) -> int:
+    """Square matrices by Jacobi; others begin with Householder reflections."""
+    if rows == columns:
+        return (2 * rows * columns + 72 * rows) * item if rows > 32 else 3968
+    return (3 * _MIB + 256 + 72 * min(rows, 1 << 10)) * item // 4
+
+
+@kernel("_linalg_svd")
+def linalg_svd(A: Any, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None) -> Tensors:
+    (rows, columns), front = A.shape[-2:], A.shape[:-2]
+    k = min(rows, columns)
+    u_shape = (*front, rows, rows if full_matrices else k)
+    v_shape = (*front, columns if full_matrices else k, columns)
+    u = torch.empty(*front, u_shape[-1], rows, dtype=A.dtype, device=A.device).mT
+    vh = torch.empty(v_shape, dtype=A.dtype, device=A.device)
+    values = torch.empty(*front, k, dtype=_real(A.dtype), device=A.device)
+    info = _info(A)
+    copy = torch.empty_like(A)
+    _borrow(singular_bytes(rows, columns, A.element_size()), A)
+    del copy
+    _check(info)
+    del info
+    if not compute_uv:
+        return u.new_empty(0), values, vh.new_empty(0)
+    return u, values, vh
+
+
+def _real(dtype: torch.dtype) -> torch.dtype:
+    return {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(dtype, dtype)
+
+
+@kernel("linalg_matrix_exp")
+def linalg_matrix_exp(self: Any) -> torch.Tensor:
+    """A Taylor polynomial of the matrix and its powers: at most thirteen of its size at a time."""
+    size = self.numel() * self.element_size()
+    _borrow(13 * size, self)
+    result: torch.Tensor = _EXPONENTIAL(self)
+    return result

@@ -1,0 +1,54 @@
+"""Factorisations and solves against rows measured on an H200 with torch 2.11."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tonnage.virtual.kernels.linalg import eigen_bytes, householder_bytes, singular_bytes
+
+pytestmark = pytest.mark.usefixtures("gpu")
+Events = Callable[[Callable[[], object]], str]
+
+
+def _matrix(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, device="cuda")
+
+
+def test_an_inverse_needs_factors_pivots_and_a_copy(events: Events) -> None:
+    made = events(lambda: torch.linalg.inv_ex(_matrix(512, 512)))
+    assert made == "+1048576 +1048576 +4 +1048576 +2048 +8448 -5 +4096 +4096 +4096 +1048576 -9 -8 -7 -6 -4 -3 -0"
+
+
+def test_a_factorisation_of_a_batch_keeps_pointers(events: Events) -> None:
+    a = _matrix(64, 32, 32)
+    assert events(lambda: torch.linalg.cholesky_ex(a)) == "+262144 +256 +512 -2"
+
+
+def test_orthogonal_factors(events: Events) -> None:
+    a = _matrix(100, 100)
+    assert events(lambda: torch.linalg.qr(a)).startswith("+40000 +40000 +400 +4 +3145856 -4 -3 +4")
+
+
+@pytest.mark.parametrize(("columns", "size"), [(100, 3145856), (512, 4194432), (1500, 8241280)])
+def test_reflections(columns: int, size: int) -> None:
+    assert householder_bytes(columns, 4) == size
+    assert householder_bytes(64, 8) == 6291584, "double precision"
+
+
+@pytest.mark.parametrize(
+    "call", [torch.linalg.svd, torch.linalg.eigh, torch.linalg.qr, torch.linalg.inv, torch.linalg.cholesky]
+)
+def test_shapes_are_those_of_the_host(call: Callable[[torch.Tensor], object]) -> None:
+    def shapes(result: object) -> list[torch.Size]:
+        return [t.shape for t in (result if isinstance(result, tuple) else (result,))]
+
+    assert shapes(call(_matrix(3, 5, 5))) == shapes(call(torch.eye(5).expand(3, 5, 5).clone()))
+
+
+@given(st.integers(33, 4000), st.sampled_from([4, 8]))
+def test_work_areas_grow_with_the_matrix(n: int, item: int) -> None:
+    assert eigen_bytes(n, 1, item) < eigen_bytes(n + 1, 1, item)
+    assert singular_bytes(n, n, item) < singular_bytes(n + 1, n + 1, item)
