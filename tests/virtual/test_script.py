@@ -51,7 +51,7 @@ def test_values_keep_a_script_on_its_normal_path(tmp_path: Path) -> None:
     done, said = run("reads_values.py", tmp_path)
     assert done.returncode == 0, done.stderr
     assert "rounds True" in done.stdout  # the loop ended, though nobody computes what it waits for
-    assert any("reads_values.py:16" in row["line"] for row in said["stand_ins"])
+    assert any("reads_values.py:15" in row["line"] for row in said["stand_ins"])
 
 
 def test_compiled_functions_run_eagerly_and_are_named(tmp_path: Path) -> None:
