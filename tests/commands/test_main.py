@@ -90,3 +90,20 @@ def test_other_commands_go_through_the_application(
         main()
     assert stopped.value.code == 0
     assert capsys.readouterr().out == f"tonnage {tonnage_version}\n"
+
+
+LEAVES_LATE = """
+import atexit, threading, time
+atexit.register(print, "handler ran")
+threading.Thread(target=lambda: (time.sleep(0.3), print("thread ended"))).start()
+print("script ended", end="")
+"""
+
+
+def test_a_run_that_ends_waits_for_threads_runs_exit_handlers_and_flushes(tmp_path: Path) -> None:
+    script = tmp_path / "late.py"
+    script.write_text(LEAVES_LATE)
+    done = tonnage("run", "--gpu", "h200", str(script))
+    assert done.returncode == 0
+    assert done.stdout.startswith("script ended")
+    assert done.stdout.rstrip().endswith("thread ended\nhandler ran")

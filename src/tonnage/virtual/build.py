@@ -22,7 +22,7 @@ UNITS = tuple(path.name for path in sorted(NATIVE.glob("*.cpp")))
 
 def native_library(torch_root: Path) -> Path:
     """The built library for this torch; builds it if it is not there yet."""
-    target = _cache_folder() / f"tonnage-{_fingerprint(torch_root)}.so"
+    target = cache_folder() / f"tonnage-{_fingerprint(torch_root)}.so"
     if not target.exists():
         with target.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # two runs may start at once: the second waits for the first
@@ -31,7 +31,8 @@ def native_library(torch_root: Path) -> Path:
     return target
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
+    """Where what was built or looked up once is kept."""
     home = os.environ.get("TONNAGE_CACHE") or os.path.join(
         os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "tonnage"
     )

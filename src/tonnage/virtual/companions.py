@@ -7,7 +7,6 @@
   nobody knows what they allocate.
 """
 
-import builtins
 import ctypes
 import importlib
 import importlib.abc
@@ -20,6 +19,8 @@ from types import ModuleType
 from typing import Any
 
 from tonnage.errors import TonnageError
+from tonnage.virtual.imports import lazily, release
+from tonnage.virtual.kept_index import keep_index
 from tonnage.virtual.standins import StandIns
 
 _DECLARED = (
@@ -34,7 +35,7 @@ class NotModelled(TonnageError):
 
 
 class _Watcher(importlib.abc.MetaPathFinder):
-    """Acts just before torchvision's code runs, and just after Triton's launcher is defined."""
+    """Acts just before or after the code of another library runs."""
 
     def __init__(self, stand_ins: StandIns) -> None:
         self._stand_ins = stand_ins
@@ -45,7 +46,11 @@ class _Watcher(importlib.abc.MetaPathFinder):
         if name == "torchvision":
             self._declare_operators()
         elif name == "triton.runtime.jit":
-            return self._with_quiet_launches(name)
+            return self._and_then(name, lambda module: quiet_launches(module, self._stand_ins))
+        elif name == "transformers.utils.import_utils":
+            return self._and_then(name, keep_index)
+        elif name == "torch._dynamo":
+            return lazily(self._plain_spec(name), _DYNAMO_ASKED_FOR_NOTHING)
         return None
 
     def _plain_spec(self, name: str) -> importlib.machinery.ModuleSpec | None:
@@ -66,14 +71,14 @@ class _Watcher(importlib.abc.MetaPathFinder):
         for schema in _DECLARED:
             library.define(schema)
 
-    def _with_quiet_launches(self, name: str) -> importlib.machinery.ModuleSpec | None:
+    def _and_then(self, name: str, act: Callable[[ModuleType], None]) -> importlib.machinery.ModuleSpec | None:
         spec = self._plain_spec(name)
         if spec and spec.loader:
             plain = spec.loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
                 plain(module)
-                quiet_launches(module, self._stand_ins)
+                act(module)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
@@ -88,12 +93,11 @@ def install_companions(stand_ins: StandIns) -> Callable[[], None]:
     sys.meta_path.insert(0, watcher)
     saved = [(torch, "compile", torch.compile), *((cpp_extension, n, getattr(cpp_extension, n)) for n in _BUILDERS)]
     torch.compile = _eager_compile(stand_ins)
-    restore_dynamo = _spare_dynamo()
     for name in _BUILDERS:
         setattr(cpp_extension, name, _refuse(name, stand_ins))
 
     def undo() -> None:
-        restore_dynamo()
+        release("torch._dynamo")
         sys.meta_path.remove(watcher)
         for owner, name, value in saved:
             setattr(owner, name, value)
@@ -101,43 +105,20 @@ def install_companions(stand_ins: StandIns) -> Callable[[], None]:
     return undo
 
 
-class _NoDynamo:
-    """Stands for `torch._dynamo` where it is imported only to be told that nothing is compiled; else becomes it."""
-
-    def disable(self, function: Any, *_: Any, **__: Any) -> Any:
-        """What is never compiled needs no disabling."""
-        return function
-
-    def graph_break(self, *_: Any, **__: Any) -> None:
-        """There is no graph."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(importlib.import_module("torch._dynamo"), name)
+def _as_it_is(function: Any = None, *_: Any, **__: Any) -> Any:
+    """A decorator that tells a compiler how to treat a function."""
+    return _as_it_is if function is None else function
 
 
-# They import torch._dynamo at every first optimizer and checkpoint: a second, for nothing where nothing is compiled.
-_ASK_FOR_NOTHING = frozenset(("torch._compile", "torch.optim.optimizer"))
+def _nothing(*_: Any) -> None:
+    """There is no graph to break and no cache to reset."""
 
 
-def _spare_dynamo() -> Callable[[], None]:
-    import torch
-
-    plain, stand_in = builtins.__import__, _NoDynamo()
-
-    def spare(name: str, globals: Any = None, *arguments: Any, **keywords: Any) -> Any:
-        if name == "torch._dynamo" and name not in sys.modules and globals and globals["__name__"] in _ASK_FOR_NOTHING:
-            torch._dynamo = stand_in
-            return torch
-        return plain(name, globals, *arguments, **keywords)
-
-    builtins.__import__ = spare
-
-    def undo() -> None:
-        builtins.__import__ = plain
-        if vars(torch).get("_dynamo") is stand_in:
-            del torch._dynamo
-
-    return undo
+# Optimizers, checkpoints and transformers ask torch._dynamo for these: a second, for nothing where nothing is compiled.
+_DYNAMO_ASKED_FOR_NOTHING = {
+    "disable": _as_it_is, "allow_in_graph": _as_it_is, "assume_constant_result": _as_it_is,
+    "graph_break": _nothing, "reset": _nothing, "is_compiling": lambda: False,
+}  # fmt: skip
 
 
 _BUILDERS = ("load", "load_inline", "CUDAExtension")

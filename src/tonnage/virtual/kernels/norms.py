@@ -12,7 +12,6 @@ from tonnage.virtual.kernels.registry import kernel, plain
 
 Tensors = tuple[Any, ...]
 
-_RMS_NORM = plain(torch.ops.aten._fused_rms_norm.default)
 _GROUP_NORM = plain(torch.ops.aten.native_group_norm.default)
 _GROUP_NORM_BACKWARD = plain(torch.ops.aten.native_group_norm_backward.default)
 
@@ -32,7 +31,13 @@ def native_layer_norm(input: Any, normalized_shape: list[int], weight: Any, bias
 @kernel("_fused_rms_norm")
 def fused_rms_norm(input: Any, normalized_shape: list[int], weight: Any, eps: float | None) -> Tensors:
     rows = input.contiguous()
-    return tuple(_RMS_NORM(rows, normalized_shape, weight, eps))
+    return torch.empty_like(rows), _statistics(rows, normalized_shape)
+
+
+def _statistics(rows: torch.Tensor, normalized_shape: list[int]) -> torch.Tensor:
+    """One number for each row."""
+    kept = rows.dim() - len(normalized_shape)
+    return _accumulator(rows, *rows.shape[:kept], *(1 for _ in normalized_shape))
 
 
 @kernel("native_layer_norm_backward")
