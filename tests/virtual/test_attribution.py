@@ -41,6 +41,20 @@ def test_parameters_and_states_are_counted_to_the_block(recording: Recording) ->
     assert ledger[Category.ACTIVATIONS] > 0
 
 
+def test_what_a_model_is_given_by_name_is_an_input_too() -> None:
+    with tonnage.virtual_gpu("h200", torch="2.11") as gpu:
+        import torch
+
+        class Scale(torch.nn.Module):
+            def forward(self, *, batch: torch.Tensor) -> torch.Tensor:
+                return 2 * batch
+
+        Scale()(batch=torch.ones(1024, 1024, device="cuda"))
+        ledger = gpu.recording.ledger()
+    assert ledger[Category.INPUTS] == 4 * 1024 * 1024
+    assert ledger[Category.OTHER] == 0
+
+
 def test_modules_phases_and_steps(recording: Recording) -> None:
     hidden = [a for a in recording.allocations if a.shape == (4096, 2048) and a.phase == "forward"]
     assert {a.module for a in hidden} == {"0", "1"}

@@ -38,6 +38,7 @@ class Attribution:
         self.category = Category.OTHER
         self.lines = LineFinder()
         self.modules: list[str] = []
+        self.keywords: dict[str, Any] = {}  # what the outermost module was given by name
         self.contexts: list[str] = [""]
         self._context_numbers: dict[str, int] = {"": 0}
         self._native_context: Any = ctypes.c_int32()
@@ -74,10 +75,10 @@ class Attribution:
 
     # Modules
 
-    def module_starts(self, module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any] | None = None) -> None:
+    def module_starts(self, module: Any, arguments: tuple[Any, ...]) -> None:
         """A module's forward begins; the outermost one begins a forward phase, and maybe a step."""
         if not self.modules and self.phase != "backward":
-            self._root_starts(module, arguments, keywords or {})
+            self._root_starts(module, (*arguments, *self.keywords.values()))
         path = self._paths.get(module)
         if path is None:
             self._name(module)
@@ -91,9 +92,10 @@ class Attribution:
             self.modules.pop()
         self._native_context.value = self._context(self.modules[-1]) if self.modules else 0
         if not self.modules:
+            self.keywords = {}
             self._mark_caches((output,))
 
-    def _root_starts(self, module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    def _root_starts(self, module: Any, given: tuple[Any, ...]) -> None:
         import torch
 
         if self._stepped or (not torch.is_grad_enabled() and self.phase != "forward"):
@@ -103,7 +105,6 @@ class Attribution:
         self._stepped |= not torch.is_grad_enabled()
         self.enter("forward")
         self.mark_model(module)
-        given = (*arguments, *keywords.values())
         self.mark(Category.INPUTS, _tensors(given), only=Category.OTHER)
         self._mark_caches(given)
 

@@ -19,7 +19,7 @@ def install_hooks(device: Device) -> Callable[[], None]:
         optim.register_optimizer_step_pre_hook(lambda o, *_: who.step_starts(o)),
         optim.register_optimizer_step_post_hook(lambda o, *_: who.step_ends(o)),
     ]
-    undo = [_wrap_engine(device), _wrap_apply(device)]
+    undo = [_wrap_engine(device), _wrap_apply(device), _wrap_call(device)]
 
     def uninstall() -> None:
         for handle in handles:
@@ -70,5 +70,22 @@ def _wrap_apply(device: Device) -> Callable[[], None]:
 
     def restore() -> None:
         torch.nn.Module._apply = plain
+
+    return restore
+
+
+def _wrap_call(device: Device) -> Callable[[], None]:
+    """What the outermost module is given by name: hooks on all modules at once see only what is given by position."""
+    plain, who = torch.nn.Module._call_impl, device.attribution
+
+    def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        if not who.modules:
+            who.keywords = keywords
+        return plain(self, *arguments, **keywords)
+
+    torch.nn.Module._call_impl = call
+
+    def restore() -> None:
+        torch.nn.Module._call_impl = plain
 
     return restore

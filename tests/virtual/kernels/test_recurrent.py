@@ -77,3 +77,16 @@ def test_a_gradient_without_biases_is_a_copy() -> None:
     layer, x = nn.LSTM(32, 48, bias=False).cuda(), _empty(20, 4, 32)
     layer(x)[0].sum().backward()
     assert all(p.grad.untyped_storage().nbytes() == p.numel() * 4 for p in layer.parameters() if p.grad is not None)
+
+
+def test_autocast_runs_in_fp16_on_a_flat_copy_of_the_weights(events: Events) -> None:
+    layer, x = nn.GRU(64, 128).cuda(), _empty(30, 4, 64)
+    weights = sum(p.numel() for p in layer.parameters())
+    with torch.autocast("cuda", torch.bfloat16):
+        made = events(lambda: layer(x)).split()
+        y, _ = layer(x)
+    assert f"+{2 * weights}" in made
+    assert y.dtype == torch.float16
+    gradients = torch.autograd.grad(y, [x, *layer.parameters()], torch.empty_like(y))
+    assert {g.dtype for g in gradients} == {torch.float32}
+    assert [g.shape for g in gradients[1:]] == [p.shape for p in layer.parameters()]

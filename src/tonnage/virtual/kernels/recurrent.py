@@ -45,16 +45,46 @@ def cudnn_rnn(
     int, dropout: float, train: bool, bidirectional: bool, batch_first: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Finds the flat buffer of the weights where there is one, and the dropout's state, then makes the one call."""
+    was_autocast = torch.is_autocast_enabled("cuda")
     projected = cx.shape[2] != hx.shape[2] if cx is not None else False
     hidden = cx.shape[2] if cx is not None else hx.shape[2]
     per_layer = (4 if biases else 2) + int(projected)
     sizes = batch_sizes.tolist() if batch_sizes is not None else []
     state = _dropout_state(input) if dropout > 0 and train else None
-    output, hy, cy, _, _ = torch.ops.aten._cudnn_rnn(
-        input, weights, per_layer, _flat_buffer(weights), hx, cx, mode, hidden, hx.shape[2] if projected else 0, layers,
-        batch_first, dropout, train, bidirectional, sizes, state,
-    )  # fmt: skip
+    buffer, proj_size = _flat_buffer(weights), hx.shape[2] if projected else 0
+    with torch.autocast("cuda", enabled=False):
+        if was_autocast:
+            buffer, weights = _half_weights(input, weights, buffer, mode, hidden, proj_size, layers, bidirectional)
+            input, hx, cx = _half(input), _half(hx), _half(cx)
+        output, hy, cy, _, _ = torch.ops.aten._cudnn_rnn(
+            input, weights, per_layer, buffer, hx, cx, mode, hidden, proj_size, layers, batch_first, dropout, train,
+            bidirectional, sizes, state,
+        )  # fmt: skip
     return output, hy, cy
+
+
+def _half_weights(
+    input: Tensor, weights: list[Tensor], buffer: Maybe, mode: int, hidden: int, projected: int, layers: int,
+    bidirectional: bool,
+) -> tuple[Maybe, list[Tensor]]:  # fmt: skip
+    """What autocast does before the call: the weights as views of one new buffer, in FP16 even where BF16 was asked for.
+
+    The views know nothing of each other, so each weight has a gradient of its own.
+    """
+    if weights[0].dtype in (torch.half, torch.double):
+        return buffer, weights
+    network = _network(input.new_empty((0, 0, input.shape[-1])), mode, hidden, projected, layers, 0, False,
+                       bidirectional, [])  # fmt: skip
+    flat = torch.zeros(network.weight_elements, dtype=torch.half, device=input.device)
+    copies = [flat.new_empty(0).set_(view.detach()) for view in _views(flat, weights)]
+    for copy, weight in zip(copies, weights, strict=True):
+        copy.copy_(weight)
+    return flat, copies
+
+
+def _half(tensor: Maybe) -> Maybe:
+    eligible = tensor is not None and tensor.is_floating_point() and tensor.dtype != torch.double
+    return tensor.to(torch.half) if tensor is not None and eligible else tensor
 
 
 def _flat_buffer(weights: list[Tensor]) -> Maybe:
