@@ -49,6 +49,7 @@ docs: $(STAMP)  ## check that every command and link in README and docs/ is real
 
 truth: $(STAMP) ## hold predictions against real measurements (TRUTH=folder)
 	$(BIN)/python $(TRUTH)/check.py --tonnage $(BIN)/tonnage
+	$(BIN)/python $(TRUTH)/check.py --tonnage $(BIN)/tonnage --truth $(TRUTH)/h200-expandable.jsonl
 
 clean:          ## remove what was built, keep .venv
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis htmlcov .coverage

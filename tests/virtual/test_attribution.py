@@ -93,3 +93,19 @@ def test_out_of_memory_is_pytorchs_own_error() -> None:
 
     with tonnage.virtual_gpu("rtx-4090"), pytest.raises(torch.OutOfMemoryError, match=r"Tried to allocate 40\.00 GiB"):
         torch.empty(10 << 30, device="cuda")
+
+
+def test_gradients_of_single_samples_run_through_torch_func() -> None:
+    with tonnage.virtual_gpu("h200", torch="2.11") as gpu:
+        import torch
+        from torch.func import functional_call, grad, vmap
+
+        model = torch.nn.Linear(256, 256).cuda()
+        parameters = {name: value.detach() for name, value in model.named_parameters()}
+
+        def loss(values: dict[str, torch.Tensor], sample: torch.Tensor) -> torch.Tensor:
+            return functional_call(model, values, (sample,)).square().mean()
+
+        gradients = vmap(grad(loss), (None, 0))(parameters, torch.ones(16, 256, device="cuda"))
+        assert gradients["weight"].shape == (16, 256, 256)
+        assert gpu.recording.peak_allocated_bytes > 4 * 16 * 256 * 256

@@ -157,7 +157,7 @@ class Attribution:
         """These tensors' blocks belong to the category (with `only`: if they belonged to that one so far)."""
         live = self.device.live
         for tensor in tensors:
-            if tensor is not None and tensor.is_cuda and tensor.layout is _strided():
+            if tensor is not None and tensor.is_cuda and _has_storage(tensor):
                 allocation = live.get(tensor.untyped_storage().data_ptr())
                 if allocation and (only is None or allocation.category is only):
                     allocation.category = category
@@ -194,8 +194,10 @@ class Attribution:
                 self.mark(Category.KV_CACHE, [t for t in pair if hasattr(t, "is_cuda")])
 
 
-def _strided() -> Any:
-    return sys.modules["torch"].strided
+def _has_storage(tensor: Any) -> bool:
+    """Sparse tensors have several, and those that torch.func wraps for a transform none that may be asked for."""
+    torch = sys.modules["torch"]
+    return tensor.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def _tensors(values: Iterable[Any], depth: int = 4) -> list[Any]:
