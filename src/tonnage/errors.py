@@ -4,6 +4,10 @@
     ├── RequestError        the request was wrong; exit 2
     │   ├── BadSize         "80 GBB" is no size
     │   ├── UnknownGpu      no such card in the catalogue
+    │   ├── BadGpu          a file that describes no card
+    │   ├── UnknownModel    no preset, file or folder of that name
+    │   ├── BadModel        a configuration or checkpoint that cannot be read, or that makes no sense
+    │   ├── BadLayout       a parallel layout, batch or flag that cannot be
     │   ├── ScriptNotFound  no such script
     │   ├── OutputExists    would overwrite a file
     │   ├── BadRecording    not a recording, a damaged one, or a newer one
@@ -40,6 +44,22 @@ class BadSize(RequestError, ValueError):
 
 class UnknownGpu(RequestError, LookupError):
     """A name that the catalogue does not hold."""
+
+
+class BadGpu(RequestError, ValueError):
+    """A file that describes no card, or one that makes no sense."""
+
+
+class UnknownModel(RequestError, LookupError):
+    """A name that is no preset, file or folder."""
+
+
+class BadModel(RequestError, ValueError):
+    """A configuration or checkpoint that cannot be read, or that makes no sense."""
+
+
+class BadLayout(RequestError, ValueError):
+    """A parallel layout, batch or flag that cannot be, for this model on these GPUs."""
 
 
 class ScriptNotFound(RequestError):

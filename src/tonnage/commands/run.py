@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tonnage.errors import OutputExists, ScriptNotFound
-from tonnage.hardware import Gpu, find_gpu
+from tonnage.hardware import Gpu, find_cuda_gpu
 
 if TYPE_CHECKING:
     from tonnage.recording import Recording
@@ -23,7 +23,7 @@ _EXIT_STATUS = (
 def command(words: list[str]) -> int:
     """Parse the words after `tonnage run`, run, report; the exit status."""
     options = _parser().parse_args(words)
-    cards = list(dict.fromkeys(find_gpu(name) for name in options.gpu.split(",")))
+    cards = list(dict.fromkeys(find_cuda_gpu(name) for name in options.gpu.split(",")))
     _check_paths(options)
 
     from tonnage.report.streams import data_on_stdout

@@ -6,11 +6,12 @@ belongs to the demand, and the rewritten events are replayed through the allocat
 What is said of a change's cost in time is a rule, not a measurement; nothing here applies a change.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tonnage.explain.rewrites import REWRITES, Rewrite
-from tonnage.hardware import all_gpus
+from tonnage.hardware import Gpu, all_gpus
 from tonnage.recording import Recording
 from tonnage.recording.replay import demand, outcome_on
 from tonnage.recording.timeline import Timeline
@@ -55,11 +56,18 @@ def _died(needed: Recording) -> bool:
 
 
 def _larger_card(needed: Recording) -> str | None:
-    larger = [card for card in all_gpus() if card.memory_bytes > needed.header.capacity_bytes]
-    for card in sorted(larger, key=lambda card: card.memory_bytes):
-        if outcome_on(needed, card).failed is None:
-            return card.key
-    return None
+    """The smallest that holds it: of its own family where there is one, else of any."""
+    capacity = needed.header.capacity_bytes
+    larger = [card for card in all_gpus() if card.runs_cuda and card.memory_bytes > capacity]
+    larger.sort(key=lambda card: card.memory_bytes)
+    family = next((card.family for card in all_gpus() if card.key == needed.header.gpu), "")
+    return _first_that_holds(needed, [c for c in larger if c.family == family]) or _first_that_holds(needed, larger)
+
+
+def _first_that_holds(needed: Recording, cards: list[Gpu]) -> str | None:
+    # What fits a card fits the larger ones: halving the list spares most replays.
+    first = bisect_left(cards, True, key=lambda card: outcome_on(needed, card).failed is None)
+    return cards[first].key if first < len(cards) else None
 
 
 def _rewritten(needed: Recording) -> Iterator[Fix]:

@@ -1,6 +1,8 @@
-"""The catalogue of GPUs."""
+"""The catalogue of GPUs, the hosts they sit in, and clusters of them."""
 
-from tonnage.hardware.catalogue import all_gpus, find_gpu
+from tonnage.hardware.catalogue import all_gpus, find_cuda_gpu, find_gpu
+from tonnage.hardware.cluster import Cluster, find_cluster
 from tonnage.hardware.gpu import Gpu, Overhead
+from tonnage.hardware.host import Host, all_hosts
 
-__all__ = ["Gpu", "Overhead", "all_gpus", "find_gpu"]
+__all__ = ["Cluster", "Gpu", "Host", "Overhead", "all_gpus", "all_hosts", "find_cluster", "find_cuda_gpu", "find_gpu"]

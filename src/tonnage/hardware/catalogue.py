@@ -1,16 +1,14 @@
-"""Find a card by the names people use for it. The cards are data (`data/gpus.toml`); no probing happens here.
+"""Find a card by the names people use for it. The cards are data (`data/gpus/`); no probing happens here.
 
-| asked                                   | found          |
-|-----------------------------------------|----------------|
-| "h100"                                  | H100 SXM 80 GB |
-| "a100-80", "a100 80gb"                  | A100 80 GB     |
-| "4090", "rtx-4090", "RTX 4090"          | RTX 4090       |
-| "NVIDIA H200"                           | H200           |
+| asked                                   | found                            |
+|-----------------------------------------|----------------------------------|
+| "h100"                                  | H100 SXM 80 GB                   |
+| "a100-80", "a100 80gb"                  | A100 80 GB                       |
+| "4090", "rtx-4090", "RTX 4090"          | RTX 4090                         |
+| "NVIDIA H200"                           | H200                             |
+| "my-card.toml", "cards/mine.toml"       | the card that the file describes |
 """
 
-import re
-import tomllib
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -18,52 +16,74 @@ from typing import Any
 
 from tonnage.errors import UnknownGpu
 from tonnage.hardware.gpu import Gpu, Overhead
+from tonnage.hardware.tables import Tables, close_keys, plain
 
-_DATA = Path(__file__).parent / "data" / "gpus.toml"
-# Words that a name may carry or leave out.
-_NOISE = re.compile(r"nvidia|geforce|tesla|graphics|gpu|[^a-z0-9]")
+_DATA = Path(__file__).parent / "data"
+# Families in the order of the list that people read; each is a file.
+FAMILIES = ("data-centre", "instinct", "workstation", "geforce")
+# What most cards do not have.
+_ABSENT: dict[str, Any] = {
+    "l3_bytes": 0,
+    "l3_bytes_per_s": 0.0,
+    "link": "",
+    "nvlink_bytes_per_s": 0.0,
+    "c2c_bytes_per_s": 0.0,
+}
 
 
 def find_gpu(name: str) -> Gpu:
-    """The card of that name; case, spaces, dashes and the maker's name do not matter."""
-    card = _by_name().get(_plain(name))
-    if card is None:
+    """The card of that name or in that file; case, spaces, dashes and the maker's name do not matter."""
+    if is_file(name):
+        from tonnage.hardware.custom import read_gpu
+
+        return read_gpu(Path(name))
+    key = gpu_tables().keys_by_name.get(plain(name))
+    if key is None:
         raise UnknownGpu(f"There is no GPU called {name!r} in the catalogue.", hint=_hint(name))
+    return _card(key)
+
+
+def find_cuda_gpu(name: str) -> Gpu:
+    """The same, for the virtual GPU, which knows CUDA alone."""
+    card = find_gpu(name)
+    if not card.runs_cuda:
+        hint = f"Name a card of NVIDIA's; `tonnage plan` knows {card.key} too."
+        raise UnknownGpu(f"The virtual GPU stands in for CUDA's cards alone: {card.name} is {card.maker}'s.", hint=hint)
     return card
 
 
-@cache
 def all_gpus() -> tuple[Gpu, ...]:
-    """Every card of the catalogue, in the order of the file."""
-    data = tomllib.loads(_DATA.read_text("utf-8"))
-    return tuple(_read_card(key, row, data) for key, row in data["gpu"].items())
+    """Every card of the catalogue, in the order of the files."""
+    return tuple(_card(key) for key in gpu_tables().texts)
+
+
+def is_file(name: str) -> bool:
+    """Whether a name means a file of one's own."""
+    return name.strip().lower().endswith(".toml")
 
 
 @cache
-def _by_name() -> Mapping[str, Gpu]:
-    names: dict[str, Gpu] = {}
-    for card in all_gpus():
-        for name in (card.key, card.name, *card.aliases):
-            assert names.setdefault(_plain(name), card) is card, f"two cards answer to {name!r}"
-    return names
+def gpu_tables() -> Tables:
+    """The cards, unparsed."""
+    return Tables.read(*(_DATA / "gpus" / f"{family}.toml" for family in FAMILIES))
 
 
-def _plain(name: str) -> str:
-    return re.sub(r"(?<=\d)gi?b$", "", _NOISE.sub("", name.lower()))
+@cache
+def architecture_tables() -> Tables:
+    """What cards of an architecture share, unparsed."""
+    return Tables.read(_DATA / "architectures.toml")
 
 
-def _hint(name: str) -> str:
-    from difflib import get_close_matches
-
-    close = [_by_name()[match].key for match in get_close_matches(_plain(name), _by_name(), n=4, cutoff=0.5)]
-    known = ", ".join(dict.fromkeys(close)) or ", ".join(card.key for card in all_gpus())
-    return f"Did you mean one of: {known}?" if close else f"Known cards: {known}."
+@cache
+def shared_by(architecture: str) -> dict[str, Any]:
+    """What the cards of an architecture have in common."""
+    return architecture_tables().table(architecture)
 
 
-def _read_card(key: str, row: dict[str, Any], data: dict[str, Any]) -> Gpu:
+def build(key: str, row: dict[str, Any]) -> Gpu:
     """A card is its architecture's row overlaid with its own."""
-    merged = data["architecture"][row["architecture"]] | row
-    overheads = data["overhead"] | merged.pop("overhead", {})
+    merged = _ABSENT | shared_by(row["architecture"]) | row
+    overheads = shared_by("overhead") | merged.pop("overhead", {})
     return Gpu(
         **merged
         | {
@@ -74,3 +94,16 @@ def _read_card(key: str, row: dict[str, Any], data: dict[str, Any]) -> Gpu:
             "overheads": MappingProxyType({library: Overhead(**values) for library, values in overheads.items()}),
         }
     )
+
+
+@cache
+def _card(key: str) -> Gpu:
+    tables = gpu_tables()
+    return build(key, tables.table(key) | {"family": tables.sources[key]})
+
+
+def _hint(name: str) -> str:
+    close = close_keys(name, gpu_tables())
+    if close:
+        return f"Did you mean one of: {', '.join(close)}?"
+    return f"Known cards: {', '.join(gpu_tables().texts)}."

@@ -2,7 +2,7 @@
 
 from types import TracebackType
 
-from tonnage.hardware import Gpu, find_gpu
+from tonnage.hardware import Gpu, find_cuda_gpu
 from tonnage.ledger import Ledger
 from tonnage.recording import Recording
 from tonnage.virtual.session import Session
@@ -12,7 +12,7 @@ class VirtualGpu:
     """A card that is there inside the `with` block, and what it has held so far."""
 
     def __init__(self, gpu: str | Gpu, *, torch: str | None = None) -> None:
-        self.gpu = find_gpu(gpu) if isinstance(gpu, str) else gpu
+        self.gpu = find_cuda_gpu(gpu) if isinstance(gpu, str) else gpu
         self._torch = torch
         self._session: Session | None = None
 

@@ -1,0 +1,169 @@
+"""Some cards in some hosts, from the words people use for them.
+
+| asked                 | cards | hosts                                       |
+|-----------------------|-------|---------------------------------------------|
+| "h200", "8xh200"      | 1, 8  | one HGX of 8, or that part of it            |
+| "1024xh100"           | 1024  | 128 of 8                                    |
+| "2x6xh100"            | 12    | two, with six cards each in use             |
+| "dgx-h100"            | 8     | one                                         |
+| "4xp5.48xlarge"       | 32    | four                                        |
+| "8xmy-card.toml"      | 8     | one, of a card that the file describes      |
+
+A part of a host has that part of its memory, its drives and their speed. Links are at the peak that their makers state: what a
+collective or a copy reaches of it is for others to say.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, overload
+
+from tonnage.errors import UnknownGpu
+from tonnage.hardware.catalogue import find_gpu, gpu_tables, is_file
+from tonnage.hardware.gpu import Gpu
+from tonnage.hardware.host import Host, homes_of, host_tables, read_host
+from tonnage.hardware.tables import close_keys, plain
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_COUNT = re.compile(r"\s*(\d+)\s*[x×*]\s*(?=\S)", re.IGNORECASE)
+_MOST_GPUS = 1_000_000
+_HOW = "Write it like h200, 8xh200, 2x8xh100 (hosts × cards), dgx-h100 or 4xp5.48xlarge."
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Equal hosts with equal cards. Speeds are bytes a second in one direction."""
+
+    gpu: Gpu
+    gpus_per_host: int
+    hosts: int
+    host: Host
+
+    @property
+    def gpus(self) -> int:
+        """All cards."""
+        return self.gpus_per_host * self.hosts
+
+    @property
+    def words(self) -> str:
+        """ "16 × h100 in 2 hosts (HGX H100)": for a headline."""
+        count = f"{self.gpus} × " if self.gpus > 1 else ""
+        return f"{count}{self.gpu.key} in {self.hosts} host{'s' * (self.hosts > 1)} ({self.host.name})"
+
+    @property
+    def host_memory_bytes(self) -> int:
+        """Memory of one host, or of the part of it that comes with these cards."""
+        return self.host_memory_per_gpu_bytes * self.gpus_per_host
+
+    @property
+    def host_memory_per_gpu_bytes(self) -> int:
+        """A card's share of its host's memory."""
+        return self.host.memory_bytes // self.host.gpus
+
+    @property
+    def peer_bytes_per_s(self) -> float:
+        """From a card to its neighbours in the host: over the fast link where it joins them all, else over PCIe."""
+        return self._reached(self.gpus_per_host)
+
+    @property
+    def network_bytes_per_s(self) -> float:
+        """From a card to cards of other hosts."""
+        return self.host.network_bytes_per_s
+
+    @property
+    def pcie_bytes_per_s(self) -> float:
+        """The slower of what the card and the host have."""
+        return min(self.gpu.pcie_bytes_per_s, self.host.pcie_bytes_per_s)
+
+    @property
+    def host_link_bytes_per_s(self) -> float:
+        """Between a card and the memory of its host: chip to chip where there is such a link, else PCIe."""
+        return self.gpu.c2c_bytes_per_s or self.pcie_bytes_per_s
+
+    @property
+    def nvme_bytes_per_s(self) -> float:
+        """A card's share of the host's drives; 0 where they are not known."""
+        return self.host.nvme_bytes_per_s / self.host.gpus
+
+    @overload
+    def link_bytes_per_s(self, group_size: int) -> float: ...
+    @overload
+    def link_bytes_per_s(self, group_size: "NDArray[np.int64]") -> "NDArray[np.float64]": ...
+    def link_bytes_per_s(self, group_size: Any) -> Any:
+        """The slowest link that a group of that many neighbouring cards crosses, for one size or an array of them."""
+        if isinstance(group_size, int):
+            return self._reached(group_size)
+        import numpy as np
+
+        ends = np.array([min(self.host.link_gpus, self.gpus_per_host), self.gpus_per_host])
+        speeds = np.array([self._reached(1), self._reached(self.gpus_per_host), self._reached(self.gpus_per_host + 1)])
+        return speeds[np.searchsorted(ends, group_size)]
+
+    def _reached(self, group_size: int) -> float:
+        if group_size > self.gpus_per_host:
+            return min(self._reached(self.gpus_per_host), self.network_bytes_per_s)
+        joined = group_size <= self.host.link_gpus and self.gpu.nvlink_bytes_per_s
+        return self.gpu.nvlink_bytes_per_s if joined else self.pcie_bytes_per_s
+
+
+def find_cluster(text: str) -> Cluster:
+    """The cards and hosts that a text such as "8xh200" or "4xdgx-h100" means."""
+    counts, name = _split(text)
+    host_key = None if is_file(name) else host_tables().keys_by_name.get(plain(name))
+    if host_key is not None:
+        return _of_hosts(text, counts, read_host(host_key))
+    return _of_cards(text, counts, _find_card(name))
+
+
+def _split(text: str) -> tuple[list[int], str]:
+    counts, rest = [], text
+    while match := _COUNT.match(rest):
+        counts.append(int(match[1]))
+        rest = rest[match.end() :]
+    if len(counts) > 2 or not rest.strip():
+        raise UnknownGpu(f"{text!r} does not name GPUs.", hint=_HOW)
+    total = counts[0] * counts[-1] if len(counts) == 2 else sum(counts) if counts else 1
+    if not 1 <= total <= _MOST_GPUS:
+        raise UnknownGpu(f"{text!r} asks for {total:,} GPUs.", hint=f"Ask for 1 to {_MOST_GPUS:,} of them.")
+    return counts, rest.strip()
+
+
+def _find_card(name: str) -> Gpu:
+    try:
+        return find_gpu(name)
+    except UnknownGpu:
+        if is_file(name):
+            raise
+        close = close_keys(name, gpu_tables(), host_tables())
+        hint = f"Did you mean one of: {', '.join(close)}?" if close else f"`tonnage gpu` lists them. {_HOW}"
+        raise UnknownGpu(f"There is no GPU or host called {name!r} in the catalogue.", hint=hint) from None
+
+
+def _of_hosts(text: str, counts: list[int], host: Host) -> Cluster:
+    if not host.gpu:
+        raise UnknownGpu(
+            f"{text!r}: {host.name} can hold any card.", hint=f"Name the card: {host.gpus}xh100-pcie, say."
+        )
+    if len(counts) > 1:
+        hint = f"Write {counts[0]}x{host.key}: each has {host.gpus}."
+        raise UnknownGpu(f"{text!r} counts the cards of a host that has its own.", hint=hint)
+    return Cluster(find_gpu(host.gpu), host.gpus, counts[0] if counts else 1, host)
+
+
+def _of_cards(text: str, counts: list[int], gpu: Gpu) -> Cluster:
+    homes = homes_of(gpu)
+    wanted = counts[-1] if counts else 1
+    host = next((home for home in homes if home.gpus >= wanted), homes[-1])
+    if wanted <= host.gpus:
+        return Cluster(gpu, wanted, counts[0] if len(counts) == 2 else 1, host)
+    if len(counts) == 2:
+        hint = f"{host.name} holds {host.gpus}: write {counts[0] * wanted}x{gpu.key}, or {counts[0]}x{host.gpus}x{gpu.key}."
+        raise UnknownGpu(f"{text!r} puts {wanted} cards into one host.", hint=hint)
+    if wanted % host.gpus:
+        full = -(-wanted // host.gpus)
+        even = next(hosts for hosts in range(full, wanted + 1) if wanted % hosts == 0)
+        hint = f"Write {full * host.gpus}x{gpu.key}, or {even}x{wanted // even}x{gpu.key}: hosts × cards."
+        raise UnknownGpu(f"{text!r} does not fill hosts of {host.gpus} cards.", hint=hint)
+    return Cluster(gpu, host.gpus, wanted // host.gpus, host)

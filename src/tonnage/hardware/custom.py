@@ -1,0 +1,175 @@
+"""A card that the catalogue does not hold, from a TOML file of one's own.
+
+    name = "Prototype 48"            # required, as are the next six, unless `like` gives them
+    architecture = "sm_90"           # whose registers, shared memory and lanes it has
+    memory_bytes = "48 GiB"          # what a program sees: a number of bytes, or a text with a unit
+    bandwidth_bytes_per_s = 2.4e12
+    sm_count = 96
+    clock_mhz = 1800
+    rates = { fp32 = 4.4e13, bf16 = 3.5e14 }
+
+    like = "h100"                    # take what is not given here from a card of the catalogue
+    power_w = 350                    # and any other field of `Gpu`
+
+A field that is missing, unknown or out of all proportion is an error that names it: most such files fail by a unit.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tonnage.errors import BadGpu, BadSize
+from tonnage.hardware.catalogue import architecture_tables, build, find_gpu, gpu_tables, is_file
+from tonnage.hardware.gpu import Gpu
+from tonnage.units import parse_bytes
+
+_MOST_BYTES = 2**20
+_REQUIRED = ("name", "architecture", "memory_bytes", "bandwidth_bytes_per_s", "sm_count", "clock_mhz", "rates")
+_RATES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp6", "fp4", "int8", "int4")
+_RATE_RANGE = (1e9, 1e19)
+_TEXTS = ("name", "architecture", "memory_kind", "link", "like")
+_SIZES = {"memory_bytes": (2**28, 2**47), "l2_bytes": (0, 2**40), "l3_bytes": (0, 2**40)}
+_COUNTS = {
+    "sm_count": (1, 100_000),
+    "clock_mhz": (50, 20_000),
+    "memory_clock_mhz": (50, 100_000),
+    "memory_bus_bits": (8, 1_000_000),
+    "power_w": (1, 100_000),
+    "pcie_generation": (1, 10),
+    "warp_size": (1, 1024),
+    "max_threads_per_sm": (32, 65_536),
+    "max_threads_per_block": (32, 65_536),
+    "registers_per_sm": (1024, 2**24),
+    "fp32_lanes_per_sm": (1, 65_536),
+    "shared_memory_per_sm_bytes": (1024, 2**30),
+    "shared_memory_per_block_bytes": (1024, 2**30),
+    "shared_memory_per_block_optin_bytes": (1024, 2**30),
+    "shared_bytes_per_clock_per_sm": (1, 65_536),
+}
+_SPEEDS = {
+    "bandwidth_bytes_per_s": (1e9, 1e15),
+    "l3_bytes_per_s": (0, 1e17),
+    "l2_bytes_per_clock_per_sm": (1, 65_536),
+    "pcie_bytes_per_s": (1e8, 1e14),
+    "nvlink_bytes_per_s": (0, 1e15),
+    "c2c_bytes_per_s": (0, 1e15),
+}
+_KNOWN = (*_TEXTS, *_SIZES, *_COUNTS, *_SPEEDS, "rates")
+# What a file may leave out and no architecture says. Zero is shown as unknown.
+_UNSAID: dict[str, Any] = {
+    "aliases": (),
+    "memory_kind": "memory",
+    "l2_bytes": 0,
+    "memory_clock_mhz": 0,
+    "memory_bus_bits": 0,
+    "power_w": 0,
+    "pcie_generation": 4,
+    "pcie_bytes_per_s": 3.2e10,
+}
+
+
+def read_gpu(path: Path) -> Gpu:
+    """The card that a file describes; its key is the file's name without the ending."""
+    given = _read(path)
+    row = {field: _checked(path, field, value) for field, value in given.items()}
+    base = _base(path, row.pop("like", None))
+    missing = [field for field in _REQUIRED if field not in base | row]
+    if missing:
+        hint = f"Write {_example(missing[0])}; a field `like` takes what is missing from another card."
+        raise BadGpu(f"{path} lacks {', '.join(missing)}.", hint=hint)
+    merged = _UNSAID | base | row | {"aliases": ()}
+    merged["memory_source"] = f"given in {path.name}" if "memory_bytes" in row else base["memory_source"]
+    return build(path.stem, merged | {"family": "own-linked" if merged.get("nvlink_bytes_per_s") else "own"})
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise BadGpu(f"Cannot read {path}: {error.strerror}.", hint="Name a TOML file that describes a card.") from None
+    if len(raw) > _MOST_BYTES:
+        raise BadGpu(f"{path} is larger than a MiB.", hint="A card takes some ten lines of TOML.")
+    try:
+        return tomllib.loads(raw.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise BadGpu(f"{path} is not TOML: {error}.", hint=f"Write lines like {_example('memory_bytes')}.") from None
+
+
+def _base(path: Path, like: str | None) -> dict[str, Any]:
+    if like is None:
+        return {}
+    if is_file(like):
+        raise BadGpu(
+            f"like in {path} is {like!r}: a file.", hint="Name a card of the catalogue: `tonnage gpu` lists them."
+        )
+    return gpu_tables().table(find_gpu(like).key)
+
+
+def _checked(path: Path, field: str, value: Any) -> Any:
+    """The value of a field as `Gpu` keeps it."""
+    if field not in _KNOWN:
+        raise BadGpu(f"{path} has a field {field!r}, which no card has.", hint=_closest(field))
+    if field == "rates":
+        return _checked_rates(path, value)
+    if field in _TEXTS:
+        return _checked_text(path, field, value)
+    if field in _SIZES and isinstance(value, str):
+        try:
+            value = parse_bytes(value)
+        except BadSize as error:
+            raise BadGpu(f"{field} in {path}: {error}", hint=error.hint) from None
+    low, high = (_SIZES | _COUNTS | _SPEEDS)[field]
+    whole = field not in _SPEEDS
+    number = _number(path, field, value, (low, high))
+    if whole and number != int(number):
+        raise BadGpu(f"{field} in {path} is {value!r}: not a whole number.", hint=f"Write {_example(field)}.")
+    return int(number) if whole else float(number)
+
+
+def _checked_text(path: Path, field: str, value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise BadGpu(f"{field} in {path} is {value!r}: not a text.", hint=f"Write {_example(field)}.")
+    known = [name for name in architecture_tables().texts if name != "overhead"]
+    if field == "architecture" and value not in known:
+        raise BadGpu(f"architecture in {path} is {value!r}.", hint=f"Write one of {', '.join(known)}.")
+    return value
+
+
+def _checked_rates(path: Path, value: Any) -> Mapping[str, float]:
+    if not isinstance(value, dict) or not value:
+        raise BadGpu(f"rates in {path} is {value!r}: not a table of rates.", hint=f"Write {_example('rates')}.")
+    for name in value:
+        if name not in _RATES:
+            raise BadGpu(f"rates in {path} has {name!r}.", hint=f"Write one of {', '.join(_RATES)}.")
+    if "fp32" not in value:
+        raise BadGpu(f"rates in {path} lacks fp32.", hint=f"Write {_example('rates')}.")
+    return {name: _number(path, f"rates.{name}", rate, _RATE_RANGE) for name, rate in value.items()}
+
+
+def _number(path: Path, field: str, value: Any, limits: tuple[float, float]) -> float:
+    low, high = limits
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise BadGpu(f"{field} in {path} is {value!r}: not a number.", hint=f"Write {_example(field)}.")
+    if not low <= value <= high:
+        words = f"{field} in {path} is {value:,}: not within {low:,} and {high:,}."
+        raise BadGpu(words, hint=f"Write {_example(field)}.")
+    return value
+
+
+def _example(field: str) -> str:
+    """How a field is written: with the H100's own value."""
+    if field.startswith("rates"):
+        return "rates = { fp32 = 6.69e13, bf16 = 9.894e14 } (operations a second)"
+    if field == "memory_bytes":
+        return 'memory_bytes = 85017755648 (or "79.2 GiB")'
+    value = "h100" if field == "like" else getattr(find_gpu("h100"), field)
+    return f'{field} = "{value}"' if isinstance(value, str) else f"{field} = {value}"
+
+
+def _closest(field: str) -> str:
+    from difflib import get_close_matches
+
+    close = get_close_matches(field, _KNOWN, n=1, cutoff=0.5)
+    return f"Did you mean {close[0]}?" if close else f"Known fields: {', '.join(_KNOWN)}."

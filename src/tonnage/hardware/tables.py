@@ -1,0 +1,71 @@
+"""TOML files of many tables, read one table at a time.
+
+`tonnage run` waits for the catalogue, and the standard parser takes half a millisecond a card: so a file is cut at its
+headings, names are picked out by pattern, and only what is asked for is parsed. Every table starts with `[key]` on a
+line of its own; `name` and `aliases` are written on one line each. This module does not know what the tables hold.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+_HEADING = re.compile(r'^\["?([^"\]]+)"?\]', re.MULTILINE)
+_NAMES = re.compile(r"^(?:name|aliases) = (.+)$", re.MULTILINE)
+_QUOTED = re.compile(r'"([^"]+)"')
+# Words that a name may carry or leave out.
+_NOISE = re.compile(r"nvidia|geforce|tesla|graphics|gpu|amd|instinct|[^a-z0-9]")
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The tables of some files, in their order, by key; and the file (without its ending) that each is from."""
+
+    texts: Mapping[str, str]
+    sources: Mapping[str, str]
+
+    @classmethod
+    def read(cls, *paths: Path) -> "Tables":
+        """Cut files at their headings."""
+        texts: dict[str, str] = {}
+        sources: dict[str, str] = {}
+        for path in paths:
+            _, *parts = _HEADING.split(path.read_text("utf-8"))
+            texts.update(zip(parts[::2], parts[1::2], strict=True))
+            sources.update(dict.fromkeys(parts[::2], path.stem))
+        return cls(texts, sources)
+
+    def table(self, key: str) -> dict[str, Any]:
+        """One table, parsed."""
+        return tomllib.loads(self.texts[key])
+
+    @cached_property
+    def keys_by_name(self) -> Mapping[str, str]:
+        """Every name that a table answers to, in its plain form."""
+        names: dict[str, str] = {}
+        for key in self.texts:
+            for name in (key, *self._names(key)):
+                assert names.setdefault(plain(name), key) == key, f"two tables answer to {name!r}"
+        return names
+
+    def _names(self, key: str) -> Iterator[str]:
+        for line in _NAMES.findall(self.texts[key]):
+            yield from _QUOTED.findall(line)
+
+
+def close_keys(name: str, *many: Tables) -> list[str]:
+    """Keys whose names look like that one, the likest first."""
+    from difflib import get_close_matches
+
+    known = {name: key for tables in many for name, key in tables.keys_by_name.items()}
+    matches = get_close_matches(plain(name), known, n=8, cutoff=0.5)
+    return list(dict.fromkeys(known[match] for match in matches))[:5]
+
+
+@cache
+def plain(name: str) -> str:
+    """A name without case, spaces, dashes, the maker's name and the unit of its memory."""
+    return re.sub(r"(?<=\d)gi?b$", "", _NOISE.sub("", name.lower()))

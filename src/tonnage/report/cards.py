@@ -1,0 +1,215 @@
+"""Cards for people, in 80 columns: the list of the catalogue, and one card or two side by side, level by level.
+
+Nothing is computed here but layout.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import TextIO
+
+from rich.console import Console
+from rich.text import Text
+
+from tonnage.hardware import Cluster, Gpu, Host
+from tonnage.hardware.hierarchy import LATENCIES_NS, Level, levels_of, reference_precision
+from tonnage.report.lines import WIDTH, clip, heading
+from tonnage.units import GIB, KIB, MIB, TIB
+
+_ABSENT = "–"
+_FAMILIES = {
+    "data-centre": "NVIDIA, data centre",
+    "instinct": "AMD Instinct",
+    "workstation": "NVIDIA, workstation",
+    "geforce": "NVIDIA GeForce",
+}
+_PRECISIONS = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp6", "fp4", "int8", "int4")
+_LABEL = 11
+_CARD = 34
+
+
+def print_catalogue(gpus: Sequence[Gpu], *, stream: TextIO) -> None:
+    """Every card, by family."""
+    _print(_catalogue(gpus), stream)
+
+
+def print_hosts(hosts: Sequence[Host], *, stream: TextIO) -> None:
+    """Every host."""
+    _print(_hosts(hosts), stream)
+
+
+def print_cards(clusters: Sequence[Cluster], *, stream: TextIO) -> None:
+    """Cards in their hosts, two side by side."""
+    for start in range(0, len(clusters), 2):
+        _print(_comparison(clusters[start : start + 2]), stream)
+
+
+def _print(lines: Iterator[Text], stream: TextIO) -> None:
+    console = Console(file=stream, width=WIDTH, highlight=False, emoji=False)
+    console.print()
+    for line in lines:
+        console.print(line, overflow="ignore", no_wrap=True, crop=False)
+    console.print()
+
+
+def _catalogue(gpus: Sequence[Gpu]) -> Iterator[Text]:
+    columns = f"{'memory':>8}{'':9}{'TB/s':>6}{'bf16':>6}{'fp8':>7}  {'link, GB/s':<13}{'W':>5}"
+    for number, (family, members) in enumerate(groupby(gpus, key=lambda gpu: gpu.family)):
+        if number:
+            yield Text()
+        title = heading(_FAMILIES[family])
+        yield title if number else title.append(columns, style="not bold dim")
+        yield from (_catalogue_row(gpu) for gpu in members)
+    yield Text()
+    notes = (
+        f"{len(gpus)} cards. bf16, fp8: dense TFLOP/s (*: fp16, as the card has no bf16).",
+        "In full: tonnage gpu h200 rtx-4090, or of your own: tonnage gpu mine.toml.",
+        "The hosts that they sit in: tonnage gpu --hosts.",
+    )
+    yield from (Text(f"  {note}", "dim") for note in notes)
+
+
+def _catalogue_row(gpu: Gpu) -> Text:
+    precision = reference_precision(gpu)
+    rate = f"{gpu.rates[precision] / 1e12:.0f}{' ' if precision == 'bf16' else '*'}"
+    fp8 = f"{gpu.rates['fp8'] / 1e12:.0f}" if "fp8" in gpu.rates else _ABSENT
+    link = f"{gpu.link.removeprefix('Infinity ')} {gpu.nvlink_bytes_per_s / 1e9:.0f}" if gpu.link else _ABSENT
+    memory = f"{gpu.memory_bytes / GIB:.1f} GiB"
+    return Text(
+        f"   {gpu.key:<18}{memory:>9}  {gpu.memory_kind:<6}{gpu.bandwidth_bytes_per_s / 1e12:>6.2f}"
+        f"{rate:>7}{fp8:>6}  {link:<14}{gpu.power_w:>4}"
+    )
+
+
+def _hosts(hosts: Sequence[Host]) -> Iterator[Text]:
+    yield Text(f"  {'host':<27}{'cards':<17}{'memory':>9}  {'link, cards':<17}{'net':>6}", "bold")
+    for host in hosts:
+        cards = f"{host.gpus} × {host.gpu or 'any'}"
+        link = f"{host.link} {host.link_gpus}" if host.link_gpus else host.link
+        memory = _size(host.memory_bytes) if host.memory_bytes else _ABSENT
+        network = _short(host.network_bytes_per_s / 1e9)
+        yield Text(f"  {host.key:<27}{cards:<17}{memory:>9}  {link:<17}{network:>6}")
+    yield Text()
+    yield Text("  net: GB/s for each card, in one direction.", "dim")
+    yield Text("  In words: dgx-h100, 4xp5.48xlarge; or by cards alone: 16xh100, 2x4xl40s.", "dim")
+
+
+def _comparison(clusters: Sequence[Cluster]) -> Iterator[Text]:
+    gpus = [cluster.gpu for cluster in clusters]
+    yield _row("", [clip(gpu.name, _CARD - 1) for gpu in gpus], "bold")
+    yield _row("", [f"{gpu.generation}, {gpu.architecture}" for gpu in gpus])
+    yield _row("", [f"{gpu.sm_count} {_unit_name(gpu)}, {gpu.clock_mhz} MHz{_power(gpu)}" for gpu in gpus])
+    yield _row("", [clip(f"in {cluster.host.name}", _CARD - 1) for cluster in clusters])
+    yield Text()
+    yield from _level_table(clusters)
+    yield Text()
+    yield from _rate_table(gpus)
+    yield Text()
+    yield from _link_table(clusters)
+    yield Text()
+    yield from _footnotes(clusters)
+
+
+def _row(label: str, cells: Sequence[str], style: str = "") -> Text:
+    line = f"  {label:<{_LABEL - 2}}" + "".join(f" {cell:<{_CARD - 1}}" for cell in cells)
+    return Text(line.rstrip(), style=style)
+
+
+def _unit_name(gpu: Gpu) -> str:
+    return "CUs" if gpu.maker == "AMD" else "SMs"
+
+
+def _power(gpu: Gpu) -> str:
+    return f", {gpu.power_w} W" if gpu.power_w else ""
+
+
+def _level_table(clusters: Sequence[Cluster]) -> Iterator[Text]:
+    tables = [{level.name: level for level in levels_of(cluster)} for cluster in clusters]
+    precisions = [reference_precision(cluster.gpu) for cluster in clusters]
+    head = [f"{'capacity':>9}{'speed ':>10}{'latency':>7}{'FLOP/B':>7}" for _ in clusters]
+    yield _row("level", head, "bold")
+    for name in LATENCIES_NS:
+        levels = [table.get(name) for table in tables]
+        if any(levels):
+            rates = [cluster.gpu.rates[precision] for cluster, precision in zip(clusters, precisions, strict=True)]
+            yield _row(name, [_level_cells(*pair) for pair in zip(levels, rates, strict=True)])
+
+
+def _level_cells(level: Level | None, operations_per_s: float) -> str:
+    if level is None:
+        return f"{_ABSENT:>9}"
+    capacity = _size(level.capacity_bytes) if level.capacity_bytes else _ABSENT
+    speed = _speed(level.bytes_per_s) if level.bytes_per_s else _ABSENT
+    intensity = level.intensity(operations_per_s)
+    operations = _short(intensity) if intensity is not None else _ABSENT
+    return f"{capacity:>9}{speed:>10}{_time(level.latency_ns):>7}{operations:>7}"
+
+
+def _rate_table(gpus: Sequence[Gpu]) -> Iterator[Text]:
+    yield _row("rate", [f"{'TFLOP/s':>9}{'FLOP/B of memory':>20}" for _ in gpus], "bold")
+    for precision in _PRECISIONS:
+        if any(precision in gpu.rates for gpu in gpus):
+            yield _row(precision, [_rate_cells(gpu, precision) for gpu in gpus])
+
+
+def _rate_cells(gpu: Gpu, precision: str) -> str:
+    rate = gpu.rates.get(precision)
+    if rate is None:
+        return f"{_ABSENT:>9}"
+    return f"{_rate(rate):>9}{_short(rate / gpu.bandwidth_bytes_per_s):>20}"
+
+
+def _link_table(clusters: Sequence[Cluster]) -> Iterator[Text]:
+    tables = [{level.name: level.what for level in levels_of(cluster)} for cluster in clusters]
+    for name in ("memory", "peers", "host", "network"):
+        cells = [clip(_link_words(name, pair), _CARD - 1) for pair in zip(tables, clusters, strict=True)]
+        yield _row(name, cells)
+
+
+def _link_words(name: str, pair: tuple[dict[str, str], Cluster]) -> str:
+    table, cluster = pair
+    if name == "memory":
+        return f"{table[name]}, {cluster.gpu.memory_bytes:,} B"
+    if name == "peers" and name in table:
+        return f"{table[name]}, {cluster.host.link_gpus or cluster.host.gpus} cards"
+    return table.get(name, _ABSENT)
+
+
+def _footnotes(clusters: Sequence[Cluster]) -> Iterator[Text]:
+    named = dict.fromkeys(reference_precision(cluster.gpu) for cluster in clusters)
+    for cluster in clusters:
+        yield Text(clip(f"  {cluster.gpu.key}: memory {cluster.gpu.memory_source}", WIDTH), "dim")
+    notes = (
+        f"FLOP/B: operations on each byte from which a level no longer limits {'/'.join(named)}.",
+        "Speeds: peaks in one direction. Registers: SMs × FP32 lanes × 12 B × clock;",
+        "shared: SMs × 128 B × clock; L2: a model, from published microbenchmarks; the",
+        "rest as stated. Host and NVMe: one card's share. Latency: order of magnitude.",
+    )
+    yield from (Text(f"  {note}", "dim") for note in notes)
+
+
+def _size(size_bytes: int) -> str:
+    unit, factor = next(
+        ((name, size) for name, size in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB)) if size_bytes >= size), ("KiB", KIB)
+    )
+    return f"{size_bytes / factor:.{1 if size_bytes / factor < 999.5 else 0}f} {unit}"
+
+
+def _speed(bytes_per_s: float) -> str:
+    tera = bytes_per_s >= 1e12
+    return f"{_short(bytes_per_s / (1e12 if tera else 1e9))} {'TB/s' if tera else 'GB/s'}"
+
+
+def _rate(operations_per_s: float) -> str:
+    return _short(operations_per_s / 1e12)
+
+
+def _short(number: float) -> str:
+    """Three digits, or all of them before the point."""
+    for limit, digits in ((9.995, 2), (99.95, 1)):
+        if number < limit:
+            return f"{number:.{digits}f}"
+    return f"{number:.0f}"
+
+
+def _time(latency_ns: int) -> str:
+    return f"{latency_ns} ns" if latency_ns < 1000 else f"{latency_ns // 1000} µs"
