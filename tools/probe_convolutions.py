@@ -1,17 +1,17 @@
 """Measure, on a real GPU, how many bytes of workspace cuDNN takes for the convolutions of common networks.
 
-    python tools/probe_convolutions.py --out cudnn-convolutions.json.gz --seconds 240 --jobs 14
-    python tools/probe_convolutions.py --out more.json.gz --models resnet50,convnext_tiny --batches 8,64
+    python tools/probe_convolutions.py --out cudnn-convolutions.npz --seconds 240 --jobs 14
+    python tools/probe_convolutions.py --out more.npz --models resnet50,convnext_tiny --batches 8,64
+    python tools/probe_convolutions.py --out more.npz --layers layers.json --batches 12,100
 
 The layers are those of the table that ships with the virtual GPU; `--models` takes them from torchvision's models instead
-(needs torchvision). Tasks run in random order until the time is up, so a short run is a sample. Each plan is measured at its
+(needs torchvision), `--layers` from a JSON list. Tasks run in random order until the time is up, so a short run is a sample. Each plan is measured at its
 first call, unless that one allocated more than output and workspace: then an engine failed and the second call counts.
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
 import itertools
 import json
 import random
@@ -22,8 +22,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 ROOT = Path(__file__).resolve().parent.parent
-TABLE = ROOT / "src/tonnage/virtual/data/cudnn-convolutions.json.gz"
+TABLE = ROOT / "src/tonnage/virtual/data/cudnn-convolutions.npz"
 WAYS = ("forward", "backward_data", "backward_filter")
 DTYPES = ("float32", "bfloat16", "float16")
 LARGEST_TENSOR_BYTES = 1 << 30
@@ -31,9 +33,18 @@ Layer = list[Any]
 
 
 def layers_of_table() -> list[Layer]:
-    with gzip.open(TABLE) as file:
-        layers: list[Layer] = json.load(file)["layers"]
-    return layers
+    rows = np.load(TABLE)["layers"].tolist()
+    return [
+        [row[1 : row[0] + 2], row[5 : row[0] + 7], *(row[i : i + row[0]] for i in (10, 13, 16)), row[19]]
+        for row in rows
+    ]
+
+
+def as_row(layer: Layer) -> list[int]:
+    """How many sides, then every number in turn, with zeros for sides that are missing."""
+    widths = (4, 5, 3, 3, 3)
+    filled = [n for part, width in zip(layer, widths, strict=False) for n in (*part, *(0,) * (width - len(part)))]
+    return [len(layer[2]), *filled, layer[5]]
 
 
 def layers_of_models(names: list[str]) -> list[Layer]:
@@ -144,17 +155,16 @@ def work(options: argparse.Namespace) -> None:
             )
 
 
-def packed(layers: list[Layer], rows: list[Any], source: str) -> dict[str, Any]:
-    """The table's form: columns by way, type and layout; layers as steps from the row before."""
-    columns: dict[str, dict[str, list[int]]] = {}
-    last: dict[str, int] = {}
+def write_table(path: Path, layers: list[Layer], rows: list[Any], source: str) -> None:
+    """The table's form: one array a way, type and layout, of layers (as steps from the row before), batches and bytes."""
+    columns: dict[str, list[Any]] = {}
     for number, batch, key, size in sorted(rows, key=lambda row: (row[2], row[0], row[1])):
-        column = columns.setdefault(key, {"layer_steps": [], "batch": [], "bytes": []})
-        column["layer_steps"].append(number - last.get(key, 0))
-        column["batch"].append(batch)
-        column["bytes"].append(size)
-        last[key] = number
-    return {"source": source, "layers": layers, "measured": columns}
+        columns.setdefault(key, []).append((number, batch, size))
+    arrays = {key: np.array(found, dtype=np.int64).T.copy() for key, found in columns.items()}
+    for array in arrays.values():
+        array[0] = np.diff(array[0], prepend=0)
+    listed = np.array([as_row(layer) for layer in layers], dtype=np.int32)
+    np.savez_compressed(path, layers=listed, source=np.array(source), **arrays)
 
 
 def main() -> None:
@@ -163,6 +173,7 @@ def main() -> None:
     parser.add_argument(
         "--models", default="", help="comma-separated torchvision models, instead of the table's layers"
     )
+    parser.add_argument("--layers", type=Path, help="a JSON list of layers, as in the table")
     parser.add_argument("--batches", default="8,16,32,64,128,256")
     parser.add_argument("--seconds", type=float, default=240)
     parser.add_argument("--jobs", type=int, default=14, help="processes at a time")
@@ -176,6 +187,8 @@ def main() -> None:
     import torch
 
     layers = layers_of_models(options.models.split(",")) if options.models else layers_of_table()
+    if options.layers:
+        layers = json.loads(options.layers.read_text())
     with tempfile.TemporaryDirectory() as folder:
         options.plan = Path(folder) / "plan.json"
         order = tasks(layers, [int(b) for b in options.batches.split(",")], options.seed)
@@ -197,8 +210,7 @@ def main() -> None:
         parts = [Path(f"{options.plan}.{share}").read_text() for share in range(options.jobs)]
         rows = [json.loads(line) for part in parts for line in part.splitlines()]
     source = f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}"
-    with gzip.open(options.out, "wt") as file:
-        json.dump(packed(layers, rows, source), file, separators=(",", ":"))
+    write_table(options.out, layers, rows, source)
     print(f"{len(rows):,} of {len(order):,} plans measured")
 
 

@@ -1,7 +1,7 @@
 """How many bytes of workspace cuDNN's plan for a convolution takes.
 
 cuDNN is closed: a heuristic inside it picks an engine, and the engine decides its workspace. What was measured is a
-table (`data/cudnn-convolutions.json.gz`, some 120,000 plans over the layers of common networks). A convolution in the
+table (`data/cudnn-convolutions.npz`, some 470,000 plans over the layers of common networks). A convolution in the
 table gets its bytes; any other one is taken to run on the engine of the nearest measured convolution. An engine is
 known by what its workspace holds: copies of operands in the other layout (channels padded to 4, 8 or a power of two),
 a gradient of the weights for each image, and a remainder that depends on the card's multiprocessors rather than on
@@ -11,8 +11,6 @@ Held out layer by layer, the guess is within 5 % of the operands in 90 % of case
 an H200 does; that, engines without TF32 and deterministic ones were not measured.
 """
 
-import gzip
-import json
 import math
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -23,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-_DATA = Path(__file__).parent.parent / "data" / "cudnn-convolutions.json.gz"
+_DATA = Path(__file__).parent.parent / "data" / "cudnn-convolutions.npz"
 
 Way = Literal["forward", "backward_data", "backward_filter"]
 Shape = tuple[int, ...]
@@ -184,27 +182,27 @@ def twos(number: int, at_most: int) -> int:
 class Column:
     """The measured plans of one way, type and layout."""
 
-    def __init__(self, layers: list[Layer], features: Floats, rows: dict[str, list[int]]) -> None:
-        self.layers = np.cumsum(rows["layer_steps"])
-        self.batches = np.array(rows["batch"])
-        self.bytes = rows["bytes"]
-        self._all_layers, self._features = layers, features
+    def __init__(self, table: "Table", rows: npt.NDArray[np.int64]) -> None:
+        self._table = table
+        self.layers = np.cumsum(rows[0])  # kept as steps, which pack better
+        _, self.batches, self.bytes = rows
 
     @cached_property
     def exact(self) -> dict[tuple[int, int], int]:
-        return dict(zip(zip(self.layers.tolist(), self.batches.tolist(), strict=True), self.bytes, strict=True))
+        places = zip(self.layers.tolist(), self.batches.tolist(), strict=True)
+        return dict(zip(places, self.bytes.tolist(), strict=True))
 
     @cached_property
     def points(self) -> Floats:
-        return _points(self._features[self.layers], self.batches)
+        return _points(self._table.features[self.layers], self.batches)
 
     def nearest(self, plan: Plan) -> tuple[Plan, int]:
         """The measured plan that is most like this one, and its bytes."""
         features = np.array([layer_features(plan.layer)], dtype=np.float32)
         here = _points(features, np.array([plan.batch]))
         row = int(np.abs(self.points - here).sum(axis=1).argmin())
-        layer = self._all_layers[int(self.layers[row])]
-        return Plan(plan.way, layer, int(self.batches[row]), plan.dtype, plan.channels_last), self.bytes[row]
+        layer = self._table.layers[int(self.layers[row])]
+        return Plan(plan.way, layer, int(self.batches[row]), plan.dtype, plan.channels_last), int(self.bytes[row])
 
 
 def _points(features: Floats, batches: npt.NDArray[Any]) -> Floats:
@@ -212,23 +210,48 @@ def _points(features: Floats, batches: npt.NDArray[Any]) -> Floats:
     return np.column_stack([features, batch, features[:, -1] + batch]).astype(np.float32) * WEIGHTS
 
 
+def as_row(layer: Layer) -> list[int]:
+    """A layer as the table keeps it: how many sides, then every number in turn, with zeros for sides that are missing."""
+    sides = len(layer.stride)
+    groups = ((layer.input, 4), (layer.weight, 5), (layer.stride, 3), (layer.padding, 3), (layer.dilation, 3))
+    filled = [number for numbers, width in groups for number in (*numbers, *(0,) * (width - len(numbers)))]
+    return [sides, *filled, layer.groups]
+
+
+def _from_row(row: list[int]) -> Layer:
+    sides = row[0]
+    stride, padding, dilation = (tuple(row[start : start + sides]) for start in (10, 13, 16))
+    return Layer(tuple(row[1 : sides + 2]), tuple(row[5 : sides + 7]), stride, padding, dilation, row[19])
+
+
+class Table:
+    """What was measured; a column is read when it is asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = np.load(path)
+        self.layers = [_from_row(row) for row in self._file["layers"].tolist()]
+        self.places = {layer: place for place, layer in enumerate(self.layers)}
+        self._columns: dict[str, Column] = {}
+
+    @cached_property
+    def features(self) -> Floats:
+        return np.array([layer_features(layer) for layer in self.layers], dtype=np.float32)
+
+    def column(self, key: str) -> Column:
+        if key not in self._columns:
+            self._columns[key] = Column(self, self._file[key])
+        return self._columns[key]
+
+
 @cache
-def _table() -> tuple[dict[Layer, int], dict[str, Column]]:
-    with gzip.open(_DATA) as file:
-        data = json.load(file)
-    layers = [
-        Layer(tuple(x), tuple(w), tuple(s), tuple(p), tuple(d), groups) for x, w, s, p, d, groups in data["layers"]
-    ]
-    features = np.array([layer_features(layer) for layer in layers], dtype=np.float32)
-    columns = {key: Column(layers, features, rows) for key, rows in data["measured"].items()}
-    return {layer: place for place, layer in enumerate(layers)}, columns
+def _table() -> Table:
+    return Table(_DATA)
 
 
 def measured_bytes(plan: Plan) -> int | None:
     """The workspace as measured, or None where it was not."""
-    places, columns = _table()
-    place = places.get(plan.layer)
-    return None if place is None else columns[plan.key].exact.get((place, plan.batch))
+    place = _table().places.get(plan.layer)
+    return None if place is None else _table().column(plan.key).exact.get((place, plan.batch))
 
 
 @cache
@@ -237,7 +260,7 @@ def workspace_bytes(plan: Plan) -> int:
     known = measured_bytes(plan)
     if known is not None and plan.dtype != "float64":
         return known
-    like, size = _table()[1][plan.key].nearest(plan)
+    like, size = _table().column(plan.key).nearest(plan)
     return recognised(like, size).workspace_bytes(plan)
 
 
