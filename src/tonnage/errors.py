@@ -11,7 +11,9 @@
     │   ├── ScriptNotFound  no such script
     │   ├── OutputExists    would overwrite a file
     │   ├── BadRecording    not a recording, a damaged one, or a newer one
-    │   └── BadTrace        not a trace of allocator events
+    │   ├── BadSnapshot     not a memory snapshot of PyTorch, a damaged one, or one that is more than data
+    │   ├── BadTrace        not a trace of allocator events
+    │   └── BadProfile      not a profile or file of ceilings that a roofline can be drawn from
     └── MissingPart         a part that this needs is not installed (torch, a compiler); exit 2
 
 An error says what was asked, what was found, and in `hint` the one thing to do. `commands.main` alone prints them.
@@ -74,8 +76,16 @@ class BadRecording(RequestError):
     """A file that is no recording, or that this version cannot read."""
 
 
+class BadSnapshot(RequestError, ValueError):
+    """A file that is no memory snapshot of PyTorch, that is damaged, or that holds more than data."""
+
+
 class BadTrace(RequestError):
     """A file that is no list of allocator events."""
+
+
+class BadProfile(RequestError):
+    """A file that is no profile of kernels or no file of ceilings, or that says too little."""
 
 
 class MissingPart(TonnageError):
