@@ -12,6 +12,7 @@
     │   ├── OutputExists    would overwrite a file
     │   ├── BadRecording    not a recording, a damaged one, or a newer one
     │   └── BadTrace        not a trace of allocator events
+    ├── NotModelled         the script needs what the virtual GPU does not have
     └── MissingPart         a part that this needs is not installed (torch, a compiler); exit 2
 
 An error says what was asked, what was found, and in `hint` the one thing to do. `commands.main` alone prints them.
@@ -76,6 +77,10 @@ class BadRecording(RequestError):
 
 class BadTrace(RequestError):
     """A file that is no list of allocator events."""
+
+
+class NotModelled(TonnageError):
+    """The script needs what the virtual GPU does not have."""
 
 
 class MissingPart(TonnageError):
