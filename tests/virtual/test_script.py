@@ -67,6 +67,14 @@ def test_an_operator_without_a_shape_rule_is_named_and_the_run_goes_on(tmp_path:
     assert any("mine::double" in row["operator"] for row in said["not_modelled"])
 
 
+def test_sparse_gradients_are_refused_by_name(tmp_path: Path) -> None:
+    done, said = run("sparse_gradients.py", tmp_path)
+    assert said["outcome"] == "error"
+    assert done.returncode == 1
+    assert any("sparse" in row["operator"] for row in said["not_modelled"])
+    assert "has no sparse tensors" in done.stderr
+
+
 def test_a_cuda_extension_gets_a_clear_word(tmp_path: Path) -> None:
     done, said = run("cuda_extension.py", tmp_path)
     assert done.returncode == 1

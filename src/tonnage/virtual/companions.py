@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tonnage.errors import TonnageError
+from tonnage.errors import NotModelled
 from tonnage.virtual.imports import lazily, release
 from tonnage.virtual.kept_index import keep_index
 from tonnage.virtual.standins import StandIns
@@ -28,10 +28,6 @@ _DECLARED = (
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 )
 _libraries: list[Any] = []  # a torch.library.Library unregisters when it dies
-
-
-class NotModelled(TonnageError):
-    """The script needs what the virtual GPU does not have."""
 
 
 class _Watcher(importlib.abc.MetaPathFinder):

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tonnage.errors import MissingPart
+from tonnage.errors import MissingPart, NotModelled
 from tonnage.virtual.build import native_library
 from tonnage.virtual.imports import no_collection
 from tonnage.virtual.operators import cuda_operators
@@ -111,3 +111,22 @@ def _register_python(torch: Any) -> None:
         for name, function in registry.KERNELS.items():
             space, _, bare = name.rpartition("::")
             (own if space else aten).impl(bare, function, "CUDA")
+    _refuse_sparse(torch)
+
+
+def _refuse_sparse(torch: Any) -> None:
+    """Sparse tensors keep several blocks and sort them in kernels of their own, none of which is modelled."""
+    everything = torch.library.Library("_", "IMPL")
+    _libraries.append(everything)
+
+    def refuse(operator: Any, *_: Any, **__: Any) -> None:
+        from tonnage.virtual.session import active
+
+        active().stand_ins.unmodelled(str(operator), "sparse tensors are not modelled")
+        raise NotModelled(
+            f"The virtual GPU has no sparse tensors, and the script calls {operator} on one.",
+            hint="For a virtual run make its gradients dense (`sparse=False` of an embedding).",
+        )
+
+    for key in ("SparseCUDA", "SparseCsrCUDA"):
+        everything.fallback(refuse, key)
