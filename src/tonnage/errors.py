@@ -11,14 +11,10 @@
     │   ├── ScriptNotFound  no such script
     │   ├── OutputExists    would overwrite a file
     │   ├── BadRecording    not a recording, a damaged one, or a newer one
-<<<<<<< HEAD
     │   ├── BadSnapshot     not a memory snapshot of PyTorch, a damaged one, or one that is more than data
     │   ├── BadTrace        not a trace of allocator events
     │   └── BadProfile      not a profile or file of ceilings that a roofline can be drawn from
-=======
-    │   └── BadTrace        not a trace of allocator events
     ├── NotModelled         the script needs what the virtual GPU does not have
->>>>>>> w2
     └── MissingPart         a part that this needs is not installed (torch, a compiler); exit 2
 
 An error says what was asked, what was found, and in `hint` the one thing to do. `commands.main` alone prints them.
@@ -89,13 +85,12 @@ class BadTrace(RequestError):
     """A file that is no list of allocator events."""
 
 
-<<<<<<< HEAD
 class BadProfile(RequestError):
     """A file that is no profile of kernels or no file of ceilings, or that says too little."""
-=======
+
+
 class NotModelled(TonnageError):
     """The script needs what the virtual GPU does not have."""
->>>>>>> w2
 
 
 class MissingPart(TonnageError):
