@@ -51,3 +51,10 @@ def test_ordinary_numbers_lie_between_huge_ones() -> None:
     assert (x > -1e9).tolist() == [True] * 4
     assert (torch.full((4,), 1e9, device="cuda") < x).tolist() == [False] * 4
     assert not is_known(x > 0.5)
+
+
+def test_a_mask_of_ones_as_large_as_a_batch_of_sequences_is_known_to_be_all_ones() -> None:
+    mask = torch.ones(16, 2048, device="cuda")
+    assert bool(mask.sum() == mask.numel())
+    mask[0, 0] = 0
+    assert not bool(mask.to(torch.bool).all())

@@ -22,7 +22,7 @@ using c10::IValue;
 using torch::jit::Stack;
 
 constexpr int64_t kKnownIntegers = 1 << 20;   // elements whose values are kept, of integers and booleans
-constexpr int64_t kKnownFloats = 1 << 12;     // and of floating point
+constexpr int64_t kKnownFloats = 1 << 17;     // and of floating point
 
 // Python's ears.
 struct Listeners {
