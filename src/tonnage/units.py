@@ -35,6 +35,14 @@ def parse_bytes(text: str) -> int:
     return int(number) * factor if number.isdigit() else round(float(number) * factor)
 
 
+def parse_count(text: str) -> int:
+    """The number of tokens that "32k" (32,768), "1m" (1,048,576) or "4096" means."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([km]?)\s*", text, re.IGNORECASE)
+    if match is None:
+        raise BadSize(f"{text!r} is not a number of tokens.", hint="Write it like 8192, 32k (32,768) or 1m.")
+    return round(float(match[1]) * {"": 1, "k": KIB, "m": MIB}[match[2].lower()])
+
+
 def unit_for(size_bytes: int) -> str:
     """The largest binary unit that the size fills once."""
     fitting = [name for name, factor in _BINARY.items() if abs(size_bytes) >= factor]

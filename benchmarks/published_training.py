@@ -1,0 +1,290 @@
+"""Published training runs as configurations of ours: what each row of `published-training.jsonl` says, and no more.
+
+A row is predictable where it states the model, the GPUs, the batch, a sequence length that was reached, recomputation and
+the optimizer, and where nothing in it is beyond the planner's words. What a row lacks is the reason it is left out; the
+error is never a reason.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tonnage.budget.configuration import Configuration
+from tonnage.models import Attention, FeedForward, Layer, ModelShape, Stack, find_model, from_config
+
+Row = dict[str, Any]
+Figure = Literal["allocated", "reserved", "process"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run as the planner sees it, and which of its figures the source reports."""
+
+    shape: ModelShape
+    configuration: Configuration
+    gpu: str
+    figure: Figure
+    stage: Literal["worst", "first", "last"] = "worst"
+
+
+class NotSaid(Exception):
+    """The row does not say enough, or says what the planner has no word for."""
+
+
+def case_of(row: Row) -> Case:
+    """The run of a row; `NotSaid` gives the reason where there is none."""
+    reader = _READERS.get(row["family"])
+    if reader is None:
+        raise NotSaid("the family of runs has no reader")
+    case: Case = reader(row)
+    return case
+
+
+def _need(row: Row, *names: str) -> list[Any]:
+    missing = [name for name in names if row.get(name) is None]
+    if missing:
+        raise NotSaid(f"not stated: {', '.join(missing)}")
+    return [row[name] for name in names]
+
+
+def _refuse(condition: object, reason: str) -> None:
+    if condition:
+        raise NotSaid(reason)
+
+
+# -- nanotron: the sweep of the Ultra-Scale Playbook
+
+
+def _nanotron(row: Row) -> Case:
+    layers, hidden, heads, kv_heads, ffn, vocab = _need(row, "layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
+    dp, tp, pp, batch, seq, zero = _need(row, "dp", "tp", "pp", "micro_batch", "seq_len", "zero_stage")
+    config = {
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "intermediate_size": ffn,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "vocab_size": vocab,
+        "tie_word_embeddings": "tied embeddings" in row["notes"],
+    }
+    parallel = {"tp": tp, "pp": pp, "data": dp, "shard": dp, "zero": zero, "accumulate": row.get("grad_accum", 2)}
+    configuration = Configuration(
+        framework="nanotron", optimizer_kernel="fused", seq=seq, micro_batch=batch, **parallel
+    )
+    # Allocated or reserved is not stated: we answer with what decides whether it fits.
+    return Case(from_config(config, row["model"]), configuration, "h100", "reserved")
+
+
+# -- torchtitan and torchao
+
+
+def _torchtitan(row: Row) -> Case:
+    model, fsdp, seq, recompute = _need(row, "model", "fsdp", "seq_len", "ac")
+    _refuse((row.get("pp") or 1) > 1 and not row.get("micro_batch"), "the pipeline's micro-batch is not stated")
+    (batch,) = _need(row, "micro_batch")
+    _refuse("shapes cut" in model, "a cut model, whose shape is not stated")
+    tp, cp = row.get("tp") or 1, row.get("cp") or 1
+    configuration = Configuration(
+        framework="fsdp2",
+        zero=3,
+        precision="fp8" if re.search("float8|fp8|rowwise", row["precision"]) else "bf16-mixed",
+        checkpoint=_recomputation(recompute),
+        compile=bool(row.get("compile")),
+        compile_loss=not any(date in row["source_rev"] for date in _BEFORE_COMPILED_LOSS),
+        seq=seq,
+        micro_batch=batch,
+        tp=tp,
+        cp=cp,
+        data=fsdp,
+        shard=fsdp,
+    )
+    return Case(find_model(_preset(model)), configuration, _card(row.get("gpu", "")), "reserved")
+
+
+# torchtitan compiles its loss since April 2025 (its change 1033); these revisions are from before.
+_BEFORE_COMPILED_LOSS = ("2024-12", "2025-01", "torch 2.7.0a0")
+
+
+def _recomputation(words: str) -> str:
+    if words.startswith("none"):
+        return "none"
+    if words.startswith(("full", "gradient checkpointing")):
+        return "full"
+    _refuse("[" in words, "a selective policy of its own")
+    return "selective"
+
+
+def _preset(model: str) -> str:
+    return model.lower().replace(" ", "-").replace("-instruct", "")
+
+
+def _card(words: str) -> str:
+    for name in ("h200", "h100", "b200", "mi300x", "a100", "rtx 3090", "a10g"):
+        if name in words.lower():
+            return name
+    return "h100"
+
+
+# -- torchtune, DeepSpeed, Arctic's long sequences, ms-swift
+
+
+def _torchtune(row: Row) -> Case:
+    _refuse(row["method"] != "full finetune", "the adapter's rank is not stated")
+    seq, batch, recompute, loss = _need(row, "seq_len", "micro_batch", "ac", "loss_chunking")
+    _refuse("fused into backward" in row["optimizer"], "a step inside backward is no choice of the planner")
+    configuration = Configuration(
+        precision="bf16",
+        checkpoint=_recomputation(recompute),
+        loss="full" if loss == "none" else "chunked",
+        compile=bool(row["compile"]),
+        seq=seq,
+        micro_batch=batch,
+    )
+    return Case(find_model(_preset(row["model"])), configuration, _card(row["gpu"]), "reserved")
+
+
+def _deepspeed(row: Row) -> Case:
+    layers, hidden, heads, vocab, batch = _need(row, "layers", "hidden", "heads", "vocab", "micro_batch")
+    seq, dp, recompute, zero = _need(row, "seq_len", "dp", "ac", "zero_stage")
+    config = {"model_type": "gpt2", "n_layer": layers, "n_embd": hidden, "n_head": heads, "vocab_size": vocab}
+    configuration = Configuration(
+        framework="deepspeed",
+        zero=zero,
+        checkpoint=_recomputation(recompute),
+        seq=seq,
+        micro_batch=batch,
+        data=dp,
+        shard=dp,
+    )
+    return Case(from_config(config, row["model"]), configuration, _card(row["gpu"]), "allocated")
+
+
+def _alst(row: Row) -> Case:
+    _refuse("tiled MLP" in row["notes"], "a tiled MLP is no choice of the planner")
+    configuration = Configuration(
+        framework="deepspeed",
+        zero=3,
+        checkpoint="full",
+        loss="chunked",
+        optimizer_place="host",
+        parameter_place="host" if "params->CPU" in row["offload"] else "gpu",
+        seq=row["seq_len"],
+        micro_batch=row["micro_batch"],
+        cp=row["cp"],
+        data=row["dp"],
+    )
+    return Case(find_model(_preset(row["model"])), configuration, _card(row["gpu"]), "process")
+
+
+_QWEN = {
+    "qwen-1_8b-chat": {
+        "hidden_size": 2048,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "intermediate_size": 5504,
+    },
+    "qwen-7b-chat": {
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "intermediate_size": 11008,
+    },
+}
+
+
+def _ms_swift(row: Row) -> Case:
+    """Sequences are cut at `seq_len`, and the data has some that are longer: the peak is at that length."""
+    _refuse(row["method"] != "full", "the adapter's targets are not stated")
+    (batch,) = _need(row, "micro_batch")
+    sizes = _QWEN[row["model"]]
+    config = {"model_type": "llama", "vocab_size": 151936, "num_key_value_heads": sizes["num_attention_heads"], **sizes}
+    configuration = Configuration(
+        precision="bf16", checkpoint=_recomputation(row["ac"]), seq=row["seq_len"], micro_batch=batch, accumulate=2
+    )
+    return Case(from_config(config, row["model"]), configuration, "a100-80", "reserved")
+
+
+# -- Megatron's continuous integration
+
+
+def _megatron(row: Row) -> Case:
+    layers, hidden, heads, vocab = _need(row, "layers", "hidden", "heads", "vocab")
+    dp, batch, seq = _need(row, "dp", "micro_batch", "seq_len")
+    _refuse(row.get("vpp"), "an interleaved pipeline is no choice of the planner")
+    _refuse(row.get("ep"), "a mixture of experts whose widths are not all stated")
+    configuration = Configuration(
+        framework="megatron",
+        optimizer_kernel="fused",
+        checkpoint=_recomputation(row["ac"]),
+        attention="eager" if row.get("attention") == "unfused" else "flash",
+        sequence_parallel=bool(row.get("sp")),
+        zero=row["zero_stage"],
+        seq=seq,
+        micro_batch=batch,
+        accumulate=row["global_batch"] // (batch * dp),
+        tp=row["tp"],
+        pp=row["pp"],
+        cp=row["cp"],
+        data=dp,
+        shard=dp,
+    )
+    ffn, kv_heads = row.get("ffn") or 4 * hidden, row.get("kv_heads") or heads
+    shape = _gpt(layers, hidden, heads, kv_heads, ffn, vocab, seq)
+    return Case(shape, configuration, _card(row["gpu"]), "allocated", "last")
+
+
+def _gpt(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int, positions: int) -> ModelShape:
+    """A GPT of Megatron's: LayerNorm, GELU, biases, positions that are learned, and a head of its own."""
+    head_dim = hidden // heads
+    projected = hidden + 2 * kv_heads * head_dim
+    layer = Layer(
+        attention=Attention(heads=heads, kv_heads=kv_heads, head_dim=head_dim, value_head_dim=head_dim),
+        feed_forward=FeedForward(intermediate=ffn, gated=False),
+        attention_parameters=projected * (hidden + 1) + hidden * (hidden + 1),
+        feed_forward_parameters=2 * hidden * ffn + hidden + ffn,
+        norm_parameters=4 * hidden,
+    )
+    return ModelShape(
+        name="gpt",
+        architecture="gpt2",
+        stacks=(Stack(layers=(layer,) * layers, hidden=hidden),),
+        vocab=vocab,
+        tied=False,
+        embedding_parameters=(vocab + positions) * hidden,
+        head_parameters=vocab * hidden,
+        other_parameters=2 * hidden,
+    )
+
+
+def _adapters(row: Row) -> Case:
+    raise NotSaid("the adapter's rank or targets, or recomputation, are not stated")
+
+
+def _litgpt(row: Row) -> Case:
+    return _adapters(row) if "LoRA" in row["method"] else _capped(row)
+
+
+def _capped(row: Row) -> Case:
+    raise NotSaid("the sequence length is not stated, or a cap that the data may not have reached")
+
+
+def _bridge(row: Row) -> Case:
+    raise NotSaid("the batch or the widths of the mixture are not stated")
+
+
+_READERS = {
+    "nanotron_usp": _nanotron,
+    "torchtitan": _torchtitan,
+    "torchao_torchtitan": _torchtitan,
+    "torchtune": _torchtune,
+    "deepspeed": _deepspeed,
+    "alst": _alst,
+    "ms_swift": _ms_swift,
+    "megatron_golden": _megatron,
+    "megatron_golden_small": _megatron,
+    "megatron_bridge": _bridge,
+    "litgpt": _litgpt,
+    "peft": _capped,
+    "fsdp_qlora": _adapters,
+}

@@ -1,0 +1,295 @@
+"""What the forward pass keeps for the backward pass, counted tensor by tensor from a block's shape.
+
+Everything is bytes for one token. `Kept` separates them by what divides them: tensor parallelism always, tensor
+parallelism only with sequence parallelism, and what grows with the number of keys. How many blocks keep what, and for how
+long, is known to `moments`.
+"""
+
+from dataclasses import dataclass
+
+from tonnage.budget.configuration import Configuration, Number, Quantity
+from tonnage.budget.styles import Style, style_of
+from tonnage.models.shape import Attention, AttentionKind, FeedForward, Layer, ModelShape
+
+FP32 = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Bytes for one token; `scores` for one token and one key."""
+
+    split: float = 0.0  # divided by tensor parallelism
+    whole: float = 0.0  # divided by it only along the sequence
+    scores: float = 0.0
+
+    def __add__(self, other: "Kept") -> "Kept":
+        return Kept(self.split + other.split, self.whole + other.whole, self.scores + other.scores)
+
+    def __mul__(self, factor: float) -> "Kept":
+        return Kept(self.split * factor, self.whole * factor, self.scores * factor)
+
+    def per_token(self, configuration: Configuration, keys: Number) -> Quantity:
+        """On one GPU, where a token sees that many keys."""
+        whole_over = configuration.tp if configuration.sequence_parallel else 1
+        return (self.split + self.scores * keys) / configuration.tp + self.whole / whole_over
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One block: what it keeps by part, its input, what a selective policy keeps, and gradients alive at once in it."""
+
+    norms: Kept
+    attention: Kept
+    feed_forward: Kept
+    entry: Kept
+    selective: Kept
+    backward: Kept
+
+    @property
+    def kept(self) -> Kept:
+        """All of it, without recomputation."""
+        return self.norms + self.attention + self.feed_forward
+
+
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """Elements a token in one block, and the bytes of one in the stream between blocks and inside of them."""
+
+    hidden: int
+    queries: int
+    keys: int
+    values: int
+    attended: int  # what attention puts out
+    heads: int
+    residual_bytes: int
+    compute_bytes: int
+    autocast: bool
+    adapter_bytes: int  # of a number in an adapter; 0: no adapters, all is trained
+    adapts_all: bool  # every matrix of a block has one; else queries and values alone
+
+
+def block_of(shape: ModelShape, layer: Layer, hidden: int, configuration: Configuration) -> Block:
+    """What one block keeps of one token."""
+    style = style_of(shape, layer, configuration)
+    widths = widths_of(layer, hidden, configuration)
+    return Block(
+        norms=_norms(layer, style, widths),
+        attention=_attentions(layer, style, widths, configuration),
+        feed_forward=_feed_forward(layer, style, widths),
+        entry=Kept(whole=widths.residual_bytes * hidden),
+        selective=_selective(layer, style, widths, configuration),
+        backward=_backward(layer, style, widths),
+    )
+
+
+def final_norm(shape: ModelShape, configuration: Configuration) -> Kept:
+    """Before the head: the norm and its output, which the head reads."""
+    layer = shape.decoder.layers[-1]
+    style, widths = style_of(shape, layer, configuration), widths_of(layer, shape.hidden, configuration)
+    return _norm(style, widths) + (Kept() if widths.adapter_bytes else _read(widths, 1))
+
+
+def widths_of(layer: Layer, hidden: int, configuration: Configuration) -> Widths:
+    """The sizes of a block."""
+    mixer = layer.attention
+    heads = mixer.heads if mixer else 0
+    return Widths(
+        hidden=hidden,
+        queries=heads * mixer.head_dim if mixer else 0,
+        keys=_keys(mixer),
+        values=(mixer.kv_heads * mixer.value_head_dim if mixer else 0),
+        attended=heads * mixer.value_head_dim if mixer else 0,
+        heads=heads,
+        residual_bytes=FP32 if configuration.autocast else configuration.compute_bytes,
+        compute_bytes=configuration.compute_bytes,
+        autocast=configuration.autocast,
+        adapter_bytes=configuration.parameter_bytes if configuration.lora_rank else 0,
+        adapts_all=configuration.lora_targets == "all",
+    )
+
+
+def _keys(mixer: Attention | None) -> int:
+    return mixer.kv_heads * mixer.head_dim if mixer else 0
+
+
+def _norms(layer: Layer, style: Style, widths: Widths) -> Kept:
+    """Of a block. Norms that read the same input, side by side, keep it once."""
+    # A norm without weights is not among those that the shape counts.
+    inputs = 1 if layer.parallel and style.norm == "native" else layer.norms or 2
+    return _norm(style, widths) * inputs
+
+
+def _norm(style: Style, widths: Widths) -> Kept:
+    """Its input; in Python also the normalised values, for a weight that is trained. Statistics are left out."""
+    hidden, stream = widths.hidden, widths.residual_bytes
+    if style.norm == "native":
+        return Kept(whole=stream * hidden)
+    if style.norm == "centred":
+        return Kept(whole=3 * FP32 * hidden)
+    if widths.adapter_bytes or style.norm == "wide":
+        return Kept(whole=FP32 * hidden)
+    normalised = FP32 if style.norm == "rms-wide" else stream
+    return Kept(whole=(FP32 + normalised) * hidden)
+
+
+def _read(widths: Widths, readers: int) -> Kept:
+    """A norm's output, kept once for the matrices that read it; autocast casts it anew for each of them."""
+    copies = readers if widths.autocast else 1
+    return Kept(whole=copies * widths.compute_bytes * widths.hidden)
+
+
+def _adapted(widths: Widths, readers: int) -> Kept:
+    """What adapters read: one copy, or where they are wider than the base, a cast for each. Frozen matrices keep none."""
+    copies = readers if widths.adapter_bytes > widths.compute_bytes else min(readers, 1)
+    return Kept(whole=copies * widths.adapter_bytes * widths.hidden)
+
+
+def _attentions(layer: Layer, style: Style, widths: Widths, configuration: Configuration) -> Kept:
+    kept = _mixer(layer.attention, style, widths, configuration) if layer.attention else Kept()
+    if layer.cross_attention:
+        kept += _mixer(layer.cross_attention, style, widths, configuration)
+    return kept
+
+
+def _mixer(mixer: Attention, style: Style, widths: Widths, configuration: Configuration) -> Kept:
+    """Queries, keys and values as the kernel reads them, what it puts out, and what lies between."""
+    size = widths.compute_bytes
+    kept = _attention_inputs(style, widths)
+    if style.dropout:
+        kept += Kept(whole=widths.hidden)
+    if style.qk_norm:
+        normalised = FP32 if style.norm == "rms-wide" else size
+        kept += Kept(split=(FP32 + normalised) * (widths.queries + widths.keys))
+    if mixer.kind is AttentionKind.LATENT:
+        kept += _latent(mixer, style, widths)
+    if configuration.attention == "eager" or _falls_to_math(mixer, widths):
+        return kept + _eager(style, widths)
+    if style.unfused_mqa and mixer.kv_heads == 1:
+        return kept + Kept(split=3 * FP32 * widths.queries + size * widths.attended, scores=FP32 * widths.heads)
+    return kept + _flash(style, widths)
+
+
+def _latent(mixer: Attention, style: Style, widths: Widths) -> Kept:
+    """Both compressed vectors, normalised; and the keys without their rotary part, made in one matrix with the values."""
+    size = widths.compute_bytes
+    normed = size + (size if style.norm == "native" else FP32 + size)
+    plain_keys = widths.keys - widths.heads * mixer.rope_dim
+    return Kept(whole=normed * (mixer.latent_rank + mixer.query_rank), split=size * plain_keys)
+
+
+def _attention_inputs(style: Style, widths: Widths) -> Kept:
+    if not widths.adapter_bytes:
+        return _read(widths, 1 if style.fused_qkv else 3)
+    if not widths.adapts_all:
+        return _adapted(widths, 1 if style.fused_qkv else 2)
+    cast = widths.adapter_bytes if widths.adapter_bytes > widths.compute_bytes else 0
+    return _adapted(widths, 1 if style.fused_qkv else 3) + Kept(split=cast * widths.attended)
+
+
+def _falls_to_math(mixer: Attention, widths: Widths) -> bool:
+    """PyTorch has no fused kernel for FP32 with fewer heads of keys than of queries."""
+    return widths.compute_bytes == FP32 and mixer.kv_heads < mixer.heads
+
+
+def _flash(style: Style, widths: Widths) -> Kept:
+    size = widths.compute_bytes
+    heads = widths.queries + widths.keys + widths.values
+    if style.fused_qkv and style.rotary != "none":
+        heads += widths.queries + widths.keys
+    out = widths.attended * (2 if style.rotary == "cat" and size < FP32 else 1)
+    return Kept(split=size * (heads + out) + FP32 * widths.heads)
+
+
+def _eager(style: Style, widths: Widths) -> Kept:
+    """Heads of keys and values repeated to those of queries; the softmax in FP32 and again in the type it is used in."""
+    size = widths.compute_bytes
+    softmax = FP32 if style.upcast or widths.autocast else size
+    used = size if softmax > size or style.attention_dropout else 0
+    mask = 1 if style.attention_dropout else 0
+    heads = 2 * widths.queries + 2 * widths.attended
+    return Kept(split=size * heads, scores=(softmax + used + mask) * widths.heads)
+
+
+def _feed_forward(layer: Layer, style: Style, widths: Widths) -> Kept:
+    mlp = layer.feed_forward
+    if mlp is None:
+        return Kept()
+    kept = _mlp_inputs(layer, mlp, style, widths)
+    if style.dropout:
+        kept += Kept(whole=widths.hidden)
+    if mlp.experts:
+        return kept + _experts(mlp, style, widths)
+    return kept + Kept(split=_mlp_bytes(mlp, style, widths) * mlp.intermediate)
+
+
+def _mlp_inputs(layer: Layer, mlp: FeedForward, style: Style, widths: Widths) -> Kept:
+    """The output of its norm, which a block of parallel form with one norm has already kept for attention."""
+    # In a mixture the router alone reads it; copies for the experts are counted with them.
+    readers = 2 if mlp.gated and not style.fused_gate and not mlp.experts else 1
+    if widths.adapter_bytes:
+        return _adapted(widths, readers if widths.adapts_all else 0)
+    shared = layer.parallel and layer.norms == 1 and not widths.autocast
+    return Kept() if shared else _read(widths, readers)
+
+
+def _mlp_bytes(mlp: FeedForward, style: Style, widths: Widths) -> float:
+    """For one element of the width between: the inputs and the output of the activation, and the product."""
+    size = widths.compute_bytes
+    frozen = bool(widths.adapter_bytes)
+    # What the last matrix reads, as it or its adapter keeps it.
+    read = (widths.adapter_bytes if widths.adapts_all else 0) if frozen else size
+    if mlp.gated:
+        return (2 if style.fused else 3) * size + read
+    if style.activation == "relu":
+        return read or size
+    if style.activation == "chain" and not style.fused:
+        return (size + 3 * FP32 if widths.autocast else 4 * size) + read
+    return size + read
+
+
+def _experts(mlp: FeedForward, style: Style, widths: Widths) -> Kept:
+    """Every token is copied to each of its experts and their answers are kept to be weighed."""
+    size = widths.residual_bytes
+    between = _mlp_bytes(mlp, style, widths) * size / widths.compute_bytes * mlp.intermediate
+    shared = _mlp_bytes(mlp, style, widths) * mlp.shared_intermediate
+    router = FP32 * mlp.experts + (FP32 * widths.hidden if style.wide_router else 0)
+    return Kept(split=mlp.experts_per_token * (between + 2 * size * widths.hidden) + shared, whole=router)
+
+
+def _selective(layer: Layer, style: Style, widths: Widths, configuration: Configuration) -> Kept:
+    """Megatron recomputes the scores alone; elsewhere attention's output and every other matrix product are kept."""
+    if configuration.framework == "megatron":
+        block = _norms(layer, style, widths) + _feed_forward(layer, style, widths)
+        kept = block + _attentions(layer, style, widths, configuration)
+        return Kept(kept.split, kept.whole)
+    # A compiler drops the last product, which no gradient needs.
+    products = _products(layer, style, widths)[: -1 if configuration.compile else None : 2]
+    split = sum(width for width in products if width != widths.hidden) + widths.attended
+    whole = sum(width for width in products if width == widths.hidden)
+    size = widths.compute_bytes
+    entry = widths.residual_bytes * widths.hidden
+    return Kept(size * split + FP32 * widths.heads, size * whole + entry)
+
+
+def _products(layer: Layer, style: Style, widths: Widths) -> list[int]:
+    """Widths of the outputs of a block's matrices, in the order that they run."""
+    fused = [widths.queries + widths.keys + widths.values]
+    attention = fused if style.fused_qkv else [widths.queries, widths.keys, widths.values]
+    mlp = layer.feed_forward
+    if mlp is None:
+        return [*attention, widths.hidden]
+    between = mlp.intermediate * max(mlp.experts_per_token, 1) + mlp.shared_intermediate
+    return [*attention, widths.hidden, *[between] * (2 if mlp.gated else 1), widths.hidden]
+
+
+def _backward(layer: Layer, style: Style, widths: Widths) -> Kept:
+    """Gradients alive at once where they are most, in the MLP: of the product, of both its factors and of its input."""
+    mlp = layer.feed_forward
+    size = widths.compute_bytes
+    if mlp is None:
+        return Kept(whole=2 * widths.residual_bytes * widths.hidden)
+    between = mlp.intermediate * max(mlp.experts_per_token, 1) + mlp.shared_intermediate
+    gradients = (3 if mlp.gated else 2) * size
+    if style.activation == "chain" and not style.fused:
+        gradients = 3 * (FP32 if widths.autocast else size)
+    return Kept(split=gradients * between, whole=2 * widths.residual_bytes * widths.hidden)

@@ -1,0 +1,104 @@
+"""How a model is trained: every choice that changes memory or time.
+
+Choices of kind are plain values. Choices of number (`micro_batch`, `tp`, ...) may be NumPy arrays of equal length: the
+same formulas then answer for as many configurations at once, which is how the search sees a hundred thousand of them.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+# One number, or one for each of many configurations.
+Number = int | NDArray[Any]
+Quantity = float | NDArray[Any]
+
+Precision = Literal["fp32", "tf32", "fp16-mixed", "bf16-mixed", "bf16", "fp8"]
+Optimizer = Literal["sgd", "momentum", "adam", "adamw", "adamw-8bit", "adafactor", "lion", "muon"]
+OptimizerKernel = Literal["foreach", "fused", "loop"]
+AttentionKernel = Literal["flash", "eager"]
+Loss = Literal["full", "chunked"]
+Place = Literal["gpu", "host", "nvme"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """One way to train, or many of one family (see the module's docstring).
+
+    The number of GPUs is `tp × cp × pp × data`; expert parallelism `ep` divides `tp × cp × data` and costs no GPUs of
+    its own. `shard` is how many of the `data` ranks share one copy of what ZeRO shards (hybrid sharding where it is
+    less than `data`). `micro_batch` is sequences on one GPU in one pass; `accumulate` passes make a step.
+    """
+
+    precision: Precision = "bf16-mixed"
+    optimizer: Optimizer = "adamw"
+    optimizer_kernel: OptimizerKernel = "foreach"
+    checkpoint: str = "none"  # none, selective, full, every-K
+    attention: AttentionKernel = "flash"
+    loss: Loss = "full"
+    zero: int = 0  # 0: every rank keeps all; 1: shards optimizer states; 2: gradients too; 3: parameters too
+    framework: Literal["torch", "fsdp2", "deepspeed", "megatron", "nanotron"] = "torch"
+    sequence_parallel: bool = True  # where tp > 1: norms and residuals are split along the sequence
+    optimizer_place: Place = "gpu"
+    parameter_place: Place = "gpu"
+    activation_place: Place = "gpu"
+    lora_rank: int = 0  # 0: full training
+    lora_targets: Literal["attention", "all"] = "all"  # queries and values, or every linear layer of a block
+    quantized_base: bool = False  # QLoRA: the frozen weights in 4 bits
+    keep_gradients: bool = False  # zeroed in place, not freed, between steps
+    compile: bool = False
+    compile_loss: bool = True  # with `compile`: the loss too (torchtitan left it out until 2025)
+    seq: Number = 4096
+    micro_batch: Number = 1
+    accumulate: Number = 1
+    tp: Number = 1
+    pp: Number = 1
+    cp: Number = 1
+    ep: Number = 1
+    data: Number = 1
+    shard: Number = 1
+
+    @property
+    def gpus(self) -> Number:
+        """How many it takes."""
+        return self.tp * self.cp * self.pp * self.data
+
+    @property
+    def global_batch(self) -> Number:
+        """Sequences in one optimizer step."""
+        return self.micro_batch * self.accumulate * self.data
+
+    @property
+    def autocast(self) -> bool:
+        """PyTorch casts at each operator, so that what flows between blocks stays in FP32.
+
+        A frozen base is 16 bits wide itself.
+        """
+        return self.mixed and self.framework == "torch" and not self.lora_rank
+
+    @property
+    def mixed(self) -> bool:
+        """FP32 parameters, computed on in 16 bits or less."""
+        return self.precision in ("fp16-mixed", "bf16-mixed", "fp8")
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Of one trained parameter where it is kept."""
+        return 2 if self.precision == "bf16" else 4
+
+    @property
+    def compute_bytes(self) -> int:
+        """Of one number in the forward pass."""
+        return 4 if self.precision in ("fp32", "tf32") else 2
+
+    def at(self, index: int) -> "Configuration":
+        """One of the many, in plain numbers."""
+        numbers: dict[str, Any] = {}
+        for name in NUMBERS:
+            value = getattr(self, name)
+            numbers[name] = int(value[index]) if isinstance(value, np.ndarray) else value
+        return replace(self, **numbers)
+
+
+NUMBERS = ("seq", "micro_batch", "accumulate", "tp", "pp", "cp", "ep", "data", "shard")

@@ -1,0 +1,63 @@
+"""What a training framework keeps beside what the mathematics needs. The facts are data."""
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from tonnage.budget.configuration import Configuration
+
+_DATA = Path(__file__).parent / "data" / "frameworks.toml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Framework:
+    """One row of `data/frameworks.toml`, which says what the words mean."""
+
+    working_bytes: int
+    gradient_bytes: int
+    master_bytes: int
+    keeps_gradients: bool
+    parameters_sharded_from: int
+    gradients_sharded_from: int
+    loss_forward_bytes: int
+    loss_backward_bytes: int
+    written: Literal["transformers", "fused", "native"]
+
+
+def framework_of(configuration: Configuration) -> Framework:
+    """The one that trains this configuration."""
+    return _frameworks()[configuration.framework]
+
+
+@cache
+def _frameworks() -> dict[str, Framework]:
+    return {name: Framework(**row) for name, row in tomllib.loads(_DATA.read_text("utf-8")).items()}
+
+
+def working_bytes(configuration: Configuration) -> int:
+    """Of one trained parameter as it is computed with or gathered from."""
+    return framework_of(configuration).working_bytes if configuration.mixed else configuration.parameter_bytes
+
+
+def gradient_bytes(configuration: Configuration) -> int:
+    """Of one gradient as it is kept."""
+    return framework_of(configuration).gradient_bytes if configuration.mixed else configuration.parameter_bytes
+
+
+def made_bytes(configuration: Configuration) -> int:
+    """Of one gradient as the backward pass makes it: as wide as the parameter that was computed with."""
+    if configuration.framework == "fsdp2":
+        return configuration.compute_bytes
+    return working_bytes(configuration)
+
+
+def master_bytes(configuration: Configuration) -> int:
+    """Of the FP32 copy beside a 16-bit parameter; 0 where there is none."""
+    return framework_of(configuration).master_bytes if configuration.mixed else 0
+
+
+def state_bytes(configuration: Configuration) -> int:
+    """Of one number of an optimizer's state: as wide as what it updates."""
+    return 2 if configuration.precision == "bf16" else 4

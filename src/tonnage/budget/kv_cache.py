@@ -1,0 +1,218 @@
+"""The KV cache: bytes a token, pages, and how many of them a sequence takes.
+
+A *page* holds `block` tokens of one layer. Layers that keep the same tokens (all full, all of one window, all recurrent)
+form groups of equal size, and a *block* is one page in each layer of one group, so that blocks of every group come from
+one pool. A model with one kind of layer has one group, and its block is a page in every layer.
+
+| kind      | bytes a token in one layer                              | pages a sequence takes                   |
+|-----------|---------------------------------------------------------|------------------------------------------|
+| full      | KV heads × (head dim + value dim) × bytes               | tokens / block, rounded up               |
+| sliding   | the same                                                | the window and what is computed, plus 1  |
+| latent    | (latent rank + rotary dim) × bytes: no heads, no split  | tokens / block, rounded up               |
+| recurrent | none: a state of fixed size                             | one                                      |
+
+Tensor parallelism splits KV heads, and repeats them where there are more ranks than heads. This module knows neither
+weights nor the card.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tonnage.models.shape import Attention, AttentionKind, Layer
+
+# Blocks of a hybrid with recurrent layers are multiples of this.
+_BLOCK_STEP = 16
+# Numbers of a recurrent state are kept in 16 bits.
+_STATE_BYTES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class KvFormat:
+    """How keys and values are kept. `scale_bytes` is for each head and token, for keys and for values."""
+
+    name: str
+    bits: int
+    scale_bytes: int = 0
+
+    def vector_bytes(self, elements: int) -> int:
+        """One head's key or value of one token, with its scale."""
+        return -(-elements * self.bits // 8) + self.scale_bytes
+
+
+# FP8 has one scale for a whole layer, which is nothing; INT4 has a scale and a zero point in FP16 for each vector.
+KV_FORMATS = {
+    form.name: form
+    for form in (
+        KvFormat("fp32", 32),
+        KvFormat("fp16", 16),
+        KvFormat("bf16", 16),
+        KvFormat("fp8", 8),
+        KvFormat("int4", 4, scale_bytes=4),
+    )
+}
+
+
+def kv_heads_of(attention: Attention, tp: int) -> int:
+    """Heads that one rank keeps."""
+    return max(1, -(-attention.kv_heads // tp))
+
+
+def token_bytes(attention: Attention | None, form: KvFormat, tp: int = 1) -> int:
+    """What one layer keeps of one token on one rank."""
+    if attention is None or attention.kind is AttentionKind.RECURRENT:
+        return 0
+    if attention.kind is AttentionKind.LATENT:
+        return form.vector_bytes(attention.latent_rank + attention.rope_dim)
+    one_head = form.vector_bytes(attention.head_dim) + form.vector_bytes(attention.value_head_dim)
+    return kv_heads_of(attention, tp) * one_head
+
+
+def state_bytes(attention: Attention | None, tp: int = 1) -> int:
+    """What a recurrent layer keeps of one sequence on one rank."""
+    if attention is None or attention.kind is not AttentionKind.RECURRENT:
+        return 0
+    return -(-attention.state_elements // tp) * _STATE_BYTES
+
+
+def blocks_for(tokens: int, block: int) -> int:
+    """Pages of `block` tokens that hold so many tokens."""
+    return -(-tokens // block)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Layers that share a block table. `window` is 0 where they see everything."""
+
+    kind: AttentionKind
+    window: int = 0
+
+    def blocks(self, tokens: int, block: int, batched_tokens: int) -> int:
+        """The most that a sequence of so many tokens holds at once."""
+        if self.kind is AttentionKind.RECURRENT:
+            return 1
+        if not self.window:
+            return blocks_for(tokens, block)
+        # A window may begin inside a block; what is being computed is kept beside it.
+        return blocks_for(min(self.window - 1 + batched_tokens, tokens), block) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """How the layers of one rank share a pool of blocks."""
+
+    block: int
+    bytes_per_block: int
+    groups: tuple[Group, ...]
+
+    @property
+    def bytes_per_token(self) -> int:
+        """What one more token costs while no window has closed: one block's share in each group."""
+        return -(-self.bytes_per_block * self._growing // self.block)
+
+    @property
+    def _growing(self) -> int:
+        return sum(group.kind is not AttentionKind.RECURRENT for group in self.groups)
+
+    def tokens(self, blocks: int) -> int:
+        """Tokens that so many blocks hold where every group takes its share of them."""
+        return blocks // len(self.groups) * self.block if self.groups else 0
+
+    def sequence_blocks(self, tokens: int, batched_tokens: int) -> int:
+        """Blocks that one sequence holds at most."""
+        return sum(group.blocks(tokens, self.block, batched_tokens) for group in self.groups)
+
+    def shared_blocks(self, prefix: int) -> int:
+        """Blocks of a common prefix that sequences can share: full ones, of layers that keep everything."""
+        full = sum(not group.window and group.kind is not AttentionKind.RECURRENT for group in self.groups)
+        return prefix // self.block * full
+
+    def needed_blocks(self, users: int, tokens: int, batched_tokens: int, prefix: int = 0) -> int:
+        """Blocks for so many sequences of so many tokens that begin with the same `prefix`."""
+        shared = self.shared_blocks(min(prefix, tokens))
+        return shared + users * (self.sequence_blocks(tokens, batched_tokens) - shared)
+
+
+def kv_layout(
+    kinds: Iterable[tuple[Layer, int]],
+    form: KvFormat,
+    *,
+    block: int = 16,
+    tp: int = 1,
+    grouped: bool = True,
+    extra_bytes: int = 0,
+) -> KvLayout:
+    """The layout of one rank's layers: each different one, and how many there are.
+
+    `grouped` False: every layer keeps everything, windows or not. `extra_bytes` is what each layer keeps of a token
+    beside keys and values (an index, say).
+    """
+    groups: Counter[Group] = Counter()
+    sizes: Counter[int] = Counter()
+    states = 0
+    for layer, count in kinds:
+        if layer.attention is None:
+            continue
+        groups[Group(_kind(layer.attention), layer.attention.window)] += count
+        size = token_bytes(layer.attention, form, tp)
+        sizes[size + extra_bytes if size else 0] += count
+        states = max(states, state_bytes(layer.attention, tp))
+    if states:
+        return _with_states(groups, max(sizes), states, block)
+    if len(groups) > 1 and grouped and len(sizes) == 1:
+        return _grouped(groups, max(sizes) * block, block)
+    only = next(iter(groups)) if len(groups) == 1 and grouped else Group(AttentionKind.FULL)
+    return KvLayout(block, sum(size * count for size, count in sizes.items()) * block, (only,) if groups else ())
+
+
+def _kind(mixer: Attention) -> AttentionKind:
+    """Latent attention keeps everything, as full attention does."""
+    return AttentionKind.FULL if mixer.kind is AttentionKind.LATENT else mixer.kind
+
+
+def _grouped(kinds: Counter[Group], page_bytes: int, block: int) -> KvLayout:
+    """Groups as large as the rarest kind; as the commonest where they hardly differ, since padding is then cheaper."""
+    least, most = min(kinds.values()), max(kinds.values())
+    size = most if most < least * 1.5 else least
+    groups = [group for group, count in kinds.items() for _ in range(-(-count // size))]
+    return KvLayout(block, page_bytes * size, tuple(groups))
+
+
+def _with_states(kinds: Counter[Group], size_bytes: int, states: int, block: int) -> KvLayout:
+    """A page is a state or a block of tokens: the block grows until its page holds a state."""
+    if not size_bytes:
+        return KvLayout(block, states * sum(kinds.values()), tuple(kinds))
+    tokens = -(-states // size_bytes)
+    grown = max(block, -(-tokens // _BLOCK_STEP) * _BLOCK_STEP)
+    return _grouped(kinds, grown * size_bytes, grown)
+
+
+@dataclass(frozen=True, slots=True)
+class Waste:
+    """What is reserved for sequences and not used, as shares of what is reserved."""
+
+    used_tokens: int
+    contiguous_tokens: int
+    paged_tokens: int
+
+    @property
+    def contiguous_share(self) -> float:
+        """Of a reservation of the longest length for each sequence."""
+        return 1 - self.used_tokens / self.contiguous_tokens
+
+    @property
+    def paged_share(self) -> float:
+        """Of the last block of each sequence."""
+        return 1 - self.used_tokens / self.paged_tokens
+
+
+def average_waste(users: int, mean_tokens: int, context: int, block: int) -> Waste:
+    """The same for lengths that are only known on average: a last block is half full, whatever its sequence."""
+    used = users * mean_tokens
+    return Waste(used, users * context, used + users * (block - 1) // 2)
+
+
+def waste(lengths: Sequence[int], context: int, block: int) -> Waste:
+    """Sequences of these lengths, each with room for `context` tokens, against pages of `block`."""
+    paged = sum(blocks_for(length, block) for length in lengths) * block
+    return Waste(sum(lengths), len(lengths) * context, paged)

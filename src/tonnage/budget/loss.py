@@ -1,0 +1,58 @@
+"""The logits and what the loss makes of them: for a small model with a large vocabulary, most of its memory."""
+
+from typing import Literal
+
+from tonnage.budget.activations import FP32
+from tonnage.budget.configuration import Configuration, Quantity
+from tonnage.budget.frameworks import framework_of
+from tonnage.budget.styles import caps_logits
+from tonnage.budget.terms import Term
+from tonnage.ledger import Category
+from tonnage.models.shape import ModelShape
+
+# A chunked loss makes the logits of an eighth of the tokens at a time, as torchtune and torchtitan do by default.
+LOSS_CHUNKS = 8
+
+LossMoment = Literal["forward", "loss", "head"]
+
+
+def loss_term(shape: ModelShape, configuration: Configuration, tokens: Quantity, moment: LossMoment) -> Term:
+    """Scores over the vocabulary and copies of their size, on a GPU that holds the head."""
+    size = _BYTES[moment](configuration) if shape.logits else 0
+    if caps_logits(shape):
+        size += configuration.compute_bytes
+    chunks = LOSS_CHUNKS if configuration.loss == "chunked" else 1
+    total = size * shape.vocab / configuration.tp * tokens / chunks
+    numbers = {"bytes": size, "vocabulary": shape.vocab, "tokens": tokens, "tp": configuration.tp, "chunks": chunks}
+    formula = "bytes × vocabulary ÷ tp × tokens ÷ chunks"
+    return Term(Category.ACTIVATIONS, "logits and loss", total, formula, numbers, "model")
+
+
+def head_weights(shape: ModelShape) -> int:
+    """Of the matrix that makes the logits."""
+    if not shape.logits:
+        return 0
+    return shape.head_parameters or min(shape.vocab * shape.hidden, shape.embedding_parameters)
+
+
+def _forward_bytes(configuration: Configuration) -> int:
+    """The logits and what is made of them; logits that are FP32 already are not copied."""
+    if configuration.compile and configuration.compile_loss:
+        return configuration.compute_bytes
+    copied = framework_of(configuration).loss_forward_bytes + configuration.compute_bytes
+    return copied if configuration.compute_bytes < FP32 else copied - FP32
+
+
+def _backward_bytes(configuration: Configuration) -> int:
+    """Eager: the log-probabilities, the gradient of the picked ones and that of the logits, each FP32."""
+    if configuration.compile and configuration.compile_loss:
+        return 2 * configuration.compute_bytes
+    return framework_of(configuration).loss_backward_bytes or FP32 + configuration.compute_bytes
+
+
+def _head_bytes(configuration: Configuration) -> int:
+    """The gradient of the logits."""
+    return configuration.compute_bytes
+
+
+_BYTES = {"forward": _forward_bytes, "loss": _backward_bytes, "head": _head_bytes}

@@ -1,0 +1,293 @@
+"""When what is alive: the moments of a training step at which memory can be at its highest, each as a list of terms.
+
+| moment    | alive beside the states                                                                 |
+|-----------|-----------------------------------------------------------------------------------------|
+| forward   | what the blocks keep, autocast's copies of weights, logits and their loss                |
+| loss      | what the blocks keep, the log-probabilities and two gradients of their size              |
+| head      | what the blocks keep, the gradient of the logits and of the head                         |
+| backward  | what the blocks keep, the head's gradient, gradients inside the last block (recomputed)  |
+| first block | all gradients, what the first block keeps, gradients inside of it                      |
+| embedding | all gradients, and the embedding's beside the head's where they are tied                 |
+| optimizer | all gradients, the optimizer's temporaries                                               |
+
+The peak is the highest of them, on the worst pipeline stage. This module does not know how they are compared.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tonnage.budget.activations import Block, Kept, block_of, final_norm
+from tonnage.budget.configuration import Configuration, Number, Quantity
+from tonnage.budget.frameworks import framework_of, gradient_bytes, made_bytes, state_bytes
+from tonnage.budget.loss import LossMoment, head_weights, loss_term
+from tonnage.budget.sharding import Stage, block_parameters
+from tonnage.budget.states import States, sharded_parameters, states
+from tonnage.budget.terms import Term
+from tonnage.ledger import Category
+from tonnage.models.shape import ModelShape, Stack
+
+# DeepSpeed's defaults: elements of the bucket that gradients are reduced in, and parameters that ZeRO-3 keeps gathered.
+REDUCE_BUCKET = 500_000_000
+MAX_LIVE_PARAMETERS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A point of the step on one stage."""
+
+    name: str
+    terms: tuple[Term, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What the moments of one stage are made of."""
+
+    shape: ModelShape
+    stage: Stage
+    configuration: Configuration
+    states: States
+
+    @property
+    def tokens(self) -> Quantity:
+        """Of one micro-batch on one GPU."""
+        return self.configuration.micro_batch * self.configuration.seq / self.configuration.cp
+
+
+def moments(shape: ModelShape, stage: Stage, configuration: Configuration) -> Iterator[Moment]:
+    """Of one stage, in the order of the step."""
+    scene = Scene(shape, stage, configuration, states(shape, stage, configuration))
+    always = (*scene.states.kept, *_buckets(scene))
+    before = (*always, *_live_gradients(scene))
+    passing = (*before, *_kept(scene), *_gathered(scene))
+    yield Moment("forward", (*passing, *_casts(scene, forward=True), *_logits(scene, "forward")))
+    yield Moment("loss", (*passing, *_casts(scene), *_logits(scene, "loss")))
+    yield Moment("head", (*passing, *_casts(scene), *_logits(scene, "head"), *_head_gradient(scene)))
+    yield Moment(
+        "backward",
+        (*passing, *_casts(scene), *_head_gradient(scene), *_inside_block(scene), *_unreduced(scene, ending=False)),
+    )
+    inside = (*_inside_block(scene, last_kept=True), *_unreduced(scene, ending=True))
+    yield Moment("first block", (*always, _grown_gradients(scene), *_gathered(scene), *inside))
+    yield Moment("embedding", (*always, scene.states.gradients, *_gathered(scene), *_embedding(scene)))
+    yield Moment("optimizer", (*always, scene.states.gradients, *_optimizer(scene)))
+
+
+def _term(category: Category, name: str, size: Quantity, formula: str, **numbers: object) -> Term:
+    return Term(category, name, size, formula, numbers, "model")
+
+
+def _buckets(scene: Scene) -> list[Term]:
+    """What a data-parallel framework keeps to reduce gradients in."""
+    configuration = scene.configuration
+    if configuration.framework == "torch" and configuration.zero == 0:
+        size = scene.states.gradients.size_bytes * (np.asarray(configuration.data) > 1)
+        return [_term(Category.GRADIENTS, "DDP buckets", size, "as large as the gradients, where there are ranks")]
+    if configuration.framework == "deepspeed" and configuration.zero:
+        size = 2 * np.minimum(scene.stage.parameters, REDUCE_BUCKET)
+        return [_term(Category.GRADIENTS, "reduce bucket", size, "2 B × elements", elements=REDUCE_BUCKET)]
+    return []
+
+
+def _live_gradients(scene: Scene) -> list[Term]:
+    """Gradients that exist while the forward pass runs."""
+    gradients = scene.states.gradients
+    return [replace(gradients, size_bytes=gradients.size_bytes * _accumulates(scene.configuration))]
+
+
+def _grown_gradients(scene: Scene) -> Term:
+    """All but the embedding's, which is the last to come where no head shares it."""
+    shape, gradients = scene.shape, scene.states.gradients
+    if shape.tied or scene.configuration.lora_rank:
+        return gradients
+    embedding = scene.stage.embeds * shape.embedding_parameters / scene.configuration.tp
+    missing = (1 - _accumulates(scene.configuration)) * embedding / scene.stage.parameters
+    return replace(gradients, size_bytes=gradients.size_bytes * (1 - missing))
+
+
+def _accumulates(configuration: Configuration) -> Quantity:
+    """1 where gradients are added to those of earlier micro-batches, or to buffers that are never freed; else 0."""
+    always = configuration.keep_gradients or framework_of(configuration).keeps_gradients
+    return 1.0 if always else (np.asarray(configuration.accumulate) > 1).astype(float)[()]
+
+
+# -- what blocks keep
+
+
+def _kept(scene: Scene) -> list[Term]:
+    """All blocks of the stage, for every micro-batch in flight; and the norm before the head."""
+    parts: dict[str, Quantity] = {"norms": 0.0, "attention": 0.0, "MLP": 0.0, "block inputs": 0.0}
+    for stack in scene.shape.stacks:
+        for name, size in _stack_kept(scene, stack).items():
+            parts[name] = parts[name] + size * scene.stage.share * scene.stage.in_flight
+    last = final_norm(scene.shape, scene.configuration).per_token(scene.configuration, scene.configuration.seq)
+    parts["norms"] = parts["norms"] + last * scene.tokens * scene.stage.heads
+    return [_kept_term(scene, name, size) for name, size in parts.items() if np.any(size)]
+
+
+def _kept_term(scene: Scene, name: str, size: Quantity) -> Term:
+    passes = scene.tokens * scene.stage.in_flight
+    numbers = {"bytes": size / passes, "tokens": scene.tokens, "micro-batches": scene.stage.in_flight}
+    formula = "bytes of a token in all blocks of the stage × tokens × micro-batches in flight"
+    return Term(Category.ACTIVATIONS, f"kept by {name}", size, formula, numbers, "model")
+
+
+def _stack_kept(scene: Scene, stack: Stack) -> dict[str, Quantity]:
+    """By part, of all blocks of a stack, for one micro-batch."""
+    parts: dict[str, Quantity] = {}
+    for layer, count in stack.groups():
+        block = block_of(scene.shape, layer, stack.hidden, scene.configuration)
+        for name, kept, blocks in _chosen(block, scene.configuration.checkpoint, count):
+            size = _bytes(scene, stack, kept) * blocks
+            parts[name] = parts.get(name, 0.0) + size
+    return parts
+
+
+def _chosen(block: Block, checkpoint: str, count: int) -> Iterator[tuple[str, Kept, float]]:
+    """What of a run of like blocks is kept, and by how many of them."""
+    recomputed = recomputed_blocks(checkpoint, count)
+    kept = count - recomputed
+    yield "norms", block.norms, kept
+    yield "attention", block.attention, kept
+    yield "MLP", block.feed_forward, kept
+    yield "block inputs", block.selective if checkpoint == "selective" else block.entry, recomputed
+
+
+def recomputed_blocks(checkpoint: str, count: int) -> int:
+    """Of that many; `every-K` recomputes the first of each K."""
+    if checkpoint == "none":
+        return 0
+    return -(-count // int(checkpoint.removeprefix("every-"))) if checkpoint.startswith("every-") else count
+
+
+def _bytes(scene: Scene, stack: Stack, kept: Kept) -> Quantity:
+    """For one micro-batch on one GPU."""
+    configuration = scene.configuration
+    keys: Number = stack.tokens or configuration.seq
+    tokens = configuration.micro_batch * keys / configuration.cp
+    return kept.per_token(configuration, keys) * tokens
+
+
+def _inside_block(scene: Scene, *, last_kept: bool = False) -> list[Term]:
+    """The block whose backward pass runs: recomputed, fetched, or the last one kept; and the gradients inside of it."""
+    present: Quantity = 0.0
+    gradients: Quantity = 0.0
+    for stack in scene.shape.stacks:
+        for layer, _ in stack.groups():
+            block = block_of(scene.shape, layer, stack.hidden, scene.configuration)
+            present = np.maximum(present, _present(scene, stack, block, last_kept))
+            gradients = np.maximum(gradients, _bytes(scene, stack, block.backward))
+    formula = "bytes of a token × tokens"
+    return [
+        _term(Category.ACTIVATIONS, name, size, formula, bytes=size / scene.tokens, tokens=scene.tokens)
+        for name, size in (("one block", present), ("gradients inside a block", gradients))
+    ]
+
+
+def _present(scene: Scene, stack: Stack, block: Block, last_kept: bool) -> Quantity:
+    """Bytes of the block in use that are not among those kept by all."""
+    configuration, whole = scene.configuration, _bytes(scene, stack, block.kept)
+    if last_kept:
+        return whole
+    if configuration.checkpoint == "selective":
+        return np.maximum(whole - _bytes(scene, stack, block.selective), 0.0)
+    if configuration.checkpoint != "none":
+        return whole
+    # Fetched from the host: one in use, one on its way.
+    return 0.0 if configuration.activation_place == "gpu" else 2 * whole
+
+
+# -- weights in another form
+
+
+def _casts(scene: Scene, *, forward: bool = False) -> list[Term]:
+    """Autocast's 16-bit copies of matrices: cached through the forward pass, then held by whoever saved them."""
+    configuration, stage = scene.configuration, scene.stage
+    if not configuration.autocast:
+        return []
+    head = head_weights(scene.shape) * stage.heads / configuration.tp
+    saved = forward or configuration.checkpoint == "none"
+    count = head + stage.dense * (1 if saved else 0)
+    return [_term(Category.WORKSPACE, "autocast copies of weights", 2 * count, "2 B × weights", weights=count)]
+
+
+def _gathered(scene: Scene) -> list[Term]:
+    """Parameters gathered from their shards: a block in use and the next, and what is outside of blocks."""
+    configuration, stage = scene.configuration, scene.stage
+    if not sharded_parameters(configuration):
+        return []
+    if configuration.zero < 3:
+        count = stage.parameters
+    elif configuration.framework == "deepspeed":
+        count = np.minimum(stage.parameters, MAX_LIVE_PARAMETERS)
+    else:
+        count = np.minimum(stage.outside + 2 * block_parameters(scene.shape, configuration), stage.parameters)
+    size = configuration.compute_bytes * count
+    numbers = {"bytes": configuration.compute_bytes, "parameters": count}
+    return [_term(Category.PARAMETERS, "gathered parameters", size, "bytes × parameters", **numbers)]
+
+
+def _unreduced(scene: Scene, *, ending: bool) -> list[Term]:
+    """Where gradients are sharded: those of a block before they are reduced, and the buffers they are reduced in."""
+    configuration = scene.configuration
+    if configuration.framework != "fsdp2" or configuration.zero == 0 or configuration.lora_rank:
+        return []
+    block = block_parameters(scene.shape, configuration)
+    count = block + (scene.stage.outside if ending else 0.0)
+    made, reduced = made_bytes(configuration), gradient_bytes(configuration)
+    numbers = {"made": made, "parameters": count, "reduced": reduced, "block": block}
+    formula = "made bytes × parameters + reduced bytes × block"
+    return [_term(Category.GRADIENTS, "gradients not yet reduced", made * count + reduced * block, formula, **numbers)]
+
+
+# -- the ends of the model
+
+
+def _logits(scene: Scene, moment: LossMoment) -> list[Term]:
+    term = loss_term(scene.shape, scene.configuration, scene.tokens, moment)
+    return [replace(term, size_bytes=term.size_bytes * scene.stage.heads)]
+
+
+def _head_gradient(scene: Scene) -> list[Term]:
+    """It is the first of all gradients, whole where others are sharded; autocast makes it in 16 bits and casts it."""
+    configuration = scene.configuration
+    if configuration.lora_rank:
+        return []
+    size = made_bytes(configuration) + (configuration.compute_bytes if configuration.autocast else 0)
+    total = size * head_weights(scene.shape) / configuration.tp * scene.stage.heads
+    numbers = {"bytes": size, "weights": head_weights(scene.shape), "tp": configuration.tp}
+    return [_term(Category.GRADIENTS, "the head's gradient", total, "bytes × weights ÷ tp", **numbers)]
+
+
+def _embedding(scene: Scene) -> list[Term]:
+    """Where it is tied to the head: its own gradient, and the sum of both, beside the head's."""
+    configuration, shape = scene.configuration, scene.shape
+    if configuration.lora_rank or not shape.tied:
+        return []
+    copies = (1 if configuration.autocast else 2) + _accumulates(configuration)
+    size = copies * made_bytes(configuration) * head_weights(shape) / configuration.tp * scene.stage.embeds
+    numbers = {
+        "copies": copies,
+        "bytes": made_bytes(configuration),
+        "weights": head_weights(shape),
+        "tp": configuration.tp,
+    }
+    return [_term(Category.GRADIENTS, "the embedding's gradient", size, "copies × bytes × weights ÷ tp", **numbers)]
+
+
+# -- the optimizer
+
+
+def _optimizer(scene: Scene) -> list[Term]:
+    """Temporaries of the step."""
+    configuration = scene.configuration
+    trained = scene.states.gradients.size_bytes / gradient_bytes(configuration)
+    if configuration.optimizer in ("sgd", "momentum", "adamw-8bit"):
+        return []
+    if configuration.optimizer_kernel == "foreach" and configuration.framework in ("torch", "fsdp2"):
+        size = state_bytes(configuration) * trained
+        numbers = {"bytes": state_bytes(configuration), "parameters": trained}
+        return [_term(Category.WORKSPACE, "foreach temporaries", size, "bytes × parameters", **numbers)]
+    return []

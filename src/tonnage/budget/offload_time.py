@@ -1,0 +1,91 @@
+"""Seconds that offloading costs: what crosses to the host or its drives, and what the arithmetic hides of it.
+
+| offloaded   | what moves                                                           | hidden behind             |
+|-------------|----------------------------------------------------------------------|---------------------------|
+| activations | out in the forward pass, back in the backward pass                   | that pass                 |
+| parameters  | in for the forward pass and again for the backward pass              | that pass                 |
+| optimizer   | gradients out; the host updates; parameters back                     | backward; nothing; nothing|
+
+On drives the states are read and written too, at the drives' speed, while the host updates. `host_memory` of
+`tonnage.budget.offload` says what the host must have for this.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tonnage.budget.activations import block_of
+from tonnage.budget.configuration import Configuration, Place, Quantity
+from tonnage.budget.frameworks import gradient_bytes
+from tonnage.budget.moments import recomputed_blocks
+from tonnage.budget.optimizer_time import step_bytes
+from tonnage.budget.roofline import Calibration
+from tonnage.budget.sharding import Stage, sharded
+from tonnage.budget.states import optimizer_bytes
+from tonnage.hardware.cluster import Cluster
+from tonnage.models.shape import ModelShape
+
+_MASTER_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """Seconds over the host's link: of a micro-batch in either pass, of the last backward pass, of a step."""
+
+    forward_s: Quantity
+    backward_s: Quantity
+    last_backward_s: Quantity
+    step_s: Quantity
+
+
+def crossing(
+    shape: ModelShape, stage: Stage, configuration: Configuration, cluster: Cluster, shares: Calibration
+) -> Crossing:
+    """Of one configuration or many; nothing where nothing is offloaded."""
+    pace = {place: _bytes_per_s(place, cluster, shares) for place in ("host", "nvme")}
+    none = 0.0 * np.asarray(stage.parameters)
+    pass_s = none
+    if configuration.activation_place != "gpu":
+        pass_s = pass_s + kept_bytes(shape, stage, configuration) / pace[configuration.activation_place]
+    if configuration.parameter_place != "gpu":
+        held = sharded(stage, configuration, 3) * configuration.compute_bytes
+        pass_s = pass_s + held / pace[configuration.parameter_place]
+    if configuration.optimizer_place == "gpu":
+        return Crossing(pass_s, pass_s, none, none)
+    count = sharded(stage, configuration, 1)
+    out_s = count * gradient_bytes(configuration) / pace["host"]
+    back_s = count * configuration.compute_bytes / pace["host"]
+    return Crossing(pass_s, pass_s, out_s, _update_s(configuration, count, cluster, shares) + back_s)
+
+
+def kept_bytes(shape: ModelShape, stage: Stage, configuration: Configuration) -> Quantity:
+    """What one micro-batch keeps for the backward pass on this stage."""
+    kept: Quantity = 0.0
+    for stack in shape.stacks:
+        for layer, count in stack.groups():
+            block = block_of(shape, layer, stack.hidden, configuration)
+            again = recomputed_blocks(configuration.checkpoint, count)
+            entry = block.selective if configuration.checkpoint == "selective" else block.entry
+            both = block.kept * (count - again) + entry * again
+            kept = kept + both.per_token(configuration, configuration.seq)
+    tokens = configuration.micro_batch * configuration.seq / configuration.cp
+    return kept * tokens * stage.share
+
+
+def _update_s(configuration: Configuration, count: Quantity, cluster: Cluster, shares: Calibration) -> Quantity:
+    """On the CPUs, which all GPUs of a host share; states on drives are read and written on the way."""
+    update_s = count * step_bytes(configuration) * cluster.gpus_per_host / shares.host_optimizer_bytes_per_s
+    if configuration.optimizer_place == "host":
+        return update_s
+    states = optimizer_bytes(configuration.optimizer) if configuration.optimizer not in ("adafactor", "muon") else 4
+    swapped_s = 2 * count * (states + _MASTER_BYTES) / _bytes_per_s("nvme", cluster, shares)
+    return np.maximum(update_s, swapped_s)
+
+
+def _bytes_per_s(place: Place, cluster: Cluster, shares: Calibration) -> float:
+    """A GPU's share of the way there. A host whose drives are not known is taken to have one common one for each GPU."""
+    if place == "nvme":
+        return min(cluster.nvme_bytes_per_s or shares.nvme_default_bytes_per_s, cluster.host_link_bytes_per_s) * (
+            shares.nvme_ceiling
+        )
+    return cluster.host_link_bytes_per_s * shares.host_link_ceiling

@@ -1,0 +1,394 @@
+"""What serving a model takes on each GPU, how many blocks are left for its KV cache, and who fits into them.
+
+Two engines account differently for the same parts. vLLM's rules by version are in `budget.vllm`. Tonnage's own engine takes
+a share of the whole card, its CUDA context included, and gives the KV cache what weights, one forward pass, graphs and
+workspace leave of it; it runs on one GPU. Both keep one block as the null block that padding points to.
+
+Figures are of the pipeline stage that has room for the fewest blocks: the pool is as large as that of the fullest GPU. This
+module does not know how many GPUs there are: `planner.serving` lays a model out on them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from tonnage.budget import vllm
+from tonnage.budget.forward import (
+    Pass,
+    cublas_workspace_bytes,
+    forward_bytes,
+    graph_bytes,
+    graph_sizes,
+    sampler_bytes,
+)
+from tonnage.budget.kv_cache import KV_FORMATS, KvLayout, kv_heads_of, kv_layout, state_bytes
+from tonnage.budget.terms import Term
+from tonnage.budget.weights import WEIGHT_FORMATS, Stage, stages, weight_terms
+from tonnage.errors import BadLayout, RequestError
+from tonnage.hardware import Gpu
+from tonnage.ledger import Category, Ledger
+from tonnage.models.shape import Attention, AttentionKind, ModelShape
+
+Engine = Literal["tonnage", "vllm"]
+
+BLOCK = 16
+# Tonnage's own engine: its share of the card, tokens and sequences of a step, and what its sampler keeps for each word
+# of the vocabulary (logits, an FP32 copy, probabilities, random numbers).
+OWN_UTILIZATION = 0.9
+OWN_BATCHED_TOKENS = 8192
+OWN_MAX_SEQS = 256
+OWN_SAMPLER_BYTES = 14
+OWN_GRAPH_BYTES = (3 * 2**20, 185 * 2**10)
+LONGEST_CONTEXT = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingConfiguration:
+    """One way to serve: on `tp × pp` GPUs. What is 0 or empty takes the engine's default (`resolved`)."""
+
+    engine: Engine = "vllm"
+    engine_version: str = ""
+    tp: int = 1
+    pp: int = 1
+    context: int = 8192
+    users: int = 1
+    shared_prefix: int = 0  # tokens at the start that all users have in common
+    weights: str = ""  # the checkpoint's
+    kv: str = ""  # that of computing
+    block: int = BLOCK
+    utilization: float = 0.0
+    max_seqs: int = 0
+    batched_tokens: int = 0
+    eager: bool = False
+
+    @property
+    def compute_bytes(self) -> int:
+        """Of one number in a forward pass."""
+        return 4 if self.weights == "fp32" else 2
+
+    @property
+    def gpus(self) -> int:
+        """Of one copy of the model."""
+        return self.tp * self.pp
+
+
+@dataclass(frozen=True, slots=True)
+class KvPool:
+    """The blocks of the KV cache. `usable_blocks` leaves out the null block."""
+
+    layout: KvLayout
+    available_bytes: int
+    blocks: int
+    usable_blocks: int
+    batched_tokens: int
+
+    @property
+    def tokens(self) -> int:
+        """What vLLM logs as "GPU KV cache size"."""
+        return self.layout.tokens(self.blocks)
+
+    def max_concurrency(self, context: int) -> float:
+        """Sequences of that length at once, as vLLM logs it."""
+        return self.blocks / max(self.layout.sequence_blocks(context, self.batched_tokens), 1)
+
+    def holds(self, users: int, context: int, prefix: int = 0) -> bool:
+        """Whether all of them fit at once."""
+        return self.layout.needed_blocks(users, context, self.batched_tokens, prefix) <= self.usable_blocks
+
+    def most_users(self, context: int, prefix: int = 0) -> int:
+        """Sequences of that length that fit at once."""
+        shared = self.layout.shared_blocks(min(prefix, context))
+        own = self.layout.sequence_blocks(context, self.batched_tokens) - shared
+        free = self.usable_blocks - shared
+        return max(free // own, 0) if own else LONGEST_CONTEXT * (free >= 0)
+
+    def longest_context(self, users: int, prefix: int = 0) -> int:
+        """The longest sequences of which so many fit at once; 0 where not even one token does."""
+        low, high = 0, LONGEST_CONTEXT
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.holds(users, middle, prefix) else (low, middle - 1)
+        return low
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingBudget:
+    """The fullest GPU. `terms` sum to what it holds, the pool included; `limit_bytes` is the engine's share of the card.
+
+    `outside_bytes` is held beyond that share (the context under vLLM; its graphs before 0.20).
+    """
+
+    configuration: ServingConfiguration
+    capacity_bytes: int
+    limit_bytes: int
+    outside_bytes: int
+    terms: tuple[Term, ...]
+    kv: KvPool
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ledger(self) -> Ledger:
+        """By category."""
+        return Ledger.of((term.category, int(term.size_bytes)) for term in self.terms)
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return sum(int(term.size_bytes) for term in self.terms)
+
+    @property
+    def needed_blocks(self) -> int:
+        """For all users at once, and the null block."""
+        asked = self.configuration
+        batched, prefix = self.kv.batched_tokens, asked.shared_prefix
+        null = self.kv.blocks - self.kv.usable_blocks
+        return self.kv.layout.needed_blocks(asked.users, asked.context, batched, prefix) + null
+
+    @property
+    def needed_bytes(self) -> int:
+        """Everything, with a pool that is just large enough; all that the engine takes where that is beyond the card."""
+        pool = self.kv.blocks * self.kv.layout.bytes_per_block
+        needed = self.total_bytes - pool + self.needed_blocks * self.kv.layout.bytes_per_block
+        return max(needed, self.total_bytes) if self.overflows else needed
+
+    @property
+    def overflows(self) -> bool:
+        """Whether the engine's share and what lies outside of it are more than the card has."""
+        return self.total_bytes > self.capacity_bytes
+
+    @property
+    def largest_utilization(self) -> float:
+        """The share, in hundredths, that leaves room for what lies outside of it."""
+        return (self.capacity_bytes - self.outside_bytes) * 100 // self.capacity_bytes / 100
+
+    @property
+    def available_bytes(self) -> int:
+        """What all of it may take: the engine's share and what lies outside of it, but never more than the card."""
+        return min(self.limit_bytes + self.outside_bytes, self.capacity_bytes)
+
+    @property
+    def fits(self) -> bool:
+        """Whether it starts, and all users find room at once."""
+        asked = self.configuration
+        return not self.overflows and self.kv.holds(asked.users, asked.context, asked.shared_prefix)
+
+
+def serving_budget(shape: ModelShape, configuration: ServingConfiguration, gpu: Gpu) -> ServingBudget:
+    """The budget of the stage with the fewest blocks."""
+    check(shape, configuration)
+    asked = resolved(shape, configuration, gpu)
+    each = [_stage_budget(shape, stage, asked, gpu) for stage in stages(shape, asked.pp)]
+    return min(each, key=lambda budget: budget.kv.blocks)
+
+
+def resolved(shape: ModelShape, asked: ServingConfiguration, gpu: Gpu) -> ServingConfiguration:
+    """The configuration with the engine's defaults put in."""
+    weights = asked.weights or (shape.dtype if shape.dtype in WEIGHT_FORMATS else "bf16")
+    known = replace(asked, weights=weights)
+    known = replace(known, kv=asked.kv or ("fp32" if weights == "fp32" else "fp16" if weights == "fp16" else "bf16"))
+    if asked.engine == "tonnage":
+        return replace(
+            known,
+            engine_version="",
+            utilization=asked.utilization or OWN_UTILIZATION,
+            max_seqs=asked.max_seqs or max(OWN_MAX_SEQS, asked.users),
+            batched_tokens=asked.batched_tokens or OWN_BATCHED_TOKENS,
+        )
+    version = asked.engine_version or vllm.latest_version()
+    release = vllm.find_release(version)
+    max_seqs = asked.max_seqs or max(vllm.default_max_seqs(release, gpu), asked.users)
+    batched = asked.batched_tokens or vllm.default_batched_tokens(release, gpu, asked.context, max_seqs)
+    return replace(
+        known,
+        engine_version=version,
+        utilization=asked.utilization or release.utilization,
+        max_seqs=asked.max_seqs or min(max_seqs, max(batched, asked.users)),
+        batched_tokens=batched,
+    )
+
+
+def check(shape: ModelShape, asked: ServingConfiguration) -> None:
+    """Refuse what no engine could start."""
+    if not shape.decoder.causal or not shape.logits or not shape.vocab:
+        raise RequestError(f"{shape.name} writes no tokens, so there is nothing to serve from a KV cache.")
+    for name, number in (
+        ("--tp", asked.tp),
+        ("--pp", asked.pp),
+        ("--context", asked.context),
+        ("--users", asked.users),
+    ):
+        _at_least_one(name, number)
+    _at_least_one("--block", asked.block)
+    for name, number in (("--max-seqs", asked.max_seqs), ("--batched-tokens", asked.batched_tokens)):
+        if number:
+            _at_least_one(name, number)
+    if not 0 <= asked.utilization <= 1:
+        raise RequestError(f"--utilization {asked.utilization} is no share of a card.", hint="Write it like 0.9.")
+    if not 0 <= asked.shared_prefix <= asked.context:
+        raise RequestError(
+            f"A shared prefix of {asked.shared_prefix} tokens does not lie within a context of {asked.context}.",
+            hint="Give --prompt-shared at most the --context.",
+        )
+    _check_layout(shape, asked)
+    _check_formats(asked)
+
+
+def _at_least_one(name: str, number: int) -> None:
+    if number < 1:
+        raise RequestError(f"{name} {number} makes no sense.", hint=f"Give {name} at least 1.")
+    if number > LONGEST_CONTEXT:
+        raise RequestError(f"{name} {number:,} is beyond counting.", hint=f"Give {name} at most {LONGEST_CONTEXT:,}.")
+
+
+def _check_layout(shape: ModelShape, asked: ServingConfiguration) -> None:
+    layers = len(shape.decoder.layers)
+    if asked.pp > layers:
+        raise BadLayout(f"--pp {asked.pp}: {shape.name} has only {layers} layers.", hint=f"Give --pp at most {layers}.")
+    if asked.engine == "tonnage" and asked.gpus > 1:
+        raise BadLayout("Tonnage's own engine serves from one GPU.", hint="Use --engine vllm, or --tp 1 --pp 1.")
+    if not divides(shape, asked.tp):
+        heads = sorted({(mixer.heads, mixer.kv_heads) for mixer in _mixers(shape)})
+        words = ", ".join(f"{queries} query and {keys} KV heads" for queries, keys in heads)
+        good = [tp for tp in range(1, heads[0][0] + 1) if divides(shape, tp)]
+        raise BadLayout(
+            f"--tp {asked.tp} does not divide {shape.name}, which has {words}.",
+            hint=f"Use one of --tp {', '.join(map(str, good[:8]))}.",
+        )
+
+
+def divides(shape: ModelShape, tp: int) -> bool:
+    """Whether heads split evenly: KV heads over ranks, or ranks over KV heads."""
+    return all(
+        mixer.heads % tp == 0 and (mixer.kv_heads % tp == 0 or tp % mixer.kv_heads == 0)
+        for mixer in _mixers(shape)
+        if mixer.heads and mixer.kv_heads
+    )
+
+
+def _mixers(shape: ModelShape) -> Iterator[Attention]:
+    for layer in {id(layer): layer for layer in shape.decoder.layers}.values():
+        if layer.attention is not None:
+            yield layer.attention
+
+
+def _check_formats(asked: ServingConfiguration) -> None:
+    for flag, name, known in (("--weights", asked.weights, WEIGHT_FORMATS), ("--kv", asked.kv, KV_FORMATS)):
+        if name and name not in known:
+            raise RequestError(f"{flag} {name} is not known.", hint=f"Use one of: {', '.join(known)}.")
+    if asked.engine == "vllm" and asked.kv == "int4":
+        version = asked.engine_version or vllm.latest_version()
+        if not vllm.find_release(version).int4_kv:
+            raise RequestError(f"vLLM {version} has no INT4 KV cache.", hint="Use --kv fp8, or --engine-version 0.25.")
+
+
+def _stage_budget(shape: ModelShape, stage: Stage, asked: ServingConfiguration, gpu: Gpu) -> ServingBudget:
+    held = list(weight_terms(shape, stage, asked.tp, WEIGHT_FORMATS[asked.weights]))
+    inside, outside = (
+        _vllm_terms(shape, stage, asked, gpu) if asked.engine == "vllm" else _own_terms(shape, stage, asked, gpu)
+    )
+    limit = -int(-gpu.memory_bytes * asked.utilization // 1)
+    available = limit - sum(int(term.size_bytes) for term in (*held, *inside))
+    kv = _pool(shape, stage, asked, available)
+    numbers: dict[str, object] = {
+        "share_bytes": limit, "available_bytes": max(available, 0), "blocks": kv.blocks,
+        "bytes_per_block": kv.layout.bytes_per_block, "block": kv.layout.block,
+        "a_token_keeps": " + ".join(_token_words(stage, asked)),
+    }  # fmt: skip
+    size = kv.blocks * kv.layout.bytes_per_block
+    pool = Term(Category.KV_CACHE, "pool", size, "(share − the rest) // bytes per block × bytes per block", numbers)
+    return ServingBudget(
+        configuration=asked,
+        capacity_bytes=gpu.memory_bytes,
+        limit_bytes=limit,
+        outside_bytes=sum(int(term.size_bytes) for term in outside),
+        terms=(*held, pool, *inside, *outside),
+        kv=kv,
+        notes=tuple(_notes(shape, asked)),
+    )
+
+
+def _token_words(stage: Stage, asked: ServingConfiguration) -> Iterator[str]:
+    """ "32 layers × 8 heads × (128 + 128) × 16 bits": the arithmetic of one token on one GPU."""
+    form = KV_FORMATS[asked.kv]
+    scales = f" with {form.scale_bytes} B of scales a vector" if form.scale_bytes else ""
+    for layer, count in stage.kinds:
+        mixer = layer.attention
+        if mixer is None:
+            continue
+        if mixer.kind is AttentionKind.RECURRENT:
+            yield f"{count} layers × a state of {state_bytes(mixer, asked.tp):,} B"
+        elif mixer.kind is AttentionKind.LATENT:
+            yield f"{count} layers × ({mixer.latent_rank} + {mixer.rope_dim}) × {form.bits} bits{scales}"
+        else:
+            heads, window = kv_heads_of(mixer, asked.tp), f" (window {mixer.window})" if mixer.window else ""
+            size = f"({mixer.head_dim} + {mixer.value_head_dim})"
+            yield f"{count} layers × {heads} heads × {size} × {form.bits} bits{scales}{window}"
+
+
+def _pool(shape: ModelShape, stage: Stage, asked: ServingConfiguration, available: int) -> KvPool:
+    release = vllm.find_release(asked.engine_version) if asked.engine == "vllm" else None
+    layout = kv_layout(
+        stage.kinds,
+        KV_FORMATS[asked.kv],
+        block=asked.block,
+        tp=asked.tp,
+        grouped=release.grouped if release else True,
+        extra_bytes=vllm.index_bytes(shape),
+    )
+    blocks = max(available, 0) // layout.bytes_per_block if layout.bytes_per_block else 0
+    null = 0 if release and release.generation == "V0" else 1
+    return KvPool(layout, max(available, 0), blocks, max(blocks - null, 0), asked.batched_tokens)
+
+
+def _vllm_terms(
+    shape: ModelShape, stage: Stage, asked: ServingConfiguration, gpu: Gpu
+) -> tuple[list[Term], list[Term]]:
+    """What counts against vLLM's share, and what lies outside of it."""
+    release = vllm.find_release(asked.engine_version)
+    graphs = vllm.graph_term(shape, stage, asked, asked.compute_bytes)
+    inside = list(vllm.profiling_terms(shape, stage, asked, gpu, asked.compute_bytes))
+    outside = [_context(gpu)]
+    (inside if release.graphs_subtracted else outside).append(graphs)
+    return inside, outside
+
+
+def _own_terms(shape: ModelShape, stage: Stage, asked: ServingConfiguration, gpu: Gpu) -> tuple[list[Term], list[Term]]:
+    """Tonnage's own engine: everything counts."""
+    at = Pass(asked.batched_tokens, min(asked.max_seqs, asked.batched_tokens), asked.tp, asked.compute_bytes)
+    forward = forward_bytes(shape, stage, at, held=3)
+    sampler = sampler_bytes(shape, at, OWN_SAMPLER_BYTES)
+    numbers: dict[str, object] = {"forward_bytes": forward, "sampler_bytes": sampler, "tokens": at.tokens}
+    peak = Term(
+        Category.ACTIVATIONS, "peak of a step", max(forward, sampler), "max(forward, sampler)", numbers, "model"
+    )  # fmt: skip
+    cublas = Term(Category.WORKSPACE, "cuBLAS", cublas_workspace_bytes(gpu), "as torch allots it")
+    return [peak, cublas, _own_graphs(shape, stage, asked), _context(gpu)], []
+
+
+def _own_graphs(shape: ModelShape, stage: Stage, asked: ServingConfiguration) -> Term:
+    graphs = graph_sizes(asked.max_seqs)
+    pool = forward_bytes(shape, stage, Pass(asked.max_seqs, 0, asked.tp, asked.compute_bytes), held=3)
+    size = pool + graph_bytes(graphs, len(stage.layers), *OWN_GRAPH_BYTES)
+    formula = "pool of the largest + graphs × (bytes per graph + layers × bytes per layer)"
+    numbers: dict[str, object] = {"graphs": graphs, "layers": len(stage.layers)}
+    return Term(Category.WORKSPACE, vllm.GRAPHS, 0 if asked.eager else size, formula, numbers, "rough model")
+
+
+def _context(gpu: Gpu) -> Term:
+    parts = {name: gpu.overheads[name].size_bytes for name in ("context", "kernels", "cublas") if name in gpu.overheads}
+    source = gpu.overheads["context"].source if "context" in gpu.overheads else "model"
+    return Term(Category.CONTEXT, "CUDA context", sum(parts.values()), " + ".join(parts), dict(parts), source)
+
+
+def _notes(shape: ModelShape, asked: ServingConfiguration) -> Iterator[str]:
+    if shape.max_positions and asked.context > shape.max_positions:
+        yield f"the model states {shape.max_positions:,} positions: a context of {asked.context:,} needs its rope scaled"
+    if asked.users > asked.max_seqs:
+        yield f"--max-seqs {asked.max_seqs} serves fewer sequences at once than --users {asked.users}"
+    if any(layer.cross_attention for layer in shape.decoder.layers):
+        yield "the keys and values of cross-attention are not counted"
+    if shape.dtype not in WEIGHT_FORMATS:
+        yield f"the checkpoint keeps {shape.dtype}, which is no format of weights: counted as {asked.weights}"
+    if not shape.exact:
+        yield "this architecture is not known exactly: its weights are counted as those of the closest one"
+    yield from shape.notes

@@ -1,0 +1,137 @@
+"""Which part of a model one GPU holds: how tensor, pipeline, expert and data parallelism divide its parameters.
+
+A pipeline is seen by its two ends: the first stage keeps the most micro-batches in flight and the embedding, the last one
+holds the head and the loss. Every stage between them needs less than the first. This module does not know bytes.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from tonnage.budget.configuration import Configuration, Number, Quantity
+from tonnage.models.shape import Layer, ModelShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """Parameters on one GPU of one pipeline stage, by what divides them further."""
+
+    name: str
+    share: Quantity  # of the model's layers that are on this stage
+    in_flight: Quantity  # micro-batches whose activations it keeps at its peak
+    embeds: Quantity  # 1 where it holds the embedding, else 0
+    heads: Quantity  # 1 where it holds the head and the loss, else 0
+    dense: Quantity  # in its layers, experts left out
+    experts: Quantity
+    outside: Quantity  # embedding, head, final norm
+
+    @property
+    def parameters(self) -> Quantity:
+        """All that the GPU holds before data-parallel sharding."""
+        return self.dense + self.experts + self.outside
+
+
+def stages(shape: ModelShape, configuration: Configuration) -> Iterator[Stage]:
+    """The ends of the pipeline; where there is none, one stage that is both."""
+    pp = configuration.pp
+    only = np.asarray(pp) == 1
+    ends = ("stage",) if np.all(only) else ("first stage", "last stage")
+    for name in ends:
+        embeds = _flag(only | (name != "last stage"))
+        heads = _flag(only | (name != "first stage"))
+        in_flight = np.minimum(pp, configuration.accumulate) if name == "first stage" else 1
+        yield _stage(shape, configuration, name, embeds, heads, in_flight)
+
+
+def _flag(condition: object) -> Quantity:
+    """1 and 0 for true and false: a plain number for a plain one."""
+    return np.asarray(condition, dtype=float)[()]
+
+
+def _stage(
+    shape: ModelShape, configuration: Configuration, name: str, embeds: Quantity, heads: Quantity, in_flight: Quantity
+) -> Stage:
+    runs = [run for stack in shape.stacks for run in stack.groups()]
+    share = _layers_on(runs, shape, configuration, name) / max(sum(count for _, count in runs), 1)
+    norms = sum(layer.norm_parameters * count for layer, count in runs)
+    experts = sum(expert_parameters(layer) * count for layer, count in runs)
+    matrices = sum(layer.parameters * count for layer, count in runs) - norms - experts
+    return Stage(
+        name=name,
+        share=share,
+        in_flight=in_flight,
+        embeds=embeds,
+        heads=heads,
+        dense=share * (matrices / configuration.tp + norms),
+        experts=share * experts / (configuration.ep * expert_tp(configuration)),
+        outside=_outside(shape, configuration, embeds, heads),
+    )
+
+
+def _layers_on(runs: list[tuple[Layer, int]], shape: ModelShape, configuration: Configuration, name: str) -> Quantity:
+    """As many on each stage; nanotron balances cost, in which a head counts as the layers that are as large."""
+    count, pp = sum(count for _, count in runs), configuration.pp
+    if configuration.framework != "nanotron" or name == "stage":
+        return -(-count // pp)
+    layer = runs[0][0]
+    head = shape.vocab * shape.hidden / (layer.parameters - layer.norm_parameters)
+    if name == "first stage":
+        return np.minimum((count + head) / pp // 1 + 1, count)
+    return np.maximum(count - ((count + head) * (pp - 1) / pp // 1 + 1), 0)
+
+
+def _outside(shape: ModelShape, configuration: Configuration, embeds: Quantity, heads: Quantity) -> Quantity:
+    """Both ends of a pipeline hold a copy of what they tie."""
+    tied_copy = shape.vocab * shape.hidden * (heads * (1 - embeds)) if shape.tied else 0.0
+    split = embeds * shape.embedding_parameters + heads * shape.head_parameters + tied_copy
+    return split / configuration.tp + heads * shape.other_parameters
+
+
+def expert_parameters(layer: Layer) -> int:
+    """Of all the experts of a layer that are routed to."""
+    mlp = layer.feed_forward
+    return mlp.experts * layer.expert_parameters if mlp else 0
+
+
+def expert_tp(configuration: Configuration) -> Quantity:
+    """How far one expert is split: as the rest is, unless its group of GPUs is used up by expert parallelism."""
+    if np.ndim(configuration.ep) == 0 and configuration.ep == 1:
+        return configuration.tp
+    group = configuration.tp * configuration.cp * configuration.data
+    return np.minimum(configuration.tp, np.maximum(group // configuration.ep, 1))
+
+
+def shards(configuration: Configuration) -> Number:
+    """GPUs that share one copy of what ZeRO shards: the ranks of a context-parallel group do too."""
+    return configuration.shard * configuration.cp
+
+
+def expert_shards(configuration: Configuration) -> Quantity:
+    """The same for an expert, of which expert parallelism leaves fewer copies."""
+    copies = configuration.tp * shards(configuration) // (configuration.ep * expert_tp(configuration))
+    return np.maximum(copies, 1)
+
+
+def sharded(stage: Stage, configuration: Configuration, from_stage: int) -> Quantity:
+    """Parameters for which one GPU keeps something that is sharded from that ZeRO stage on."""
+    if configuration.zero < from_stage:
+        return stage.parameters
+    dense = (stage.dense + stage.outside) / shards(configuration)
+    return dense + stage.experts / expert_shards(configuration)
+
+
+def block_parameters(shape: ModelShape, configuration: Configuration) -> Quantity:
+    """Of the largest block on one GPU before data-parallel sharding: what is gathered at once."""
+    sizes = [_block(layer, configuration) for stack in shape.stacks for layer, _ in stack.groups()]
+    largest: Quantity = 0.0
+    for size in sizes:
+        largest = np.maximum(largest, size)
+    return largest
+
+
+def _block(layer: Layer, configuration: Configuration) -> Quantity:
+    experts = expert_parameters(layer)
+    matrices = layer.parameters - layer.norm_parameters - experts
+    split = matrices / configuration.tp + experts / (configuration.ep * expert_tp(configuration))
+    return split + layer.norm_parameters

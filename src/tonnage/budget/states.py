@@ -1,0 +1,176 @@
+"""What training keeps for every parameter: the parameter itself, its gradient, the optimizer's states, an FP32 copy.
+
+| framework        | precision  | parameter | gradient | master | Adam |
+|------------------|------------|-----------|----------|--------|------|
+| torch, fsdp2     | fp32, amp  | 4         | 4        |        | 8    |
+| torch, fsdp2     | bf16       | 2         | 2        |        | 4    |
+| deepspeed        | bf16-mixed | 2         | 2        | 4      | 8    |
+| megatron         | bf16-mixed | 2         | 4        | 4      | 8    |
+
+Bytes a parameter. PyTorch's optimizers keep their states in the type of the parameter. This module does not know
+activations, nor when any of this is alive: `moments` does.
+"""
+
+from dataclasses import dataclass
+
+from tonnage.budget.configuration import Configuration, Number, Optimizer, Quantity
+from tonnage.budget.frameworks import framework_of, gradient_bytes, master_bytes, state_bytes, working_bytes
+from tonnage.budget.sharding import Stage, sharded
+from tonnage.budget.terms import Term
+from tonnage.ledger import Category
+from tonnage.models.shape import Layer, ModelShape
+
+# bitsandbytes and torchao: a byte for a number, and one FP32 scale for each block of this many.
+EIGHT_BIT_BLOCK = 256
+# bitsandbytes' NF4: half a byte for a number, and one FP32 scale for each block of this many.
+FOUR_BIT_BLOCK = 64
+
+
+def model_states_bytes(
+    parameters: Number,
+    *,
+    zero: int = 0,
+    ranks: Number = 1,
+    parameter_bytes: float = 2,
+    gradient_bytes: float = 2,
+    optimizer_bytes: float = 12,
+) -> Quantity:
+    """Bytes of parameters, gradients and optimizer states on one of `ranks` under that ZeRO stage.
+
+    By default as the ZeRO paper counts mixed-precision Adam: 2 + 2 + (4 + 4 + 4) bytes a parameter.
+    """
+    kept = [parameter_bytes, gradient_bytes, optimizer_bytes]
+    return sum(
+        (size * parameters / (ranks if zero >= stage else 1) for size, stage in zip(kept, (3, 2, 1), strict=True)),
+        start=0.0,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """The states of one stage. `gradients` is all of them, whenever they are alive."""
+
+    kept: tuple[Term, ...]
+    gradients: Term
+
+
+def states(shape: ModelShape, stage: Stage, configuration: Configuration) -> States:
+    """Of what one GPU holds."""
+    if configuration.lora_rank:
+        return _lora_states(shape, stage, configuration)
+    count = sharded(stage, configuration, framework_of(configuration).parameters_sharded_from)
+    kept = [_term(Category.PARAMETERS, "parameters", count, working_bytes(configuration))]
+    if master_bytes(configuration):
+        master = sharded(stage, configuration, 1)
+        kept.append(_term(Category.OPTIMIZER_STATES, "FP32 master copies", master, 4))
+    return States((*kept, *_optimizer_terms(shape, stage, configuration)), _gradients(stage, configuration))
+
+
+def sharded_parameters(configuration: Configuration) -> bool:
+    """Parameters live in shards and are gathered for use."""
+    return configuration.zero >= framework_of(configuration).parameters_sharded_from
+
+
+def _gradients(stage: Stage, configuration: Configuration) -> Term:
+    count = sharded(stage, configuration, framework_of(configuration).gradients_sharded_from)
+    return _term(Category.GRADIENTS, "gradients", count, gradient_bytes(configuration))
+
+
+def _optimizer_terms(shape: ModelShape, stage: Stage, configuration: Configuration) -> list[Term]:
+    count = sharded(stage, configuration, 1)
+    if configuration.optimizer == "adafactor":
+        return [_factored(shape, count, stage)]
+    if configuration.optimizer == "muon":
+        return _muon(stage, configuration, count)
+    size = optimizer_bytes(configuration.optimizer, state_bytes(configuration))
+    return [_term(Category.OPTIMIZER_STATES, f"{configuration.optimizer} states", count, size)] if size else []
+
+
+def optimizer_bytes(optimizer: Optimizer, number_bytes: int = 4) -> float:
+    """Of the states of one parameter, in an optimizer that keeps as much for each."""
+    if optimizer in ("adam", "adamw"):
+        return 2 * number_bytes
+    if optimizer == "adamw-8bit":
+        return 2 * (1 + 4 / EIGHT_BIT_BLOCK)
+    # Rows and columns of Adafactor are too few to count where this is asked for, in adapters.
+    return {"sgd": 0, "adafactor": 0}.get(optimizer, number_bytes)
+
+
+def _muon(stage: Stage, configuration: Configuration, count: Quantity) -> list[Term]:
+    """A momentum for the matrices of the blocks; AdamW for embeddings and head, as its authors train."""
+    outside = count * stage.outside / stage.parameters
+    size = state_bytes(configuration)
+    return [
+        _term(Category.OPTIMIZER_STATES, "muon momentum", count - outside, size),
+        _term(Category.OPTIMIZER_STATES, "adamw states of embeddings and head", outside, 2 * size),
+    ]
+
+
+def _factored(shape: ModelShape, count: Quantity, stage: Stage) -> Term:
+    """Adafactor keeps one FP32 number for each row and each column of a matrix."""
+    factors = sum(_factors(layer, stack.hidden) for stack in shape.stacks for layer in stack.layers)
+    factors += (2 if shape.head_parameters else 1) * (shape.vocab + shape.hidden)
+    ratio = factors / max(shape.parameters, 1)
+    numbers = {"parameters": count, "factors": factors, "all": shape.parameters}
+    formula = "4 B × parameters × factors ÷ all"
+    return Term(Category.OPTIMIZER_STATES, "adafactor rows and columns", 4 * ratio * count, formula, numbers)
+
+
+def _factors(layer: Layer, hidden: int) -> int:
+    """Rows and columns of the matrices of a block."""
+    return sum(rows + columns for rows, columns in (*_attention_matrices(layer, hidden), *_mlp_matrices(layer, hidden)))
+
+
+def _attention_matrices(layer: Layer, hidden: int) -> list[tuple[int, int]]:
+    attention = layer.attention
+    if attention is None:
+        return []
+    queries, keys = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
+    values = attention.heads * attention.value_head_dim
+    return [(hidden, queries), (hidden, keys), (hidden, keys), (values, hidden)]
+
+
+def _mlp_matrices(layer: Layer, hidden: int) -> list[tuple[int, int]]:
+    mlp = layer.feed_forward
+    if mlp is None:
+        return []
+    up = [(hidden, mlp.intermediate)] * (2 if mlp.gated else 1)
+    return [*up, (mlp.intermediate, hidden)] * max(mlp.experts, 1)
+
+
+def lora_parameters(shape: ModelShape, rank: int, targets: str) -> int:
+    """Of the two thin matrices beside each linear layer that is adapted."""
+    total = 0
+    for stack in shape.stacks:
+        for layer in stack.layers:
+            attention = _attention_matrices(layer, stack.hidden)
+            chosen = attention[::2] if targets == "attention" else [*attention, *_mlp_matrices(layer, stack.hidden)]
+            total += rank * sum(rows + columns for rows, columns in chosen)
+    return total
+
+
+def _lora_states(shape: ModelShape, stage: Stage, configuration: Configuration) -> States:
+    """The base is frozen, in 16 or 4 bits unless all is FP32; only the adapters have gradients and states."""
+    base = sharded(stage, configuration, framework_of(configuration).parameters_sharded_from)
+    count = lora_parameters(shape, configuration.lora_rank, configuration.lora_targets) * stage.share / configuration.tp
+    shrunk = base / stage.parameters
+    adapters = _term(Category.PARAMETERS, "adapters", count * shrunk, configuration.parameter_bytes)
+    states_bytes = optimizer_bytes(configuration.optimizer, state_bytes(configuration))
+    kept = [*_base_terms(stage, configuration, shrunk), adapters]
+    kept.append(_term(Category.OPTIMIZER_STATES, f"{configuration.optimizer} states", count * shrunk, states_bytes))
+    return States(tuple(kept), _term(Category.GRADIENTS, "gradients", count * shrunk, configuration.parameter_bytes))
+
+
+def _base_terms(stage: Stage, configuration: Configuration, shrunk: Quantity) -> list[Term]:
+    plain_bytes = configuration.compute_bytes
+    if not configuration.quantized_base:
+        return [_term(Category.PARAMETERS, "frozen parameters", stage.parameters * shrunk, plain_bytes)]
+    quantized = (stage.dense + stage.experts) * shrunk
+    return [
+        _term(Category.PARAMETERS, "frozen blocks in 4 bits", quantized, 0.5 + 4 / FOUR_BIT_BLOCK),
+        _term(Category.PARAMETERS, "frozen embeddings and head", stage.outside * shrunk, plain_bytes),
+    ]
+
+
+def _term(category: Category, name: str, count: Quantity, size: float) -> Term:
+    return Term(category, name, count * size, "parameters on this GPU × bytes", {"parameters": count, "bytes": size})

@@ -1,0 +1,41 @@
+"""A figure with the arithmetic behind it: what `--explain` prints, and what a ledger is summed from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tonnage.ledger import Category
+
+if TYPE_CHECKING:
+    # NumPy takes a while to load, and a plan of plain numbers does without it.
+    from tonnage.budget.configuration import Quantity
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """Bytes of one kind. `formula` names the `numbers` that were put into it."""
+
+    category: Category
+    name: str
+    size_bytes: Quantity
+    formula: str = ""
+    numbers: Mapping[str, object] = field(default_factory=dict)
+    source: str = "exact count"  # or "model", "measured on an H200"
+
+
+def total(terms: Iterable[Term]) -> Quantity:
+    """Their sum."""
+    return sum((term.size_bytes for term in terms), start=0.0)
+
+
+def by_category(terms: Iterable[Term]) -> dict[Category, Quantity]:
+    """Their sums, in the order of `Category`."""
+    sums: dict[Category, Quantity] = {}
+    listed = list(terms)
+    for category in Category:
+        found = [term for term in listed if term.category is category]
+        if found:
+            sums[category] = total(found)
+    return sums

@@ -1,0 +1,136 @@
+"""The memory of one training step on one GPU: every moment of every stage, and the worst of them as a ledger."""
+
+from collections.abc import Sequence
+import functools
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tonnage.budget.configuration import Configuration, Quantity
+from tonnage.budget.moments import Moment, moments
+from tonnage.budget.offload import HostMemory, host_memory, offloads, stays
+from tonnage.budget.overheads import context, fragmentation, nccl, workspace
+from tonnage.budget.sharding import stages
+from tonnage.budget.states import States, states
+from tonnage.budget.terms import Term, total
+from tonnage.hardware import Gpu
+from tonnage.ledger import Category, Ledger
+from tonnage.models.shape import ModelShape
+
+_OUTSIDE_ALLOCATOR = (Category.CONTEXT, Category.FRAGMENTATION)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingBudget:
+    """What one GPU needs, at the worst moment of the worst pipeline stage; `terms` sum to `total_bytes`."""
+
+    terms: tuple[Term, ...]
+    moments: tuple[str, ...]  # their names
+    moment: NDArray[np.intp]  # which of them is the peak, for each configuration
+    host_bytes: Quantity
+    pinned_bytes: Quantity
+
+    @property
+    def total_bytes(self) -> Quantity:
+        """What must not exceed the card's capacity: context and fragmentation too."""
+        return total(self.terms)
+
+    @property
+    def peak_allocated_bytes(self) -> Quantity:
+        """What `torch.cuda.max_memory_allocated` would say."""
+        return total(term for term in self.terms if term.category not in _OUTSIDE_ALLOCATOR)
+
+    @property
+    def peak_reserved_bytes(self) -> Quantity:
+        """What `torch.cuda.max_memory_reserved` would say."""
+        return total(term for term in self.terms if term.category is not Category.CONTEXT)
+
+    def terms_at(self, index: int) -> tuple[Term, ...]:
+        """Of one configuration among many, in plain numbers; terms of nothing are left out."""
+        found = [_pick(term, index) for term in self.terms]
+        return tuple(term for term in found if term.size_bytes)
+
+    def ledger_at(self, index: int) -> Ledger:
+        """Of one configuration among many."""
+        return Ledger.of((term.category, round(float(term.size_bytes))) for term in self.terms_at(index))
+
+    def moment_at(self, index: int) -> str:
+        """The moment of its peak."""
+        return self.moments[int(np.ravel(self.moment)[index if self.moment.size > 1 else 0])]
+
+
+def training_budget(
+    shape: ModelShape, configuration: Configuration, gpu: Gpu, *, stage: Literal["worst", "first", "last"] = "worst"
+) -> TrainingBudget:
+    """Predict it, for one configuration or for each of many; for one end of a pipeline only, if asked."""
+    ends = [end for end in stages(shape, configuration) if end.name in ("stage", f"{stage} stage") or stage == "worst"]
+    seen = [
+        Moment(f"{moment.name}, {end.name}", moment.terms)
+        for end in ends
+        for moment in moments(shape, end, configuration)
+    ]
+    host = _host(seen, states(shape, ends[0], configuration), configuration)
+    on_device = [_on_device(moment, configuration) for moment in seen] if offloads(configuration) else seen
+    chosen, peak = _worst(on_device)
+    tensors = (*chosen, workspace(gpu))
+    terms = (*tensors, context(gpu), nccl(configuration), fragmentation(shape, ends, configuration))
+    names = tuple(moment.name for moment in on_device)
+    return TrainingBudget(tuple(map(_plain, terms)), names, peak, host.host_bytes, host.pinned_bytes)
+
+
+def needed_bytes(shape: ModelShape, configuration: Configuration, gpu: Gpu) -> tuple[Quantity, Quantity]:
+    """`total_bytes` and `host_bytes` of the budget alone, without its terms: what a search compares."""
+    ends = list(stages(shape, configuration))
+    seen = [moment for end in ends for moment in moments(shape, end, configuration)]
+    held = [total(term for term in moment.terms if stays(term, configuration)) for moment in seen]
+    beside = (workspace(gpu), context(gpu), nccl(configuration), fragmentation(shape, ends, configuration))
+    host = _host(seen, states(shape, ends[0], configuration), configuration)
+    return functools.reduce(np.maximum, held) + total(beside), host.host_bytes
+
+
+def _on_device(moment: Moment, configuration: Configuration) -> Moment:
+    terms = (term if stays(term, configuration) else replace(term, size_bytes=0.0) for term in moment.terms)
+    return Moment(moment.name, tuple(terms))
+
+
+def _host(seen: Sequence[Moment], kept: States, configuration: Configuration) -> HostMemory:
+    """The most that any moment has on the host."""
+    if not offloads(configuration):
+        return HostMemory(0.0, 0.0)
+    found = [host_memory(moment.terms, kept, configuration) for moment in seen]
+    host = np.max(np.stack(np.broadcast_arrays(*(item.host_bytes for item in found))), axis=0)
+    pinned = np.max(np.stack(np.broadcast_arrays(*(item.pinned_bytes for item in found))), axis=0)
+    return HostMemory(host[()], pinned[()])
+
+
+def _worst(seen: list[Moment]) -> tuple[list[Term], NDArray[np.intp]]:
+    """For each configuration the terms of its own worst moment."""
+    sums = np.stack(np.broadcast_arrays(*(np.asarray(total(moment.terms), dtype=float) for moment in seen)))
+    peak = np.argmax(sums, axis=0)
+    merged: dict[tuple[Category, str], Term] = {}
+    for number, moment in enumerate(seen):
+        here = peak == number
+        if not np.any(here):
+            continue
+        for term in moment.terms:
+            key = (term.category, term.name)
+            known = merged.get(key)
+            size = np.where(here, term.size_bytes, known.size_bytes if known else 0.0)
+            merged[key] = replace(term, size_bytes=size)
+    return list(merged.values()), peak
+
+
+def _plain(term: Term) -> Term:
+    size = np.asarray(term.size_bytes, dtype=float)
+    return replace(term, size_bytes=float(size) if size.ndim == 0 else size)
+
+
+def _pick(term: Term, index: int) -> Term:
+    numbers = {name: _at(value, index) for name, value in term.numbers.items()}
+    return replace(term, size_bytes=float(_at(term.size_bytes, index)), numbers=numbers)  # type: ignore[arg-type]
+
+
+def _at(value: object, index: int) -> object:
+    return value[index] if isinstance(value, np.ndarray) and value.ndim else value

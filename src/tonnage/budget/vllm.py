@@ -1,0 +1,187 @@
+"""vLLM's own accounting, by version: its defaults, and how it decides how many blocks the KV cache gets.
+
+    available = total × utilisation − weights − peak of a profiling run − memory outside of torch [− graphs, from 0.20]
+    blocks    = available // bytes per block                      "# GPU blocks"
+    tokens    = blocks // groups × block                          "GPU KV cache size"
+
+The profiling run computes `max_num_batched_tokens` tokens and samples for `max_num_seqs` sequences: the sampler is the
+peak wherever the vocabulary is large. The CUDA context is taken before vLLM first looks at the card, so it lies outside
+of its share. The rules are data (`data/vllm.toml`); this module does not know speculative decoding, LoRA adapters,
+vision towers or expert parallelism.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tonnage.budget.forward import (
+    Pass,
+    cublas_workspace_bytes,
+    expert_bytes,
+    forward_bytes,
+    graph_bytes,
+    graph_sizes,
+    sampler_bytes,
+)
+from tonnage.budget.terms import Term
+from tonnage.budget.weights import Stage
+from tonnage.errors import RequestError
+from tonnage.hardware import Gpu
+from tonnage.ledger import Category
+from tonnage.models.shape import AttentionKind, ModelShape
+from tonnage.units import GIB
+
+if TYPE_CHECKING:
+    from tonnage.budget.serving import ServingConfiguration
+
+_DATA = Path(__file__).parent / "data" / "vllm.toml"
+_VERSION = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?")
+# DeepSeek-V3.2's indexer keeps a 128-wide FP8 key and its FP32 scale of every token.
+_INDEX_BYTES = {"deepseek_v32": 132}
+GRAPHS = "CUDA graphs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """What a version does; see the data file."""
+
+    generation: str
+    utilization: float
+    sampler: str
+    graphs_subtracted: bool
+    grouped: bool
+    moe_workspace_kept: bool
+    int4_kv: bool
+    chunked_beyond: int
+    batched_tokens: dict[str, int]
+    max_seqs: dict[str, int]
+    large_a100: bool
+    full_graphs: bool
+    largest_graph: int
+
+
+def latest_version() -> str:
+    """The newest release whose rules are known."""
+    return str(_data()["latest"])
+
+
+@cache
+def find_release(version: str) -> Release:
+    """The rules of a version; builds of others ("0.11.2+vendor5") count as the release that they are built on."""
+    asked = _numbers(version)
+    entries = [entry for entry in _data()["release"] if asked and _numbers(entry["since"]) <= asked]
+    if not entries:
+        raise RequestError(
+            f"{version!r} is not a version of vLLM whose rules are known.",
+            hint=f"Write it like --engine-version {latest_version()}; the oldest is {_data()['release'][0]['since']}.",
+        )
+    merged: dict[str, Any] = {}
+    for entry in entries:
+        merged |= entry
+    del merged["since"]
+    return Release(**merged)
+
+
+@cache
+def _data() -> dict[str, Any]:
+    return tomllib.loads(_DATA.read_text("utf-8"))
+
+
+def _numbers(version: str) -> tuple[int, int, int]:
+    match = _VERSION.match(version.strip())
+    return (int(match[1]), int(match[2]), int(match[3] or 0)) if match else (0, 0, 0)
+
+
+def card_class(release: Release, gpu: Gpu) -> str:
+    """ "small", "large" or "huge": by which the defaults go."""
+    if gpu.memory_bytes >= 160 * GIB:
+        return "huge"
+    a100 = "a100" in gpu.name.lower() and not release.large_a100
+    return "large" if gpu.memory_bytes >= 70 * GIB and not a100 else "small"
+
+
+def default_batched_tokens(release: Release, gpu: Gpu, context: int, max_seqs: int) -> int:
+    """Tokens that one step may compute."""
+    usual = release.batched_tokens[card_class(release, gpu)]
+    if release.generation == "V0":
+        cut = release.chunked_beyond and context > release.chunked_beyond
+        return usual if cut else max(context, usual)
+    return min(usual, max_seqs * context)
+
+
+def default_max_seqs(release: Release, gpu: Gpu) -> int:
+    """Sequences that one step may serve."""
+    return release.max_seqs[card_class(release, gpu)]
+
+
+def index_bytes(shape: ModelShape) -> int:
+    """What a layer keeps of a token beside keys and values."""
+    return _INDEX_BYTES.get(shape.architecture, 0)
+
+
+def profiling_terms(
+    shape: ModelShape, stage: Stage, configuration: "ServingConfiguration", gpu: Gpu, compute_bytes: int
+) -> Iterator[Term]:
+    """What vLLM finds in its profiling run beside the weights."""
+    release = find_release(configuration.engine_version)
+    tokens, sequences = configuration.batched_tokens, min(configuration.max_seqs, configuration.batched_tokens)
+    at = Pass(tokens, sequences, configuration.tp, compute_bytes)
+    yield _rotary(shape, stage, compute_bytes)
+    yield _peak(shape, stage, at, release, gpu)
+    yield _non_torch(configuration.tp, gpu)
+
+
+def _peak(shape: ModelShape, stage: Stage, at: Pass, release: Release, gpu: Gpu) -> Term:
+    """The larger of the forward pass and the sampler."""
+    kept = expert_bytes(shape, stage, at) if release.moe_workspace_kept else 0
+    # V0 runs layer by layer; V1's compiled pieces also hold the attention's output.
+    forward = forward_bytes(shape, stage, at, held=3 if release.generation == "V0" else 4, experts=not kept)
+    per_word = _data()["sampler_bytes"][release.sampler]
+    rows = min(at.sequences, gpu.sm_count) if release.sampler == "triton" else 0
+    sampler = sampler_bytes(shape, at, per_word, rows) if stage.last else 0
+    size = max(forward, sampler) + kept + cublas_workspace_bytes(gpu)
+    numbers: dict[str, object] = {
+        "forward_bytes": forward, "sampler_bytes": sampler, "tokens": at.tokens, "sequences": at.sequences,
+        "vocabulary": shape.vocab, "bytes_per_word": per_word, "expert_buffers_bytes": kept,
+        "cublas_bytes": cublas_workspace_bytes(gpu),
+    }  # fmt: skip
+    return Term(
+        Category.ACTIVATIONS, "profiling peak", size,
+        "max(forward, sampler = sequences × vocabulary × bytes per word + …) + expert buffers + cuBLAS", numbers, "model",
+    )  # fmt: skip
+
+
+def _rotary(shape: ModelShape, stage: Stage, compute_bytes: int) -> Term:
+    """Sines and cosines of every position, one table for all layers."""
+    mixers = [layer.attention for layer, _ in stage.kinds if layer.attention is not None]
+    rotary = [m.rope_dim if m.kind is AttentionKind.LATENT else m.head_dim for m in mixers]
+    size = shape.max_positions * max(rotary, default=0) * compute_bytes
+    numbers: dict[str, object] = {"positions": shape.max_positions, "rotary_dim": max(rotary, default=0)}
+    return Term(Category.PARAMETERS, "rotary table", size, "positions × rotary dim × bytes", numbers, "model")
+
+
+def _non_torch(tp: int, gpu: Gpu) -> Term:
+    linked = tp > 1 and gpu.nvlink_bytes_per_s > 0
+    size = _data()["non_torch"]["linked" if linked else "one"]
+    return Term(
+        Category.WORKSPACE, "outside of torch", size, "as vLLM 0.19 logged on H100", {"tp": tp}, "published logs"
+    )
+
+
+def graph_term(shape: ModelShape, stage: Stage, configuration: "ServingConfiguration", compute_bytes: int) -> Term:
+    """CUDA graphs: those of decode, and from 0.11 on both kinds."""
+    release = find_release(configuration.engine_version)
+    largest = min(2 * configuration.max_seqs, release.largest_graph, configuration.batched_tokens)
+    graphs = graph_sizes(largest)
+    if release.full_graphs:
+        graphs += graph_sizes(min(largest, configuration.max_seqs))
+    costs = _data()["graphs"]
+    pool = forward_bytes(shape, stage, Pass(largest, 0, configuration.tp, compute_bytes), held=4)
+    size = pool + graph_bytes(graphs, len(stage.layers), costs["bytes_per_graph"], costs["bytes_per_layer"])
+    numbers: dict[str, object] = {"graphs": graphs, "largest_batch": largest, "layers": len(stage.layers), **costs}
+    formula = "pool of the largest + graphs × (bytes per graph + layers × bytes per layer)"
+    return Term(Category.WORKSPACE, GRAPHS, 0 if configuration.eager else size, formula, numbers, "rough model")

@@ -1,0 +1,182 @@
+"""The weights of a served model on one GPU: what is quantised, what is split, what every rank keeps whole.
+
+Quantised are the decoder's matrices of attention and MLP. Embeddings, the head, norms, biases, routers and vision
+towers keep 16 bits, as in every common checkpoint (AWQ, GPTQ, FP8, W8A8). Tensor parallelism splits matrices,
+embeddings and the head; it keeps norms, routers and the compressing matrices of latent attention whole, and repeats key
+and value heads where there are more ranks than heads. This module does not know gradients, optimizers or any engine.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tonnage.budget.terms import Term
+from tonnage.ledger import Category
+from tonnage.models.shape import AttentionKind, Layer, ModelShape
+
+# Engines pad the vocabulary so that it can be split.
+VOCAB_PADDING = 64
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFormat:
+    """How a matrix is kept. `group` is how many weights of a row share a scale; 0: the whole row does.
+
+    `experts_only`: the other matrices keep 16 bits.
+    """
+
+    name: str
+    bits: int
+    group: int = 0
+    scale_bytes: int = 0
+    zero_bits: int = 0
+    experts_only: bool = False
+
+    @property
+    def quantized(self) -> bool:
+        """Fewer bits than computing takes."""
+        return self.bits < 16
+
+    @property
+    def unquantized_bytes(self) -> int:
+        """Of one number that is left out of the quantisation."""
+        return 4 if self.bits == 32 else 2
+
+    def matrix_bytes(self, parameters: int) -> int:
+        """Of the weights alone."""
+        return -(-parameters * self.bits // 8)
+
+    def scales_bytes(self, parameters: int, row: int) -> int:
+        """Of scales and zero points: one for each group, or for each row where groups are rows."""
+        groups = -(-parameters // (self.group or row))
+        return groups * self.scale_bytes + -(-groups * self.zero_bits // 8)
+
+
+WEIGHT_FORMATS = {
+    form.name: form
+    for form in (
+        WeightFormat("fp32", 32),
+        WeightFormat("fp16", 16),
+        WeightFormat("bf16", 16),
+        WeightFormat("fp8", 8, scale_bytes=4),
+        WeightFormat("int8", 8, scale_bytes=4),
+        WeightFormat("int4", 4, group=128, scale_bytes=2, zero_bits=4),
+        WeightFormat("mxfp4", 4, group=32, scale_bytes=1, experts_only=True),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The decoder's layers of one pipeline stage, and which ends of the model it has.
+
+    The first stage has encoders and towers too: their parameters are all that is known of them here.
+    """
+
+    layers: tuple[Layer, ...]
+    kinds: tuple[tuple[Layer, int], ...]  # each different layer, and how many there are
+    first: bool
+    last: bool
+
+
+def stages(shape: ModelShape, pp: int) -> tuple[Stage, ...]:
+    """Equal numbers of layers; what is left over goes to the last stages but one, which have no head."""
+    layers = shape.decoder.layers
+    counts = [len(layers) // pp] * pp
+    for behind in range(2, len(layers) % pp + 2):
+        counts[-behind] += 1
+    found, start = [], 0
+    for number, count in enumerate(counts):
+        part = layers[start : start + count]
+        found.append(Stage(part, _kinds(part), number == 0, number == pp - 1))
+        start += count
+    return tuple(found)
+
+
+def _kinds(layers: tuple[Layer, ...]) -> tuple[tuple[Layer, int], ...]:
+    """Like layers are mostly one object, and comparing objects is quicker than comparing what they hold."""
+    counts = Counter(id(layer) for layer in layers)
+    return tuple((layer, counts[key]) for key, layer in {id(layer): layer for layer in layers}.items())
+
+
+def weight_terms(shape: ModelShape, stage: Stage, tp: int, form: WeightFormat) -> Iterator[Term]:
+    """What one rank of a stage holds."""
+    whole = form.unquantized_bytes
+    matrices = sum(count * _split_matrices(layer, shape.hidden, tp) for layer, count in stage.kinds)
+    if form.experts_only:
+        experts = sum(count * _split_experts(layer, tp) for layer, count in stage.kinds)
+        plain = matrices - experts
+        yield _term("other matrices", plain * whole, "parameters × bytes", {"parameters": plain, "bytes": whole})
+        matrices = experts
+    rest = sum(count * _kept_whole(layer, shape.hidden) for layer, count in stage.kinds)
+    numbers: dict[str, object] = {"matrices": matrices, "bits": form.bits, "tp": tp, "layers": len(stage.layers)}
+    yield _term("matrices", form.matrix_bytes(matrices), "matrices × bits / 8", numbers)
+    if form.quantized:
+        per = form.group or shape.hidden
+        scales = form.scales_bytes(matrices, shape.hidden)
+        yield _term(
+            "scales", scales, "matrices / group × (scale + zero)",
+            {"group": per, "scale_bytes": form.scale_bytes, "zero_bits": form.zero_bits},
+        )  # fmt: skip
+    yield _term("norms and routers", rest * whole, "parameters × bytes", {"parameters": rest, "bytes": whole})
+    yield from _ends(shape, stage, tp, whole)
+
+
+def _ends(shape: ModelShape, stage: Stage, tp: int, whole: int) -> Iterator[Term]:
+    encoders = -(-sum(stack.parameters for stack in shape.stacks[:-1]) // tp)
+    if stage.first and encoders:
+        yield _term("encoders", encoders * whole, "parameters / tp × bytes", {"parameters": encoders, "tp": tp})
+    embedding = _vocabulary(shape, shape.embedding_parameters, tp)
+    if stage.first or (stage.last and shape.tied):
+        yield _term("embedding", embedding * whole, "parameters / tp × bytes", {"parameters": embedding, "tp": tp})
+    if stage.last and shape.head_parameters:
+        head = _vocabulary(shape, shape.head_parameters, tp)
+        yield _term("head", head * whole, "parameters / tp × bytes", {"parameters": head, "tp": tp})
+    if stage.last and shape.other_parameters:
+        other = shape.other_parameters
+        yield _term("other", other * whole, "parameters × bytes", {"parameters": other, "bytes": whole})
+
+
+def _term(name: str, size_bytes: int, formula: str, numbers: dict[str, object]) -> Term:
+    return Term(Category.PARAMETERS, name, size_bytes, formula, numbers)
+
+
+def _vocabulary(shape: ModelShape, parameters: int, tp: int) -> int:
+    """A rank's part of an embedding or a head, its vocabulary padded; positions and biases are not padded."""
+    padded = -(-shape.vocab // VOCAB_PADDING) * VOCAB_PADDING
+    rows = parameters // shape.vocab * shape.vocab if shape.vocab else 0
+    width = rows // shape.vocab if shape.vocab else 0
+    return -(-padded // tp) * width + (parameters - rows)
+
+
+def _kept_whole(layer: Layer, hidden: int) -> int:
+    """Norms and the router."""
+    mlp = layer.feed_forward
+    return layer.norm_parameters + (mlp.experts * hidden if mlp and mlp.experts else 0)
+
+
+def _split_matrices(layer: Layer, hidden: int, tp: int) -> int:
+    """A rank's part of attention and MLP."""
+    mlp = layer.feed_forward
+    router = mlp.experts * hidden if mlp and mlp.experts else 0
+    return _attention(layer, hidden, tp) + -(-(layer.feed_forward_parameters - router) // tp)
+
+
+def _split_experts(layer: Layer, tp: int) -> int:
+    """A rank's part of the experts alone."""
+    mlp = layer.feed_forward
+    return -(-mlp.experts * layer.expert_parameters // tp) if mlp else 0
+
+
+def _attention(layer: Layer, hidden: int, tp: int) -> int:
+    mixer, parameters = layer.attention, layer.attention_parameters
+    if mixer is None or tp == 1:
+        return parameters
+    if mixer.kind is AttentionKind.LATENT:
+        whole = hidden * (mixer.query_rank + mixer.latent_rank + mixer.rope_dim)
+        return whole + -(-(parameters - whole) // tp)
+    if mixer.kind is AttentionKind.RECURRENT:
+        return -(-parameters // tp)
+    one_head = hidden * (mixer.head_dim + mixer.value_head_dim)
+    heads = max(1, mixer.kv_heads // tp)
+    return heads * one_head + -(-(parameters - mixer.kv_heads * one_head) // tp)

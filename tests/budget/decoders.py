@@ -1,0 +1,24 @@
+"""Decoders for tests of the training budget."""
+
+from tonnage.models import ModelShape, from_config
+
+LLAMA_1B = {
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "tie_word_embeddings": True,
+}
+
+
+def llama(**changes: object) -> ModelShape:
+    """A Llama of a billion parameters, or one that differs from it."""
+    return from_config(LLAMA_1B | changes)
+
+
+def gpt2(**changes: object) -> ModelShape:
+    """The smallest GPT-2, or one that differs from it."""
+    return from_config({"model_type": "gpt2", **changes})

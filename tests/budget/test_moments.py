@@ -1,0 +1,92 @@
+"""When what is alive."""
+
+import pytest
+
+from budget.decoders import llama
+from tonnage.budget.configuration import Configuration
+from tonnage.budget.moments import moments, recomputed_blocks
+from tonnage.budget.sharding import stages
+from tonnage.models import ModelShape
+
+HEAD = 128256 * 2048
+
+
+def alive(shape: ModelShape, **choices: object) -> dict[str, dict[str, float]]:
+    """Bytes by moment and name, on one GPU."""
+    configuration = Configuration(**choices)
+    (stage,) = stages(shape, configuration)
+    return {
+        moment.name: {term.name: float(term.size_bytes) for term in moment.terms}
+        for moment in moments(shape, stage, configuration)
+    }
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "count", "expected"),
+    [
+        ("none", 32, 0),
+        ("full", 32, 32),
+        ("selective", 32, 32),
+        ("every-2", 32, 16),
+        ("every-3", 32, 11),
+        ("every-1", 5, 5),
+    ],
+)
+def test_blocks_that_are_recomputed(checkpoint: str, count: int, expected: int) -> None:
+    assert recomputed_blocks(checkpoint, count) == expected
+
+
+def test_gradients_live_through_the_forward_pass_only_where_they_accumulate() -> None:
+    shape = llama()
+    assert alive(shape)["forward"]["gradients"] == 0
+    assert alive(shape, accumulate=2)["forward"]["gradients"] == 4 * shape.parameters
+    assert alive(shape, keep_gradients=True)["loss"]["gradients"] == 4 * shape.parameters
+    assert alive(shape, framework="megatron")["forward"]["gradients"] == 4 * shape.parameters
+
+
+def test_autocast_caches_weights_and_recomputation_lets_them_go() -> None:
+    shape = llama()
+    matrices = sum(layer.parameters for layer in shape.decoder.layers)
+    kept, recomputed = alive(shape), alive(shape, checkpoint="full")
+    name = "autocast copies of weights"
+
+    assert kept["forward"][name] == kept["loss"][name] == 2 * (matrices + HEAD)
+    assert recomputed["forward"][name] == 2 * (matrices + HEAD)
+    assert recomputed["loss"][name] == 2 * HEAD
+    assert name not in alive(shape, precision="bf16")["forward"]
+
+
+def test_what_is_tied_adds_its_gradients_up() -> None:
+    tied, apart = alive(llama(), precision="bf16"), alive(llama(tie_word_embeddings=False), precision="bf16")
+    assert tied["embedding"]["the embedding's gradient"] == 2 * 2 * HEAD
+    assert "the embedding's gradient" not in apart["embedding"]
+    assert apart["embedding"]["gradients"] - apart["first block"]["gradients"] == pytest.approx(2 * HEAD)
+
+
+def test_ranks_keep_buckets() -> None:
+    shape = llama()
+    assert alive(shape, data=8)["loss"]["DDP buckets"] == 4 * shape.parameters
+    assert alive(shape, data=1)["loss"]["DDP buckets"] == 0
+
+
+def test_sharded_parameters_are_gathered_by_the_block() -> None:
+    shape = llama(tie_word_embeddings=False)
+    found = alive(shape, framework="fsdp2", zero=3, data=8, shard=8)["backward"]
+    block = shape.decoder.layers[0].parameters
+    assert found["gathered parameters"] == 2 * (2 * block + 2 * HEAD + 2048)
+    assert found["parameters"] == pytest.approx(4 * shape.parameters / 8)
+
+
+def test_a_lesser_stage_of_fsdp_keeps_all_gathered() -> None:
+    shape = llama()
+    found = alive(shape, framework="fsdp2", zero=2, data=8, shard=8)["forward"]
+    assert found["gathered parameters"] == pytest.approx(2 * shape.parameters)
+
+
+def test_every_second_block_keeps_its_input_alone() -> None:
+    shape = llama()
+    none, half, full = (alive(shape, precision="bf16", checkpoint=way)["loss"] for way in ("none", "every-2", "full"))
+    tokens = 4096
+    assert half["kept by block inputs"] == 8 * 2 * 2048 * tokens
+    assert half["kept by MLP"] == none["kept by MLP"] / 2
+    assert "kept by MLP" not in full

@@ -1,0 +1,209 @@
+"""Seconds: against what an H200 took, and what must hold whatever the numbers are."""
+
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tonnage.budget.configuration import Configuration
+from tonnage.budget.roofline import Calibration, Roofline, calibration
+from tonnage.budget.step_time import PARTS, StepClock, step_time
+from tonnage.hardware import find_cluster, find_gpu
+from tonnage.models import ModelShape, find_model
+
+ROWS = json.loads((Path(__file__).parents[2] / "benchmarks" / "truth" / "steptime.json").read_text())
+PRESETS = {"llama-1b": "llama-3.2-1b", "llama-3b": "llama-3.2-3b", "llama-8b": "llama-3.1-8b"}
+H200 = find_cluster("h200")
+BASE = Configuration(precision="bf16", optimizer_kernel="fused", seq=2048, micro_batch=2)
+
+
+def measured(row: dict[str, Any]) -> Configuration:
+    precision = "bf16-mixed" if row["precision"] == "amp" else "bf16"
+    checkpoint = "full" if row["checkpoint"] else "none"
+    return replace(BASE, precision=precision, checkpoint=checkpoint, seq=row["seq"], micro_batch=row["batch"])
+
+
+def shape_of(row: dict[str, Any]) -> ModelShape:
+    return find_model(PRESETS.get(row["size"], row["size"]))
+
+
+def seconds(configuration: Configuration, gpus: str = "h200", model: str = "llama-3.2-1b") -> float:
+    return float(step_time(find_model(model), configuration, find_cluster(gpus)).total_s)
+
+
+@pytest.mark.truth
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['size']}-{row['batch']}-{row['checkpoint']}")
+def test_a_measured_step_is_predicted_within_five_percent(row: dict[str, Any]) -> None:
+    predicted = step_time(shape_of(row), measured(row), H200)
+    assert float(predicted.total_s) * 1e3 == pytest.approx(sum(row["ms"].values()), rel=0.05)
+    optimizer = float(predicted.parts["optimizer"]) * 1e3
+    assert optimizer == pytest.approx(row["ms"]["optimizer"], rel=0.1)
+
+
+@pytest.mark.truth
+def test_phases_are_predicted_within_fifteen_percent_in_the_median() -> None:
+    errors = []
+    for row in ROWS:
+        parts = step_time(shape_of(row), measured(row), H200).parts
+        found = {"forward": parts["forward"], "backward": parts["backward"] + parts["recompute"]}
+        errors += [abs(float(found[name]) * 1e3 / row["ms"][name] - 1) for name in found]
+    assert median(errors) < 0.05
+
+
+@pytest.mark.truth
+def test_a_row_that_no_constant_has_seen() -> None:
+    configuration = replace(BASE, seq=4096, micro_batch=2)
+    assert float(step_time(find_model("llama-3.1-8b"), configuration, H200).tokens_per_s) == pytest.approx(
+        10_058, rel=0.05
+    )
+
+
+def test_the_calibration_says_where_it_came_from() -> None:
+    text = (Path(__file__).parents[2] / "src" / "tonnage" / "budget" / "data" / "calibration.toml").read_text()
+    assert "measured on one H200" in text
+    assert all(getattr(calibration(), field.name) > 0 for field in fields(Calibration))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    micro_batch=st.integers(1, 16),
+    seq=st.sampled_from([512, 2048, 8192]),
+    checkpoint=st.sampled_from(["none", "selective", "every-2", "full"]),
+    zero=st.integers(0, 3),
+    tp=st.sampled_from([1, 2, 4]),
+)
+def test_more_work_takes_longer_and_parts_make_the_whole(
+    micro_batch: int, seq: int, checkpoint: str, zero: int, tp: int
+) -> None:
+    shape, cluster = find_model("llama-3.2-1b"), find_cluster("8xh200")
+    data = 8 // tp
+    many = Configuration(
+        checkpoint=checkpoint,
+        zero=zero,
+        framework="fsdp2",
+        seq=seq,
+        micro_batch=micro_batch,
+        tp=tp,
+        data=data,
+        shard=data,
+    )
+    time = step_time(shape, many, cluster)
+    assert set(time.parts) == set(PARTS)
+    assert all(float(part) >= 0 for part in time.parts.values())
+    assert float(time.hidden_s) >= -1e-9
+    assert float(time.total_s) == pytest.approx(sum(float(part) for part in time.parts.values()))
+    assert float(step_time(shape, replace(many, micro_batch=micro_batch + 1), cluster).total_s) >= float(time.total_s)
+    assert float(step_time(shape, replace(many, seq=2 * seq), cluster).total_s) > float(time.total_s)
+    again = step_time(shape, replace(many, checkpoint="full"), cluster)
+    assert float(again.total_s) >= float(step_time(shape, replace(many, checkpoint="none"), cluster).total_s)
+
+
+def test_many_at_once_are_each_one_alone() -> None:
+    shape, cluster = find_model("mixtral-8x7b"), find_cluster("16xh100")
+    numbers = {
+        "micro_batch": np.array([1, 2, 4, 1]),
+        "accumulate": np.array([4, 2, 1, 8]),
+        "tp": np.array([1, 2, 8, 1]),
+        "pp": np.array([1, 2, 1, 1]),
+        "cp": np.array([1, 1, 1, 4]),
+        "ep": np.array([8, 4, 2, 1]),
+        "data": np.array([16, 4, 2, 4]),
+        "shard": np.array([16, 4, 2, 4]),
+    }
+    many = Configuration(zero=3, framework="fsdp2", checkpoint="selective", loss="chunked", **numbers)
+    together = StepClock(shape, cluster).step(many)
+    for index in range(4):
+        alone = step_time(shape, many.at(index), cluster)
+        assert float(together.total_s[index]) == pytest.approx(float(alone.total_s))
+        for name in PARTS:
+            assert float(np.broadcast_to(together.parts[name], 4)[index]) == pytest.approx(float(alone.parts[name]))
+
+
+def test_one_clock_answers_for_other_arrays_too() -> None:
+    clock = StepClock(find_model("llama-3.2-1b"), find_cluster("8xh200"))
+    for batch in (1, 2, 3):
+        many = Configuration(micro_batch=np.array([batch]), data=np.array([8]), shard=np.array([8]))
+        plain = Configuration(micro_batch=batch, data=8, shard=8)
+        expected = step_time(find_model("llama-3.2-1b"), plain, find_cluster("8xh200"))
+        assert float(clock.step(many).total_s[0]) == pytest.approx(float(expected.total_s))
+
+
+def test_a_pipeline_is_empty_for_its_share() -> None:
+    configuration = Configuration(pp=4, accumulate=12, micro_batch=1)
+    time = step_time(find_model("llama-3.1-8b"), configuration, find_cluster("4xh200"))
+    working = sum(float(time.parts[name]) for name in ("forward", "backward", "recompute", "collectives"))
+    bubble = float(time.parts["bubble"])
+    assert bubble / (bubble + working) == pytest.approx(3 / (12 + 3), rel=1e-3)
+
+
+def test_an_odd_vocabulary_slows_the_head() -> None:
+    shape = find_model("gpt2-medium")
+    padded = replace(shape, vocab=50304)
+    assert float(step_time(shape, BASE, H200).total_s) > 1.1 * float(step_time(padded, BASE, H200).total_s)
+
+
+def test_small_models_wait_for_the_host_and_large_ones_do_not() -> None:
+    one, two = (seconds(replace(BASE, micro_batch=size, seq=128), model="gpt2") for size in (1, 2))
+    assert two < 1.05 * one
+    one, two = (seconds(replace(BASE, micro_batch=size, seq=4096), model="llama-3.1-8b") for size in (1, 2))
+    assert two > 1.8 * one
+    assert seconds(replace(BASE, seq=128, compile=True), model="gpt2") < seconds(replace(BASE, seq=128), model="gpt2")
+
+
+def test_precision_sets_the_pace() -> None:
+    times = [
+        seconds(replace(BASE, precision=name, seq=4096), model="llama-3.1-8b")
+        for name in ("fp32", "tf32", "bf16", "fp8")
+    ]
+    assert times == sorted(times, reverse=True)
+    # Attention, the head and everything that moves bytes stay as they were.
+    assert times[2] / times[3] < 1.8
+
+
+def test_a_card_without_bf16_computes_in_what_it_has() -> None:
+    assert seconds(BASE, "v100") > seconds(BASE, "a100")
+
+
+def test_optimizers_cost_what_they_stream() -> None:
+    def update(**changes: Any) -> float:
+        time = step_time(find_model("llama-3.2-1b"), replace(BASE, precision="fp32", **changes), H200)
+        return float(time.parts["optimizer"])
+
+    assert update(optimizer_kernel="fused") < update(optimizer_kernel="foreach") < update(optimizer_kernel="loop")
+    assert update(optimizer="sgd") < update(optimizer="momentum") < update(optimizer="adamw") < update(optimizer="muon")
+    assert update(optimizer="adamw-8bit") < update(optimizer="adamw")
+
+
+def test_adapters_skip_the_gradients_of_frozen_weights() -> None:
+    full, adapters = seconds(BASE, model="llama-3.1-8b"), seconds(replace(BASE, lora_rank=16), model="llama-3.1-8b")
+    assert 0.5 * full < adapters < 0.8 * full
+
+
+def test_offload_costs_what_crosses_the_link() -> None:
+    shape, cluster = find_model("llama-3.1-8b"), find_cluster("h200")
+
+    def offload(**places: Any) -> float:
+        time = step_time(shape, Configuration(zero=3, framework="deepspeed", **places), cluster)
+        return float(time.parts["offload"])
+
+    assert offload() == 0
+    back_s = 2 * shape.parameters / (64e9 * calibration().host_link_ceiling)
+    assert offload(optimizer_place="host") > back_s
+    assert offload(optimizer_place="nvme") > offload(optimizer_place="host")
+    assert offload(parameter_place="nvme") > offload(parameter_place="host")
+    # A pass of a long sequence hides the parameters' way in.
+    assert offload(parameter_place="host", micro_batch=8) == 0
+
+
+def test_a_roofline_is_the_larger_of_arithmetic_and_bytes() -> None:
+    line = Roofline(find_gpu("h200"), "bf16", 2, calibration())
+    large = 2 * 8192**3 / (989.4e12 * calibration().matmul_ceiling)
+    assert float(line.matmul_s(8192, 8192, 8192)) == pytest.approx(large, rel=0.05)
+    thin = 2 * (4096 + 4096 * 4096 + 4096) / (4.8e12 * calibration().memory_ceiling)
+    assert float(line.matmul_s(1, 4096, 4096)) == pytest.approx(thin)

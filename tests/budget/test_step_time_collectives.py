@@ -1,0 +1,98 @@
+"""Traffic between GPUs: rings over the right link, and who pays for what."""
+
+from typing import Any
+
+import pytest
+
+from tonnage.budget.collectives import Network
+from tonnage.budget.configuration import Configuration
+from tonnage.budget.roofline import calibration
+from tonnage.budget.step_time import StepTime, step_time
+from tonnage.hardware import find_cluster
+from tonnage.models import find_model
+
+SHARES = calibration()
+GB = 10**9
+
+
+def step(gpus: str, model: str = "llama-3.1-8b", **choices: Any) -> StepTime:
+    choices = {"zero": 3, "framework": "fsdp2", "checkpoint": "full"} | choices
+    return step_time(find_model(model), Configuration(**choices), find_cluster(gpus))
+
+
+def test_a_ring_within_a_host_uses_its_link() -> None:
+    network = Network(find_cluster("8xh100"), SHARES)
+    expected = 7 * (8 * GB / 8 / (450e9 * SHARES.link_ceiling) + SHARES.link_hop_s)
+    assert float(network.gather_s(8 * GB, 8)) == pytest.approx(expected)
+    assert float(network.reduce_s(8 * GB, 8)) == pytest.approx(2 * expected)
+
+
+def test_one_rank_sends_nothing() -> None:
+    network = Network(find_cluster("8xh100"), SHARES)
+    assert float(network.gather_s(GB, 1)) == 0
+    assert float(network.exchange_s(GB, 1)) == 0
+
+
+def test_between_hosts_every_member_brings_its_network_card() -> None:
+    cluster = find_cluster("2x8xh100")
+    network = Network(cluster, SHARES)
+    all_cards, one_card = float(network.gather_s(GB, 16)), float(network.gather_s(GB, 2, stride=8))
+    assert all_cards < one_card * 15 / 16 * 2
+    slow = cluster.network_bytes_per_s * SHARES.link_ceiling
+    assert one_card == pytest.approx(GB / 2 / slow + SHARES.network_hop_s)
+
+
+def test_tensor_parallelism_pays_more_across_hosts() -> None:
+    near = step("16xh100", tp=8, data=2, shard=2, micro_batch=2)
+    far = step("16xh100", tp=16, data=1, shard=1, micro_batch=4)
+    share_near, share_far = (float(time.parts["collectives"] / time.total_s) for time in (near, far))
+    assert share_far > 1.5 * share_near
+
+
+def test_sharded_parameters_are_gathered_more_often_the_higher_the_stage() -> None:
+    everything = []
+    for zero, framework in ((0, "torch"), (2, "fsdp2"), (3, "fsdp2")):
+        time = step("64xh100", zero=zero, framework=framework, data=64, shard=64, micro_batch=1, seq=1024)
+        everything.append(float(time.parts["collectives"] + time.hidden_s))
+    assert everything[1] < everything[2]
+    assert all(seconds > 0 for seconds in everything)
+
+
+def test_large_batches_hide_the_gathers() -> None:
+    small = step("64xh100", data=64, shard=64, micro_batch=1, seq=512)
+    large = step("64xh100", data=64, shard=64, micro_batch=4, seq=8192)
+    assert float(small.parts["collectives"]) > 0
+    assert float(large.parts["collectives"]) == 0
+
+
+def test_hybrid_sharding_gathers_within_a_host() -> None:
+    wide = step("512xh100", data=512, shard=512, micro_batch=1, seq=512)
+    hybrid = step("512xh100", data=512, shard=8, micro_batch=1, seq=512)
+    assert float(hybrid.parts["collectives"] + hybrid.hidden_s) < float(wide.parts["collectives"] + wide.hidden_s)
+
+
+def test_rings_of_many_ranks_pay_for_their_hops() -> None:
+    network = Network(find_cluster("1024xh100"), SHARES)
+    few, many = (float(network.gather_s(GB, ranks, messages=100)) for ranks in (64, 1024))
+    assert many > 5 * few
+
+
+def test_experts_are_reached_over_the_network() -> None:
+    alone = step("16xh100", "mixtral-8x7b", data=16, shard=16, ep=1, micro_batch=8)
+    spread = step("16xh100", "mixtral-8x7b", data=16, shard=16, ep=8, micro_batch=8)
+    assert float(alone.parts["collectives"]) == 0
+    assert float(spread.parts["collectives"]) > 0
+
+
+def test_long_sequences_hide_the_ring() -> None:
+    def exposed(seq: int) -> float:
+        time = step("8xh100", cp=8, data=1, shard=1, micro_batch=1, seq=seq)
+        return float(time.parts["collectives"] / time.total_s)
+
+    assert exposed(131072) < exposed(8192)
+
+
+def test_one_gpu_has_no_collectives() -> None:
+    time = step("h100", data=1, shard=1, zero=0, framework="torch")
+    assert float(time.parts["collectives"]) == 0
+    assert float(time.hidden_s) == 0
