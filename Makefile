@@ -4,6 +4,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.setup-done
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Engines that libraries look for and change their ways for, so they live in a folder of their own.
+ENGINES := deepspeed hjson py-cpuinfo einops msgpack torchtitan tyro docstring_parser typeguard
 TRUTH  ?= ../shared/truth
 GPU    ?= h200
 
@@ -24,6 +26,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) transformers peft accelerate timm lightning safetensors pillow
 	@echo "installing tonnage"
 	@$(PIP) --editable ".[torch,dev]"
+	@echo "installing the engines that exported files are loaded with, apart from all else"
+	@DS_BUILD_OPS=0 $(PIP) --no-deps --no-build-isolation --upgrade --target $(VENV)/engines $(ENGINES)
 	@touch $@
 
 lint: $(STAMP)  ## ruff and mypy

@@ -1,0 +1,92 @@
+"""A plan as files that launch it: one module a target, each with `FILE`, `obstacles`, `notes` and `render`.
+
+A target that cannot say what was planned is left out, and README.txt says why; nothing is exported that would train in
+another way without a word. No file is replaced unless that is asked for, and none is written before all are known.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tonnage.errors import OutputExists, RequestError
+from tonnage.planner.export import (
+    accelerate_deepspeed,
+    accelerate_fsdp,
+    deepspeed,
+    environment,
+    overview,
+    torchrun,
+    torchtitan,
+    train_script,
+    training_arguments,
+    vllm,
+)
+from tonnage.planner.export.launch import Launch, ServingLaunch
+
+__all__ = ["Launch", "ServingLaunch", "export_serving", "export_training", "left_out"]
+
+_TARGETS = (
+    training_arguments,
+    train_script,
+    deepspeed,
+    accelerate_fsdp,
+    accelerate_deepspeed,
+    torchtitan,
+    torchrun,
+    environment,
+)
+
+
+def export_training(plan: Launch, directory: Path, *, force: bool = False) -> list[Path]:
+    """Write every file that can say what was planned; their paths, `launch.sh` and `README.txt` last."""
+    omitted = left_out(plan)
+    chosen = [target for target in _TARGETS if target.FILE not in omitted]
+    texts = {target.FILE: target.render(plan) for target in chosen}
+    notes = {target.FILE: target.notes(plan) for target in chosen}
+    texts[overview.LAUNCH] = overview.launch_script(plan, list(texts))
+    texts[overview.README] = overview.read_me(plan, list(texts), notes, omitted)
+    return _write(texts, directory, force=force)
+
+
+def export_serving(plan: ServingLaunch, directory: Path, *, force: bool = False) -> list[Path]:
+    """Write the script that serves; its path, and `README.txt`."""
+    omitted = left_out(plan)
+    texts = {} if omitted else {vllm.FILE: vllm.render(plan)}
+    notes = {} if omitted else {vllm.FILE: vllm.notes(plan)}
+    texts[overview.README] = overview.read_me(plan, list(texts), notes, omitted)
+    return _write(texts, directory, force=force)
+
+
+def left_out(plan: Launch | ServingLaunch) -> dict[str, list[str]]:
+    """Files that cannot say what was planned, each with the reasons."""
+    if isinstance(plan, ServingLaunch):
+        found = {vllm.FILE: vllm.obstacles(plan)}
+    else:
+        found = {target.FILE: target.obstacles(plan) for target in _TARGETS}
+    return {name: list(dict.fromkeys(reasons)) for name, reasons in found.items() if reasons}
+
+
+def _write(texts: Mapping[str, str], directory: Path, *, force: bool) -> list[Path]:
+    paths = [directory / name for name in texts]
+    _check(paths, directory, force=force)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for path, text in zip(paths, texts.values(), strict=True):
+            path.write_text(text, encoding="utf-8")
+            if path.suffix == ".sh":
+                path.chmod(0o755)
+    except OSError as error:
+        raise RequestError(
+            f"Cannot write {error.filename}: {error.strerror}.", hint="Name a folder that you can write to."
+        ) from None
+    return paths
+
+
+def _check(paths: Sequence[Path], directory: Path, *, force: bool) -> None:
+    if directory.exists() and not directory.is_dir():
+        raise RequestError(f"{directory} is a file, not a folder.", hint="Name a folder for the files to launch with.")
+    there = [path.name for path in paths if path.exists()]
+    if there and not force:
+        found = ", ".join(there)
+        raise OutputExists(
+            f"{directory} holds {found} already.", hint="Choose another folder, or pass --force to replace them."
+        )

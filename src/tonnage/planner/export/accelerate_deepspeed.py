@@ -1,0 +1,40 @@
+"""accelerate's YAML for DeepSpeed: who runs where; all else is in DeepSpeed's own file, which it names."""
+
+from typing import Any
+
+from tonnage.planner.export import deepspeed
+from tonnage.planner.export.accelerate_fsdp import cluster_settings
+from tonnage.planner.export.launch import Launch
+from tonnage.planner.export.text import to_yaml
+
+FILE = "accelerate_deepspeed.yaml"
+
+
+def obstacles(launch: Launch) -> list[str]:
+    """Those of DeepSpeed's file."""
+    return deepspeed.obstacles(launch)
+
+
+def notes(launch: Launch) -> list[str]:
+    """Those of DeepSpeed's file are said there."""
+    return []
+
+
+def render(launch: Launch) -> str:
+    """The file."""
+    return to_yaml(settings(launch))
+
+
+def settings(launch: Launch) -> dict[str, Any]:
+    """What the file says. Precision is DeepSpeed's: accelerate refuses it in both."""
+    machines = {key: value for key, value in cluster_settings(launch).items() if key != "mixed_precision"}
+    return {**machines, "distributed_type": "DEEPSPEED", "deepspeed_config": _deepspeed(launch)}
+
+
+def _deepspeed(launch: Launch) -> dict[str, Any]:
+    launcher = {"deepspeed_multinode_launcher": "standard"} if launch.cluster.hosts > 1 else {}
+    return {
+        "deepspeed_config_file": deepspeed.FILE,
+        "zero3_init_flag": launch.configuration.zero == 3,
+        **launcher,
+    }

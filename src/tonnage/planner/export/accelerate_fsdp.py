@@ -1,0 +1,118 @@
+"""accelerate's YAML for FSDP2, with tensor and context parallelism beside it. Written for accelerate 1.15."""
+
+from typing import Any
+
+from tonnage.planner.export.launch import Launch, reasons
+from tonnage.planner.export.text import to_yaml
+
+FILE = "accelerate_fsdp2.yaml"
+MIXED = {"fp16-mixed": "fp16", "bf16-mixed": "bf16", "fp8": "fp8"}
+
+
+def obstacles(launch: Launch) -> list[str]:
+    """What it cannot say."""
+    configuration, sizes = launch.configuration, launch.sizes
+    return [
+        *reasons(
+            (configuration.zero == 0, "nothing is sharded, and FSDP2 always shards"),
+            (
+                configuration.zero == 1 and configuration.framework != "fsdp2",
+                "FSDP2 does not shard optimizer states alone",
+            ),
+            (sizes.shard * sizes.cp == 1, "one rank keeps everything: there is nothing to shard over"),
+            (sizes.pp > 1, "accelerate has no pipeline for training"),
+            (sizes.ep > 1, "accelerate does not split experts"),
+        ),
+        *shared_obstacles(launch),
+    ]
+
+
+def shared_obstacles(launch: Launch) -> list[str]:
+    """What FSDP2 cannot do, whoever sets it up."""
+    configuration = launch.configuration
+    together = configuration.parameter_place == configuration.optimizer_place
+    return reasons(
+        ("nvme" in (configuration.parameter_place, configuration.optimizer_place), "FSDP2 does not reach NVMe"),
+        (not together, "FSDP2 moves parameters and optimizer states to the host together or not at all"),
+        (configuration.activation_place == "nvme", "FSDP2 does not reach NVMe"),
+        (configuration.quantized_base, "bitsandbytes' 4-bit weights are not FSDP2's tensors"),
+        (
+            configuration.activation_place == "host" and configuration.checkpoint != "full",
+            "only inputs of recomputed blocks move to the host, where every block is recomputed",
+        ),
+    )
+
+
+def notes(launch: Launch) -> list[str]:
+    """How it differs from what was planned."""
+    configuration = launch.configuration
+    return reasons(
+        (
+            launch.sizes.tp > 1 and configuration.sequence_parallel,
+            "tensor parallelism follows the model's own plan; where that keeps norms whole, activations take more",
+        ),
+        (
+            configuration.framework not in ("fsdp2", "torch"),
+            f"the plan counts {configuration.framework}'s memory; FSDP2's buffers and copies are its own",
+        ),
+        (
+            configuration.checkpoint not in ("none", "full"),
+            "which blocks are recomputed is for the script to say: it is not set here",
+        ),
+    )
+
+
+def render(launch: Launch) -> str:
+    """The file."""
+    return to_yaml(settings(launch))
+
+
+def settings(launch: Launch) -> dict[str, Any]:
+    """What the file says."""
+    return {
+        **cluster_settings(launch),
+        "distributed_type": "FSDP",
+        "fsdp_config": _fsdp(launch),
+        **_parallelism(launch),
+    }
+
+
+def cluster_settings(launch: Launch) -> dict[str, Any]:
+    """What every accelerate file says of machines and precision. Rank and address are given where it is launched."""
+    configuration, hosts = launch.configuration, launch.cluster.hosts
+    fp8 = {"fp8_config": {"backend": "AO"}} if configuration.precision == "fp8" else {}
+    compiled = {"dynamo_config": {"dynamo_backend": "INDUCTOR"}} if configuration.compile else {}
+    return {
+        "compute_environment": "LOCAL_MACHINE",
+        "num_machines": hosts,
+        "num_processes": launch.sizes.gpus,
+        "machine_rank": 0,
+        "rdzv_backend": "c10d" if hosts > 1 else "static",
+        "mixed_precision": MIXED.get(configuration.precision, "no"),
+        "use_cpu": False,
+        **fp8,
+        **compiled,
+    }
+
+
+def _fsdp(launch: Launch) -> dict[str, Any]:
+    configuration = launch.configuration
+    return {
+        "fsdp_version": 2,
+        "fsdp_reshard_after_forward": configuration.zero == 3,
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        "fsdp_cpu_ram_efficient_loading": True,
+        "fsdp_offload_params": launch.offloaded,
+        "fsdp_activation_checkpointing": configuration.checkpoint == "full",
+        "fsdp_activation_checkpointing_offload": configuration.activation_place == "host",
+    }
+
+
+def _parallelism(launch: Launch) -> dict[str, Any]:
+    sizes = launch.sizes
+    if sizes.tp == sizes.cp == sizes.replicas == 1:
+        return {}
+    degrees = {"dp_replicate": sizes.replicas, "dp_shard": sizes.shard, "tp": sizes.tp, "cp": sizes.cp}
+    named = {f"parallelism_config_{name}_size": size for name, size in degrees.items()}
+    return {"parallelism_config": named}

@@ -1,0 +1,138 @@
+"""DeepSpeed's JSON: ZeRO stages, offload to the host and to NVMe, precision, optimizer. Written for DeepSpeed 0.19.
+
+Which activations are recomputed is the model's business, not this file's: `train.py` sees to it.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from tonnage.planner.export.launch import CLIP_NORM, LEARNING_RATE, Launch, reasons
+from tonnage.planner.export.text import to_json
+
+FILE = "deepspeed.json"
+NVME_PATH = "/local_nvme"
+_DEVICES = MappingProxyType({"gpu": "none", "host": "cpu", "nvme": "nvme"})
+# Optimizers as DeepSpeed names them; a name that is not its own is looked up in torch.optim.
+_NAMES = MappingProxyType(
+    {"sgd": "SGD", "momentum": "SGD", "adam": "Adam", "adamw": "AdamW", "lion": "Lion", "muon": "Muon"}
+)
+_OWN = ("adam", "adamw", "lion", "muon")
+
+
+def obstacles(launch: Launch) -> list[str]:
+    """What its configuration cannot say."""
+    configuration, sizes = launch.configuration, launch.sizes
+    return [
+        *reasons(
+            (sizes.pp > 1, "DeepSpeed's pipeline is built in the model's code, not set in a file"),
+            (sizes.tp > 1, "DeepSpeed splits layers by rules of its own, without sequence parallelism"),
+            (sizes.cp > 1, "DeepSpeed has no context parallelism, only heads exchanged between ranks"),
+            (sizes.ep > 1, "DeepSpeed's experts are built in the model's code, not set in a file"),
+            (configuration.precision == "fp8", "DeepSpeed trains in FP8 only through a model that does so itself"),
+            (configuration.precision == "bf16" and configuration.zero == 0, "DeepSpeed keeps FP32 copies at stage 0"),
+            (sizes.shard < sizes.data and configuration.zero > 0, "DeepSpeed shards over all ranks, never over some"),
+            (configuration.quantized_base and configuration.zero == 3, "4-bit weights are not sharded by ZeRO-3"),
+        ),
+        *_offload_obstacles(launch),
+    ]
+
+
+def _offload_obstacles(launch: Launch) -> list[str]:
+    configuration = launch.configuration
+    optimizer, place = configuration.optimizer, configuration.optimizer_place
+    return reasons(
+        (optimizer == "adafactor", "DeepSpeed flattens parameters, and Adafactor has no rows and columns left"),
+        (configuration.activation_place != "gpu", "only models that call DeepSpeed's checkpointing move activations"),
+        (configuration.parameter_place != "gpu" and configuration.zero < 3, "parameters leave the GPU in stage 3 only"),
+        (place != "gpu" and configuration.zero == 0, "optimizer states leave the GPU from stage 1 on only"),
+        (place == "nvme" and configuration.zero < 3, "optimizer states go to NVMe in stage 3 only"),
+        (place != "gpu" and optimizer not in ("adam", "adamw", "lion"), f"DeepSpeed has no {optimizer} for the host"),
+        (place == "nvme" and optimizer == "lion", "DeepSpeed swaps Adam's states to NVMe, not Lion's"),
+    )
+
+
+def notes(launch: Launch) -> list[str]:
+    """How it differs from what was planned."""
+    configuration = launch.configuration
+    return reasons(
+        (
+            configuration.framework != "deepspeed",
+            f"the plan counts {configuration.framework}'s memory; DeepSpeed's buffers and copies are its own",
+        ),
+        (
+            "nvme" in (configuration.optimizer_place, configuration.parameter_place),
+            f"states are swapped to {NVME_PATH}: name your fastest drive there",
+        ),
+    )
+
+
+def render(launch: Launch) -> str:
+    """The file."""
+    return to_json(settings(launch))
+
+
+def settings(launch: Launch) -> dict[str, Any]:
+    """What the file says. Batch sizes are a GPU's: their product with the ranks is the global batch."""
+    configuration, sizes = launch.configuration, launch.sizes
+    return {
+        "train_micro_batch_size_per_gpu": sizes.micro_batch,
+        "gradient_accumulation_steps": sizes.accumulate,
+        "gradient_clipping": CLIP_NORM,
+        **_precision(configuration.precision),
+        **_optimizer(launch),
+        "zero_optimization": _zero(launch),
+    }
+
+
+def _precision(precision: str) -> dict[str, Any]:
+    if precision == "fp16-mixed":
+        return {"fp16": {"enabled": True}}
+    if precision == "bf16-mixed":
+        return {"bf16": {"enabled": True}}
+    if precision == "bf16":
+        return {"bf16": {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}}
+    return {}
+
+
+def _optimizer(launch: Launch) -> dict[str, Any]:
+    """A section for DeepSpeed's optimizers and torch's; one that the script builds is only let in."""
+    configuration = launch.configuration
+    if configuration.optimizer not in _NAMES:
+        return {"zero_allow_untested_optimizer": True}
+    section = {"type": _NAMES[configuration.optimizer], "params": _parameters(launch)}
+    tested = {} if configuration.optimizer in _OWN else {"zero_allow_untested_optimizer": True}
+    return {"optimizer": section, **tested}
+
+
+def _parameters(launch: Launch) -> dict[str, Any]:
+    configuration = launch.configuration
+    basic: dict[str, Any] = {"lr": LEARNING_RATE, "weight_decay": 0.0}
+    if configuration.optimizer == "momentum":
+        return {**basic, "momentum": 0.9}
+    if configuration.optimizer not in ("adam", "adamw"):
+        return basic
+    adam = {**basic, "betas": [0.9, 0.999], "eps": 1e-8, "adam_w_mode": configuration.optimizer == "adamw"}
+    # Its own kernel is the fused one; torch's are asked for by name.
+    if configuration.optimizer_place == "gpu" and configuration.optimizer_kernel != "fused":
+        adam |= {"torch_adam": True, "foreach": configuration.optimizer_kernel == "foreach"}
+    return adam
+
+
+def _zero(launch: Launch) -> dict[str, Any]:
+    configuration = launch.configuration
+    zero: dict[str, Any] = {"stage": configuration.zero}
+    if configuration.zero:
+        zero |= {"overlap_comm": True, "contiguous_gradients": True}
+    if configuration.optimizer_place != "gpu":
+        zero["offload_optimizer"] = _offload(configuration.optimizer_place)
+    if configuration.parameter_place != "gpu":
+        zero["offload_param"] = _offload(configuration.parameter_place)
+    if configuration.zero == 3:
+        zero["stage3_gather_16bit_weights_on_model_save"] = True
+    return zero
+
+
+def _offload(place: str) -> Mapping[str, Any]:
+    path = {"nvme_path": NVME_PATH} if place == "nvme" else {}
+    return {"device": _DEVICES[place], "pin_memory": True, **path}

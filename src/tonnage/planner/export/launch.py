@@ -1,0 +1,111 @@
+"""What an exported file starts: a plan for training or serving, in plain numbers. It does not know any file's format."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from tonnage.hardware import Cluster
+from tonnage.models.shape import ModelShape
+
+if TYPE_CHECKING:
+    # NumPy comes with it, and a server is launched without.
+    from tonnage.budget.configuration import Configuration
+
+# Nothing in a plan depends on it: a place to start, the same in every file.
+LEARNING_RATE = 1e-4
+CLIP_NORM = 1.0
+
+Engine = Literal["ddp", "fsdp2", "deepspeed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """The numbers of a configuration: see there."""
+
+    seq: int
+    micro_batch: int
+    accumulate: int
+    tp: int
+    pp: int
+    cp: int
+    ep: int
+    data: int
+    shard: int
+
+    @property
+    def gpus(self) -> int:
+        """How many it takes."""
+        return self.tp * self.cp * self.pp * self.data
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences in one optimizer step."""
+        return self.micro_batch * self.accumulate * self.data
+
+    @property
+    def replicas(self) -> int:
+        """Copies of what sharding shards: more than one in hybrid sharding."""
+        return self.data // self.shard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """A training run: one configuration in plain numbers, on a cluster. `model` is as the user named it."""
+
+    model: str
+    shape: ModelShape
+    cluster: Cluster
+    configuration: "Configuration"
+
+    @property
+    def sizes(self) -> Sizes:
+        """The configuration's numbers."""
+        from tonnage.budget.configuration import NUMBERS
+
+        return Sizes(**{name: int(getattr(self.configuration, name)) for name in NUMBERS})
+
+    @property
+    def engine(self) -> Engine:
+        """Who splits the work between data-parallel ranks."""
+        configuration = self.configuration
+        if configuration.framework == "deepspeed":
+            return "deepspeed"
+        if configuration.zero == 0 or self.sizes.data * self.sizes.cp == 1:
+            return "ddp"
+        # PyTorch alone shards optimizer states by themselves only in code.
+        return "fsdp2" if configuration.framework == "fsdp2" or configuration.zero > 1 else "deepspeed"
+
+    @property
+    def recomputed_every(self) -> int:
+        """One block in so many is recomputed whole; 0: none is."""
+        checkpoint = self.configuration.checkpoint
+        if checkpoint.startswith("every-"):
+            return int(checkpoint.removeprefix("every-"))
+        return int(checkpoint == "full")
+
+    @property
+    def offloaded(self) -> bool:
+        """Parameters or optimizer states live outside the GPU."""
+        return {self.configuration.parameter_place, self.configuration.optimizer_place} != {"gpu"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingLaunch:
+    """A server. `weights` and `kv` are formats (bf16, fp8, int8, int4); `context` is tokens of one sequence at most."""
+
+    model: str
+    gpus: int
+    tp: int
+    pp: int
+    context: int
+    max_seqs: int
+    batched_tokens: int
+    weights: str
+    kv: str
+    block: int
+    utilization: float
+    eager: bool
+
+
+def reasons(*claims: tuple[bool, str]) -> list[str]:
+    """The words of the claims that hold."""
+    return [words for holds, words in claims if holds]

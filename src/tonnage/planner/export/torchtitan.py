@@ -1,0 +1,150 @@
+"""torchtitan's TOML: every parallelism at once, for the models that torchtitan carries.
+
+Written for torchtitan 0.2.2, the last version that reads TOML; later ones are configured in Python.
+"""
+
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tonnage.planner.export.launch import CLIP_NORM, LEARNING_RATE, Launch, reasons
+from tonnage.planner.export.text import to_toml
+
+FILE = "torchtitan.toml"
+MODULE = "torchtitan.train"
+_DATA = Path(__file__).parent / "data" / "torchtitan.toml"
+_OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW"}
+_KERNELS = {"foreach": "foreach", "fused": "fused", "loop": "for-loop"}
+
+
+def obstacles(launch: Launch) -> list[str]:
+    """What it cannot say."""
+    configuration, sizes = launch.configuration, launch.sizes
+    return [
+        *reasons(
+            (flavor_of(launch) is None, f"torchtitan does not carry {launch.shape.name or launch.model}"),
+            (configuration.optimizer not in _OPTIMIZERS, f"torchtitan has no {configuration.optimizer}"),
+            (configuration.precision == "fp16-mixed", "torchtitan has no loss scaling for FP16"),
+            (configuration.attention == "eager", "torchtitan's attention is fused"),
+            (configuration.loss == "chunked", "torchtitan 0.2 computes the loss whole"),
+            (configuration.lora_rank > 0, "torchtitan 0.2 has no adapters"),
+            (configuration.activation_place != "gpu", "torchtitan keeps activations on the GPU"),
+            (sizes.tp > 1 and not configuration.sequence_parallel, "torchtitan's norms are always split with tp"),
+        ),
+        *_sharding_obstacles(launch),
+    ]
+
+
+def _sharding_obstacles(launch: Launch) -> list[str]:
+    configuration, sizes = launch.configuration, launch.sizes
+    split = sizes.tp > 1 or sizes.pp > 1
+    unsharded = configuration.zero == 0 or sizes.shard * sizes.cp == 1
+    stage_1 = configuration.zero == 1 and configuration.framework != "fsdp2"
+    return reasons(
+        (stage_1, "torchtitan does not shard optimizer states alone"),
+        (unsharded and split and configuration.mixed, "without sharding, torchtitan computes split models in FP32"),
+        (configuration.zero == 0 and sizes.cp > 1, "torchtitan always shards over context parallelism"),
+        ("nvme" in (configuration.parameter_place, configuration.optimizer_place), "torchtitan does not reach NVMe"),
+        (
+            configuration.parameter_place != configuration.optimizer_place,
+            "torchtitan moves parameters and optimizer states to the host together or not at all",
+        ),
+        (
+            configuration.framework == "megatron" and configuration.checkpoint == "selective",
+            "torchtitan's selective recomputation keeps other tensors than Megatron's",
+        ),
+    )
+
+
+def notes(launch: Launch) -> list[str]:
+    """How it differs from what was planned, and what it needs."""
+    configuration = launch.configuration
+    return reasons(
+        (
+            configuration.framework not in ("fsdp2", "torch"),
+            f"the plan counts {configuration.framework}'s memory; torchtitan's buffers and copies are its own",
+        ),
+        (configuration.precision == "fp8", "FP8 needs torchao: pip install torchao"),
+    )
+
+
+def render(launch: Launch) -> str:
+    """The file."""
+    return to_toml(settings(launch))
+
+
+def settings(launch: Launch) -> dict[str, Any]:
+    """What the file says."""
+    configuration, found = launch.configuration, flavor_of(launch)
+    assert found, "rendered in spite of an obstacle"
+    name, flavor = found
+    fp8 = {"converters": ["quantize.linear.float8"]} if configuration.precision == "fp8" else {}
+    return {
+        "job": {"description": f"{launch.model} as planned", "dump_folder": "output"},
+        "model": {"name": name, "flavor": flavor, "hf_assets_path": "assets", **fp8},
+        "optimizer": {
+            "name": _OPTIMIZERS[configuration.optimizer],
+            "lr": LEARNING_RATE,
+            "implementation": _KERNELS[configuration.optimizer_kernel],
+        },
+        "training": _training(launch),
+        "parallelism": _parallelism(launch),
+        "activation_checkpoint": _recompute(configuration.checkpoint),
+        "compile": {"enable": configuration.compile},
+    }
+
+
+def flavor_of(launch: Launch) -> tuple[str, str] | None:
+    """torchtitan's name and flavor of this model; None where it has none."""
+    return _flavors().get((launch.shape.architecture, launch.shape.parameters))
+
+
+@cache
+def _flavors() -> dict[tuple[str, int], tuple[str, str]]:
+    rows = tomllib.loads(_DATA.read_text("utf-8"))["model"]
+    return {
+        (row["architecture"], int(count)): (row["name"], flavor)
+        for row in rows
+        for count, flavor in row["flavors"].items()
+    }
+
+
+def _training(launch: Launch) -> dict[str, Any]:
+    """A pipeline splits its local batch into micro batches; elsewhere accumulation repeats it."""
+    configuration, sizes = launch.configuration, launch.sizes
+    plain = configuration.precision in ("fp32", "tf32")
+    return {
+        "local_batch_size": sizes.micro_batch * (sizes.accumulate if sizes.pp > 1 else 1),
+        "global_batch_size": sizes.global_batch,
+        "seq_len": sizes.seq,
+        "max_norm": CLIP_NORM,
+        "dtype": "bfloat16" if configuration.precision == "bf16" else "float32",
+        "mixed_precision_param": "float32" if plain else "bfloat16",
+        "enable_cpu_offload": launch.offloaded,
+    }
+
+
+def _parallelism(launch: Launch) -> dict[str, Any]:
+    configuration, sizes = launch.configuration, launch.sizes
+    shard = sizes.shard if configuration.zero else 1
+    pipeline = {
+        "pipeline_parallel_schedule": "1F1B",
+        "pipeline_parallel_microbatch_size": sizes.micro_batch,
+    }
+    return {
+        "data_parallel_replicate_degree": sizes.data // shard,
+        "data_parallel_shard_degree": shard,
+        "fsdp_reshard_after_forward": "always" if configuration.zero == 3 else "never",
+        "tensor_parallel_degree": sizes.tp,
+        "context_parallel_degree": sizes.cp,
+        "expert_parallel_degree": sizes.ep,
+        "pipeline_parallel_degree": sizes.pp,
+        **(pipeline if sizes.pp > 1 else {}),
+    }
+
+
+def _recompute(checkpoint: str) -> dict[str, Any]:
+    if checkpoint.startswith("every-"):
+        return {"mode": "selective", "selective_ac_option": checkpoint.removeprefix("every-")}
+    return {"mode": checkpoint, "selective_ac_option": "op"} if checkpoint == "selective" else {"mode": checkpoint}

@@ -1,0 +1,150 @@
+"""`train.py`: a script that reads `training_arguments.json` and does what that file cannot say.
+
+That is the type that parameters are loaded in, the attention kernel, adapters, and recomputation of some blocks. It
+reads rows of tokens, so it is for models that predict the next one.
+"""
+
+import json
+
+from tonnage.models.presets import hub_id
+from tonnage.planner.export import training_arguments
+from tonnage.planner.export.launch import Launch, reasons
+
+FILE = "train.py"
+DTYPES = {"bf16-mixed": "bfloat16", "fp8": "bfloat16", "bf16": "bfloat16", "fp16-mixed": "float16"}
+_ATTENTION = {"flash": "sdpa", "eager": "eager"}
+_ADAPTED = {"attention": '["q_proj", "v_proj"]', "all": '"all-linear"'}
+
+_HEAD = '''"""Train {model} as planned: bash torchrun.sh train.py TOKENS.
+
+TOKENS is a file of torch.save: one tensor of int64, a row a sequence, {seq} tokens each.
+"""
+
+import os
+import sys
+
+import torch
+{imports}
+
+MODEL = os.environ.get("MODEL", {source})  # a folder, or a name on the hub
+
+'''
+
+_LOAD = """
+(arguments,) = HfArgumentParser(TrainingArguments).parse_json_file("training_arguments.json")
+model = AutoModelForCausalLM.from_pretrained(MODEL, {options})
+"""
+
+_EVERY = """model.gradient_checkpointing_enable({{"use_reentrant": False}})
+blocks = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+for number, block in enumerate(blocks, start=1):
+    block.gradient_checkpointing = number % {every} == 0
+"""
+
+_SELECTIVE_SETUP = '''
+PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
+ATTENTION = {
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+}
+
+
+def keep_some():
+    """Attention and every other matrix product are kept; the rest of a block is computed again."""
+    products = {False: 0, True: 0}  # in the forward pass, in the recomputation
+
+    def policy(context, operator, *arguments, **options):
+        kept = operator in ATTENTION
+        if operator in PRODUCTS:
+            products[context.is_recompute] += 1
+            kept = products[context.is_recompute] % 2 == 1
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
+
+'''
+
+_SELECTIVE = """model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": keep_some})
+"""
+
+_ADAPTERS = """model = get_peft_model(model, LoraConfig(r={rank}, target_modules={targets}, task_type="CAUSAL_LM"))
+"""
+
+_TRAIN = """model.config.use_cache = False
+tokens = torch.load(sys.argv[1])
+rows = [{"input_ids": row, "labels": row} for row in tokens]
+Trainer(model=model, args=arguments, train_dataset=rows).train()
+"""
+
+
+def obstacles(launch: Launch) -> list[str]:
+    """It needs the arguments, and a model that predicts the next token."""
+    shape = launch.shape
+    predicts = len(shape.stacks) == 1 and shape.decoder.causal and shape.vocab > 0
+    missing = training_arguments.obstacles(launch)
+    return reasons(
+        (bool(missing), f"it reads {training_arguments.FILE}, which is left out"),
+        (not predicts, "the script is for models that predict the next token"),
+    )
+
+
+def notes(launch: Launch) -> list[str]:
+    """What it needs."""
+    configuration = launch.configuration
+    return reasons(
+        (configuration.lora_rank > 0, "adapters are PEFT's: pip install peft"),
+        (configuration.quantized_base, "4-bit weights are bitsandbytes': pip install bitsandbytes"),
+    )
+
+
+def render(launch: Launch) -> str:
+    """The script."""
+    head = _HEAD.format(
+        model=launch.model, source=json.dumps(hub_id(launch.model)), seq=launch.sizes.seq, imports=_imports(launch)
+    )
+    selective = launch.configuration.checkpoint == "selective"
+    setup = _SELECTIVE_SETUP if selective else ""
+    load = _LOAD.format(options=", ".join(_options(launch)))
+    return "".join([head.rstrip("\n") + "\n", setup, load, _recompute(launch), _adapters(launch), _TRAIN])
+
+
+def _imports(launch: Launch) -> str:
+    configuration = launch.configuration
+    quantized = "BitsAndBytesConfig, " if configuration.quantized_base else ""
+    lines = []
+    if configuration.lora_rank:
+        lines.append("from peft import LoraConfig, get_peft_model")
+    if configuration.checkpoint == "selective":
+        lines.append("from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts")
+    lines.append(
+        f"from transformers import AutoModelForCausalLM, {quantized}HfArgumentParser, Trainer, TrainingArguments"
+    )
+    if launch.recomputed_every > 1:
+        lines.append("from transformers.modeling_layers import GradientCheckpointingLayer")
+    return "\n".join(lines)
+
+
+def _options(launch: Launch) -> list[str]:
+    """Trained parameters are FP32 unless the plan is in BF16 throughout; frozen ones are in 16 bits."""
+    configuration = launch.configuration
+    halved = configuration.precision == "bf16" or configuration.lora_rank > 0
+    dtype = DTYPES.get(configuration.precision, "float32") if halved else "float32"
+    options = [f"dtype=torch.{dtype}", f'attn_implementation="{_ATTENTION[configuration.attention]}"']
+    if configuration.quantized_base:
+        four_bit = f'load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.{dtype}'
+        options.append(f"quantization_config=BitsAndBytesConfig({four_bit})")
+    return options
+
+
+def _recompute(launch: Launch) -> str:
+    if launch.configuration.checkpoint == "selective":
+        return _SELECTIVE
+    return _EVERY.format(every=launch.recomputed_every) if launch.recomputed_every > 1 else ""
+
+
+def _adapters(launch: Launch) -> str:
+    configuration = launch.configuration
+    if not configuration.lora_rank:
+        return ""
+    return _ADAPTERS.format(rank=configuration.lora_rank, targets=_ADAPTED[configuration.lora_targets])

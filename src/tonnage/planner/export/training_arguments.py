@@ -1,0 +1,138 @@
+"""Hugging Face `TrainingArguments` as JSON, which `HfArgumentParser.parse_json_file` reads. Written for transformers 5.
+
+Sharding is in it (`fsdp_config`, or the name of DeepSpeed's file), so that torchrun alone can launch it. Which blocks
+are recomputed is in it where all or none are; `train.py` does the rest.
+"""
+
+from types import MappingProxyType
+from typing import Any
+
+from tonnage.planner.export import accelerate_fsdp, deepspeed
+from tonnage.planner.export.launch import CLIP_NORM, LEARNING_RATE, Launch, reasons
+from tonnage.planner.export.text import to_json
+
+FILE = "training_arguments.json"
+_OPTIMIZERS = MappingProxyType(
+    {
+        "sgd": "sgd",
+        # Without weight decay, which is what is written, the two are one.
+        "adam": "adamw_torch",
+        "adamw": "adamw_torch",
+        "adamw-8bit": "adamw_bnb_8bit",
+        "adafactor": "adafactor",
+        "lion": "lion_32bit",
+    }
+)
+# The loss alone, of all that Liger replaces.
+_CHUNKED_LOSS = MappingProxyType(
+    {"fused_linear_cross_entropy": True, "cross_entropy": False, "rope": False, "rms_norm": False, "swiglu": False}
+)
+
+
+def obstacles(launch: Launch) -> list[str]:
+    """What it cannot say."""
+    configuration, sizes = launch.configuration, launch.sizes
+    by_trainer = launch.engine != "deepspeed"
+    kernel = configuration.optimizer_kernel
+    return [
+        *reasons(
+            (sizes.tp > 1, "tensor parallelism is set where the model is loaded, not in TrainingArguments"),
+            (sizes.cp > 1, "context parallelism is set in accelerate's file, not in TrainingArguments"),
+            (sizes.pp > 1, "Trainer has no pipeline"),
+            (sizes.ep > 1, "Trainer does not split experts"),
+            (configuration.precision == "fp8", "TrainingArguments knows no FP8"),
+            (configuration.activation_place != "gpu", "Trainer keeps activations on the GPU"),
+            (by_trainer and configuration.optimizer not in _OPTIMIZERS, f"Trainer has no {configuration.optimizer}"),
+            (by_trainer and kernel == "loop", "Trainer's optimizers always run over many tensors at once"),
+        ),
+        *_engine_obstacles(launch),
+    ]
+
+
+def _engine_obstacles(launch: Launch) -> list[str]:
+    if launch.engine == "deepspeed":
+        return deepspeed.obstacles(launch)
+    if launch.engine == "fsdp2":
+        hybrid = (launch.sizes.replicas > 1, "hybrid sharding is set in accelerate's file, not in TrainingArguments")
+        return [*accelerate_fsdp.shared_obstacles(launch), *reasons(hybrid)]
+    return reasons((launch.offloaded, "Trainer moves states off the GPU only through FSDP2 or DeepSpeed"))
+
+
+def notes(launch: Launch) -> list[str]:
+    """How it differs from what was planned, and what it needs."""
+    configuration = launch.configuration
+    return reasons(
+        (configuration.loss == "chunked", "the chunked loss is Liger's: pip install liger-kernel"),
+        (
+            configuration.optimizer in ("adamw-8bit", "lion") and launch.engine != "deepspeed",
+            "the optimizer is bitsandbytes': pip install bitsandbytes",
+        ),
+    )
+
+
+def render(launch: Launch) -> str:
+    """The file."""
+    return to_json(settings(launch))
+
+
+def settings(launch: Launch) -> dict[str, Any]:
+    """What the file says."""
+    configuration, sizes = launch.configuration, launch.sizes
+    return {
+        "output_dir": "output",
+        "per_device_train_batch_size": sizes.micro_batch,
+        "gradient_accumulation_steps": sizes.accumulate,
+        "learning_rate": LEARNING_RATE,
+        "weight_decay": 0.0,
+        "max_grad_norm": CLIP_NORM,
+        **_optimizer(launch),
+        **_precision(launch),
+        **_recompute(launch),
+        **_sharding(launch),
+        **({"torch_compile": True} if configuration.compile else {}),
+        **({"use_liger_kernel": True, "liger_kernel_config": dict(_CHUNKED_LOSS)} if _chunked(launch) else {}),
+        "ddp_find_unused_parameters": False,
+        "logging_steps": 1,
+        "report_to": "none",
+    }
+
+
+def _optimizer(launch: Launch) -> dict[str, Any]:
+    """Where DeepSpeed's file names an optimizer, that one is used."""
+    configuration = launch.configuration
+    name = _OPTIMIZERS.get(configuration.optimizer, "adamw_torch")
+    fused = name == "adamw_torch" and configuration.optimizer_kernel == "fused"
+    return {"optim": f"{name}_fused" if fused else name}
+
+
+def _precision(launch: Launch) -> dict[str, Any]:
+    """Nothing where parameters are in the type that is computed in: `train.py` loads them so."""
+    precision = launch.configuration.precision
+    if precision == "bf16-mixed" or (precision == "bf16" and launch.engine == "deepspeed"):
+        return {"bf16": True}
+    if precision == "fp16-mixed":
+        return {"fp16": True}
+    return {"tf32": True} if precision == "tf32" else {}
+
+
+def _recompute(launch: Launch) -> dict[str, Any]:
+    if launch.configuration.checkpoint != "full" or launch.engine == "fsdp2":
+        return {}
+    return {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+
+
+def _sharding(launch: Launch) -> dict[str, Any]:
+    if launch.engine == "deepspeed":
+        return {"deepspeed": deepspeed.FILE}
+    if launch.engine == "ddp":
+        return {}
+    # What TrainingArguments takes of the keys of accelerate's file, without their prefix.
+    fsdp = accelerate_fsdp.settings(launch)["fsdp_config"]
+    renamed = {key.removeprefix("fsdp_"): value for key, value in fsdp.items()}
+    renamed["cpu_offload"] = renamed.pop("offload_params")
+    del renamed["activation_checkpointing_offload"]
+    return {"fsdp": True, "fsdp_config": renamed}
+
+
+def _chunked(launch: Launch) -> bool:
+    return launch.configuration.loss == "chunked"
