@@ -1,0 +1,88 @@
+"""`tonnage roofline`: kernels of a profile, or layers of a model, against a card's ceilings."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from tonnage.errors import OutputExists, RequestError
+
+if TYPE_CHECKING:
+    from tonnage.roofline import Analysis, Ceilings, Profile
+
+
+def roofline(
+    file: Path = typer.Argument(None, help="A PyTorch profiler trace (.json, .json.gz) or Nsight Compute's CSV."),
+    model: str = typer.Option(
+        "", "--model", metavar="NAME", help="A model instead: a preset, a config.json or a folder."
+    ),
+    gpu: str = typer.Option("", "--gpu", metavar="NAME", help="The card (default: the one that the profile names)."),
+    batch: int = typer.Option(1, "--batch", help="With --model: sequences."),
+    seq: str = typer.Option("4k", "--seq", metavar="TOKENS", help="With --model: tokens of each, like 8192 or 8k."),
+    phase: str = typer.Option("decode", "--phase", metavar="PHASE", help="With --model: prefill, decode or train."),
+    ceilings: Path = typer.Option(None, "--ceilings", metavar="FILE", help="The card's own, measured by a probe."),
+    rows: int = typer.Option(16, "--rows", min=1, help="Lines of the table."),
+    json: str = typer.Option("", "--json", metavar="FILE", help="Write the figures as JSON ('-': standard output)."),
+    html: Path = typer.Option(None, "--html", metavar="FILE", help="Write a page with the plot."),
+    force: bool = typer.Option(False, "--force", help="Replace the page that is there."),
+) -> None:
+    """Is it bound by memory, arithmetic or latency: each kernel or layer, how near its bound, and what to do."""
+    _check(file, model, html, force)
+    from tonnage.roofline import analyse
+
+    profile = _profile(file, model, batch, seq, phase)
+    analysis = analyse(profile, _ceilings(profile, gpu, ceilings))
+    _publish(analysis, json, html, rows)
+
+
+def _check(file: Path | None, model: str, html: Path | None, force: bool) -> None:
+    """Before the work, so that no one waits for a mistake."""
+    if bool(file) == bool(model):
+        asked = "both a file and --model" if file else "nothing"
+        raise RequestError(
+            f"A roofline is of one profile or of one model; {asked} was given.",
+            hint="tonnage roofline profile.json.gz, or tonnage roofline --model llama-3.1-8b --gpu h200",
+        )
+    if html is not None and html.exists() and not force:
+        raise OutputExists(f"{html} exists already.", hint="Choose another name, or pass --force to replace it.")
+
+
+def _profile(file: Path | None, model: str, batch: int, seq: str, phase: str) -> "Profile":
+    from tonnage.roofline import PHASES, model_profile, read_profile
+
+    if file:
+        return read_profile(file)
+    from tonnage.models import find_model
+    from tonnage.units import parse_count
+
+    if phase not in PHASES:
+        raise RequestError(f"There is no phase {phase!r}.", hint=f"Use one of: {', '.join(PHASES)}.")
+    return model_profile(find_model(model), phase, batch=batch, seq=parse_count(seq))
+
+
+def _ceilings(profile: "Profile", gpu: str, ceilings: Path | None) -> "Ceilings":
+    from tonnage.hardware import find_gpu
+    from tonnage.roofline import catalogue_ceilings, read_ceilings
+
+    name = gpu or profile.gpu
+    if ceilings is not None:
+        return read_ceilings(ceilings, find_gpu(name) if name else None)
+    if not name:
+        raise RequestError(f"{profile.source} does not say on which card.", hint="Pass --gpu h200, say.")
+    return catalogue_ceilings(find_gpu(name))
+
+
+def _publish(analysis: "Analysis", json: str, html: Path | None, rows: int) -> None:
+    from tonnage.report.output import write_json
+    from tonnage.report.roofline import print_roofline, roofline_figures
+
+    if json:
+        write_json(json, roofline_figures(analysis))
+    words = sys.stderr if json == "-" else sys.stdout
+    print_roofline(analysis, stream=words, rows=rows)
+    if html is not None:
+        from tonnage.report.roofline_page import write_page
+
+        write_page(analysis, html)
+        words.write(f"  wrote {html}\n\n")

@@ -1,0 +1,238 @@
+"""A roofline for people, in 80 columns, and as figures for programs. It computes nothing but shares and sums for display."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from textwrap import wrap
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.text import Text
+
+from tonnage import __version__
+from tonnage.report.lines import WIDTH, bar, clip, heading
+from tonnage.roofline import MEANINGS, Analysis, Bound, Ceilings, Row, Timeline
+
+ROWS = 16
+_FIXES = 6
+_BAR = 34
+_WAITING = 0.1
+_COLOURS = {
+    Bound.MEMORY: "cyan",
+    Bound.COMPUTE: "green",
+    Bound.LATENCY: "yellow",
+    Bound.LINK: "magenta",
+    Bound.UNKNOWN: "dim",
+}
+
+
+def print_roofline(analysis: Analysis, *, stream: TextIO, rows: int = ROWS) -> None:
+    """The report."""
+    console = Console(file=stream, width=WIDTH, highlight=False, emoji=False)
+    console.print()
+    for line in roofline_lines(analysis, rows=rows):
+        console.print(line, overflow="ignore", no_wrap=True, crop=False, markup=False)
+    console.print()
+
+
+def roofline_lines(analysis: Analysis, *, rows: int = ROWS) -> Iterator[Text | str]:
+    """Ceilings, sums, rows, what to do."""
+    yield from _headline(analysis)
+    yield ""
+    if analysis.profile.timeline is not None:
+        yield from _timeline(analysis.profile.timeline)
+        yield ""
+    yield from _sums(analysis)
+    yield ""
+    yield from _table(analysis, rows)
+    yield ""
+    yield from _fixes(analysis)
+    for note in analysis.profile.notes:
+        yield ""
+        yield from (
+            Text(line, style="yellow") for line in wrap(note, WIDTH, initial_indent="  ", subsequent_indent="  ")
+        )
+
+
+def seconds_words(seconds: float) -> str:
+    """ "3.54 ms": three digits in the unit that suits."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{_three(seconds / size)} {unit}"
+    return f"{_three(seconds / 1e-6)} µs"
+
+
+def _three(number: float) -> str:
+    return f"{number:.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
+
+
+def _headline(analysis: Analysis) -> Iterator[Text | str]:
+    ceilings = analysis.ceilings
+    yield Text(clip(f"  {analysis.profile.source} · {ceilings.gpu}", WIDTH), style="bold")
+    precision = ceilings.precision
+    measured = {name.removeprefix("rates.") for name in ceilings.measured}
+    known = "measured" if {"memory_bytes_per_s", precision} <= measured else "partly measured" if measured else "stated"
+    yield (
+        f"  ceilings, {known}: {ceilings.memory_bytes_per_s / 1e12:.2f} TB/s · {precision} "
+        f"{ceilings.rate(precision) / 1e12:,.0f} TFLOP/s · they meet at {ceilings.ridge(precision):.0f} FLOP/B"
+    )
+
+
+def _timeline(timeline: Timeline) -> Iterator[Text | str]:
+    idle_s = timeline.host_s + timeline.queue_s
+    yield heading(
+        f"{seconds_words(timeline.span_s)} from the first of {timeline.launches:,} kernels and copies to the last"
+    )
+    for word, seconds in (
+        ("card busy", timeline.busy_s),
+        ("waits for the host", timeline.host_s),
+        ("waits in the queue", timeline.queue_s),
+    ):
+        share = seconds / timeline.span_s if timeline.span_s else 0.0
+        yield f"   {word:<20}{seconds_words(seconds):>9} {share:7.1%}  {bar(share, _BAR)}".rstrip()
+    if idle_s > _WAITING * timeline.span_s and timeline.host_s > timeline.queue_s:
+        yield "   the host is late: CUDA graphs or torch.compile, larger batches, fewer .item()"
+
+
+def _sums(analysis: Analysis) -> Iterator[Text | str]:
+    total = analysis.seconds
+    yield heading(f"{seconds_words(total)} " + ("of kernels and copies" if analysis.measured else "at best"))
+    for bound, seconds in analysis.seconds_by_bound().items():
+        share = analysis.part(seconds)
+        line = Text(f"   {bound:<20}{seconds_words(seconds):>9} {share:7.1%}")
+        filled = bar(share, _BAR)
+        yield line.append(f"  {filled}", style=_COLOURS[bound]) if filled else line
+    if not analysis.measured:
+        launches = sum(row.item.launches for row in analysis.rows)
+        each = seconds_words(analysis.ceilings.launch_s)
+        yield f"   {'the host, eager':<20}{seconds_words(analysis.host_s):>9}          {launches:,} launches of {each}, beside it"
+    for bound in analysis.seconds_by_bound():
+        yield Text(f"   {bound}: {MEANINGS[bound]}", style="dim")
+
+
+def _table(analysis: Analysis, rows: int) -> Iterator[Text | str]:
+    columns = f"{'DRAM':>5} {'SMs':>5}" if analysis.measured else f"{'FLOP/B':>7}"
+    yield heading(f"{'time':>8} {'%':>6} {'calls':>6}  {'bound':<8}{columns}  what")
+    for row in analysis.rows[:rows]:
+        yield _table_row(analysis, row)
+    left = analysis.rows[rows:]
+    if left:
+        seconds = sum(row.seconds for row in left)
+        yield f"  {seconds_words(seconds):>8} {analysis.part(seconds):6.1%}  {len(left)} more: --rows {len(analysis.rows)}"
+    if analysis.measured:
+        yield Text("   DRAM, SMs: how much of the time its bytes and its operations explain", style="dim")
+
+
+def _table_row(analysis: Analysis, row: Row) -> Text:
+    item, verdict = row.item, row.verdict
+    line = Text(f"  {seconds_words(row.seconds):>8} {analysis.part(row.seconds):6.1%} {item.calls:>6,}  ")
+    line.append(f"{verdict.bound.removesuffix('-bound'):<8}", style=_COLOURS[verdict.bound])
+    if analysis.measured:
+        memory = verdict.share if verdict.bound is Bound.LINK else verdict.memory_share
+        line.append(f"{_percent(memory):>5} {_percent(verdict.compute_share):>5}  ")
+    else:
+        line.append(f"{intensity_words(item.work.intensity):>7}  ")
+    return line.append(clip(f"{item.name}  {item.detail}".strip(), WIDTH - line.cell_len))
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{share:.0%}"
+
+
+def intensity_words(intensity: float | None) -> str:
+    """Operations on each byte; nothing where there are none, or they are not known."""
+    if intensity is None:
+        return ""
+    return f"{intensity:,.0f}" if intensity >= 10 else f"{intensity:.1f}"
+
+
+def _fixes(analysis: Analysis) -> Iterator[Text | str]:
+    fixes = fixes_of(analysis)[:_FIXES]
+    if not fixes:
+        return
+    yield heading("what to do" + (", by the time beyond its bound" if analysis.measured else ", by time"))
+    for seconds, name, advice in fixes:
+        yield clip(f"  {seconds_words(seconds):>8}  {name}", WIDTH)
+        yield from wrap(advice, WIDTH, initial_indent=" " * 12, subsequent_indent=" " * 12)
+
+
+def fixes_of(analysis: Analysis) -> list[tuple[float, str, str]]:
+    """Seconds at stake, whose, and what to try; what is alike is one."""
+    alike: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in analysis.rows:
+        alike[row.item.name if analysis.measured else "", row.advice].append(row)
+    found = [(sum(_stake(row, analysis) for row in rows), _named(rows), advice) for (_, advice), rows in alike.items()]
+    return sorted((fix for fix in found if fix[0] > 0), key=lambda fix: -fix[0])
+
+
+def _stake(row: Row, analysis: Analysis) -> float:
+    """Of a measured row what its bound does not explain; of a predicted or an unjudged one all of it."""
+    return row.lost_s if analysis.measured and row.verdict.bound is not Bound.UNKNOWN else row.seconds
+
+
+def _named(rows: Sequence[Row]) -> str:
+    names = list(dict.fromkeys(row.item.name for row in rows))
+    if len(names) > 1:
+        return "; ".join(names)
+    name = names[0]
+    return f"{name}, {len(rows)} kinds" if len(rows) > 1 else f"{name}  {rows[0].item.detail}".strip()
+
+
+# ── for programs ──
+
+
+def roofline_figures(analysis: Analysis) -> dict[str, object]:
+    """The keys that scripts rely on. Times are in seconds, sizes in bytes; what is not known is null."""
+    profile, timeline = analysis.profile, analysis.profile.timeline
+    return {
+        "tonnage": __version__,
+        "kind": profile.kind,
+        "source": profile.source,
+        "gpu": analysis.ceilings.gpu,
+        "ceilings": ceiling_figures(analysis.ceilings),
+        "measured": analysis.measured,
+        "seconds": analysis.seconds,
+        "seconds_by_bound": {str(bound): seconds for bound, seconds in analysis.seconds_by_bound().items()},
+        "host_launch_seconds": analysis.host_s,
+        "timeline": asdict(timeline) if timeline else None,
+        "items": [_row_figures(row) for row in analysis.rows],
+        "fixes": [{"seconds": seconds, "what": what, "change": change} for seconds, what, change in fixes_of(analysis)],
+        "classes": {str(bound): meaning for bound, meaning in MEANINGS.items()},
+        "notes": list(profile.notes),
+    }
+
+
+def ceiling_figures(ceilings: Ceilings) -> dict[str, Any]:
+    """Ceilings, and which of them a probe measured."""
+    return {
+        "memory_bytes_per_s": ceilings.memory_bytes_per_s,
+        "rates": dict(ceilings.rates),
+        "host_link_bytes_per_s": ceilings.host_link_bytes_per_s,
+        "kernel_floor_s": ceilings.kernel_floor_s,
+        "launch_s": ceilings.launch_s,
+        "measured": list(ceilings.measured),
+    }
+
+
+def _row_figures(row: Row) -> dict[str, Any]:
+    item, verdict = row.item, row.verdict
+    return {
+        "name": item.name,
+        "detail": item.detail,
+        "group": item.group,
+        "kernels": list(item.kernels),
+        "calls": item.calls,
+        "launches": item.launches,
+        "seconds": row.seconds,
+        "operations": item.work.operations,
+        "moved_bytes": item.work.moved_bytes,
+        "precision": item.work.precision if item.work.operations else None,
+        "flop_per_byte": item.work.intensity,
+        "bound": str(verdict.bound),
+        "because": verdict.because,
+        "memory_share": verdict.memory_share,
+        "compute_share": verdict.compute_share,
+        "share": verdict.share,
+        "bound_seconds": verdict.bound_s,
+        "advice": row.advice,
+    }

@@ -1,0 +1,125 @@
+"""A roofline as one page that opens offline: the plot, what the classes mean, every row. No script, nothing to fetch."""
+
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+
+from tonnage.errors import RequestError
+from tonnage.report.roofline import fixes_of, intensity_words, seconds_words
+from tonnage.report.roofline_plot import Plane, plane_of, svg
+from tonnage.roofline import MEANINGS, Analysis, Row
+
+_STYLE = Path(__file__).parent / "data" / "roofline.css"
+
+
+def write_page(analysis: Analysis, path: Path) -> None:
+    """The page to a file."""
+    try:
+        path.write_text(roofline_page(analysis), encoding="utf-8")
+    except OSError as error:
+        raise RequestError(
+            f"Cannot write {path}: {error.strerror}.", hint="Name a file in a folder that exists."
+        ) from None
+
+
+def roofline_page(analysis: Analysis) -> str:
+    """The page."""
+    title = escape(f"{analysis.profile.source} · {analysis.ceilings.gpu}")
+    return "\n".join(
+        (
+            "<!doctype html>",
+            '<html lang="en"><head><meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{title}</title>",
+            f"<style>{_STYLE.read_text('utf-8')}</style></head><body>",
+            f"<h1>{title}</h1>",
+            *_body(analysis),
+            "</body></html>\n",
+        )
+    )
+
+
+def _body(analysis: Analysis) -> Iterator[str]:
+    ceilings = analysis.ceilings
+    known = "measured on the card" if ceilings.measured else "as stated by its maker"
+    yield (
+        f"<p>Ceilings {known}: {ceilings.memory_bytes_per_s / 1e12:.2f} TB/s, {ceilings.precision} "
+        f"{ceilings.rate(ceilings.precision) / 1e12:,.0f} TFLOP/s; they meet at "
+        f"{ceilings.ridge(ceilings.precision):.0f} operations a byte.</p>"
+    )
+    yield from _timeline(analysis)
+    plane = plane_of(analysis)
+    if plane is not None:
+        yield f"<figure>{svg(plane, describe)}{_caption(analysis, plane)}</figure>"
+    yield from _classes(analysis)
+    yield from _fixes(analysis)
+    yield from _table(analysis)
+    yield from (f"<p>{escape(note)}</p>" for note in analysis.profile.notes)
+
+
+def describe(row: Row) -> str:
+    """What is said of a mark on hover."""
+    item, verdict = row.item, row.verdict
+    parts = [f"{item.name} {item.detail}".strip(), f"{seconds_words(row.seconds)} in {item.calls:,} calls"]
+    if item.work.intensity is not None:
+        parts.append(f"{intensity_words(item.work.intensity)} FLOP/B")
+    near = "" if verdict.share is None else f", {verdict.share:.0%} of its ceiling"
+    return "\n".join([*parts, f"{verdict.bound}{near}", row.advice])
+
+
+def _caption(analysis: Analysis, plane: Plane) -> str:
+    absent = len(analysis.rows) - len(plane.points)
+    others = f" {absent} without counted arithmetic or bytes are in the table alone." if absent else ""
+    return f"<figcaption>Areas are times; hover over a mark for its figures.{others}</figcaption>"
+
+
+def _timeline(analysis: Analysis) -> Iterator[str]:
+    timeline = analysis.profile.timeline
+    if timeline is not None and timeline.span_s:
+        busy, host, queue = (part / timeline.span_s for part in (timeline.busy_s, timeline.host_s, timeline.queue_s))
+        yield (
+            f"<p>Of {seconds_words(timeline.span_s)} the card was busy {busy:.1%}; it waited for the host {host:.1%} "
+            f"and in the queue {queue:.1%}.</p>"
+        )
+
+
+def _classes(analysis: Analysis) -> Iterator[str]:
+    yield "<h2>Time by bound</h2><table><tbody>"
+    for bound, seconds in analysis.seconds_by_bound().items():
+        name = bound.removesuffix("-bound")
+        share = analysis.part(seconds)
+        yield (
+            f'<tr><td><span class="key {name}"></span>{bound}</td><td class="n">{seconds_words(seconds)}</td>'
+            f'<td class="n">{share:.1%}</td><td>{escape(MEANINGS[bound])}</td></tr>'
+        )
+    yield "</tbody></table>"
+
+
+def _fixes(analysis: Analysis) -> Iterator[str]:
+    yield "<h2>What to do</h2><table><tbody>"
+    for seconds, what, change in fixes_of(analysis)[:12]:
+        yield f'<tr><td class="n">{seconds_words(seconds)}</td><td>{escape(what)}</td><td>{escape(change)}</td></tr>'
+    yield "</tbody></table>"
+
+
+def _table(analysis: Analysis) -> Iterator[str]:
+    columns = ("time", "calls", "bound", "of DRAM", "of the SMs", "FLOP/B", "what")
+    yield f"<h2>All {len(analysis.rows)}</h2><table><thead><tr>"
+    yield "".join(f"<th>{column}</th>" for column in columns) + "</tr></thead><tbody>"
+    for row in analysis.rows:
+        yield _table_row(row)
+    yield "</tbody></table>"
+
+
+def _table_row(row: Row) -> str:
+    item, verdict = row.item, row.verdict
+    shares = (verdict.memory_share, verdict.compute_share)
+    numbers = ["–" if share is None else f"{share:.0%}" for share in shares] + [intensity_words(item.work.intensity)]
+    cells = "".join(f'<td class="n">{number}</td>' for number in numbers)
+    what = escape(" ".join(filter(None, (item.group, item.name, item.detail))))
+    kernels = escape("\n".join(item.kernels))
+    return (
+        f'<tr><td class="n">{seconds_words(row.seconds)}</td><td class="n">{item.calls:,}</td>'
+        f'<td><span class="key {verdict.bound.removesuffix("-bound")}"></span>{verdict.bound}</td>{cells}'
+        f'<td title="{kernels}">{what}</td></tr>'
+    )

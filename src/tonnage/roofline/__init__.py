@@ -1,0 +1,30 @@
+"""Is a kernel or a layer bound by memory, arithmetic or latency: items from profiles or models, against a card's ceilings."""
+
+from tonnage.roofline.analysis import Analysis, Row, analyse
+from tonnage.roofline.ceilings import Ceilings, catalogue_ceilings, read_ceilings
+from tonnage.roofline.classes import MEANINGS, Bound, Verdict, judge
+from tonnage.roofline.items import Item, Work
+from tonnage.roofline.layers import PHASES, Phase, model_profile
+from tonnage.roofline.profile import Profile, Timeline
+from tonnage.roofline.readers import read_profile
+
+__all__ = [
+    "MEANINGS",
+    "PHASES",
+    "Analysis",
+    "Bound",
+    "Ceilings",
+    "Item",
+    "Phase",
+    "Profile",
+    "Row",
+    "Timeline",
+    "Verdict",
+    "Work",
+    "analyse",
+    "catalogue_ceilings",
+    "judge",
+    "model_profile",
+    "read_ceilings",
+    "read_profile",
+]

@@ -1,0 +1,79 @@
+"""A profile against ceilings: every item with its verdict, what to do about it, and sums. It lays nothing out."""
+
+from dataclasses import dataclass, replace
+
+from tonnage.roofline.advice import advice_for
+from tonnage.roofline.ceilings import Ceilings
+from tonnage.roofline.classes import Bound, Verdict, judge
+from tonnage.roofline.items import Item
+from tonnage.roofline.profile import Profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """An item judged. `seconds` is measured, or what the ceilings allow at best; `lost_s` is what its bound does not explain."""
+
+    item: Item
+    verdict: Verdict
+    seconds: float
+    advice: str
+
+    @property
+    def lost_s(self) -> float:
+        """Time beyond the least that its bound needs; of what is not known, nothing is known to be lost."""
+        return 0.0 if self.verdict.bound is Bound.UNKNOWN else max(0.0, self.seconds - self.verdict.bound_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Analysis:
+    """A profile and its rows, the longest first."""
+
+    profile: Profile
+    ceilings: Ceilings
+    rows: tuple[Row, ...]
+
+    @property
+    def measured(self) -> bool:
+        """Whether times are a profiler's, not a prediction's."""
+        return self.profile.kind != "model"
+
+    @property
+    def seconds(self) -> float:
+        """Of all rows."""
+        return sum(row.seconds for row in self.rows)
+
+    def part(self, seconds: float) -> float:
+        """As a share of all rows."""
+        return seconds / self.seconds if self.seconds else 0.0
+
+    def seconds_by_bound(self) -> dict[Bound, float]:
+        """Every class, most time first; those without any are left out."""
+        sums = {bound: sum(row.seconds for row in self.rows if row.verdict.bound is bound) for bound in Bound}
+        return {bound: sums[bound] for bound in sorted(sums, key=lambda bound: -sums[bound]) if sums[bound]}
+
+    @property
+    def host_s(self) -> float:
+        """What the host takes to launch its kernels one by one."""
+        return sum(row.item.launches for row in self.rows) * self.ceilings.launch_s
+
+
+def analyse(profile: Profile, ceilings: Ceilings) -> Analysis:
+    """Judge every item."""
+    rows = sorted((_row(_proven(item, ceilings), ceilings) for item in profile.items), key=lambda row: -row.seconds)
+    return Analysis(profile=profile, ceilings=ceilings, rows=tuple(rows))
+
+
+def _row(item: Item, ceilings: Ceilings) -> Row:
+    verdict = judge(item, ceilings)
+    seconds = verdict.bound_s if item.seconds is None else item.seconds
+    return Row(item=item, verdict=verdict, seconds=seconds, advice=advice_for(item, verdict, ceilings))
+
+
+def _proven(item: Item, ceilings: Ceilings) -> Item:
+    """FP32 faster than the card's FP32 was TF32."""
+    work, seconds = item.work, item.seconds
+    if work.precision != "fp32" or not work.operations or not seconds or "tf32" not in ceilings.rates:
+        return item
+    if work.operations / seconds <= ceilings.rate("fp32"):
+        return item
+    return replace(item, work=replace(work, precision="tf32"))

@@ -1,0 +1,114 @@
+"""What a card can do at most: bytes and operations a second, and the least time that a kernel takes.
+
+| figure                  | from a probe of the card (`--ceilings FILE`)     | else                                         |
+|-------------------------|--------------------------------------------------|----------------------------------------------|
+| memory_bytes_per_s      | a large copy on the device, read and written     | the catalogue: what its maker states         |
+| rates                   | large matrix products, by precision              | the catalogue: dense peaks                   |
+| host_link_bytes_per_s   | a copy from pinned memory                        | the catalogue: PCIe, in one direction        |
+| kernel_floor_s, launch_s| an empty kernel                                  | `data/ceilings.toml`: orders of magnitude    |
+
+A measured ceiling is what programs reach, a stated one what nobody does: shares of the two differ by 10 to 25 %. A file may
+leave figures out. This module does not know kernels.
+"""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from tonnage.errors import BadProfile
+from tonnage.hardware import Gpu, find_gpu
+from tonnage.hardware.hierarchy import reference_precision
+
+FORMAT = 1
+_DEFAULTS = Path(__file__).parent / "data" / "ceilings.toml"
+_NUMBERS = ("memory_bytes_per_s", "host_link_bytes_per_s", "kernel_floor_s", "launch_s")
+# What a card computes in where it lacks the type.
+_NEXT_BEST = {"fp4": "fp8", "fp8": "bf16", "int8": "fp8", "bf16": "fp16", "fp16": "fp32", "tf32": "fp32"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ceilings:
+    """One card's. `measured` names the figures that a probe found; the others are the catalogue's."""
+
+    gpu: str
+    memory_bytes_per_s: float
+    rates: Mapping[str, float]
+    host_link_bytes_per_s: float
+    kernel_floor_s: float
+    launch_s: float
+    sm_count: int
+    precision: str  # what models are computed in on this card
+    measured: tuple[str, ...] = ()
+
+    def rate(self, precision: str) -> float:
+        """Operations a second in that precision, or in the next one that the card has."""
+        return self.rates[self.has(precision)]
+
+    def has(self, precision: str) -> str:
+        """The precision, or the next one that the card has."""
+        while precision not in self.rates and precision in _NEXT_BEST:
+            precision = _NEXT_BEST[precision]
+        return precision if precision in self.rates else "fp32"
+
+    def ridge(self, precision: str) -> float:
+        """Operations on each byte from which on memory is not what limits."""
+        return self.rate(precision) / self.memory_bytes_per_s
+
+
+def catalogue_ceilings(gpu: Gpu) -> Ceilings:
+    """What its maker states."""
+    return Ceilings(
+        gpu=gpu.name,
+        memory_bytes_per_s=gpu.bandwidth_bytes_per_s,
+        rates=gpu.rates,
+        host_link_bytes_per_s=gpu.c2c_bytes_per_s or gpu.pcie_bytes_per_s,
+        sm_count=gpu.sm_count,
+        precision=reference_precision(gpu),
+        kernel_floor_s=_defaults()["kernel_floor_s"],
+        launch_s=_defaults()["launch_s"],
+    )
+
+
+def read_ceilings(path: Path, gpu: Gpu | None = None) -> Ceilings:
+    """What a probe wrote, over the catalogue's row of the card that it names (or of `gpu`)."""
+    found = _read(path)
+    named = found.get("gpu")
+    if gpu is None and not isinstance(named, str):
+        raise BadProfile(f"{path} does not name its card.", hint='Pass --gpu, or write "gpu": "h200" into it.')
+    base = catalogue_ceilings(gpu or find_gpu(str(named)))
+    numbers: dict[str, Any] = {key: _positive(path, key, found[key]) for key in _NUMBERS if key in found}
+    rates = found.get("rates", {})
+    if not isinstance(rates, dict):
+        raise BadProfile(f"{path}: rates is not an object.", hint='Write it like "rates": {"bf16": 7.9e14}.')
+    probed = {str(name): _positive(path, f"rates.{name}", rate) for name, rate in rates.items()}
+    measured = (*numbers, *(f"rates.{name}" for name in probed))
+    return replace(base, rates=MappingProxyType({**base.rates, **probed}), measured=measured, **numbers)
+
+
+@cache
+def _defaults() -> dict[str, float]:
+    return tomllib.loads(_DEFAULTS.read_text("utf-8"))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    hint = "Write one with benchmarks/roofline_probe.py."
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise BadProfile(f"{path} cannot be read: {error.strerror}.", hint=hint) from None
+    except (ValueError, RecursionError):
+        raise BadProfile(f"{path} is not JSON.", hint=hint) from None
+    if not isinstance(found, dict) or found.get("tonnage_ceilings") != FORMAT:
+        raise BadProfile(f'{path} holds no ceilings ("tonnage_ceilings": {FORMAT}).', hint=hint)
+    return found
+
+
+def _positive(path: Path, key: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise BadProfile(f"{path}: {key} is {value!r}.", hint="Give a number above 0, or leave it out.")
+    return float(value)

@@ -1,0 +1,146 @@
+"""What bounds an item: the ceiling that it comes nearest to, or none.
+
+| class         | means                                                                                      |
+|---------------|--------------------------------------------------------------------------------------------|
+| memory-bound  | moving its bytes at the memory's full speed takes a third of its time or more, and more    |
+|               | than its arithmetic would                                                                  |
+| compute-bound | the same for its operations at the full rate of their precision; where a profile counts no |
+|               | operations, the busiest pipe of the SMs stands for them                                    |
+| latency-bound | neither explains a third of its time: it waits — for its launch, for a card that it does   |
+|               | not fill, or for its own loads                                                             |
+| link-bound    | a copy between host and card                                                               |
+| unknown       | the source does not say enough to tell                                                     |
+
+Memory means the card's own (DRAM), by bytes. How busy "the memory pipe" is says little: it counts caches and shared memory
+too, and a large matrix product keeps those as busy as its tensor cores while DRAM idles. Only where neither DRAM nor the
+SMs are near their ceilings is it asked, for kernels that live in the caches.
+An item that was not measured (a part of a model) is bound by whichever takes longer; latency-bound where both take less
+than the shortest kernel. This module does not know where items come from.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tonnage.roofline.ceilings import Ceilings
+from tonnage.roofline.items import Item
+
+# Below this share of both ceilings, neither is what an item waits for.
+NEAR = 1 / 3
+# A share from which on a ceiling is what limits, whatever is not known of the others.
+_SURE = 0.6
+# A kernel within this many of the shortest one's times is mostly launch and drain.
+_FLOORS = 2.0
+
+
+class Bound(StrEnum):
+    """The words that scripts rely on."""
+
+    MEMORY = "memory-bound"
+    COMPUTE = "compute-bound"
+    LATENCY = "latency-bound"
+    LINK = "link-bound"
+    UNKNOWN = "unknown"
+
+
+MEANINGS = {
+    Bound.MEMORY: "bytes to and from the card's memory are what it waits for",
+    Bound.COMPUTE: "arithmetic (or the SMs' instructions) is what it waits for",
+    Bound.LATENCY: "neither explains a third of it: it waits for launches or loads",
+    Bound.LINK: "a copy between host and card",
+    Bound.UNKNOWN: "the source does not say how many bytes or operations",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """A class, and how near its ceiling the item came. Shares are of one ceiling each; None where not known.
+
+    `because` says which kind of the class it is: "bytes", "caches", "operations", "pipes", "launch", "blocks", "stalls",
+    "pageable", "pinned" or "unknown". `bound_s` is the least time of all calls by what is known; 0 where nothing is.
+    """
+
+    bound: Bound
+    because: str
+    memory_share: float | None
+    compute_share: float | None
+    share: float | None
+    bound_s: float
+
+
+def judge(item: Item, ceilings: Ceilings) -> Verdict:
+    """Which ceiling, and how near."""
+    if item.link:
+        return _link(item, ceilings)
+    return _predicted(item, ceilings) if item.seconds is None else _measured(item, ceilings, item.seconds)
+
+
+def least_seconds(item: Item, ceilings: Ceilings) -> tuple[float | None, float | None]:
+    """Of its bytes and of its operations, each at the ceiling."""
+    work = item.work
+    memory_s = None if work.moved_bytes is None else work.moved_bytes / ceilings.memory_bytes_per_s
+    compute_s = None if work.operations is None else work.operations / ceilings.rate(work.precision)
+    return memory_s, compute_s
+
+
+def _predicted(item: Item, ceilings: Ceilings) -> Verdict:
+    memory_s, compute_s = (seconds or 0.0 for seconds in least_seconds(item, ceilings))
+    floor_s = item.launches * ceilings.kernel_floor_s
+    least_s = max(memory_s, compute_s)
+    shares = {"memory_share": memory_s / (least_s or 1), "compute_share": compute_s / (least_s or 1), "share": None}
+    if least_s < floor_s:
+        return Verdict(bound=Bound.LATENCY, because="launch", bound_s=floor_s, **shares)
+    if memory_s >= compute_s:
+        return Verdict(bound=Bound.MEMORY, because="bytes", bound_s=memory_s, **shares)
+    return Verdict(bound=Bound.COMPUTE, because="operations", bound_s=compute_s, **shares)
+
+
+def _measured(item: Item, ceilings: Ceilings, seconds: float) -> Verdict:
+    memory_s, compute_s = least_seconds(item, ceilings)
+    memory = item.dram_share if memory_s is None else _share(memory_s, seconds)
+    counted = _share(compute_s, seconds)
+    compute = max((share for share in (counted, item.sm_share) if share is not None), default=None)
+    bound, because, share = _nearest(item, ceilings, memory, compute)
+    if bound is Bound.COMPUTE and compute != counted:
+        because = "pipes"
+    least = max((share for share in (memory, compute) if share is not None), default=0.0)
+    return Verdict(
+        bound=bound,
+        because=because,
+        memory_share=memory,
+        compute_share=compute,
+        share=share,
+        bound_s=least * seconds,
+    )
+
+
+def _share(least_s: float | None, seconds: float) -> float | None:
+    return least_s / seconds if least_s is not None and seconds > 0 else None
+
+
+def _nearest(
+    item: Item, ceilings: Ceilings, memory: float | None, compute: float | None
+) -> tuple[Bound, str, float | None]:
+    near = _SURE if memory is None or compute is None else NEAR
+    if memory is not None and memory >= max(near, compute or 0.0):
+        return Bound.MEMORY, "bytes", memory
+    if compute is not None and compute >= near:
+        return Bound.COMPUTE, "operations", compute
+    if item.on_chip_share is not None and item.on_chip_share >= _SURE:
+        return Bound.MEMORY, "caches", item.on_chip_share
+    nearest = max((share for share in (memory, compute) if share is not None), default=None)
+    # Kernels this short are mostly launch, whatever their work is.
+    if (item.seconds or 0.0) <= _FLOORS * ceilings.kernel_floor_s * item.launches:
+        return Bound.LATENCY, "launch", nearest
+    if memory is None or compute is None:
+        return Bound.UNKNOWN, "unknown", nearest
+    few = item.blocks is not None and item.blocks < ceilings.sm_count
+    return Bound.LATENCY, "blocks" if few else "stalls", nearest
+
+
+def _link(item: Item, ceilings: Ceilings) -> Verdict:
+    least_s = (item.work.moved_bytes or 0.0) / ceilings.host_link_bytes_per_s
+    share = _share(least_s, item.seconds or 0.0)
+    because = "pageable" if "pageable" in item.link.lower() else "pinned"
+    return Verdict(
+        bound=Bound.LINK, because=because, memory_share=None, compute_share=None, share=share, bound_s=least_s
+    )

@@ -1,0 +1,89 @@
+"""One row of a roofline: a kernel, an operator or a part of a model, with what is known of its work. It judges nothing.
+
+What a source does not say is None, and stays None.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What must be done: operations, and bytes to and from memory; None where that is not known."""
+
+    operations: float | None
+    moved_bytes: float | None
+    precision: str = "fp32"
+
+    @property
+    def intensity(self) -> float | None:
+        """Operations on each byte."""
+        return self.operations / self.moved_bytes if self.operations and self.moved_bytes else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """Figures are sums over `calls`; shares are the profiler's own, weighted by time.
+
+    `dram_share` is of the peak bandwidth, for where bytes are not counted; `sm_share` is how busy the busiest pipe of the
+    SMs was, `on_chip_share` the busiest part of the way to memory, caches and shared memory included. `blocks` is of one
+    launch: that of the longest kernel. `link` says which way a copy between host and card went. `kind` is that of a part of
+    a model: "product", "attention", "elementwise" or "optimizer". `unknown` says why the work is not known.
+    """
+
+    name: str
+    detail: str = ""
+    group: str = ""
+    calls: int = 1
+    launches: int = 1
+    seconds: float | None = None  # None: not measured
+    work: Work
+    dram_share: float | None = None
+    sm_share: float | None = None
+    on_chip_share: float | None = None
+    blocks: int | None = None
+    link: str = ""
+    kind: str = ""
+    kernels: tuple[str, ...] = ()
+    unknown: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, str, str, tuple[str, ...]]:
+        """What makes two items the same kind of thing."""
+        return self.group, self.name, self.detail, self.link, self.kernels
+
+
+def gathered(items: Iterable[Item]) -> tuple[Item, ...]:
+    """Like items as one, in the order of their first."""
+    sums: dict[tuple[object, ...], Item] = {}
+    for item in items:
+        key = (item.key, item.blocks)
+        sums[key] = _sum(sums[key], item) if key in sums else item
+    return tuple(sums.values())
+
+
+def _sum(one: Item, other: Item) -> Item:
+    return replace(
+        one,
+        calls=one.calls + other.calls,
+        launches=one.launches + other.launches,
+        seconds=_plus(one.seconds, other.seconds),
+        work=replace(
+            one.work,
+            operations=_plus(one.work.operations, other.work.operations),
+            moved_bytes=_plus(one.work.moved_bytes, other.work.moved_bytes),
+        ),
+        dram_share=_mean(one.dram_share, other.dram_share, one, other),
+        sm_share=_mean(one.sm_share, other.sm_share, one, other),
+        on_chip_share=_mean(one.on_chip_share, other.on_chip_share, one, other),
+    )
+
+
+def _plus(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one + other
+
+
+def _mean(one: float | None, other: float | None, first: Item, second: Item) -> float | None:
+    if one is None or other is None or not first.seconds or not second.seconds:
+        return one
+    return (one * first.seconds + other * second.seconds) / (first.seconds + second.seconds)

@@ -1,0 +1,217 @@
+"""Nsight Compute's CSV: bytes, operations and durations of kernels, as the hardware counted them.
+
+| page           | made by                                  | looks like                               |
+|----------------|------------------------------------------|------------------------------------------|
+| raw (wide)     | `ncu --page raw --csv`                   | a line a kernel, a column a counter      |
+| details (long) | `ncu --csv`, `ncu --metrics ... --csv`   | a line a counter, a name, a unit, a value|
+
+Lines of ncu's own or of the program before the table are skipped. Counters that a file lacks are None in what comes out.
+What the counters mean is data (`data/ncu.toml`). This module does not know any card.
+"""
+
+import csv
+import re
+import tomllib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from math import isfinite, prod
+from pathlib import Path
+from typing import Any
+
+from tonnage.errors import BadProfile
+from tonnage.roofline.items import Item, Work, gathered
+from tonnage.roofline.profile import Profile
+from tonnage.roofline.readers.names import short_kernel_name
+
+_DATA = Path(__file__).parents[1] / "data" / "ncu.toml"
+_KERNEL = "Kernel Name"
+_EXTENT = re.compile(r"\b\d{1,10}\b")
+_HINT = "Make one with `ncu --page raw --csv --log-file FILE PROGRAM`."
+_NO_DURATION = "It needs gpu__time_duration: `ncu --page raw --csv --section SpeedOfLight_RooflineChart PROGRAM`."
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel: its counters by name, in seconds, bytes, shares or plain counts."""
+
+    kernel: str
+    grid: str
+    block: str
+    values: dict[str, float]
+    device: str = ""
+
+    def first(self, what: str) -> float | None:
+        """The first counter of a kind that the file holds."""
+        return next((self.values[name] for name in _names()[what] if name in self.values), None)
+
+
+def read_ncu(lines: Iterable[str], source: str) -> Profile:
+    """Every kernel of a file; like launches of like kernels as one."""
+    launches = [launch for launch in _launches(lines, source) if launch.first("duration")]
+    if not launches:
+        raise BadProfile(f"{source} has no kernel with a duration.", hint=_NO_DURATION)
+    items = gathered(map(_item, launches))
+    device = next((launch.device for launch in launches if launch.device), "")
+    return Profile(kind="nsight-compute", source=source, gpu=device, items=items, notes=tuple(_notes(items)))
+
+
+def is_ncu(start: str) -> bool:
+    """Whether a text begins like one: with ncu's own words, or with the heading."""
+    return start.lstrip("\ufeff").startswith("==") or _KERNEL in start
+
+
+def _notes(items: tuple[Item, ...]) -> Iterator[str]:
+    if all(item.work.operations is None for item in items):
+        yield (
+            "The file counts no operations: how busy the SMs' pipes were stands for arithmetic. "
+            "`ncu --set roofline` counts them."
+        )
+    if all(item.work.moved_bytes is None for item in items):
+        yield "The file counts no bytes of DRAM: its share of the peak is Nsight Compute's own."
+
+
+# ── the table ──
+
+
+def _launches(lines: Iterable[str], source: str) -> Iterator[Launch]:
+    try:
+        rows = csv.reader(lines, strict=False)
+        heading = next((row for row in rows if _KERNEL in row and row[0].lstrip("\ufeff") == "ID"), None)
+        if heading is None:
+            raise BadProfile(f"{source} has no table of kernels.", hint=_HINT)
+        pairs = (dict(zip(heading, row, strict=False)) for row in rows if len(row) == len(heading))
+        yield from (_long(pairs) if "Metric Name" in heading else _wide(heading, pairs))
+    except csv.Error as error:
+        raise BadProfile(f"{source} is not CSV: {error}.", hint=_HINT) from None
+
+
+def _wide(heading: list[str], rows: Iterator[dict[str, str]]) -> Iterator[Launch]:
+    """The line after the heading holds units."""
+    units = next(rows, {})
+    if units.get(_KERNEL):  # it does not in old files
+        yield _wide_launch(units, {})
+    for row in rows:
+        yield _wide_launch(row, units)
+
+
+def _wide_launch(row: dict[str, str], units: dict[str, str]) -> Launch:
+    values = {
+        name: number for name in row if "__" in name and (number := _number(row[name], units.get(name, ""))) is not None
+    }
+    device = next((row[name] for name in _names()["device"] if name in row), "")
+    return Launch(row[_KERNEL], row.get("Grid Size", ""), row.get("Block Size", ""), values, device)
+
+
+def _long(rows: Iterator[dict[str, str]]) -> Iterator[Launch]:
+    found: dict[tuple[str, str], Launch] = {}
+    for row in rows:
+        key = (row.get("Process ID", ""), row["ID"])
+        launch = found.setdefault(
+            key,
+            Launch(row[_KERNEL], row.get("Grid Size", ""), row.get("Block Size", ""), {}, row.get("Device Name", "")),
+        )
+        unit = row.get("Metric Unit", "")
+        number = _number(row.get("Metric Value", ""), unit)
+        # One label has two meanings: a share of the pipes' peak, and bytes of DRAM a second.
+        name = (
+            "dram__bytes.sum.per_second"
+            if row["Metric Name"] == "Memory Throughput" and unit != "%"
+            else row["Metric Name"]
+        )
+        if number is not None:
+            launch.values[name] = number
+    yield from found.values()
+
+
+def _number(text: str, unit: str) -> float | None:
+    try:
+        value = float(text.replace(",", ""))
+    except ValueError:
+        return None
+    return value * _units().get(unit, 1.0) if isfinite(value) and value >= 0 else None
+
+
+# ── what the counters say ──
+
+
+def _item(launch: Launch) -> Item:
+    seconds = launch.first("duration")
+    assert seconds is not None
+    return Item(
+        name=short_kernel_name(launch.kernel),
+        detail=f"{_bare(launch.grid)} blocks of {_bare(launch.block)}" if launch.grid else "",
+        seconds=seconds,
+        work=_work(launch, seconds),
+        dram_share=launch.first("dram_share"),
+        sm_share=launch.first("sm_share"),
+        on_chip_share=launch.first("on_chip_share"),
+        blocks=_blocks(launch.grid),
+        kernels=(launch.kernel,),
+        unknown="no DRAM bytes and no share of an SM's pipes in the file",
+    )
+
+
+def _work(launch: Launch, seconds: float) -> Work:
+    operations = _operations(launch, seconds)
+    if not operations:
+        return Work(None, _dram_bytes(launch, seconds))
+    precision = max(operations, key=lambda name: operations[name])
+    return Work(operations[precision], _dram_bytes(launch, seconds), precision)
+
+
+def _dram_bytes(launch: Launch, seconds: float) -> float | None:
+    total, rate = launch.first("dram_bytes"), launch.first("dram_rate")
+    if total is not None:
+        return total
+    parts = [launch.first("dram_read"), launch.first("dram_write")]
+    known = [part for part in parts if part is not None]
+    if len(known) == len(parts):
+        return sum(known)
+    return rate * seconds if rate is not None else None
+
+
+def _operations(launch: Launch, seconds: float) -> dict[str, float]:
+    """By precision; empty where none is counted."""
+    found: dict[str, float] = {}
+    for precision, counters in _names()["operations"].items():
+        counts = [(_count(launch, stem, seconds), each) for stem, each in counters.items()]
+        if any(count is not None for count, _ in counts):
+            found[precision] = sum((count or 0.0) * each for count, each in counts)
+    return found
+
+
+def _count(launch: Launch, stem: str, seconds: float) -> float | None:
+    cycles = launch.first("cycles")
+    for unit in ("smsp__", "sm__"):
+        values = launch.values
+        if (total := values.get(f"{unit}{stem}.sum")) is not None:
+            return total
+        if (a_second := values.get(f"{unit}{stem}.sum.per_second")) is not None:
+            return a_second * seconds
+        if (a_cycle := values.get(f"{unit}{stem}.sum.per_cycle_elapsed")) is not None and cycles is not None:
+            return a_cycle * cycles
+    return None
+
+
+def _bare(size: str) -> str:
+    """ "(262144, 1, 1)" as "262144"."""
+    extents = _EXTENT.findall(size)
+    while len(extents) > 1 and extents[-1] == "1":
+        extents.pop()
+    return "×".join(extents)
+
+
+def _blocks(grid: str) -> int | None:
+    extents = [int(extent) for extent in _EXTENT.findall(grid)]
+    return prod(extents) if extents else None
+
+
+@cache
+def _names() -> dict[str, Any]:
+    return tomllib.loads(_DATA.read_text("utf-8"))
+
+
+def _units() -> dict[str, float]:
+    units: dict[str, float] = _names()["units"]
+    return units

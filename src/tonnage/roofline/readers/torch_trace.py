@@ -1,0 +1,222 @@
+"""A trace of the PyTorch profiler: kernels with their times, and the operators with shapes that launched them.
+
+An item is one operator with one set of shapes, and takes as long as its kernels do; what kernels ran outside any operator
+stands by itself. Shapes are there where the profiler was given `record_shapes=True`. Copies between host and card are
+items of their own. Kernels of `torch.compile` carry the bytes that the compiler counted. What the trace does not say is
+not guessed. This module does not know any card.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from tonnage.errors import BadProfile
+from tonnage.roofline.items import Item, Work, gathered
+from tonnage.roofline.operators import Call, work_of
+from tonnage.roofline.profile import Profile, Timeline
+from tonnage.roofline.readers.names import short_kernel_name
+from tonnage.roofline.timeline import Activity, timeline_of
+
+_ON_CARD = ("kernel", "gpu_memcpy", "gpu_memset")
+_LAUNCHES = ("cuda_runtime", "cuda_driver")
+_READ = (*_ON_CARD, *_LAUNCHES, "cpu_op")
+_US = 1e-6
+_LARGEST = 1e18
+_SHORT_TYPES = {"c10::BFloat16": "bf16", "c10::Half": "fp16", "float": "fp32", "double": "fp64", "long int": "int64"}
+# Shapes that are said of a call.
+_SHAPES = 3
+_HINT = "Make one with torch.profiler.profile(record_shapes=True) and export_chrome_trace(FILE)."
+
+Event = dict[str, Any]
+
+
+def read_torch_trace(trace: object, source: str) -> Profile:
+    """Every operator that ran on a card."""
+    events = _events(trace, source)
+    assert isinstance(trace, dict)
+    on_card = [event for event in events if event.get("cat") in _ON_CARD]
+    if not on_card:
+        raise BadProfile(f"{source} holds no kernel of a GPU.", hint="Profile with ProfilerActivity.CUDA.")
+    operators = {_id(event): event for event in events if event.get("cat") == "cpu_op" and _id(event) is not None}
+    items = gathered(_items(on_card, operators))
+    notes = [] if any(item.work.moved_bytes for item in items) else ["The trace holds no shapes: record_shapes=True."]
+    return Profile(
+        kind="torch-profiler",
+        source=source,
+        gpu=_device(trace),
+        items=items,
+        timeline=_timeline(events, on_card),
+        notes=tuple(notes),
+    )
+
+
+def is_torch_trace(trace: object) -> bool:
+    """Whether a JSON value looks like one."""
+    return isinstance(trace, dict) and "traceEvents" in trace
+
+
+def _events(trace: object, source: str) -> list[Event]:
+    found = trace.get("traceEvents") if isinstance(trace, dict) else None
+    if not isinstance(found, list):
+        raise BadProfile(f"{source} is no trace of the PyTorch profiler.", hint=_HINT)
+    return [event for event in found if _is_timed(event)]
+
+
+def _is_timed(event: object) -> bool:
+    return (
+        isinstance(event, dict)
+        and event.get("ph") == "X"
+        and event.get("cat") in _READ
+        and isinstance(event.get("args", {}), dict)
+        and isinstance(event.get("name"), str)
+        and all(_is_number(event.get(key)) for key in ("ts", "dur"))
+        and event["dur"] >= 0
+    )
+
+
+def _is_number(value: object) -> bool:
+    """One that can be reckoned with: JSON may hold NaN, and integers of any length."""
+    return isinstance(value, int | float) and abs(value) < _LARGEST
+
+
+def _amount(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and _is_number(value) and value >= 0 else None
+
+
+def _arguments(event: Event) -> dict[str, Any]:
+    arguments: dict[str, Any] = event.get("args", {})
+    return arguments
+
+
+def _id(event: Event, key: str = "External id") -> int | str | None:
+    """A number that ties events together."""
+    found = _arguments(event).get(key)
+    return found if isinstance(found, int | str) else None
+
+
+def _device(trace: dict[str, Any]) -> str:
+    devices = trace.get("deviceProperties")
+    first = devices[0] if isinstance(devices, list) and devices else None
+    return str(first.get("name", "")) if isinstance(first, dict) else ""
+
+
+# ── items ──
+
+
+def _items(on_card: Iterable[Event], operators: dict[Any, Event]) -> Iterator[Item]:
+    calls: dict[Any, list[Event]] = defaultdict(list)
+    for number, event in enumerate(on_card):
+        if event["cat"] == "gpu_memcpy":
+            yield _copy(event)
+        else:
+            known = _id(event) if _id(event) in operators else ("alone", number)
+            calls[known].append(event)
+    for known, kernels in calls.items():
+        yield _operator(operators[known], kernels) if known in operators else _kernel(kernels)
+
+
+def _copy(event: Event) -> Item:
+    moved = _amount(_arguments(event).get("bytes"))
+    direction = event["name"].removeprefix("Memcpy ")
+    if "HtoD" in direction or "DtoH" in direction:
+        return Item(name="copy", detail=direction, seconds=event["dur"] * _US, work=Work(None, moved), link=direction)
+    twice = None if moved is None else 2 * moved
+    return Item(name="copy", detail=direction, seconds=event["dur"] * _US, work=Work(0.0, twice))
+
+
+def _kernel(kernels: list[Event]) -> Item:
+    return Item(
+        name=short_kernel_name(kernels[0]["name"]),
+        **_measured(kernels),
+        work=Work(None, None),
+        unknown="no operator launched it",
+    )
+
+
+def _operator(operator: Event, kernels: list[Event]) -> Item:
+    call = _call(operator, kernels)
+    counted = _compiled(operator)
+    work = counted or work_of(call)
+    known = "" if work else "its shapes are not in the trace" if not _has_shapes(call) else "no rule counts its bytes"
+    return Item(
+        name=call.name, detail=_detail(call), **_measured(kernels), work=work or Work(None, None), unknown=known
+    )
+
+
+def _has_shapes(call: Call) -> bool:
+    return any(shape for shape in call.shapes)
+
+
+def _measured(kernels: list[Event]) -> dict[str, Any]:
+    return {
+        "seconds": sum(kernel["dur"] for kernel in kernels) * _US,
+        "launches": len(kernels),
+        "blocks": _blocks(kernels),
+        "kernels": tuple(dict.fromkeys(kernel["name"] for kernel in kernels if kernel["cat"] == "kernel")),
+    }
+
+
+def _blocks(kernels: list[Event]) -> int | None:
+    """Of the kernel that took longest."""
+    grid = _arguments(max(kernels, key=lambda kernel: float(kernel["dur"]))).get("grid")
+    if not isinstance(grid, list) or not all(isinstance(extent, int) for extent in grid):
+        return None
+    blocks = 1
+    for extent in grid:
+        blocks *= extent
+    return blocks
+
+
+def _call(operator: Event, kernels: list[Event]) -> Call:
+    arguments = _arguments(operator)
+    return Call(
+        name=operator["name"].removeprefix("aten::"),
+        shapes=_frozen(arguments.get("Input Dims")),
+        strides=_frozen(arguments.get("Input Strides")),
+        types=tuple(map(str, _frozen(arguments.get("Input type")))),
+        values=tuple(map(str, _frozen(arguments.get("Concrete Inputs")))),
+        kernels=tuple(kernel["name"] for kernel in kernels),
+    )
+
+
+def _frozen(value: object) -> tuple[Any, ...]:
+    if not isinstance(value, list):
+        return ()
+    return tuple(_frozen(entry) if isinstance(entry, list) else entry for entry in value)
+
+
+def _compiled(operator: Event) -> Work | None:
+    """What torch.compile wrote beside its own kernels."""
+    size, operations = (_amount(_arguments(operator).get(key)) for key in ("kernel_num_gb", "kernel_flop"))
+    return None if size is None else Work(operations or 0.0, size * 1e9)
+
+
+def _detail(call: Call) -> str:
+    """The types and shapes of its first tensors: "bf16 8192×1024, 1024×50304"; a type is said where it changes."""
+    words: list[str] = []
+    said = ""
+    for shape, kind in zip(call.shapes, call.types, strict=False):
+        if not shape or not all(isinstance(extent, int) for extent in shape):
+            continue
+        short = _SHORT_TYPES.get(kind, kind)
+        words.append(("" if short == said else f"{short} ") + "×".join(map(str, shape)))
+        said = short
+    return ", ".join(words[:_SHAPES])
+
+
+# ── time ──
+
+
+def _timeline(events: list[Event], on_card: list[Event]) -> Timeline | None:
+    """Of the card that was busiest."""
+    launched = {
+        _id(event, "correlation"): (event["ts"] + event["dur"]) * _US
+        for event in events
+        if event.get("cat") in _LAUNCHES
+    }
+    cards: dict[int | str | None, list[Activity]] = defaultdict(list)
+    for event in on_card:
+        start_s, length_s = event["ts"] * _US, event["dur"] * _US
+        known = launched.get(_id(event, "correlation"))
+        cards[_id(event, "device")].append(Activity(start_s, start_s + length_s, known))
+    return timeline_of(max(cards.values(), key=lambda card: sum(one.end_s - one.start_s for one in card)))

@@ -1,0 +1,104 @@
+"""The page is read as XML and, where there is one, opened in a headless Chromium."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tonnage.hardware import find_gpu
+from tonnage.models import find_model
+from tonnage.report.roofline_page import roofline_page, write_page
+from tonnage.report.roofline_plot import HEIGHT, WIDTH
+from tonnage.roofline import Analysis, Item, Profile, Work, analyse, catalogue_ceilings, model_profile, read_profile
+
+DATA = Path(__file__).parents[1] / "roofline" / "data"
+H200 = catalogue_ceilings(find_gpu("h200"))
+
+
+def analyses() -> dict[str, Analysis]:
+    profiles = {
+        "ncu": read_profile(DATA / "ncu.csv.gz"),
+        "trace": read_profile(DATA / "step.json.gz"),
+        "model": model_profile(find_model("llama-3.1-8b"), "train", batch=1, seq=4096),
+    }
+    return {name: analyse(profile, H200) for name, profile in profiles.items()}
+
+
+@pytest.fixture(scope="module", params=["ncu", "trace", "model"])
+def analysis(request: pytest.FixtureRequest) -> Analysis:
+    return analyses()[request.param]
+
+
+def plot(analysis: Analysis) -> ElementTree.Element:
+    found = re.search(r"<svg.*?</svg>", roofline_page(analysis), re.DOTALL)
+    assert found
+    return ElementTree.fromstring(found[0])
+
+
+def test_nothing_is_fetched_and_nothing_runs(analysis: Analysis) -> None:
+    page = roofline_page(analysis)
+    assert not re.search(r"https?:|src=|href=|url\(|@import|<script", page)
+    assert "prefers-color-scheme: dark" in page
+
+
+def test_every_mark_is_within_the_plot_and_says_what_it_is(analysis: Analysis) -> None:
+    marks = [group for group in plot(analysis).iter("g") if group.get("class", "").startswith("mark")]
+    assert len(marks) > 5
+    for mark in marks:
+        title, shape = list(mark)
+        assert "-bound" in (title.text or "") or "unknown" in (title.text or "")
+        x, y = (float(shape.get(key, shape.get(f"c{key}", "0"))) for key in "xy")
+        assert -20 <= x <= WIDTH and -20 <= y <= HEIGHT
+
+
+def test_every_row_is_in_the_table(analysis: Analysis) -> None:
+    assert roofline_page(analysis).count("<td title=") == len(analysis.rows)
+
+
+def test_a_roof_for_each_precision_in_use() -> None:
+    words = [text.text for text in plot(analyses()["trace"]).iter("text") if text.get("class") == "roof"]
+    assert words == ["memory 4.80 TB/s", "fp32 67 TFLOP/s", "bf16 989 TFLOP/s"]
+
+
+def test_marks_lie_on_or_below_their_roof() -> None:
+    """SVG's y grows downwards: nothing of a model's best case is above its bound."""
+    drawn = plot(analyses()["model"])
+    highest = min(float(line.get("y2", 0)) for line in drawn.iter("line") if line.get("class") == "roof")
+    centres = [float(circle.get("cy", 0)) for circle in drawn.iter("circle")]
+    centres += [float(box.get("y", 0)) + float(box.get("height", 0)) / 2 for box in drawn.iter("rect")]
+    assert centres and min(centres) >= highest - 0.1
+
+
+def test_names_are_escaped() -> None:
+    hostile = Item(name="<script>alert(1)</script>", detail='"&', seconds=1e-3, work=Work(1e9, 1e9), kernels=('"><b>',))
+    page = roofline_page(analyse(Profile(kind="torch-profiler", source="<i>", items=(hostile,)), H200))
+    assert "<script" not in page and "<i>" not in page and "<b>" not in page
+
+
+def test_rows_without_a_place_make_no_plot() -> None:
+    nothing = Item(name="fill_", seconds=1e-3, work=Work(0.0, 1e9))
+    page = roofline_page(analyse(Profile(kind="torch-profiler", source="by hand", items=(nothing,)), H200))
+    assert "<svg" not in page and "fill_" in page
+
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: the page is checked as text and XML alone")
+def test_the_page_opens_in_chromium(tmp_path: Path, analysis: Analysis) -> None:
+    page, picture = tmp_path / "page.html", tmp_path / "page.png"
+    write_page(analysis, page)
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-background-networking",
+        "--enable-logging=stderr",
+    ]
+    flags += [f"--screenshot={picture}", "--window-size=1100,1400", "--host-resolver-rules=MAP * ~NOTFOUND"]
+    done = subprocess.run([CHROMIUM, *flags, page.as_uri()], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0 and picture.stat().st_size > 10_000
+    assert "CONSOLE" not in done.stderr
