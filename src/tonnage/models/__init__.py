@@ -1,0 +1,18 @@
+"""What a model is made of, from a preset, a configuration or a checkpoint's header; no torch."""
+
+from tonnage.models.config import from_config
+from tonnage.models.find import find_model
+from tonnage.models.presets import all_presets
+from tonnage.models.shape import Attention, AttentionKind, FeedForward, Layer, ModelShape, Stack
+
+__all__ = [
+    "Attention",
+    "AttentionKind",
+    "FeedForward",
+    "Layer",
+    "ModelShape",
+    "Stack",
+    "all_presets",
+    "find_model",
+    "from_config",
+]

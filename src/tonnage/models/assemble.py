@@ -1,0 +1,153 @@
+"""Put counted tensors and described layers together into a `ModelShape`.
+
+Tensors that a loop repeats are layers; the lists that they stand in ("encoder.block", "decoder.block") are stacks. What
+the fields cannot say of a layer (is it sparse, does it keep a state) its tensors do.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tonnage.models import roles
+from tonnage.models.fields import Fields
+from tonnage.models.shape import Attention, FeedForward, Layer, Stack
+from tonnage.models.structure import attention, feed_forward, is_parallel, recurrent
+from tonnage.models.templates import Tensor, Values
+
+# Stacks in the order in which data passes them.
+_FIRST = re.compile(r"vision|visual|image|audio|speech|encoder(?!\.layer)|vit\b|dvt")
+_LAST = re.compile(r"decoder|text|language|lm\b|llm")
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What the layers of a model are described by."""
+
+    model_type: str
+    values: Values
+    encoder: bool  # every token sees every other
+
+    def fields(self, loop: str) -> Fields:
+        """Of the part whose field counts the loop."""
+        return Fields(self.values, loop.rpartition(".")[0])
+
+
+def stacks(model: Model, tensors: Iterable[Tensor]) -> tuple[tuple[Stack, ...], list[Tensor]]:
+    """The stacks in order, and the tensors that belong to none."""
+    lists: dict[str, list[Tensor]] = {}
+    outside = []
+    for tensor in tensors:
+        if tensor.members is None:
+            outside.append(tensor)
+        else:
+            lists.setdefault(tensor.name.partition(".*")[0], []).append(tensor)
+    groups: dict[str, list[str]] = {}
+    for path, members in lists.items():
+        if any(len(tensor.shape) > 1 for tensor in members):
+            groups.setdefault(_stack_name(path), []).append(path)
+        else:
+            outside += members
+    ordered = sorted(groups, key=lambda name: (bool(_LAST.search(name)), not _FIRST.search(name)))
+    two_sided = any("encoder" in name for name in ordered) and any("decoder" in name for name in ordered)
+    return tuple(_stack(model, groups[name], lists, two_sided) for name in ordered), outside
+
+
+def _stack_name(path: str) -> str:
+    """Stages of one tower ("layers.0.blocks", "layers.1.blocks") belong together."""
+    return re.sub(r"\.\d+(\..*)?$", "", path)
+
+
+def _stack(model: Model, paths: Sequence[str], lists: Mapping[str, list[Tensor]], two_sided: bool) -> Stack:
+    layers: list[Layer] = []
+    hidden = 0
+    for path in paths:
+        fields = model.fields(lists[path][0].loop)
+        side = ("decoder" if "decoder" in path else "encoder") if two_sided else ""
+        causal = side == "decoder" if two_sided else not (model.encoder or _looks_back(path))
+        stage = _stage(model, lists[path], fields, side, causal)
+        layers += stage
+        hidden = _width(lists[path]) or hidden
+    return Stack(layers=tuple(layers), hidden=hidden, causal=causal, tokens=_tokens(fields, side))
+
+
+def _looks_back(path: str) -> bool:
+    return bool(re.search(r"vision|visual|image|audio|(^|\.)encoder", path)) and "text" not in path
+
+
+def _width(tensors: Sequence[Tensor]) -> int:
+    """The layer's width: what its norms are as wide as, else the commonest last dimension."""
+    norms = [tensor.shape[-1] for tensor in tensors if tensor.shape and roles.is_norm(tensor.name, len(tensor.shape))]
+    sizes = norms or [tensor.shape[-1] for tensor in tensors if len(tensor.shape) > 1]
+    return max(set(sizes), key=sizes.count) if sizes else 0
+
+
+def _tokens(fields: Fields, side: str) -> int:
+    """Positions that a picture or a recording fixes."""
+    image, patch = fields.get("image_size"), fields.get("patch_size")
+    if isinstance(image, int) and isinstance(patch, int) and patch > 0 and not fields.find("vocab"):
+        return (image // patch) ** 2
+    frames = fields.get("max_source_positions")
+    return frames if isinstance(frames, int) and side == "encoder" else 0
+
+
+def _stage(model: Model, tensors: Sequence[Tensor], fields: Fields, side: str, causal: bool) -> list[Layer]:
+    by_index: dict[int, list[int]] = {}
+    for number, tensor in enumerate(tensors):
+        for index in tensor.members or ():
+            by_index.setdefault(index, []).append(number)
+    made: dict[tuple[tuple[int, ...], Attention | None], Layer] = {}
+    layers = []
+    for index in sorted(by_index):
+        held = tuple(by_index[index])
+        names = [tensors[number].name for number in held]
+        mixer = _mixer(model, fields, names, index, side, causal)
+        if (held, mixer) not in made:
+            made[held, mixer] = _layer(model, fields, [tensors[number] for number in held], mixer, side)
+        layers.append(made[held, mixer])
+    return layers
+
+
+def _mixer(model: Model, fields: Fields, names: Sequence[str], index: int, side: str, causal: bool) -> Attention | None:
+    """Attention where there are queries; a state where there are only a recurrent mixer's tensors."""
+    if any(roles.is_recurrent(name) for name in names) and not any(
+        re.search(r"self_attn|\bq_proj", name) for name in names
+    ):
+        return recurrent(fields)
+    if not any(roles.is_attention(name) for name in names):
+        return None
+    return attention(fields, model.model_type, index, causal=causal, side=side)
+
+
+def _layer(model: Model, fields: Fields, tensors: Sequence[Tensor], mixer: Attention | None, side: str) -> Layer:
+    norms = [tensor for tensor in tensors if roles.is_norm(tensor.name, len(tensor.shape))]
+    rest = [tensor for tensor in tensors if tensor not in norms]
+    mixing = [tensor for tensor in rest if roles.is_attention(tensor.name)]
+    mlp = [tensor for tensor in rest if tensor not in mixing]
+    experts = [tensor for tensor in mlp if roles.is_routed_expert(tensor.name)]
+    form = _feed_forward(fields, mlp, experts, side)
+    crossing = mixer is not None and any(roles.is_cross(tensor.name) for tensor in mixing)
+    return Layer(
+        attention=mixer,
+        cross_attention=replace(mixer, causal=False, window=0) if mixer is not None and crossing else None,
+        feed_forward=form,
+        attention_parameters=_total(mixing),
+        feed_forward_parameters=_total(mlp),
+        expert_parameters=_total(experts) // form.experts if form and form.experts else 0,
+        norm_parameters=_total(norms),
+        norms=sum(tensor.name.endswith("weight") for tensor in norms),
+        rms_norm=not any(tensor.name.endswith("bias") for tensor in norms),
+        parallel=is_parallel(fields, model.model_type),
+    )
+
+
+def _feed_forward(fields: Fields, mlp: Sequence[Tensor], experts: Sequence[Tensor], side: str) -> FeedForward | None:
+    matrices = [tensor for tensor in mlp if len(tensor.shape) > 1]
+    if not matrices:
+        return None
+    widest = max(max(tensor.shape) for tensor in matrices)
+    gated = any(roles.is_gate(tensor.name) for tensor in matrices)
+    return feed_forward(fields, widest=widest, gated=gated, sparse=bool(experts and fields.find("experts")), side=side)
+
+
+def _total(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.elements for tensor in tensors)

@@ -1,0 +1,155 @@
+"""A model's shape from a Hugging Face configuration, as saved or published. It reads no files and builds no model.
+
+The class that is counted is the first of `architectures`, else the usual one of the type: the causal language model of
+a decoder, the masked one of an encoder such as BERT, the conditional generation of an encoder-decoder, the classifier
+of a vision model.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from tonnage.errors import BadModel
+from tonnage.models import roles
+from tonnage.models.architectures import architecture
+from tonnage.models.assemble import Model, stacks
+from tonnage.models.closest import closest
+from tonnage.models.expressions import names_in
+from tonnage.models.fields import SYNONYMS, Fields
+from tonnage.models.shape import ModelShape
+from tonnage.models.stored import stored_format
+from tonnage.models.templates import Tensor, Values, tensors
+
+_DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp8", "float64": "fp64"}
+_SCORES = ("CausalLM", "LMHeadModel", "MaskedLM", "ConditionalGeneration", "LMHead", "ForPreTraining", "Seq2SeqLM")
+
+
+def from_config(config: Mapping[str, Any], name: str = "") -> ModelShape:
+    """The shape of the model that transformers would build from this configuration."""
+    if not isinstance(config, Mapping):
+        raise BadModel("A model configuration must be a JSON object.", hint="Give the config.json of the model.")
+    model_type = _model_type(config)
+    row = architecture(model_type)
+    if row is None or "tensors" not in row:
+        return _unknown(config, model_type, name)
+    values = Values(config, row)
+    head, notes = _head(config, row)
+    _check(row, values)
+    found = list(_all_tensors(config, row, values, head))
+    shape = _shape(Model(model_type, values, _is_encoder(row, head)), found, name or model_type, head, notes)
+    if row.get("doubtful"):
+        note = f"{model_type!r} follows rules that are only partly known: its count may be off."
+        shape = replace(shape, exact=False, notes=(*shape.notes, note))
+    return replace(shape, dtype=stored_format(config) or shape.dtype)
+
+
+def _check(row: Mapping[str, Any], values: Values) -> None:
+    """Refuse what transformers refuses: nothing of something, and heads that do not divide the width."""
+    part = "text_config" if values("text_config.hidden_size") else ""
+    fields = Fields(values, part)
+    hidden, heads, _ = (
+        None if fields.find(meant) is None else fields.need(meant) for meant in ("hidden", "heads", "layers")
+    )
+    paths = [f"{part}.{name}".lstrip(".") for name in SYNONYMS["head_dim"]]
+    stated = any(path in values or (values(path) is not None and path not in row["derived"]) for path in paths)
+    lenient = any("head_dim is None" in template[3] for template in row["tensors"])
+    if hidden and heads and hidden % heads and not stated and not lenient and fields.get("kv_lora_rank") is None:
+        raise BadModel(
+            f"A width of {hidden} cannot be shared out among {heads} heads.",
+            hint="Give a hidden size that the heads divide, or state 'head_dim'.",
+        )
+
+
+def _model_type(config: Mapping[str, Any]) -> str:
+    """As stated, else as the class is named ("LlamaForCausalLM")."""
+    stated = config.get("model_type")
+    if isinstance(stated, str) and stated:
+        return stated
+    named = config.get("architectures")
+    first = str(named[0]) if isinstance(named, list) and named else ""
+    return first.partition("For")[0].removesuffix("LMHeadModel").removesuffix("Model").lower() or "unknown"
+
+
+def _unknown(config: Mapping[str, Any], model_type: str, name: str) -> ModelShape:
+    """Counted as something like it, and said so."""
+    like = closest(config)
+    shape = from_config(like, name or model_type)
+    note = f"The architecture {model_type!r} is not known; counted as {like['model_type']!r} of the same dimensions."
+    return replace(shape, architecture=model_type, exact=False, notes=(note, *shape.notes))
+
+
+def _head(config: Mapping[str, Any], row: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
+    named = config.get("architectures")
+    wanted = str(named[0]) if isinstance(named, list) and named else ""
+    known = {head.lower(): head for head in row["heads"]}
+    usual = next(iter(row["heads"]))
+    if not wanted or wanted.lower() in known:
+        return known.get(wanted.lower(), usual), ()
+    return usual, (f"The class {wanted!r} is not known; counted as {usual}.",)
+
+
+def _is_encoder(row: Mapping[str, Any], head: str) -> bool:
+    heads = " ".join(row["heads"])
+    return "MaskedLM" in head or "ImageClassification" in heads or ("MaskedLM" in heads and "CausalLM" not in head)
+
+
+def _all_tensors(config: Mapping[str, Any], row: Mapping[str, Any], values: Values, head: str) -> Iterator[Tensor]:
+    """Those of the row, with a part that is of another type than usual replaced by that type's."""
+    found = list(tensors(row, values, head))
+    for part, usual in row["defaults"].items():
+        given = config.get(part)
+        if isinstance(usual, Mapping) and isinstance(given, Mapping) and given.get("model_type"):
+            other = architecture(str(given["model_type"]))
+            if given["model_type"] != usual.get("model_type") and other is not None and "tensors" in other:
+                found = _with_part(found, part, given, other)
+    yield from found
+
+
+def _with_part(found: list[Tensor], part: str, given: Mapping[str, Any], other: Mapping[str, Any]) -> list[Tensor]:
+    """The tower that the part describes, rebuilt as the other type's bare model."""
+    looped = [
+        tensor for tensor in found if tensor.loop and all(name.startswith(f"{part}.") for name in names_in(tensor.loop))
+    ]
+    if not looped:
+        return found
+    tower = looped[0].name.partition(".")[0]
+    bare = next((head for head in reversed(other["heads"]) if head.endswith("Model")), next(iter(other["heads"])))
+    inner = [
+        replace(tensor, name=f"{tower}.{tensor.name}", loop=f"{part}.{tensor.loop}" if tensor.loop else "")
+        for tensor in tensors(other, Values(given, other), bare)
+    ]
+    return [tensor for tensor in found if tensor.name.partition(".")[0] != tower] + inner
+
+
+def _shape(model: Model, found: list[Tensor], name: str, head: str, notes: tuple[str, ...]) -> ModelShape:
+    text = Fields(model.values, "text_config") if model.values("text_config.hidden_size") else Fields(model.values)
+    made, outside = stacks(model, found)
+    heads = sum(_count(tensor) for tensor in outside if roles.is_head(tensor.name))
+    embedded = sum(_count(tensor) for tensor in outside if roles.is_embedding(tensor.name))
+    total = sum(_count(tensor) for tensor in outside)
+    dtype = model.values("torch_dtype") or model.values("dtype")
+    logits = head.endswith(_SCORES)
+    return ModelShape(
+        name=name,
+        architecture=model.model_type,
+        stacks=made,
+        vocab=text.find("vocab") or 0,
+        tied=logits and _tied(model.values, outside),
+        embedding_parameters=embedded,
+        head_parameters=heads,
+        other_parameters=total - heads - embedded,
+        logits=logits,
+        max_positions=text.find("positions") or 0,
+        dtype=_DTYPES.get(str(dtype).removeprefix("torch."), "bf16" if dtype is None else str(dtype)),
+        notes=notes,
+    )
+
+
+def _tied(values: Values, outside: list[Tensor]) -> bool:
+    """No matrix of the head is as large as the embedding."""
+    vocab = values("vocab_size") or values("text_config.vocab_size")
+    return not any(roles.is_head(tensor.name) and len(tensor.shape) > 1 and vocab in tensor.shape for tensor in outside)
+
+
+def _count(tensor: Tensor) -> int:
+    return tensor.elements * (1 if tensor.members is None else len(tensor.members))

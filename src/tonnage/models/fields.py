@@ -1,0 +1,108 @@
+"""Read a configuration's fields under the many names that model families give them, and refuse nonsense.
+
+| meant           | written                                                              |
+|-----------------|----------------------------------------------------------------------|
+| hidden          | hidden_size, n_embd, d_model, dim ...                                |
+| layers          | num_hidden_layers, n_layer, num_layers ...                           |
+| heads           | num_attention_heads, n_head, num_heads ...                           |
+
+This module does not know what a model does with a field.
+"""
+
+import math
+import reprlib
+from collections.abc import Callable, Mapping
+from types import NoneType
+from typing import Any
+
+from tonnage.errors import BadModel
+
+# No dimension of a model comes near this; a number beyond it is a slip of the pen.
+LARGEST = 10**9
+
+SYNONYMS: Mapping[str, tuple[str, ...]] = {
+    "hidden": ("hidden_size", "n_embd", "d_model", "dim", "embed_dim", "embedding_size", "hidden_dim"),
+    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "encoder_layers"),
+    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads"),
+    "kv_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "kv_n_heads", "num_attention_groups"),
+    "head_dim": ("head_dim", "d_kv", "attention_head_dim", "kv_channels", "attention_head_size"),
+    "intermediate": (
+        "intermediate_size",
+        "n_inner",
+        "d_ff",
+        "ffn_dim",
+        "encoder_ffn_dim",
+        "ffn_hidden_size",
+        "hidden_dim",
+    ),
+    "vocab": ("vocab_size", "n_vocab", "padded_vocab_size"),
+    "positions": (
+        "max_position_embeddings",
+        "n_positions",
+        "max_seq_len",
+        "n_ctx",
+        "seq_length",
+        "max_sequence_length",
+    ),
+    "experts": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts"),
+    "experts_per_token": ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "top_k", "moe_k"),
+    "expert_intermediate": (
+        "moe_intermediate_size",
+        "expert_ffn_hidden_size",
+        "moe_ffn_hidden_size",
+        "intermediate_size",
+    ),
+    "shared_intermediate": ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"),
+    "window_start": ("max_window_layers",),
+    "window": ("sliding_window", "sliding_window_size", "local_attention", "window_size", "attention_chunk_size"),
+}
+
+
+class Fields:
+    """The fields of a configuration, or of a part of it, found by `lookup`; null counts as absent."""
+
+    def __init__(self, lookup: Callable[[str], Any], part: str = "") -> None:
+        self._lookup = lookup
+        self._prefix = f"{part}." if part else ""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The field as it is written."""
+        value = self._lookup(self._prefix + name)
+        return default if value is None else value
+
+    def find(self, meant: str) -> int | None:
+        """The whole number that some synonym of `meant` gives."""
+        name = self._name(meant)
+        return self.whole(name) if name is not None else None
+
+    def need(self, meant: str) -> int:
+        """As `find`, and at least one."""
+        name = self._name(meant)
+        if name is None:
+            known_as = ", ".join(SYNONYMS[meant][:3])
+            raise BadModel(
+                f"The configuration does not say {meant!r}.", hint=f"Add the field; it is known as: {known_as}."
+            )
+        return self.whole(name, least=1)
+
+    def whole(self, name: str, *, least: int = 0) -> int:
+        """One field, checked."""
+        return whole(self.get(name), self._prefix + name, least=least)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """A field that is true or false."""
+        return bool(self.get(name, default))
+
+    def _name(self, meant: str) -> str | None:
+        return next((name for name in SYNONYMS[meant] if not isinstance(self.get(name), (list, dict, NoneType))), None)
+
+
+def whole(value: object, name: str, *, least: int = 0) -> int:
+    """A whole number within reason, or a clear refusal."""
+    if isinstance(value, float) and math.isfinite(value) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise BadModel(f"{name!r} is {reprlib.repr(value)}, not a whole number.", hint=f"Give {name!r} a whole number.")
+    if not least <= value <= LARGEST:
+        raise BadModel(f"{name!r} is {reprlib.repr(value)}.", hint=f"It must lie between {least} and {LARGEST:,}.")
+    return value

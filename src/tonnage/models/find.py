@@ -1,0 +1,133 @@
+"""One door to a model: a preset's name, a configuration, a folder, a checkpoint or, when asked, the hub.
+
+| given                                         | read                                                 |
+|-----------------------------------------------|------------------------------------------------------|
+| `llama-3.1-8b`, `meta-llama/Llama-3.1-8B`     | the preset                                           |
+| `path/to/config.json`                         | the configuration                                    |
+| `path/to/folder`                              | its config.json, and its safetensors headers         |
+| `model.safetensors`, `...safetensors.index.json` | headers only, and a config.json beside them       |
+| any other `owner/name`, with `online`         | the hub's config.json                                |
+"""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from tonnage.errors import BadModel, MissingPart, UnknownModel
+from tonnage.models.config import from_config
+from tonnage.models.files import INDEX, read_json
+from tonnage.models.presets import find_preset, unknown
+from tonnage.models.shape import ModelShape
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_PATH_LIKE = re.compile(r"^[./~]|\.(json|safetensors|bin|pt|pth|gguf)$|/.*/")
+
+
+def find_model(name_or_path: str, *, online: bool = False) -> ModelShape:
+    """The shape of what the text names."""
+    path = Path(name_or_path).expanduser()
+    if _exists(path):
+        return _from_path(path)
+    preset = find_preset(name_or_path)
+    if preset is not None:
+        return preset
+    if _is_folder(path):
+        raise BadModel(f"The folder {path} holds no model.", hint="It needs a config.json or .safetensors files.")
+    if _PATH_LIKE.search(name_or_path):
+        raise UnknownModel(f"There is no file or folder {name_or_path!r}.", hint="Check the path.")
+    if online and _HUB_ID.fullmatch(name_or_path):
+        return _from_hub(name_or_path)
+    raise unknown(name_or_path)
+
+
+def _exists(path: Path) -> bool:
+    """A file, or a folder with a model in it."""
+    try:
+        if path.is_dir():
+            return (path / "config.json").is_file() or bool(_checkpoint_in(path))
+        return path.exists()
+    except (OSError, ValueError):  # a name too long, or with a null in it
+        return False
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir() and path != Path()
+    except (OSError, ValueError):
+        return False
+
+
+def _from_path(path: Path) -> ModelShape:
+    try:
+        if path.is_dir():
+            return _from_folder(path)
+        if not path.is_file():
+            raise BadModel(f"{path} is not a file.", hint="Give a config.json, a folder or a .safetensors file.")
+        if path.name.endswith((".safetensors", ".safetensors.index.json")):
+            return _from_checkpoint(path)
+        return from_config(read_json(path), _name(path))
+    except OSError as error:
+        raise BadModel(
+            f"{path} cannot be read: {error.strerror}.", hint="Check the path and its permissions."
+        ) from None
+
+
+def _name(path: Path) -> str:
+    return path.parent.absolute().name if path.name == "config.json" else path.stem
+
+
+def _checkpoint_in(folder: Path) -> Path | None:
+    if (folder / INDEX).is_file():
+        return folder / INDEX
+    return min(folder.glob("*.safetensors"), default=None)
+
+
+def _from_folder(folder: Path) -> ModelShape:
+    checkpoint = _checkpoint_in(folder)
+    config = folder / "config.json"
+    if checkpoint is None or checkpoint.name.startswith("adapter_"):
+        return from_config(read_json(config), folder.absolute().name)
+    return replace(_from_checkpoint(checkpoint), name=folder.absolute().name)
+
+
+def _from_checkpoint(path: Path) -> ModelShape:
+    # A preset, the usual request, needs neither.
+    from tonnage.models.checkpoint import read_checkpoint
+    from tonnage.models.headers import from_tensors, with_config
+
+    config = path.with_name("config.json")
+    shape = from_config(read_json(config), _name(path)) if config.is_file() else None
+    try:
+        tensors = read_checkpoint(path)
+    except BadModel as error:
+        if shape is None or not path.name.endswith(".index.json"):
+            raise
+        return replace(shape, notes=(*shape.notes, str(error)))
+    if shape is not None:
+        return with_config(shape, tensors)
+    _refuse_lone_shard(path)
+    return from_tensors(tensors, path.stem)
+
+
+def _refuse_lone_shard(path: Path) -> None:
+    shard = re.search(r"-(\d+)-of-(\d+)\.safetensors$", path.name)
+    if shard and int(shard[2]) > 1 and not path.with_name(INDEX).is_file():
+        raise BadModel(
+            f"{path} is one shard of {int(shard[2])}, and neither their index nor a config.json is beside it.",
+            hint=f"Put {INDEX} beside the shards, or give the model's config.json.",
+        )
+
+
+def _from_hub(hub_id: str) -> ModelShape:
+    try:
+        from huggingface_hub import hf_hub_download
+    except ImportError:
+        raise MissingPart("Going online needs huggingface_hub.", hint="pip install huggingface_hub") from None
+    try:
+        config = hf_hub_download(hub_id, "config.json")
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise UnknownModel(
+            f"The hub gave no config.json of {hub_id!r}: {reason}", hint="Check the id, or log in."
+        ) from None
+    return from_config(read_json(Path(config)), hub_id)

@@ -1,0 +1,91 @@
+"""Models that people name: their published configurations are data (`data/presets.json`). Nothing is downloaded.
+
+| asked                                                     | found            |
+|-----------------------------------------------------------|------------------|
+| "llama-3.1-70b", "llama3.1-70B", "Llama 3.1 70B"          | llama-3.1-70b    |
+| "meta-llama/Llama-3.1-8B-Instruct"                        | llama-3.1-8b     |
+| "gpt2-medium", "openai-community/gpt2-medium"             | gpt2-medium      |
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tonnage.errors import UnknownModel
+from tonnage.models.config import from_config
+from tonnage.models.shape import ModelShape
+
+_DATA = Path(__file__).parent / "data" / "presets.json"
+# Words at the end of a hub name that do not change a model's shape.
+_VARIANT = re.compile(r"(instruct|chat|it|pt|base|hf|bf16|fp16)$")
+
+
+def all_presets() -> tuple[str, ...]:
+    """Every preset's name, in the order of the file."""
+    return tuple(_presets())
+
+
+def find_preset(name: str) -> ModelShape | None:
+    """The preset of that name or hub id; None where there is none."""
+    plain = _plain(name)
+    names = _by_name()
+    key = next((names[form] for form in (plain, _without_variant(plain)) if form in names), None)
+    return _shape(key) if key is not None else None
+
+
+def hub_id(name: str) -> str:
+    """What an engine that downloads calls this preset; the name itself where it is none or has no such id."""
+    plain = _plain(name)
+    key = _by_name().get(plain) or _by_name().get(_without_variant(plain))
+    return next((each for each in _presets()[key]["names"] if "/" in each), name) if key and "/" not in name else name
+
+
+def unknown(name: str) -> UnknownModel:
+    """The error for a name that nothing answers to, with the closest presets."""
+    from difflib import get_close_matches
+
+    close = [_by_name()[match] for match in get_close_matches(_plain(name), _by_name(), n=8, cutoff=0.5)]
+    offered = ", ".join(list(dict.fromkeys(close))[:4])
+    hint = f"Did you mean one of: {offered}?" if offered else "Give a preset, a config.json, a folder or a checkpoint."
+    return UnknownModel(f"There is no preset, file or folder called {name!r}.", hint=hint)
+
+
+def preset_config(key: str) -> Mapping[str, Any]:
+    """The published configuration."""
+    row = _presets()[key]
+    base = preset_config(row["like"]) if "like" in row else {}
+    return {**base, **row.get("config", {})}
+
+
+@cache
+def _shape(key: str) -> ModelShape:
+    return from_config(preset_config(key), key)
+
+
+@cache
+def _presets() -> Mapping[str, Any]:
+    presets: dict[str, Any] = json.loads(_DATA.read_bytes())
+    return presets
+
+
+@cache
+def _by_name() -> Mapping[str, str]:
+    names: dict[str, str] = {}
+    for key, row in _presets().items():
+        for name in (key, *row["names"]):
+            for plain in {_plain(name), _plain(name.rpartition("/")[2])}:
+                names.setdefault(plain, key)
+    return names
+
+
+def _plain(name: str) -> str:
+    """Without what people leave out; a point between digits stays, for 1.3b is not 13b."""
+    return re.sub(r"[^a-z0-9/.]|\.(?!\d)|(?<!\d)\.", "", name.lower())
+
+
+def _without_variant(plain: str) -> str:
+    shorter = _VARIANT.sub("", plain)
+    return shorter if shorter == plain else _without_variant(shorter)

@@ -1,0 +1,66 @@
+"""What a tensor is for, by its name: attention, MLP, norm, embedding or head. Names are those of transformers."""
+
+import re
+
+_ATTENTION = re.compile(
+    r"att|mixer|mamba|ssm|conv|recurrent|temporal_block|token_mix|time_mix|retention|rotary|kda", re.IGNORECASE
+)
+_RECURRENT = re.compile(
+    r"linear_attn|mamba|ssm|A_log|recurrent|rg_lru|short_?conv|\bconv\b|kda|time_mix|time_decay|delta_?net|receptance"
+)
+_CROSS = re.compile(r"EncDecAttention|encoder_attn|cross_?att|crossattention|encoder_decoder_att", re.IGNORECASE)
+_NORM = re.compile(r"norm|(^|\.)ln_?\w*\.|layrnorm", re.IGNORECASE)
+_INNER_NORM = re.compile(
+    r"(q|k|v|query|key|qk|kv|q_a|kv_a|b|c|dt|mamba|linear_attn|mixer|ssm)[._](layer_?)?norm|(attn|attention)\.(norm|sub_norm)",
+    re.IGNORECASE,
+)
+_EXPERTS = re.compile(r"experts?(\.|_|$)")
+_SHARED = re.compile(r"shared|router|gate\.|gate$|gate\.weight|residual|dense")
+_GATED = re.compile(
+    r"gate_proj|gate_up|gate_and_up|wi_1|\bw3\b|linear_v|w1_w3|gated|fc1_g|gate_linear|Wi\b|c_fc_1|input_linear"
+)
+_EMBEDDING = re.compile(r"embed|wte|wpe|shared\.|patch|position|token_type|cls_token|class_token|mask_token|register")
+_HEAD = re.compile(
+    r"^(lm_head|cls|classifier|score|qa_outputs|embed_out|output_projection|generator|head|ctc|decoder\.(bias|weight)$|"
+    r"predictions|final_logits|logit|vocab_|lm_|pred_layer|proj_out|distillation_classifier|cls_classifier|fc\d?\.)"
+)
+
+
+def is_cross(name: str) -> bool:
+    """Attention of a decoder to its encoder."""
+    return bool(_CROSS.search(name))
+
+
+def is_recurrent(name: str) -> bool:
+    """Part of a mixer that keeps a state."""
+    return bool(_RECURRENT.search(name))
+
+
+def is_norm(name: str, dimensions: int) -> bool:
+    """A norm of the layer (not of queries and keys, which belong to attention)."""
+    return dimensions <= 1 and bool(_NORM.search(name)) and not _INNER_NORM.search(name)
+
+
+def is_attention(name: str) -> bool:
+    """Part of what mixes tokens."""
+    return bool(_ATTENTION.search(name))
+
+
+def is_routed_expert(name: str) -> bool:
+    """Of the experts that a router chooses among."""
+    return bool(_EXPERTS.search(name)) and not _SHARED.search(name)
+
+
+def is_gate(name: str) -> bool:
+    """The third matrix of an MLP."""
+    return bool(_GATED.search(name))
+
+
+def is_embedding(name: str) -> bool:
+    """Of tokens, positions or patches."""
+    return bool(_EMBEDDING.search(name)) and not is_head(name)
+
+
+def is_head(name: str) -> bool:
+    """Of the scores at the end."""
+    return bool(_HEAD.search(name))

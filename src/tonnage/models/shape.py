@@ -1,0 +1,140 @@
+"""A model as the budget sees it: how many layers of what form, and how many parameters where.
+
+One `Layer` object stands for every layer that is like it, so a shape of eighty layers holds one or two of them. This
+module does not know configurations, checkpoints or presets: `models.config` and its neighbours make shapes.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import groupby
+
+
+class AttentionKind(StrEnum):
+    """What a layer keeps of the tokens before."""
+
+    FULL = "full"  # every key and value
+    SLIDING = "sliding"  # those of a window
+    LATENT = "latent"  # one compressed vector a token (DeepSeek's MLA)
+    RECURRENT = "recurrent"  # a state of fixed size (Mamba, linear attention)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """One attention (or state-space) mixer. `window` is 0 where it sees everything."""
+
+    kind: AttentionKind = AttentionKind.FULL
+    heads: int
+    kv_heads: int
+    head_dim: int  # of a query and key head
+    value_head_dim: int  # of a value head: differs from `head_dim` in latent attention
+    window: int = 0
+    latent_rank: int = 0  # LATENT: the compressed keys and values of a token
+    query_rank: int = 0  # LATENT: the compressed query, 0 where queries are not compressed
+    rope_dim: int = 0  # LATENT: the rotary part that is kept beside the latent vector
+    state_elements: int = 0  # RECURRENT: numbers kept for one sequence
+    causal: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedForward:
+    """The MLP of a layer: plain (two matrices) or gated (three); `experts` is 0 where it is dense.
+
+    `intermediate` is the width of one expert in a mixture. `shared_intermediate` is the width of what every token
+    passes beside its experts (0: nothing).
+    """
+
+    intermediate: int
+    gated: bool
+    experts: int = 0
+    experts_per_token: int = 0
+    shared_intermediate: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """A transformer block. Parameters are exact counts; the parts sum to `parameters`."""
+
+    attention: Attention | None
+    cross_attention: Attention | None = None  # of an encoder-decoder's decoder
+    feed_forward: FeedForward | None
+    attention_parameters: int  # with biases, and the norms inside (query and key norms); cross-attention too
+    feed_forward_parameters: int  # of all experts, router and shared experts too
+    expert_parameters: int = 0  # of one expert, 0 where dense
+    norm_parameters: int
+    norms: int = 2
+    rms_norm: bool = False
+    parallel: bool = False  # attention and MLP read the same input (GPT-J, Falcon, Pythia)
+
+    @property
+    def parameters(self) -> int:
+        """Of the layer."""
+        return self.attention_parameters + self.feed_forward_parameters + self.norm_parameters
+
+    @property
+    def active_parameters(self) -> int:
+        """Those that one token passes."""
+        mlp = self.feed_forward
+        idle = (mlp.experts - mlp.experts_per_token) * self.expert_parameters if mlp and mlp.experts else 0
+        return self.parameters - idle
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """An encoder or a decoder: its layers in order, and how many tokens it sees where that is not the sequence."""
+
+    layers: tuple[Layer, ...]
+    hidden: int
+    causal: bool = True
+    tokens: int = 0  # fixed by the model (patches of a picture, frames of a recording); 0: the sequence
+
+    def groups(self) -> Iterator[tuple[Layer, int]]:
+        """Runs of like layers, with their number."""
+        for layer, run in groupby(self.layers):
+            yield layer, len(list(run))
+
+    @property
+    def parameters(self) -> int:
+        """Of its layers."""
+        return sum(layer.parameters for layer in self.layers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """A whole model. `stacks` has one entry for a decoder or an encoder, two for an encoder-decoder (encoder first)."""
+
+    name: str
+    architecture: str  # the `model_type` of its configuration, or "unknown"
+    stacks: tuple[Stack, ...]
+    vocab: int  # 0: no tokens
+    tied: bool  # the head is the embedding: counted once, in `embedding_parameters`
+    embedding_parameters: int  # tokens, positions, token types, patches
+    head_parameters: int  # the head's own: 0 where tied (but for its bias) or where there is none
+    other_parameters: int = 0  # final norms, poolers, projections between widths
+    logits: bool = True  # the model ends in scores over the vocabulary
+    max_positions: int = 0  # 0: not stated
+    dtype: str = "bf16"  # of the published weights
+    exact: bool = True  # False: the architecture is not known, and counted as the closest one that is
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def parameters(self) -> int:
+        """All of them, ties counted once."""
+        outside = self.embedding_parameters + self.head_parameters + self.other_parameters
+        return outside + sum(stack.parameters for stack in self.stacks)
+
+    @property
+    def active_parameters(self) -> int:
+        """Those that one token passes: fewer than all in a mixture of experts."""
+        idle = sum(layer.parameters - layer.active_parameters for stack in self.stacks for layer in stack.layers)
+        return self.parameters - idle
+
+    @property
+    def decoder(self) -> Stack:
+        """The stack that ends in the head: the last."""
+        return self.stacks[-1]
+
+    @property
+    def hidden(self) -> int:
+        """The width of that stack."""
+        return self.decoder.hidden

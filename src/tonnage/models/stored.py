@@ -1,0 +1,43 @@
+"""How a checkpoint keeps its weights, by the `quantization_config` that its publisher put beside them.
+
+| method                                        | format                              |
+|-----------------------------------------------|-------------------------------------|
+| fp8, fbgemm_fp8, modelopt                     | fp8                                 |
+| awq, gptq, auto-round, bitsandbytes           | int4 or int8, as it says            |
+| compressed-tensors                            | what its first group of weights has |
+| mxfp4                                         | mxfp4: the experts alone            |
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+_PLAIN = {"fp8": "fp8", "fbgemm_fp8": "fp8", "modelopt": "fp8", "mxfp4": "mxfp4", "finegrained_fp8": "fp8"}
+_BY_BITS = {4: "int4", 8: "int8"}
+
+
+def stored_format(config: Mapping[str, Any]) -> str:
+    """The format of the quantised matrices; empty where nothing is quantised, or in a way that is not known."""
+    quantized = config.get("quantization_config")
+    if not isinstance(quantized, Mapping):
+        return ""
+    method = str(quantized.get("quant_method", ""))
+    if method == "compressed-tensors":
+        return _of_group(quantized)
+    if method == "bitsandbytes":
+        return "int4" if quantized.get("load_in_4bit") else "int8"
+    return _PLAIN.get(method) or _BY_BITS.get(_whole(quantized.get("bits", quantized.get("w_bit"))), "")
+
+
+def _of_group(quantized: Mapping[str, Any]) -> str:
+    groups = quantized.get("config_groups")
+    first = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
+    weights = first.get("weights") if isinstance(first, Mapping) else None
+    if not isinstance(weights, Mapping):
+        return ""
+    if weights.get("type") == "float":
+        return "fp8" if weights.get("num_bits") == 8 else ""
+    return _BY_BITS.get(_whole(weights.get("num_bits")), "")
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) else 0

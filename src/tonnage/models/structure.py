@@ -1,0 +1,156 @@
+"""What each layer of a configured model is: its heads, windows, experts. No parameter is counted here.
+
+Most families say the same things in different words; `fields` knows the words, and this module the few rules by which
+a family decides which layer slides and what a state holds.
+"""
+
+from tonnage.errors import BadModel
+from tonnage.models.fields import Fields
+from tonnage.models.shape import Attention, AttentionKind, FeedForward
+
+# Every n-th layer sees everything and the others a window, unless the configuration lists `layer_types`.
+_FULL_EVERY = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4, "gpt_oss": 2, "olmo3": 4, "exaone4": 4}
+# Their window counts only where a switch is on; elsewhere a window that is written down is used.
+_WINDOW_SWITCH = dict.fromkeys(("qwen2", "qwen3", "qwen2_moe", "qwen3_moe"), "use_sliding_window")
+_SLIDING = {"sliding_attention", "chunked_attention", "sliding", "local", "local_attention"}
+_PARALLEL_FLAGS = ("use_parallel_residual", "parallel_attn", "parallel_residual")
+_ALWAYS_PARALLEL = {"gptj", "codegen", "phi", "cohere", "cohere2"}
+
+
+def attention(fields: Fields, model_type: str, index: int, *, causal: bool, side: str = "") -> Attention | None:
+    """The attention of a layer that has one; None where the configuration does not say how many heads."""
+    if fields.get("kv_lora_rank") is not None and fields.get("qk_rope_head_dim") is not None:
+        return _latent(fields)
+    heads = _heads(fields, side)
+    if not heads:
+        return None
+    head_dim = _head_dim(fields, heads)
+    window = fields.find("window") or 0 if _slides(fields, model_type, index) else 0
+    return Attention(
+        kind=AttentionKind.SLIDING if window else AttentionKind.FULL,
+        heads=heads,
+        kv_heads=_kv_heads(fields, heads),
+        head_dim=head_dim,
+        value_head_dim=head_dim,
+        window=window,
+        causal=causal,
+    )
+
+
+def recurrent(fields: Fields) -> Attention:
+    """A mixer that keeps a state."""
+    state = _state_elements(fields)
+    kind = AttentionKind.RECURRENT
+    return Attention(kind=kind, heads=0, kv_heads=0, head_dim=0, value_head_dim=0, state_elements=state)
+
+
+def feed_forward(fields: Fields, *, widest: int, gated: bool, sparse: bool, side: str = "") -> FeedForward:
+    """The MLP of a layer; `widest` is its width where the configuration does not say."""
+    if not sparse:
+        stated = fields.get(f"{side}_ffn_dim") if side else None
+        intermediate = fields.whole(f"{side}_ffn_dim", least=1) if stated else fields.find("intermediate")
+        return FeedForward(intermediate=intermediate or widest, gated=gated)
+    width = fields.find("expert_intermediate") or widest
+    experts = fields.need("experts")
+    return FeedForward(
+        intermediate=width,
+        gated=gated,
+        experts=experts,
+        experts_per_token=min(experts, fields.find("experts_per_token") or 1),
+        shared_intermediate=_shared(fields, width),
+    )
+
+
+def is_parallel(fields: Fields, model_type: str) -> bool:
+    """Whether attention and MLP read the same input."""
+    return model_type in _ALWAYS_PARALLEL or any(fields.flag(name) for name in _PARALLEL_FLAGS)
+
+
+def is_gated(fields: Fields) -> bool:
+    """Three matrices rather than two: the families with SiLU, a gated activation or RMS norms, as a rule."""
+    activation = str(fields.get("feed_forward_proj", fields.get("hidden_act", fields.get("hidden_activation", ""))))
+    if activation.startswith("gated") or "glu" in activation:
+        return True
+    return fields.get("rms_norm_eps") is not None and activation in ("silu", "swish", "gelu_pytorch_tanh", "gelu", "")
+
+
+def _slides(fields: Fields, model_type: str, index: int) -> bool:
+    for name in ("layer_types", "attention_layers"):
+        listed = fields.get(name)
+        if isinstance(listed, (list, tuple)) and listed:
+            return listed[index % len(listed)] in _SLIDING
+    every = fields.get("sliding_window_pattern", _FULL_EVERY.get(model_type))
+    if isinstance(every, int) and every > 0:
+        return (index + 1) % every != 0
+    switch = _WINDOW_SWITCH.get(model_type)
+    if switch is None:
+        return True
+    return fields.flag(switch) and index >= (fields.find("window_start") or 0)
+
+
+def _heads(fields: Fields, side: str) -> int | None:
+    name = f"{side}_attention_heads"
+    if side and fields.get(name) is not None:
+        return fields.whole(name, least=1)
+    heads = fields.find("heads")
+    return heads if heads is None else fields.need("heads")
+
+
+def _head_dim(fields: Fields, heads: int) -> int:
+    return fields.find("head_dim") or fields.need("hidden") // heads
+
+
+def _kv_heads(fields: Fields, heads: int) -> int:
+    if fields.flag("multi_query") and not fields.flag("new_decoder_architecture"):
+        return 1
+    kv_heads = fields.find("kv_heads") or heads
+    if heads % kv_heads:
+        raise BadModel(
+            f"{heads} attention heads cannot share {kv_heads} key and value heads.",
+            hint="The number of heads must be a multiple of the key and value heads.",
+        )
+    return kv_heads
+
+
+def _latent(fields: Fields) -> Attention:
+    heads = fields.need("heads")
+    rope, nope = fields.whole("qk_rope_head_dim", least=1), fields.whole("qk_nope_head_dim")
+    return Attention(
+        kind=AttentionKind.LATENT,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=rope + nope,
+        value_head_dim=fields.whole("v_head_dim", least=1),
+        latent_rank=fields.whole("kv_lora_rank", least=1),
+        query_rank=fields.whole("q_lora_rank") if fields.get("q_lora_rank") is not None else 0,
+        rope_dim=rope,
+    )
+
+
+def _shared(fields: Fields, width: int) -> int:
+    stated = fields.find("shared_intermediate")
+    if stated is None and fields.get("n_shared_experts") is not None:
+        return fields.whole("n_shared_experts") * width
+    return stated or 0
+
+
+def _state_elements(fields: Fields) -> int:
+    """Of one sequence in one layer: the state, and the inputs that the causal convolution looks back on."""
+
+    def number(*names: str) -> int:
+        found = next((name for name in names if fields.get(name) is not None), None)
+        return fields.whole(found) if found is not None else 0
+
+    if fields.get("linear_num_value_heads") is not None:
+        keys = number("linear_num_key_heads") * number("linear_key_head_dim")
+        values = number("linear_num_value_heads") * number("linear_value_head_dim")
+        return values * number("linear_key_head_dim") + (2 * keys + values) * number("linear_conv_kernel_dim")
+    hidden = fields.need("hidden")
+    expand = fields.get("mamba_expand", fields.get("expand", 2))
+    inner = number("mamba_d_ssm", "lru_width") or int(
+        hidden * expand if isinstance(expand, (int, float)) else 2 * hidden
+    )
+    state = number("mamba_d_state", "state_size", "ssm_state_size")
+    convolution = number("mamba_d_conv", "conv_kernel", "conv1d_width", "conv_L_cache")
+    groups = number("mamba_n_groups", "n_groups")
+    return inner * max(state, 1) + (inner + 2 * groups * state) * convolution

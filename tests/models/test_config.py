@@ -1,0 +1,83 @@
+"""Shapes from configurations: what adds up in any of them."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tonnage.errors import BadModel
+from tonnage.models import from_config
+
+sizes = st.integers(1, 64)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(["llama", "qwen2", "qwen3", "mistral", "mixtral", "gemma2", "gpt_neox", "olmo2"]),
+    sizes, st.integers(1, 8), st.integers(1, 4), st.integers(1, 6), sizes, st.booleans(),
+)  # fmt: skip
+def test_parts_sum_to_the_whole(model_type, width, groups, per_group, layers, vocab, tied):
+    heads = groups * per_group
+    shape = from_config(
+        {
+            "model_type": model_type,
+            "hidden_size": heads * 2 * width,
+            "intermediate_size": 3 * width,
+            "num_attention_heads": heads,
+            "num_key_value_heads": groups,
+            "num_hidden_layers": layers,
+            "vocab_size": vocab,
+            "tie_word_embeddings": tied,
+        }
+    )
+    outside = shape.embedding_parameters + shape.head_parameters + shape.other_parameters
+    assert shape.parameters == outside + sum(layer.parameters for layer in shape.decoder.layers)
+    assert shape.exact
+    assert shape.tied == tied
+    assert shape.embedding_parameters == vocab * heads * 2 * width
+    assert shape.head_parameters == (0 if tied else shape.embedding_parameters)
+    assert len(shape.decoder.layers) == layers
+    assert shape.hidden == heads * 2 * width
+    if not model_type.startswith("gpt"):
+        assert shape.decoder.layers[0].attention.kv_heads == groups
+
+
+def test_what_is_no_mapping_is_refused():
+    with pytest.raises(BadModel):
+        from_config([1, 2])
+
+
+def test_fields_left_out_are_those_of_the_type():
+    assert from_config({"model_type": "gpt2"}).parameters == 124_439_808
+    assert from_config({"model_type": "t5"}).parameters == 60_506_624
+
+
+def test_a_former_name_of_a_field_counts():
+    assert from_config({"model_type": "gpt2", "num_hidden_layers": 2}) != from_config({"model_type": "gpt2"})
+    assert len(from_config({"model_type": "gpt2", "num_hidden_layers": 2}).decoder.layers) == 2
+
+
+def test_labels_are_counted():
+    few, many = ({"model_type": "vit", "id2label": {str(n): "" for n in range(count)}} for count in (10, 110))
+    assert from_config(many).parameters - from_config(few).parameters == 100 * 769
+
+
+def test_unknown_classes_are_said():
+    shape = from_config({"model_type": "gpt2", "architectures": ["GPT2ForEverything"]})
+    assert "GPT2ForEverything" in shape.notes[0]
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "mixtral", "deepseek_v3", "t5", "bert"])
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_no_value_of_a_field_is_a_surprise(model_type, data):
+    """Whatever a field holds, there is a shape or a sentence."""
+    from tonnage.models.architectures import architecture
+
+    name = data.draw(st.sampled_from(sorted(architecture(model_type)["defaults"])))
+    odd = st.one_of(
+        st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.lists(st.integers(), max_size=3)
+    )
+    try:
+        assert from_config({"model_type": model_type, name: data.draw(odd)}).parameters >= 0
+    except BadModel as error:
+        assert error.hint

@@ -1,0 +1,144 @@
+"""Presets by the names that people use, and the sizes that their publishers state."""
+
+import pytest
+
+from tonnage.errors import UnknownModel
+from tonnage.models import all_presets, find_model
+from tonnage.models.presets import find_preset
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("llama-3.1-8b", 8_030_261_248),
+        ("llama-3.1-70b", 70_553_706_496),
+        ("llama-3.1-405b", 405_853_388_800),
+        ("llama-3.2-1b", 1_235_814_400),
+        ("llama-3.2-3b", 3_212_749_824),
+        ("llama-2-7b", 6_738_415_616),
+        ("llama-2-13b", 13_015_864_320),
+        ("llama-2-70b", 68_976_648_192),
+        ("mistral-7b", 7_241_732_096),
+        ("mixtral-8x7b", 46_702_792_704),
+        ("mixtral-8x22b", 140_620_634_112),
+        ("qwen2.5-7b", 7_615_616_512),
+        ("qwen2.5-72b", 72_706_203_648),
+        ("qwen3-0.6b", 596_049_920),
+        ("qwen3-8b", 8_190_735_360),
+        ("qwen3-30b-a3b", 30_532_122_624),
+        ("qwen3-235b-a22b", 235_093_634_560),
+        ("gemma-2b", 2_506_172_416),
+        ("gemma-2-9b", 9_241_705_984),
+        ("gemma-3-1b", 999_885_952),
+        ("gemma-3-4b", 4_300_079_472),
+        ("gemma-3-12b", 12_187_325_040),
+        ("gemma-3-27b", 27_432_406_640),
+        ("deepseek-v2-lite", 15_706_484_224),
+        ("deepseek-v2", 235_741_434_880),
+        # The published 671,026,419,200 has 256 × 58 correction biases, which transformers keeps as buffers.
+        ("deepseek-v3", 671_026_419_200 - 256 * 58),
+        ("phi-2", 2_779_683_840),
+        ("phi-3-mini", 3_821_079_552),
+        ("phi-3.5-moe", 41_873_153_344),
+        ("phi-4", 14_659_507_200),
+        ("gpt2", 124_439_808),
+        ("gpt2-xl", 1_557_611_200),
+        ("gpt-j-6b", 6_050_882_784),
+        ("gpt-oss-20b", 20_914_757_184),
+        ("gpt-oss-120b", 116_829_156_672),
+        ("pythia-12b", 11_846_072_320),
+        ("opt-350m", 331_196_416),
+        ("falcon-7b", 6_921_720_704),
+        ("falcon-40b", 41_303_293_952),
+        ("bloom-176b", 176_247_271_424),
+        ("bert-base", 109_514_298),
+        ("t5-small", 60_506_624),
+        ("t5-11b", 11_307_321_344),
+        ("bart-large", 406_291_456),
+        ("whisper-tiny", 37_760_640),
+        ("vit-base", 86_567_656),
+        ("vit-large", 304_326_632),
+        ("clip-vit-large-patch14", 427_616_513),
+        ("smollm2-135m", 134_515_008),
+    ],
+)
+def test_published_sizes(name, parameters):
+    assert find_model(name).parameters == parameters
+
+
+def test_gpt3_is_the_sum_of_its_paper():
+    shape = find_model("gpt3-175b")
+    width, layers = 12288, 96
+    layer = 12 * width**2 + 13 * width
+    assert shape.parameters == layers * layer + (50257 + 2048) * width + 2 * width
+
+
+@pytest.mark.parametrize(
+    ("asked", "key"),
+    [
+        ("llama3.1-70B", "llama-3.1-70b"),
+        ("Llama 3.1 70B", "llama-3.1-70b"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("meta-llama/Meta-Llama-3.1-8B", "llama-3.1-8b"),
+        ("Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("meta-llama/Llama-2-7b-chat-hf", "llama-2-7b"),
+        ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b"),
+        ("gpt2_medium", "gpt2-medium"),
+        ("openai-community/gpt2", "gpt2"),
+        ("facebook/opt-1.3b", "opt-1.3b"),
+        ("facebook/opt-13b", "opt-13b"),
+        ("google/gemma-2-9b-it", "gemma-2-9b"),
+        ("deepseek-ai/DeepSeek-R1", "deepseek-v3"),
+        ("google-bert/bert-base-uncased", "bert-base"),
+        ("google/vit-base-patch16-224", "vit-base"),
+    ],
+)
+def test_names(asked, key):
+    shape = find_preset(asked)
+    assert shape is not None
+    assert shape.name == key
+
+
+def test_every_preset_is_exact_and_adds_up():
+    for name in all_presets():
+        shape = find_model(name)
+        assert shape.exact, name
+        assert not shape.notes, (name, shape.notes)
+        assert shape.parameters > 10**6
+        assert 0 < shape.active_parameters <= shape.parameters
+        assert all(layer.parameters > 0 for stack in shape.stacks for layer in stack.layers), name
+
+
+def test_an_unknown_name_offers_the_closest():
+    with pytest.raises(UnknownModel) as error:
+        find_model("llama-3.1-71b")
+    assert "llama-3.1-70b" in error.value.hint
+
+
+def test_mixtures_say_what_a_token_passes():
+    assert find_model("mixtral-8x7b").active_parameters == 12_879_925_248
+    assert round(find_model("deepseek-v3").active_parameters / 1e9) == 38  # 37 without the embedding
+
+
+def test_gemma_slides_in_five_layers_of_six():
+    layers = find_model("gemma-3-27b").decoder.layers
+    assert [layer.attention.window for layer in layers[:7]] == [1024] * 5 + [0, 1024]
+
+
+def test_encoders_look_both_ways_and_decoders_back():
+    encoder, decoder = find_model("t5-base").stacks
+    assert (encoder.causal, decoder.causal) == (False, True)
+    assert decoder.layers[0].cross_attention is not None
+    assert encoder.layers[0].cross_attention is None
+    assert not find_model("bert-base").decoder.causal
+    assert find_model("gpt2").decoder.causal
+
+
+def test_latent_attention():
+    attention = find_model("deepseek-v3").decoder.layers[0].attention
+    assert (attention.kind, attention.latent_rank, attention.rope_dim) == ("latent", 512, 64)
+
+
+def test_hybrids_keep_states():
+    kinds = [str(layer.attention.kind) for layer in find_model("qwen3-next-80b-a3b").decoder.layers[:4]]
+    assert kinds == ["recurrent"] * 3 + ["full"]
