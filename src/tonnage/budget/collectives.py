@@ -13,6 +13,7 @@ makers', times the share that NCCL reaches; every step of a ring costs a hop.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -68,8 +69,7 @@ class Network:
         return np.where(np.asarray(ranks) * stride > self.cluster.gpus_per_host, far, self.shares.link_hop_s)
 
 
-@dataclass(frozen=True, slots=True)
-class Traffic:
+class Traffic(NamedTuple):
     """Seconds of one micro-batch on one stage, and of one step. What can be hidden is named for what hides it."""
 
     plain_s: Quantity  # a micro-batch, tensor and expert parallelism and pipeline: not hidden

@@ -7,6 +7,7 @@ kernels one by one, or fused ones under `torch.compile` and in Megatron.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,8 +35,7 @@ _RECURRENT_OPERATIONS = 6
 _FP32_BYTES = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
+class Pass(NamedTuple):
     """Seconds. `recompute_s` is what checkpointing adds to the backward where the layer is recomputed in full."""
 
     forward_s: Quantity
@@ -43,8 +43,7 @@ class Pass:
     recompute_s: Quantity = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """Seconds that a layer keeps the GPU busy, whatever is recomputed of it."""
 
     products_s: Quantity
@@ -60,14 +59,13 @@ class Work:
         return self.products_s + self.attention_s + self.elementwise_s
 
 
-@dataclass(frozen=True, slots=True)
-class Product:
-    """A matrix product over tokens, as one GPU sees it: `count` of [rows, k] × [k, n]."""
+class Product(NamedTuple):
+    """A matrix product over tokens, as one GPU sees it: `times` [rows, k] × [k, n]."""
 
     rows: Quantity
     n: Quantity
     k: Quantity
-    count: Quantity = 1
+    times: Quantity = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +108,9 @@ class LayerClock:
 
     def _feed_forward_products(self, mlp: FeedForward, hidden: int) -> Iterator[Product]:
         tp, ep, rows = self.configuration.tp, self.configuration.ep, self.tokens
-        widths = [(mlp.shared_intermediate, rows, 1)] if mlp.experts else [(mlp.intermediate, rows, 1)]
+        widths: list[tuple[int, Quantity, Quantity]] = [(mlp.shared_intermediate, rows, 1.0)]
+        if not mlp.experts:
+            widths = [(mlp.intermediate, rows, 1.0)]
         if mlp.experts:
             widths.append((mlp.intermediate, rows * mlp.experts_per_token * ep / mlp.experts, mlp.experts / ep))
         for width, tokens, count in widths:
@@ -120,14 +120,14 @@ class LayerClock:
                 yield Product(tokens, hidden, width / tp, count)
 
     def _forward_s(self, product: Product) -> Quantity:
-        return product.count * self.roofline.matmul_s(product.rows, product.n, product.k)
+        return product.times * self.roofline.matmul_s(product.rows, product.n, product.k)
 
     def _backward_s(self, product: Product) -> Quantity:
         """The gradient of the input and, unless the weight is frozen, of the weight."""
         input_s = self.roofline.matmul_s(product.rows, product.k, product.n)
         if self.configuration.lora_rank:
-            return product.count * input_s
-        return product.count * (input_s + self.roofline.matmul_s(product.k, product.n, product.rows))
+            return product.times * input_s
+        return product.times * (input_s + self.roofline.matmul_s(product.k, product.n, product.rows))
 
     # ── attention ──
 
@@ -148,8 +148,9 @@ class LayerClock:
 
     def _fused_s(self, attention: Attention) -> tuple[Quantity, Quantity]:
         seq = self.configuration.seq
+        operations: Quantity
         if attention.kind is AttentionKind.RECURRENT:
-            operations = _RECURRENT_OPERATIONS * attention.state_elements * seq
+            operations = 1.0 * _RECURRENT_OPERATIONS * attention.state_elements * seq
         else:
             operations = 2 * _pairs(attention, seq) * attention.heads * (attention.head_dim + attention.value_head_dim)
         seconds = self.roofline.attention_s(operations * self._share())
@@ -229,12 +230,12 @@ class LayerClock:
         """Autocast casts weights once and every product's input; FP8 reads both twice, for their largest number first."""
         configuration = self.configuration
         if configuration.precision == "fp8":
-            return sum(p.count * (p.n * p.k + p.rows * p.k) * (2 * configuration.compute_bytes + 1) for p in products)
+            return sum(p.times * (p.n * p.k + p.rows * p.k) * (2 * configuration.compute_bytes + 1) for p in products)
         if not configuration.autocast:
             return 0.0
         weight_bytes = _FP32_BYTES + configuration.compute_bytes
         input_bytes = self.residual_bytes + configuration.compute_bytes
-        return sum(p.count * (p.n * p.k * weight_bytes + p.rows * p.k * input_bytes) for p in products)
+        return sum(p.times * (p.n * p.k * weight_bytes + p.rows * p.k * input_bytes) for p in products)
 
     # ── the head ──
 

@@ -10,7 +10,7 @@ On drives the states are read and written too, at the drives' speed, while the h
 `tonnage.budget.offload` says what the host must have for this.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,8 +28,7 @@ from tonnage.models.shape import ModelShape
 _MASTER_BYTES = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Crossing:
+class Crossing(NamedTuple):
     """Seconds over the host's link: of a micro-batch in either pass, of the last backward pass, of a step."""
 
     forward_s: Quantity

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tonnage.budget.collectives import Network, Traffic, traffic
-from tonnage.budget.configuration import Configuration, Quantity
+from tonnage.budget.configuration import NUMBERS, Configuration, Quantity
 from tonnage.budget.frameworks import gradient_bytes
 from tonnage.budget.layer_time import LayerClock, Pass, Work, layer_pass
 from tonnage.budget.moments import recomputed_blocks
@@ -62,6 +62,7 @@ class StepClock:
         self._network = Network(cluster, self.shares)
         self._census = [(stack, _census(stack)) for stack in shape.stacks]
         self._kept: dict[tuple[object, ...], tuple[Configuration, list[tuple[Work, int]]]] = {}
+        self._sent: dict[tuple[object, ...], tuple[Configuration, Traffic]] = {}
 
     def step(self, configuration: Configuration) -> StepTime:
         """One configuration, or each of many."""
@@ -74,7 +75,7 @@ class StepClock:
         attention_s = (
             sum(count * (work.attention_s + work.attention_backward_s) for work, count in layers) * stage.share
         )
-        sent = traffic(shape, stage, configuration, self._network)
+        sent = self._traffic(stage, configuration)
         moved = crossing(shape, stage, configuration, self._cluster, shares)
         parts = _micro_batches(busy, configuration) | {"optimizer": _optimizer_s(shape, stage, configuration, line)}
         exposed, hidden_s = _exposed(busy, sent, moved, attention_s, configuration)
@@ -85,13 +86,18 @@ class StepClock:
 
     def _layers(self, configuration: Configuration, line: Roofline) -> list[tuple[Work, int]]:
         """The work of each kind of layer, and how many there are."""
-        numbers = (configuration.micro_batch, configuration.tp, configuration.cp, configuration.ep, configuration.seq)
-        kinds = (configuration.precision, configuration.attention, configuration.framework, configuration.compile)
-        key = (*map(id, numbers), *kinds, configuration.lora_rank, configuration.sequence_parallel)
+        key = (*_identity(configuration), configuration.attention, configuration.compile, configuration.lora_rank)
         if key not in self._kept:
             # The configuration is kept too: while it is, no other array can have the identity of one of its own.
             self._kept[key] = configuration, list(self._work(configuration, line))
         return self._kept[key][1]
+
+    def _traffic(self, stage: Stage, configuration: Configuration) -> Traffic:
+        recomputed = configuration.checkpoint == "full"
+        key = (*_identity(configuration), configuration.zero, recomputed, configuration.lora_rank)
+        if key not in self._sent:
+            self._sent[key] = configuration, traffic(self._shape, stage, configuration, self._network)
+        return self._sent[key][1]
 
     def _work(self, configuration: Configuration, line: Roofline) -> Iterator[tuple[Work, int]]:
         for stack, census in self._census:
@@ -99,6 +105,12 @@ class StepClock:
             clock = LayerClock(self._shape, seen, line)
             for layer, count in census:
                 yield clock.work(layer, stack.hidden), count
+
+
+def _identity(configuration: Configuration) -> tuple[object, ...]:
+    """Of the numbers, which may be arrays, and of what decides how wide a number is."""
+    numbers = (id(getattr(configuration, name)) for name in NUMBERS)
+    return (*numbers, configuration.precision, configuration.framework, configuration.sequence_parallel)
 
 
 def _census(stack: Stack) -> list[tuple[Layer, int]]:

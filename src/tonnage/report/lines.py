@@ -1,10 +1,13 @@
 """Pieces of a report in 80 columns: bars, shares, shortened words. They know no recording."""
 
 from collections.abc import Iterator, Sequence
-
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from tonnage.units import GIB, format_bytes
+
+if TYPE_CHECKING:
+    # Loaded where it is used: it takes longer than a plan.
+    from rich.text import Text
 
 WIDTH = 80
 _NARROWEST_NAME = 10
@@ -58,12 +61,16 @@ def _cells(row: Sequence[str], widths: Sequence[int], right: int) -> Iterator[st
         yield clipped.rjust(width) if number < right else gap + clipped.ljust(width)
 
 
-def spread(left: Text, right: Text) -> Text:
+def spread(left: "Text", right: "Text") -> "Text":
     """One line with something at either end."""
+    from rich.text import Text
+
     gap = max(2, WIDTH - 2 - left.cell_len - right.cell_len)
     return left + Text(" " * gap) + right
 
 
-def heading(text: str) -> Text:
+def heading(text: str) -> "Text":
     """The name of a section."""
+    from rich.text import Text
+
     return Text(f"  {text}", style="bold")

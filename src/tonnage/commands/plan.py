@@ -1,0 +1,23 @@
+"""`tonnage plan`: what a model needs before there is a script; `train` and `serve`."""
+
+import typer
+
+from tonnage.commands import plan_serve, plan_train
+
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="What a model needs, and the fastest way that fits."
+)
+
+_OWN_WORDS = {"ignore_unknown_options": True, "help_option_names": []}
+
+
+@app.command("train", help=plan_train.SUMMARY, context_settings=_OWN_WORDS)
+def train(words: list[str] = typer.Argument(None)) -> None:
+    """Listed for `tonnage plan --help`; `commands.main` calls the command itself."""
+    raise typer.Exit(plan_train.command(words))
+
+
+@app.command("serve", help=plan_serve.SUMMARY, context_settings=_OWN_WORDS)
+def serve(words: list[str] = typer.Argument(None)) -> None:
+    """Listed likewise."""
+    raise typer.Exit(plan_serve.command(words))

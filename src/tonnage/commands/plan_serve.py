@@ -1,0 +1,130 @@
+"""`tonnage plan serve`: what serving a model takes, how many users fit, and the line that launches it.
+
+Its words are parsed by argparse, as those of `tonnage plan train` are: typer takes longer to load than the plan takes to
+make.
+"""
+
+import sys
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tonnage.errors import OutputExists, RequestError
+
+if TYPE_CHECKING:
+    from tonnage.budget.serving import ServingConfiguration
+    from tonnage.planner.serving import ServingPlan
+
+SUMMARY = "What serving a model takes on these GPUs, how many users fit, and how to launch it."
+_EPILOG = (
+    "A flag that is given is kept; --tp and --pp are searched, the others have the engine's default. "
+    "Exits 1 where not all users fit at once."
+)
+_WEIGHTS = ("bf16", "fp8", "int8", "int4", "fp16", "fp32", "mxfp4")
+_CACHES = ("bf16", "fp8", "int4", "fp16")
+
+
+def command(words: list[str]) -> int:
+    """Parse the words after `tonnage plan serve`, plan, report; the exit status."""
+    options = _parser().parse_args(words)
+    _check_export(options)
+    from tonnage.hardware import find_cluster
+    from tonnage.models import find_model
+    from tonnage.planner.serving import plan_serving
+
+    asked = configuration_of(options)
+    cluster, shape = find_cluster(options.gpus), find_model(options.model, online=options.online)
+    plan = plan_serving(shape, cluster, asked, model=options.model, tp=options.tp or 0, pp=options.pp or 0)
+    _publish(plan, options)
+    if options.export is not None and plan.fits:
+        _export(plan, options)
+    return 0 if plan.fits else 1
+
+
+def _parser() -> ArgumentParser:
+    usage = "tonnage plan serve MODEL --gpus 4xh100 [--context 32k] [--users 64] [FLAG]..."
+    parser = ArgumentParser("tonnage plan serve", usage=usage, description=SUMMARY, epilog=_EPILOG, allow_abbrev=False)
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="a preset, a config.json, a folder or a checkpoint")
+    add("--gpus", required=True, help="cards, like h100, 4xh100, 2x8xh200 or dgx-h100")
+    add("--context", default="8k", help="tokens of the longest sequence, like 8192 or 32k (default: 8k)")
+    add("--users", type=int, default=1, metavar="N", help="sequences at once (default: 1)")
+    add("--prompt-shared", default="0", metavar="TOKENS", help="tokens at the start that all users have in common")
+    add("--tp", type=int, metavar="N", help="tensor parallelism")
+    add("--pp", type=int, metavar="N", help="pipeline parallelism")
+    add("--weights", choices=_WEIGHTS, help="the decoder's matrices (default: as in the checkpoint)")
+    add("--kv", choices=_CACHES, help="the KV cache (default: 16 bits)")
+    add("--block", type=int, default=16, metavar="N", help="tokens in a block (default: 16)")
+    add("--utilization", type=float, metavar="SHARE", help="the engine's share of the card")
+    add("--max-seqs", type=int, metavar="N", help="sequences in one step")
+    add("--batched-tokens", metavar="N", help="tokens in one step")
+    add("--eager", action="store_true", help="no CUDA graphs")
+    add("--engine", choices=("vllm", "tonnage"), default="vllm", help="whose accounting (default: vllm)")
+    add("--engine-version", default="", metavar="V", help="the version of vLLM (default: the newest that is known)")
+    add("--online", action="store_true", help="look a model up on the hub where it is no preset")
+    add("--explain", action="store_true", help="print the arithmetic, term by term")
+    add("--export", type=Path, metavar="DIR", help="write the files that launch it")
+    add("--force", action="store_true", help="replace files that --export would write")
+    add("--json", default="", metavar="FILE", help="write the figures as JSON ('-': standard output)")
+    return parser
+
+
+def configuration_of(options: Namespace) -> "ServingConfiguration":
+    """The flags as the budget takes them: what was not given is 0 or empty."""
+    from tonnage.budget.serving import ServingConfiguration
+    from tonnage.units import parse_count
+
+    batched = parse_count(options.batched_tokens) if options.batched_tokens else None
+    numbers = {"tp": options.tp, "pp": options.pp, "max-seqs": options.max_seqs, "batched-tokens": batched}
+    for name, number in (numbers | {"utilization": options.utilization}).items():
+        if number is not None and not number > 0:
+            raise RequestError(
+                f"--{name} {number} makes no sense.", hint=f"Give --{name} more than 0, or leave it out."
+            )
+    return ServingConfiguration(
+        engine=options.engine,
+        engine_version=options.engine_version,
+        context=parse_count(options.context),
+        users=options.users,
+        shared_prefix=parse_count(options.prompt_shared),
+        weights=options.weights or "",
+        kv=options.kv or "",
+        block=options.block,
+        utilization=options.utilization or 0.0,
+        max_seqs=options.max_seqs or 0,
+        batched_tokens=batched or 0,
+        eager=options.eager,
+    )
+
+
+def _check_export(options: Namespace) -> None:
+    """Before the work, so that no one waits for a mistake."""
+    folder = options.export
+    if folder is not None and options.engine != "vllm":
+        raise RequestError("Only vLLM is launched by files.", hint="Use --engine vllm, or the line that is printed.")
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise OutputExists(f"{folder} is a file.", hint="Name a folder for --export.")
+
+
+def _publish(plan: "ServingPlan", options: Namespace) -> None:
+    from rich.console import Console
+
+    from tonnage.report.lines import WIDTH
+    from tonnage.report.serving import serving_figures, serving_lines
+
+    if options.json:
+        from tonnage.report.output import write_json
+
+        write_json(options.json, serving_figures(plan))
+    words = sys.stderr if options.json == "-" else sys.stdout
+    console = Console(file=words, width=WIDTH, highlight=False)
+    for line in serving_lines(plan, explain=options.explain):
+        console.print(line, soft_wrap=True, markup=False)
+
+
+def _export(plan: "ServingPlan", options: Namespace) -> None:
+    from tonnage.planner.export import export_serving
+
+    stream = sys.stderr if options.json == "-" else sys.stdout
+    for path in export_serving(plan.launch, options.export, force=options.force):
+        stream.write(f"  wrote {path}\n")

@@ -1,0 +1,128 @@
+"""Why each rejected family lost: what its best member needs, or how much slower it is and where the time goes."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tonnage.budget.configuration import Configuration
+from tonnage.budget.step_time import StepTime
+from tonnage.budget.training import training_budget
+from tonnage.planner.search import HEADROOM, Findings, Judged, Plan
+from tonnage.units import GIB
+
+DIMENSIONS = ("zero", "tp", "pp", "cp", "ep", "checkpoint", "loss", "offload")
+# Of a step: below this a part is not worth a word.
+_WORTH_SAYING = 0.05
+_CAUSES = {
+    "collectives": "collectives take {share:.0f} % of the step",
+    "bubble": "the pipeline is empty for {share:.0f} % of it",
+    "recompute": "recomputing takes {share:.0f} % of the step",
+    "offload": "offloading takes {share:.0f} % of the step",
+    "optimizer": "the update takes {share:.0f} % of the step",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One value of one choice: `needs_bytes` where it does not fit, else `slower`, the share of the best speed that it loses."""
+
+    choice: str
+    value: str
+    words: str
+    needs_bytes: int | None = None
+    slower: float | None = None
+
+
+def rejected(findings: Findings) -> list[Reason]:
+    """Every value of every choice that was looked at, but that of the best plan; nothing where nothing fits."""
+    if findings.best is None:
+        return []
+    found = []
+    for choice in DIMENSIONS:
+        taken = str(value_of(findings.best, choice))
+        for value, members in _values(findings.pool, choice).items():
+            if value != taken:
+                found.append(_reason(findings, findings.best, choice, value, members))
+    return found
+
+
+def value_of(plan: Plan, choice: str) -> object:
+    """What a plan has chosen."""
+    return plan.offload.words if choice == "offload" else getattr(plan.configuration, choice)
+
+
+def _values(judged: list[Judged], choice: str) -> dict[str, list[tuple[Judged, NDArray[np.bool_]]]]:
+    """The configurations that have each value, family by family."""
+    found: dict[str, list[tuple[Judged, NDArray[np.bool_]]]] = {}
+    for one in judged:
+        everything = np.ones(one.family.size, dtype=bool)
+        setting = one.family.offload.words if choice == "offload" else getattr(one.family.configuration, choice)
+        if isinstance(setting, np.ndarray):
+            for value in sorted(set(setting.tolist())):
+                found.setdefault(str(value), []).append((one, setting == value))
+        else:
+            found.setdefault(str(setting), []).append((one, everything))
+    return found
+
+
+def _reason(
+    findings: Findings, best: Plan, choice: str, value: str, members: list[tuple[Judged, NDArray[np.bool_]]]
+) -> Reason:
+    fitting = [(one, chosen & one.fits) for one, chosen in members]
+    fitting = [(one, chosen) for one, chosen in fitting if chosen.any()]
+    if not fitting:
+        return _too_large(findings, choice, value, members)
+    one, chosen = max(fitting, key=lambda item: item[0].tokens_per_s[item[1]].max())
+    index = int(np.where(chosen, one.tokens_per_s, -1.0).argmax())
+    slower = 1 - float(one.tokens_per_s[index]) / best.tokens_per_s
+    words = ", ".join(_slower_words(findings, best, one.family.configuration.at(index), slower))
+    return Reason(choice, value, words, slower=slower)
+
+
+def _too_large(findings: Findings, choice: str, value: str, members: list[tuple[Judged, NDArray[np.bool_]]]) -> Reason:
+    one, chosen = min(members, key=lambda item: item[0].total_bytes[item[1]].min())
+    configuration = one.family.configuration.at(int(np.where(chosen, one.total_bytes, np.inf).argmin()))
+    budget, cluster = training_budget(findings.shape, configuration, findings.cluster.gpu), findings.cluster
+    ledger, host_bytes = budget.ledger_at(0), round(float(budget.host_bytes))
+    category, size = next(ledger.ranked())
+    if ledger.total_bytes > cluster.gpu.memory_bytes:
+        words = f"needs {ledger.total_bytes / GIB:,.0f} GiB a GPU, of which {size / GIB:,.0f} {category.label}"
+        return Reason(choice, value, words, needs_bytes=ledger.total_bytes)
+    if host_bytes > cluster.host_memory_per_gpu_bytes:
+        there = cluster.host_memory_per_gpu_bytes / GIB
+        words = f"needs {host_bytes / GIB:,.0f} GiB of host memory a GPU, of {there:,.0f}"
+        return Reason(choice, value, words, needs_bytes=host_bytes)
+    words = f"leaves less than {100 * HEADROOM:.0f} % of the card free"
+    return Reason(choice, value, words, needs_bytes=ledger.total_bytes)
+
+
+def _slower_words(findings: Findings, best: Plan, other: Configuration, slower: float) -> Iterator[str]:
+    if slower < _WORTH_SAYING / 10:
+        yield (
+            "as fast, and asks for more" if slower > -_WORTH_SAYING / 5 else "no slower, within what the clock errs by"
+        )
+        return
+    yield f"{100 * slower:.0f} % slower" if slower >= _WORTH_SAYING / 5 else "a little slower"
+    cause = _cause(best, other, findings.clock.step(other))
+    if other.tp > findings.cluster.gpus_per_host:
+        yield "crosses hosts"
+        cause = cause.replace("of the step", "of it")
+    if cause:
+        yield cause
+
+
+def _cause(best: Plan, other: Configuration, time: StepTime) -> str:
+    """The part that grew most for each token, where it is worth a word."""
+    tokens, best_tokens = float(time.tokens), best.step_time_s * best.tokens_per_s
+    grown = {name: float(part) / tokens - best.parts_s[name] / best_tokens for name, part in time.parts.items()}
+    name = max(grown, key=lambda part: grown[part])
+    share = float(time.parts[name] / time.total_s)
+    if name in _CAUSES and share >= _WORTH_SAYING / 5:
+        return _CAUSES[name].format(share=100 * share)
+    if other.pp > best.configuration.pp:
+        return "the stage with the head is slower"
+    if other.micro_batch < best.configuration.micro_batch:
+        return f"leaves room for a micro-batch of {other.micro_batch} only"
+    return "its products are smaller" if name in ("forward", "backward") else ""

@@ -1,0 +1,163 @@
+"""What would make it fit, where nothing does: one change each, with the flag to write and the bytes that come out.
+
+Only memory is looked at, in the leanest configuration that the request allows. In order: flags that were given and could be
+left to the planner, then what changes the training, then more or larger cards.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+
+from tonnage.budget.configuration import Configuration
+from tonnage.budget.training import needed_bytes
+from tonnage.errors import BadLayout, UnknownGpu
+from tonnage.hardware import all_gpus, find_cluster
+from tonnage.hardware.cluster import Cluster
+from tonnage.models.shape import ModelShape
+from tonnage.planner.request import TrainingRequest, check
+from tonnage.planner.search import Findings
+from tonnage.planner.space import family, layouts, offloads, passes, shardings
+
+_SHORTEST_SEQ = 256
+_MOST_DOUBLINGS = 8
+_MOST = 5
+# A common rank of adapters.
+DEFAULT_RANK = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """A change that makes it fit."""
+
+    change: str
+    flag: str
+    total_bytes: int
+    capacity_bytes: int
+
+
+def remedies(findings: Findings) -> list[Remedy]:
+    """The first few that help, the least intrusive first."""
+    shape, cluster, request = findings.shape, findings.cluster, findings.request
+    tries = [
+        _released(shape, cluster, request),
+        _other_training(shape, cluster, request),
+        _shorter(shape, cluster, request),
+        _more_gpus(shape, cluster, request),
+        _larger_card(shape, cluster, request, findings.closest.total_bytes),
+    ]
+    return list(islice(chain.from_iterable(tries), _MOST))
+
+
+def leanest(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> tuple[Configuration, str, int] | None:
+    """The first configuration that fits among those that need least, its offload and its bytes."""
+    lean = replace(
+        request,
+        checkpoint=request.checkpoint or "full",
+        loss=request.loss or "chunked",
+        micro_batch=request.micro_batch or 1,
+        global_batch=request.step_sequences(cluster.gpus) if request.micro_batch is None else request.global_batch,
+    )
+    try:
+        check(lean, shape, cluster)
+    except BadLayout:
+        return None
+    rows = layouts(shape, cluster, lean)
+    for sharding in (
+        one for choices in offloads(lean) for offload in choices for one in shardings(lean, rows, offload)
+    ):
+        asked = family(lean, sharding, *passes(lean, sharding.offload)[0])
+        needed, host_bytes = needed_bytes(shape, asked.configuration, cluster.gpu)
+        total = np.broadcast_to(np.asarray(needed), (asked.size,))
+        fits = (total <= cluster.gpu.memory_bytes) & (host_bytes <= cluster.host_memory_per_gpu_bytes)
+        if fits.any():
+            index = int(np.where(fits, total, np.inf).argmin())
+            return asked.configuration.at(index), asked.offload.words, int(total[index])
+    return None
+
+
+def _tried(shape: ModelShape, cluster: Cluster, request: TrainingRequest, change: str, flag: str) -> Remedy | None:
+    """The remedy of that change, where it helps. In `flag`, `{}` stands for the value that was found."""
+    found = leanest(shape, cluster, request)
+    if found is None:
+        return None
+    configuration, offload, total_bytes = found
+    name = flag.removeprefix("--").partition(" ")[0].replace("-", "_")
+    value = offload if name == "offload" else getattr(configuration, name, "")
+    return Remedy(change, flag.format(value), total_bytes, cluster.gpu.memory_bytes)
+
+
+def _released(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> Iterator[Remedy]:
+    """Flags that were given, one at a time left to the planner."""
+    for name in ("checkpoint", "loss", "zero", "micro_batch", "offload", "tp", "pp", "cp", "ep"):
+        if getattr(request, name) is None:
+            continue
+        released: dict[str, Any] = {name: None}
+        flag = f"--{name.replace('_', '-')}"
+        remedy = _tried(shape, cluster, replace(request, **released), f"another {flag}", f"{flag} {{}}")
+        if remedy:
+            yield remedy
+
+
+def _other_training(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> Iterator[Remedy]:
+    """Changes to what is trained, or in what; of the adapters the first that helps."""
+    changes: list[tuple[str, str, dict[str, Any]]] = []
+    if request.optimizer in ("adam", "adamw") and not request.lora_rank:
+        changes.append(("8-bit optimizer states", "--optimizer adamw-8bit", {"optimizer": "adamw-8bit"}))
+    if request.precision != "bf16" and not request.lora_rank:
+        changes.append(("parameters in BF16", "--precision bf16", {"precision": "bf16"}))
+    for change, flag, changed in changes:
+        remedy = _tried(shape, cluster, replace(request, **changed), change, flag)
+        if remedy:
+            yield remedy
+    yield from islice(_adapters(shape, cluster, request), 1)
+
+
+def _adapters(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> Iterator[Remedy]:
+    rank = request.lora_rank or DEFAULT_RANK
+    changes: list[tuple[str, str, bool]] = [("adapters on a 4-bit base", f"--lora {rank} --qlora", True)]
+    if not request.lora_rank:
+        changes.insert(0, ("adapters alone", f"--lora {rank}", False))
+    for change, flag, quantized in changes:
+        remedy = _tried(shape, cluster, replace(request, lora_rank=rank, quantized_base=quantized), change, flag)
+        if remedy:
+            yield remedy
+
+
+def _shorter(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> Iterator[Remedy]:
+    """The sequence halved until it fits, where the shortest does."""
+    lengths = [request.seq >> halved for halved in range(1, 32) if request.seq >> halved >= _SHORTEST_SEQ]
+    if not lengths or leanest(shape, cluster, replace(request, seq=lengths[-1])) is None:
+        return
+    for seq in lengths:
+        remedy = _tried(shape, cluster, replace(request, seq=seq), "shorter sequences", f"--seq {seq}")
+        if remedy:
+            yield remedy
+            return
+
+
+def _more_gpus(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> Iterator[Remedy]:
+    """As many more as it takes, doubled."""
+    counts = (cluster.gpus * 2**doubled for doubled in range(1, _MOST_DOUBLINGS))
+    names = (f"{count}x{cluster.gpu.key}" for count in counts)
+    yield from islice(_clusters(shape, request, "more GPUs", names), 1)
+
+
+def _larger_card(shape: ModelShape, cluster: Cluster, request: TrainingRequest, least_bytes: int) -> Iterator[Remedy]:
+    """The smallest card of the catalogue that holds what the closest configuration needs."""
+    larger = sorted(all_gpus(), key=lambda card: card.memory_bytes)
+    least_bytes = max(least_bytes, cluster.gpu.memory_bytes + 1)
+    names = (f"{cluster.gpus}x{card.key}" for card in larger if card.memory_bytes >= least_bytes)
+    yield from islice(_clusters(shape, request, "a larger card", names), 1)
+
+
+def _clusters(shape: ModelShape, request: TrainingRequest, change: str, names: Iterator[str]) -> Iterator[Remedy]:
+    for name in names:
+        try:
+            remedy = _tried(shape, find_cluster(name), request, change, f"--gpus {name}")
+        except UnknownGpu:
+            continue
+        if remedy:
+            yield remedy

@@ -1,0 +1,255 @@
+"""The space that is searched: families of configurations that differ in kind, each with arrays of layouts and batches.
+
+| choice               | searched where it is left out                                                       |
+|----------------------|-------------------------------------------------------------------------------------|
+| tp, pp, cp, ep       | every divisor of the GPUs that the model allows                                      |
+| micro-batch          | every divisor of a rank's share of the step, up to 64                                |
+| ZeRO                 | 0 to 3, and hybrid sharding within hosts where there are several                     |
+| checkpoint           | none, selective, every fourth block, every second, full                              |
+| loss                 | full, chunked                                                                        |
+| optimizer's kernel   | fused where there is one (it is quicker and needs no temporaries), else foreach      |
+| offload              | nothing; where nothing fits so, to the host; where nothing fits so either, to drives |
+
+This module does not know memory or time.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tonnage.budget.configuration import Configuration, Loss, OptimizerKernel
+from tonnage.hardware.cluster import Cluster
+from tonnage.models.shape import ModelShape
+from tonnage.planner.request import (
+    NO_OFFLOAD,
+    Offload,
+    TrainingRequest,
+    divisors,
+    expert_count,
+    head_counts,
+    layer_count,
+)
+
+CHECKPOINTS = ("none", "selective", "every-4", "every-2", "full")
+OFFLOADED_CHECKPOINTS = ("none", "selective", "full")
+# Tried in turn until something fits.
+OFFLOADS: tuple[tuple[Offload, ...], ...] = (
+    (NO_OFFLOAD,),
+    (
+        Offload(optimizer="host"),
+        Offload(optimizer="host", parameters="host"),
+        Offload(activations="host"),
+        Offload(optimizer="host", parameters="host", activations="host"),
+    ),
+    (Offload(optimizer="nvme", parameters="nvme"), Offload("nvme", "nvme", "host")),
+)
+# Micro-batches that fill a pipeline where only the micro-batch was asked for.
+PIPELINE_FILL = 4
+_LARGEST_MICRO_BATCH = 64
+_FUSED = ("sgd", "momentum", "adam", "adamw", "adamw-8bit")
+
+Framework = Literal["torch", "fsdp2", "deepspeed", "megatron", "nanotron"]
+
+
+@dataclass(frozen=True, slots=True)
+class Layouts:
+    """Numbers of many configurations, one row each."""
+
+    tp: NDArray[np.int64]
+    pp: NDArray[np.int64]
+    cp: NDArray[np.int64]
+    ep: NDArray[np.int64]
+    data: NDArray[np.int64]
+    shard: NDArray[np.int64]
+    micro_batch: NDArray[np.int64]
+    accumulate: NDArray[np.int64]
+
+    def where(self, chosen: NDArray[np.bool_]) -> "Layouts":
+        """Those rows."""
+        return Layouts(*(getattr(self, name)[chosen] for name in self.__slots__))
+
+    @property
+    def splits_model(self) -> NDArray[np.bool_]:
+        """Rows in which one copy of the model is spread over GPUs."""
+        return self.tp * self.pp * self.cp * self.ep > 1
+
+    @property
+    def replicated(self) -> NDArray[np.bool_]:
+        """Rows in which there is something to shard."""
+        return self.data * self.cp > 1
+
+
+def layouts(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> Layouts:
+    """Every way to lay the GPUs out, with every micro-batch."""
+    rows = [
+        (*degrees, data, shard, *batch)
+        for degrees, data in _degrees(shape, cluster.gpus, request)
+        for shard in _shards(degrees, data, cluster, request)
+        for batch in _batches(degrees[1], data, cluster.gpus, request)
+    ]
+    table = np.array(rows, dtype=np.int64).reshape(-1, 8)
+    return Layouts(*table.T)
+
+
+def _degrees(shape: ModelShape, gpus: int, request: TrainingRequest) -> Iterator[tuple[tuple[int, int, int, int], int]]:
+    """Tensor, pipeline, context and expert parallelism, and the data parallelism that is left."""
+    heads, layers, experts = head_counts(shape), layer_count(shape), expert_count(shape)
+    for tp in _choices(request.tp, gpus):
+        if any(count % tp for count in heads):
+            continue
+        for pp in _choices(request.pp, gpus // tp):
+            for cp in _choices(request.cp, gpus // tp // pp):
+                if pp > layers or request.seq % cp:
+                    continue
+                data = gpus // (tp * pp * cp)
+                for ep in _expert_choices(request, experts, tp * cp * data):
+                    yield (tp, pp, cp, ep), data
+
+
+def _choices(asked: int | None, number: int) -> list[int]:
+    if asked is None:
+        return divisors(number)
+    return [asked] if number % asked == 0 else []
+
+
+def _expert_choices(request: TrainingRequest, experts: int, group: int) -> list[int]:
+    if request.ep is not None:
+        return [request.ep] if group % request.ep == 0 else []
+    return [ep for ep in divisors(experts) if group % ep == 0] if experts else [1]
+
+
+def _shards(degrees: tuple[int, int, int, int], data: int, cluster: Cluster, request: TrainingRequest) -> set[int]:
+    """All data-parallel ranks, or those of one host."""
+    tp, _, cp, _ = degrees
+    near = cluster.gpus_per_host // (tp * cp)
+    hybrid = request.zero != 0 and 1 < near < data and data % near == 0
+    return {data, near} if hybrid else {data}
+
+
+def _batches(pp: int, data: int, gpus: int, request: TrainingRequest) -> Iterator[tuple[int, int]]:
+    """Micro-batch and how many of them make a step."""
+    if request.global_batch is None and request.micro_batch is not None:
+        yield request.micro_batch, 1 if pp == 1 else PIPELINE_FILL * pp
+        return
+    sequences = request.step_sequences(gpus)
+    if sequences % data:
+        return
+    share = sequences // data
+    for micro_batch in _choices(request.micro_batch, share):
+        if micro_batch <= _LARGEST_MICRO_BATCH or request.micro_batch:
+            yield micro_batch, share // micro_batch
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Configurations of one kind; their numbers are arrays."""
+
+    configuration: Configuration
+    offload: Offload
+
+    @property
+    def size(self) -> int:
+        """How many."""
+        return int(np.size(self.configuration.tp))
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """A ZeRO stage, who runs it, what leaves the GPU, and the layouts that go with it: families that differ in their passes."""
+
+    zero: int
+    framework: Framework
+    offload: Offload
+    rows: Layouts
+
+    def where(self, chosen: NDArray[np.bool_]) -> "Sharding":
+        """With those layouts alone."""
+        return replace(self, rows=self.rows.where(chosen))
+
+
+def family(request: TrainingRequest, sharding: Sharding, checkpoint: str, loss: Loss) -> Family:
+    """One kind, with all layouts of the sharding."""
+    numbers = {name: getattr(sharding.rows, name) for name in Layouts.__slots__}
+    configuration = Configuration(
+        precision=request.precision,
+        optimizer=request.optimizer,
+        optimizer_kernel=kernel(request),
+        checkpoint=checkpoint,
+        attention=request.attention,
+        loss=loss,
+        zero=sharding.zero,
+        framework=sharding.framework,
+        optimizer_place=sharding.offload.optimizer,
+        parameter_place=sharding.offload.parameters,
+        activation_place=sharding.offload.activations,
+        lora_rank=request.lora_rank,
+        quantized_base=request.quantized_base,
+        compile=request.compile,
+        seq=request.seq,
+        **numbers,
+    )
+    return Family(configuration, sharding.offload)
+
+
+def kernel(request: TrainingRequest) -> OptimizerKernel:
+    """As asked, or the quickest that the optimizer has."""
+    return request.optimizer_kernel or ("fused" if request.optimizer in _FUSED else "foreach")
+
+
+def offloads(request: TrainingRequest) -> tuple[tuple[Offload, ...], ...]:
+    """What is looked at first, then what only where nothing of that fits."""
+    return OFFLOADS if request.offload is None else ((request.offload,),)
+
+
+def passes(request: TrainingRequest, offload: Offload) -> list[tuple[str, Loss]]:
+    """What is recomputed, and how the loss is taken: what needs least first."""
+    searched = CHECKPOINTS if offload == NO_OFFLOAD else OFFLOADED_CHECKPOINTS
+    checkpoints = searched if request.checkpoint is None else (request.checkpoint,)
+    losses: tuple[Loss, ...] = ("chunked", "full") if request.loss is None else (request.loss,)
+    return [(checkpoint, loss) for checkpoint in reversed(checkpoints) for loss in losses]
+
+
+def shardings(request: TrainingRequest, rows: Layouts, offload: Offload) -> Iterator[Sharding]:
+    """ZeRO stages with who runs them, and the layouts that they go with; those that make no sense are left out."""
+    stages = (0, 1, 2, 3) if request.zero is None else (request.zero,)
+    for zero in stages:
+        if request.zero is None and not _sensible(zero, offload):
+            continue
+        anyway = zero == 0 or request.zero is not None or offload != NO_OFFLOAD
+        useful = rows if anyway else rows.where(rows.replicated)
+        # Hybrid sharding is of everything, or of nothing.
+        useful = useful if zero == 3 else useful.where(useful.shard == useful.data)
+        for framework, chosen in _runners(request, zero, offload, useful):
+            if chosen.tp.size:
+                yield Sharding(zero, framework, offload, chosen)
+
+
+def _sensible(zero: int, offload: Offload) -> bool:
+    """States leave the GPU as shards do; parameters only where they are sharded."""
+    if offload.parameters != "gpu":
+        return zero == 3
+    if offload.optimizer != "gpu":
+        return zero > 1
+    return zero in (0, 3) if offload.activations != "gpu" else True
+
+
+def _runners(
+    request: TrainingRequest, zero: int, offload: Offload, rows: Layouts
+) -> Iterator[tuple[Framework, Layouts]]:
+    """Plain PyTorch, DeepSpeed for the lesser ZeRO stages and for drives, FSDP2 for the rest."""
+    whole, split = rows.where(~rows.splits_model), rows.where(rows.splits_model)
+    if zero == 0:
+        yield "torch", replace(rows, shard=np.ones_like(rows.shard))
+    elif "nvme" in (offload.optimizer, offload.parameters):
+        yield "deepspeed", whole
+    elif zero == 3:
+        yield "fsdp2", rows
+    else:
+        yield "deepspeed", whole
+        if zero == 2:
+            yield "fsdp2", split
+        elif request.zero == 1:
+            yield "megatron", split

@@ -1,0 +1,294 @@
+"""The report of a training plan for people, in 80 columns: the plan, its ledger, its step, the next best, why not, what to do.
+
+One function a section; each turns findings into lines. Nothing is computed here but layout. Styles are plain terminal codes:
+a plan is made in less time than a library for them takes to load.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, TextIO
+
+from tonnage.budget.roofline import peak_rate
+from tonnage.ledger import Category
+from tonnage.report.lines import WIDTH, bar, clip, column, table_unit
+from tonnage.units import GIB, format_bytes
+
+if TYPE_CHECKING:
+    from tonnage.planner.reasons import Reason
+    from tonnage.planner.remedies import Remedy
+    from tonnage.planner.search import Findings, Plan
+
+_BAR_CELLS = 28
+_REASONS = 8
+_TERMS = 3
+_NAME = 20
+_CODES = {"bold": "1", "good": "1;32", "bad": "1;31", "bar": "36", "dim": "2", "": ""}
+
+# A line: pieces of text, each with the name of its style.
+Line = list[tuple[str, str]]
+
+
+def print_plan(
+    findings: Findings, reasons: list[Reason], remedies: list[Remedy], *, stream: TextIO, explain: bool, seconds: float
+) -> None:
+    """All sections, with a blank line between them."""
+    sections = [
+        headline(findings),
+        does_not_fit(findings),
+        ledger(findings.closest),
+        step(findings.closest) if findings.fits else iter(()),
+        next_best(findings),
+        why_not(reasons, all_of_them=explain),
+        would_fit(remedies),
+        arithmetic(findings.closest) if explain else iter(()),
+        clock(findings) if explain else iter(()),
+        footer(findings, seconds, explain),
+    ]
+    stream.write("\n")
+    for section in sections:
+        lines = [_styled(line, stream) for line in section]
+        stream.write("".join(f"{line}\n" for line in lines) + ("\n" if lines else ""))
+
+
+def _styled(line: Line, stream: TextIO) -> str:
+    if not stream.isatty() or os.environ.get("NO_COLOR"):
+        return "".join(text for text, _ in line).rstrip()
+    return "".join(f"\x1b[{_CODES[style]}m{text}\x1b[0m" if style else text for text, style in line)
+
+
+def headline(findings: Findings) -> Iterator[Line]:
+    """The model, the cards, the verdict; speed and size; the flags."""
+    shape, plan = findings.shape, findings.closest
+    verdict = ("fits", "good") if findings.fits else ("does not fit", "bad")
+    left = clip(f"  {shape.name}, {shape.parameters / 1e9:,.2f} B · {findings.cluster.words}", WIDTH - 16)
+    yield [(left, "bold"), (" " * (WIDTH - 2 - len(left) - len(verdict[0])), ""), verdict]
+    used = f"{plan.total_bytes / GIB:,.1f} of {plan.capacity_bytes / GIB:,.1f} GiB a GPU"
+    if findings.fits:
+        tokens = plan.configuration.global_batch * plan.configuration.seq
+        used = f"{plan.tokens_per_s:,.0f} tokens/s   {_time(plan.step_time_s)} a step of {tokens:,} tokens   {used}"
+    yield [(f"  {used}", "")]
+    for text in _wrapped(flags(plan).replace(" ", "\xa0").replace("\xa0\xa0", "  "), WIDTH - 2):
+        yield [(f"  {text}".replace("\xa0", " "), "")]
+    for text in notes(findings):
+        yield [(clip(f"  {text}", WIDTH), "dim")]
+
+
+def flags(plan: Plan) -> str:
+    """The choices of a plan, as its flags without their dashes; degrees of one are left out."""
+    chosen = plan.configuration
+    batch = f"micro-batch {chosen.micro_batch}" + (f" × {chosen.accumulate}" if chosen.accumulate > 1 else "")
+    words = [*_spread(plan), batch, f"checkpoint {chosen.checkpoint}", f"loss {chosen.loss}"]
+    return "  ".join([*words, *_offload(plan)])
+
+
+def brief(plan: Plan) -> str:
+    """The same for a row of a table: only what was chosen against the plainest way."""
+    chosen = plan.configuration
+    words = [*_spread(plan), f"{chosen.micro_batch}×{chosen.accumulate}"]
+    words += [f"checkpoint {chosen.checkpoint}"] if chosen.checkpoint != "none" else []
+    words += ["chunked loss"] if chosen.loss == "chunked" else []
+    return " ".join([*words, *_offload(plan)])
+
+
+def _spread(plan: Plan) -> list[str]:
+    chosen = plan.configuration
+    words = [f"zero {chosen.zero}"] if chosen.gpus > 1 or chosen.zero else []
+    return words + [f"{name} {getattr(chosen, name)}" for name in ("tp", "pp", "cp", "ep") if getattr(chosen, name) > 1]
+
+
+def _offload(plan: Plan) -> list[str]:
+    return [] if plan.offload.words == "none" else [f"offload {plan.offload.words}"]
+
+
+def notes(findings: Findings) -> Iterator[str]:
+    """What a reader should know of the figures above."""
+    plan, shape = findings.closest, findings.shape
+    chosen = plan.configuration
+    yield f"{chosen.precision}, {chosen.optimizer} ({chosen.optimizer_kernel}), {chosen.framework}, attention {chosen.attention}"
+    if 1 < chosen.shard < chosen.data:
+        yield f"hybrid: shards within groups of {chosen.shard}, copies between {chosen.data // chosen.shard} of them"
+    if plan.host_bytes:
+        pinned = f"{plan.pinned_bytes / GIB:,.1f} of it pinned"
+        yield f"host memory {plan.host_bytes / GIB:,.1f} GiB a GPU, {pinned}; there are {plan.host_capacity_bytes / GIB:,.0f}"
+    if shape.max_positions and chosen.seq > shape.max_positions:
+        yield f"--seq {chosen.seq} is beyond the {shape.max_positions} positions that the model was made for"
+    yield from shape.notes
+
+
+def does_not_fit(findings: Findings) -> Iterator[Line]:
+    """How far the closest configuration is from fitting, and its largest terms."""
+    plan = findings.closest
+    if findings.fits:
+        return
+    over = plan.total_bytes - plan.capacity_bytes
+    if over > 0:
+        words = f"the closest of {findings.searched:,} configurations is {format_bytes(over)} over"
+    else:
+        over = plan.host_bytes - plan.host_capacity_bytes
+        words = f"the closest of {findings.searched:,} configurations needs {format_bytes(over)} more of its host"
+    yield [(f"  {words}; its largest terms:", "bad")]
+    for term in sorted(plan.terms, key=lambda term: -float(term.size_bytes))[:_TERMS]:
+        yield [(f"  {column(round(float(term.size_bytes)), 'GiB')}  {term.name}", "")]
+
+
+def ledger(plan: Plan) -> Iterator[Line]:
+    """Bytes by category at the peak, and what is left."""
+    unit = table_unit(plan.capacity_bytes)
+    whole = max(plan.capacity_bytes, plan.total_bytes)
+    for category, size in plan.ledger.ranked():
+        yield _row(category.label, size, unit, size / whole)
+    free = plan.capacity_bytes - plan.total_bytes
+    if free > 0:
+        yield [(f"  {'free':<17}{column(free, unit)}  {100 * free / whole:4.1f} %", "dim")]
+    yield [(f"  peak in the {plan.moment.partition(',')[0]}{_stage(plan)}", "dim")]
+
+
+def _stage(plan: Plan) -> str:
+    stage = plan.moment.partition(", ")[2]
+    return f" of the {stage}" if stage and stage != "stage" else ""
+
+
+def _row(label: str, size: int, unit: str, share: float) -> Line:
+    return [(f"  {label:<17}{column(size, unit)}  {100 * share:4.1f} %  ", ""), (bar(share, _BAR_CELLS), "bar")]
+
+
+def step(plan: Plan) -> Iterator[Line]:
+    """Where the time of a step goes; parts that take none are left out."""
+    total = plan.step_time_s
+    yield [("  where a step goes", "bold")]
+    for name, seconds in sorted(plan.parts_s.items(), key=lambda item: -item[1]):
+        share = seconds / total
+        if share >= 0.0005:
+            yield [(f"  {name:<17}{_time(seconds):>11}  {100 * share:4.1f} %  ", ""), (bar(share, _BAR_CELLS), "bar")]
+    if plan.hidden_s > 0.0005 * total:
+        yield [(f"  and {_time(plan.hidden_s)} of transfers run behind the arithmetic", "dim")]
+
+
+def next_best(findings: Findings) -> Iterator[Line]:
+    """Other kinds of plans that fit."""
+    best = findings.best
+    if best is None or not findings.alternatives:
+        return
+    yield [(f"  {'next best':<54}{'tokens/s':>9}{'GiB':>15}", "bold")]
+    for plan in findings.alternatives:
+        change = 100 * (plan.tokens_per_s / best.tokens_per_s - 1)
+        speed = f"{plan.tokens_per_s:>10,.0f} {change:+4.0f} %"
+        yield [(f"   {clip(brief(plan), 51):<52}{speed}{plan.total_bytes / GIB:>8,.1f}", "")]
+
+
+def why_not(reasons: list[Reason], *, all_of_them: bool) -> Iterator[Line]:
+    """Values of single choices that lost."""
+    if not reasons:
+        return
+    yield [("  why not", "bold")]
+    shown = reasons if all_of_them else _telling(reasons)
+    for reason in shown:
+        name = f"{reason.choice} {reason.value}"
+        if len(name) > _NAME:
+            yield [(f"   {name}", "")]
+            name = ""
+        yield [(clip(f"   {name:<{_NAME}}  {reason.words}", WIDTH), "")]
+    if len(shown) < len(reasons):
+        yield [(f"   and {len(reasons) - len(shown)} more: --explain", "dim")]
+
+
+def _telling(reasons: list[Reason]) -> list[Reason]:
+    """Those that do not fit first, then the slowest; in their own order, at most two of a choice."""
+    ranked = sorted(reasons, key=lambda reason: -(reason.slower if reason.slower is not None else 2.0))
+    kept: list[Reason] = []
+    for reason in ranked:
+        if len(kept) < _REASONS and sum(other.choice == reason.choice for other in kept) < 2:
+            kept.append(reason)
+    return [reason for reason in reasons if reason in kept]
+
+
+def would_fit(remedies: list[Remedy]) -> Iterator[Line]:
+    """Changes that make it fit."""
+    if not remedies:
+        return
+    yield [("  what would fit", "bold")]
+    for remedy in remedies:
+        sizes = f"{remedy.total_bytes / GIB:,.1f} of {remedy.capacity_bytes / GIB:,.1f} GiB"
+        row = f"   {remedy.change:<24}{sizes:>21}   "
+        beside = len(row) + len(remedy.flag) <= WIDTH
+        yield [(row + (remedy.flag if beside else ""), "")]
+        if not beside:
+            yield [(clip(f"     {remedy.flag}", WIDTH), "")]
+
+
+def arithmetic(plan: Plan) -> Iterator[Line]:
+    """Every term: its bytes, where the figure comes from, the formula and what was put into it."""
+    yield [("  term by term, at the peak", "bold")]
+    for category in Category:
+        for term in plan.terms:
+            if term.category is category:
+                size = column(round(float(term.size_bytes)), "GiB")
+                name = clip(f"{category.label}: {term.name}", 46)
+                yield [(f"  {size}  {name:<46}  {clip(term.source, 17)}", "")]
+                yield from _formula(term.formula, dict(term.numbers))
+
+
+def _formula(formula: str, numbers: dict[str, object]) -> Iterator[Line]:
+    for number, text in enumerate(_wrapped(formula, WIDTH - 17)):
+        yield [(f"{'':15}{' ' if number else '='} {text}", "dim")]
+    words = ", ".join(f"{name} {_number(value)}" for name, value in numbers.items())
+    for text in _wrapped(words, WIDTH - 17):
+        yield [(f"{'':17}{text}", "dim")]
+
+
+def _number(value: object) -> str:
+    if isinstance(value, bool | str):
+        return str(value)
+    number = float(value)  # type: ignore[arg-type]
+    return f"{number:,.0f}" if number == int(number) else f"{number:,.4g}"
+
+
+def _wrapped(text: str, width: int) -> Iterator[str]:
+    from textwrap import wrap
+
+    return iter(wrap(text, width))
+
+
+def clock(findings: Findings) -> Iterator[Line]:
+    """What the seconds rest on: the peaks, and the share of each that is reached."""
+    shares, cluster, plan = findings.clock.shares, findings.cluster, findings.closest
+    gpu, rate = cluster.gpu, peak_rate(cluster.gpu, plan.configuration.precision)
+    yield [("  seconds rest on", "bold")]
+    yield _share("matrix products", shares.matmul_ceiling, rate / 1e12, "Tflop/s; less for sides of a few hundred")
+    yield _share("attention", shares.attention_ceiling, rate / 1e12, "Tflop/s")
+    yield _share("other kernels", shares.memory_ceiling, gpu.bandwidth_bytes_per_s / 1e12, "TB/s of the card's memory")
+    if cluster.gpus > 1:
+        yield _share("within a host", shares.link_ceiling, cluster.peer_bytes_per_s / 1e9, "GB/s of a GPU's link")
+    if cluster.hosts > 1:
+        yield _share("between hosts", shares.link_ceiling, cluster.network_bytes_per_s / 1e9, "GB/s for each GPU")
+    if plan.offload.words != "none":
+        yield _share(
+            "to the host", shares.host_link_ceiling, cluster.host_link_bytes_per_s / 1e9, "GB/s of a GPU's link"
+        )
+    issue_s = shares.host_forward_s_per_layer + shares.host_backward_s_per_layer
+    yield [(f"   {'issuing a layer':<17}{_time(issue_s)} of the CPU, forward and backward, in eager mode", "")]
+    yield [("   measured on one H200, where ten steps come out within 3 %; borrowed elsewhere", "dim")]
+
+
+def _share(name: str, share: float, peak: float, unit: str) -> Line:
+    return [(f"   {name:<17}{100 * share:.0f} % of {peak:,.4g} {unit}", "")]
+
+
+def footer(findings: Findings, seconds: float, explain: bool) -> Iterator[Line]:
+    """What was looked at, and what to do next."""
+    looked = f"{findings.searched:,} configurations in {seconds:.2f} s, {findings.fitting:,} fit"
+    yield [(f"  {looked}", "dim")]
+    yield from _hints(findings, explain)
+
+
+def _hints(findings: Findings, explain: bool) -> Iterable[Line]:
+    if findings.fits:
+        yield [("  to launch it: --export DIR" + ("" if explain else "   the arithmetic: --explain"), "bold")]
+
+
+def _time(seconds: float) -> str:
+    if seconds >= 100:
+        return f"{seconds:,.0f} s"
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"

@@ -1,0 +1,90 @@
+"""A training plan as figures for programs: the keys that scripts rely on. Sizes are in bytes, times in seconds."""
+
+from dataclasses import asdict
+from typing import Any
+
+from tonnage import __version__
+from tonnage.ledger import Category, Ledger
+from tonnage.planner.reasons import Reason
+from tonnage.planner.remedies import Remedy
+from tonnage.planner.search import Findings, Plan
+
+_KEYS = {
+    Category.PARAMETERS: "parameters",
+    Category.GRADIENTS: "gradients",
+    Category.OPTIMIZER_STATES: "optimizer",
+    Category.ACTIVATIONS: "activations",
+    Category.WORKSPACE: "workspace",
+    Category.CONTEXT: "context",
+    Category.FRAGMENTATION: "fragmentation",
+}
+
+
+def plan_figures(
+    findings: Findings, reasons: list[Reason], remedies: list[Remedy], seconds: float
+) -> dict[str, object]:
+    """Everything that the report says. `best` is the closest plan where none fits."""
+    cluster = findings.cluster
+    return {
+        "tonnage": __version__,
+        "fits": findings.fits,
+        "capacity_bytes": cluster.gpu.memory_bytes,
+        "model": {
+            "name": findings.shape.name,
+            "architecture": findings.shape.architecture,
+            "parameters": findings.shape.parameters,
+            "active_parameters": findings.shape.active_parameters,
+            "exact": findings.shape.exact,
+        },
+        "cluster": {
+            "gpu": cluster.gpu.key,
+            "gpus": cluster.gpus,
+            "gpus_per_host": cluster.gpus_per_host,
+            "hosts": cluster.hosts,
+            "host": cluster.host.name,
+        },
+        "best": one_figures(findings.closest),
+        "alternatives": [one_figures(plan) for plan in findings.alternatives],
+        "front": [one_figures(plan) for plan in findings.front],
+        "rejected": [asdict(reason) for reason in reasons],
+        "remedies": [asdict(remedy) for remedy in remedies],
+        "searched": {"configurations": findings.searched, "fitting": findings.fitting, "seconds": seconds},
+    }
+
+
+def one_figures(plan: Plan) -> dict[str, Any]:
+    """One plan."""
+    return {
+        "config": asdict(plan.configuration) | {"offload": plan.offload.words},
+        "fits": plan.fits,
+        "ledger": ledger_figures(plan.ledger, plan.total_bytes),
+        "peak_allocated_bytes": plan.peak_allocated_bytes,
+        "peak_moment": plan.moment,
+        "host_bytes": plan.host_bytes,
+        "pinned_bytes": plan.pinned_bytes,
+        "step_time_s": plan.step_time_s,
+        "step_parts_s": plan.parts_s,
+        "hidden_s": plan.hidden_s,
+        "tokens_per_s": plan.tokens_per_s,
+        "terms": [_term_figures(term) for term in plan.terms],
+    }
+
+
+def ledger_figures(ledger: Ledger, total_bytes: int) -> dict[str, int]:
+    """By category; what has no key of its own is workspace."""
+    figures = dict.fromkeys((f"{key}_bytes" for key in _KEYS.values()), 0)
+    for category, size in ledger.bytes_by_category.items():
+        figures[f"{_KEYS.get(category, 'workspace')}_bytes"] += size
+    return figures | {"total_bytes": total_bytes}
+
+
+def _term_figures(term: Any) -> dict[str, Any]:
+    numbers = {name: value if isinstance(value, str) else float(value) for name, value in term.numbers.items()}
+    return {
+        "category": str(term.category),
+        "name": term.name,
+        "size_bytes": round(float(term.size_bytes)),
+        "formula": term.formula,
+        "numbers": numbers,
+        "source": term.source,
+    }

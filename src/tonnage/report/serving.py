@@ -1,0 +1,305 @@
+"""A serving plan for people and for programs: the ledger of one GPU, the KV cache, who fits, and how to launch it.
+
+It computes nothing but shares and sums for display.
+"""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from textwrap import wrap
+from typing import Any
+
+from rich.text import Text
+
+from tonnage import __version__
+from tonnage.budget.kv_cache import average_waste
+from tonnage.budget.serving import ServingBudget
+from tonnage.budget.terms import Term
+from tonnage.budget.vllm import GRAPHS
+from tonnage.ledger import Category
+from tonnage.models.presets import hub_id
+from tonnage.planner.serving import Layout, ServingPlan
+from tonnage.report.lines import bar, clip, column, heading, spread, table_unit
+from tonnage.units import format_bytes
+
+OTHERS = 4
+_BAR = 34
+
+
+def serving_lines(plan: ServingPlan, *, explain: bool = False) -> Iterator[Text | str]:
+    """The report, in 80 columns."""
+    yield from _headline(plan)
+    yield ""
+    yield from _ledger(plan.best.budget)
+    yield ""
+    yield from _cache(plan)
+    if explain:
+        yield ""
+        yield from explain_lines(plan.best.budget)
+    if not plan.fits:
+        yield ""
+        yield from _shortage(plan)
+    yield from _offers(plan)
+    yield from _layouts(plan)
+    for note in plan.best.budget.notes:
+        yield from (Text(line, style="yellow") for line in wrap(note, 80, initial_indent="  ", subsequent_indent="  "))
+    if plan.fits:
+        yield ""
+        yield from _launch(plan)
+
+
+def _headline(plan: ServingPlan) -> Iterator[Text | str]:
+    asked, gpu = plan.best.configuration, plan.cluster.gpu
+    engine = f"vLLM {asked.engine_version}" if asked.engine == "vllm" else "tonnage"
+    count = f"{plan.cluster.gpus} × " if plan.cluster.gpus > 1 else ""
+    verdict = Text("fits", "green") if plan.fits else Text("does not fit", "red")
+    yield spread(Text(clip(f"  {plan.shape.name} · {count}{gpu.name} · {engine}", 64)), verdict)
+    parts = [f"{plan.users:,} users × {asked.context:,} tokens"]
+    parts += [f"{word} {number}" for word, number in (("tp", asked.tp), ("pp", asked.pp)) if number > 1]
+    parts += [f"{plan.best.replicas} copies"] if plan.best.replicas > 1 else []
+    yield "  " + " · ".join([*parts, f"{asked.weights} weights, {asked.kv} cache"])
+
+
+def ledger_rows(budget: ServingBudget) -> list[tuple[str, int]]:
+    """What one GPU holds, in the order that people ask for it."""
+    graphs = sum(int(term.size_bytes) for term in budget.terms if term.name == GRAPHS)
+    ledger = budget.ledger
+    return [
+        ("weights", ledger[Category.PARAMETERS]),
+        ("KV cache", ledger[Category.KV_CACHE]),
+        ("activations", ledger[Category.ACTIVATIONS]),
+        ("CUDA graphs", graphs),
+        ("workspace", ledger[Category.WORKSPACE] - graphs),
+        ("context", ledger[Category.CONTEXT]),
+    ]
+
+
+def _ledger(budget: ServingBudget) -> Iterator[Text | str]:
+    unit = table_unit(budget.capacity_bytes)
+    rows = ledger_rows(budget)
+    rows.append(("free", budget.capacity_bytes - budget.total_bytes))
+    yield heading(f"each GPU, of {format_bytes(budget.capacity_bytes, unit)}")
+    for word, size in rows:
+        share = size / budget.capacity_bytes
+        yield f"  {word:<14}{column(size, unit)} {share:6.1%}  {bar(share, _BAR)}".rstrip()
+
+
+def _cache(plan: ServingPlan) -> Iterator[Text | str]:
+    best, asked = plan.best, plan.best.configuration
+    kv, layout = best.budget.kv, best.budget.kv.layout
+    groups = f" in {len(layout.groups)} groups" if len(layout.groups) > 1 else ""
+    yield heading("KV cache")
+    yield (
+        f"  {format_bytes(layout.bytes_per_token)} a token a GPU · "
+        f"{kv.blocks:,} blocks of {layout.block}{groups} · {kv.tokens:,} tokens"
+    )
+    yield _row(f"most users at {asked.context:,} tokens", best.most_users)
+    limit = plan.shape.max_positions
+    beyond = f"the model has {limit:,}" if 0 < limit < best.longest_context else ""
+    yield _row(f"longest context for {plan.users:,} users", best.longest_context, beyond)
+    yield from _waste(plan)
+    if plan.fits:
+        yield _row(
+            "decoded tokens a second, at most", round(best.tokens_per_s), f"{1 / best.decode_step_s:,.1f} a user"
+        )
+
+
+def _row(words: str, number: int, more: str = "") -> str:
+    return f"  {words:<40}{number:>12,}  {more}".rstrip()
+
+
+def _waste(plan: ServingPlan) -> Iterator[str]:
+    """Sequences that are half grown on average."""
+    best, asked = plan.best, plan.best.configuration
+    half = -(-asked.context // 2)
+    found = average_waste(asked.users, half, asked.context, best.budget.kv.layout.block)
+    paged = best.replicas * best.budget.kv.most_users(half, min(asked.shared_prefix, half))
+    yield _row("half grown, users in pages", paged, f"{found.paged_share:.2%} wasted")
+    yield _row("half grown, users in contiguous rows", best.most_users, f"{found.contiguous_share:.0%} wasted")
+
+
+def _shortage(plan: ServingPlan) -> Iterator[Text | str]:
+    budget = plan.best.budget
+    pool = (budget.needed_blocks * budget.kv.layout.bytes_per_block, "KV cache")
+    rest = [(size, word) for word, size in ledger_rows(budget) if word != "KV cache"]
+    largest = sorted([pool, *rest], reverse=True)[:3]
+    words = ", ".join(f"{word} {format_bytes(size, 'GiB')}" for size, word in largest)
+    yield heading("what is missing")
+    yield (
+        f"  needed {format_bytes(budget.needed_bytes, 'GiB')}   available {format_bytes(budget.available_bytes, 'GiB')}"
+        f"   a GPU"
+    )
+    yield f"  largest: {words}"
+
+
+def _offers(plan: ServingPlan) -> Iterator[Text | str]:
+    if not plan.changes:
+        return
+    yield ""
+    yield heading("what leaves more room" if plan.fits else "what would fit")
+    width = max(len(change.flag) for change in plan.changes)
+    for change in plan.changes:
+        yield f"   {change.flag:<{width}}  {change.words}"
+
+
+def _layouts(plan: ServingPlan) -> Iterator[Text | str]:
+    if not plan.others:
+        return
+    yield ""
+    yield heading("other layouts          users   longest context   tokens/s at most")
+    for layout in plan.others[:OTHERS]:
+        asked = layout.configuration
+        name = f"tp {asked.tp} pp {asked.pp} × {layout.replicas}"
+        why = "" if layout.fits else f"lacks {format_bytes(layout.missing_bytes)}"
+        yield f"   {name:<16}{layout.most_users:>10,}{layout.longest_context:>18,}{layout.tokens_per_s:>15,.0f}  {why}".rstrip()
+
+
+def _launch(plan: ServingPlan) -> Iterator[Text | str]:
+    words = launch_words(plan)
+    copies = f", {plan.best.replicas} times behind a balancer" if plan.best.replicas > 1 else ""
+    yield heading(f"launch{copies}")
+    line = "   " + shlex.join(words[:3])
+    for flag in _pairs(words[3:]):
+        if len(line) + len(flag) + 3 > 80:
+            yield line + " \\"
+            line = "    "
+        line += " " + flag
+    yield line
+    weights = plan.best.configuration.weights
+    if weights in ("int8", "int4", "mxfp4") and weights != plan.shape.dtype:
+        yield Text(f"  name a checkpoint of this model that is quantised to {weights}", style="dim")
+
+
+def _pairs(words: Sequence[str]) -> Iterator[str]:
+    """Flags with their values."""
+    held: list[str] = []
+    for word in words:
+        if word.startswith("--") and held:
+            yield shlex.join(held)
+            held = []
+        held.append(word)
+    if held:
+        yield shlex.join(held)
+
+
+def launch_words(plan: ServingPlan) -> list[str]:
+    """The command that starts it."""
+    asked = plan.best.configuration
+    if asked.engine == "tonnage":
+        words = ["tonnage", "serve", plan.model, "--budget", f"{asked.utilization:g}", "--context", str(asked.context)]
+        return words + (["--kv", "fp8"] if asked.kv == "fp8" else [])
+    from tonnage.planner.export import vllm
+
+    return ["vllm", "serve", hub_id(plan.model), *vllm.flags(plan.launch)]
+
+
+def explain_lines(budget: ServingBudget) -> Iterator[Text | str]:
+    """The arithmetic, term by term."""
+    yield heading("the arithmetic")
+    share = budget.configuration.utilization
+    yield f"  share of the card: {budget.capacity_bytes:,} × {share:g} = {budget.limit_bytes:,} B"
+    for term in budget.terms:
+        yield from _explained(term)
+    yield from _explained_blocks(budget)
+
+
+def _explained_blocks(budget: ServingBudget) -> Iterator[str]:
+    asked, layout = budget.configuration, budget.kv.layout
+    yield f"  a block: {layout.bytes_per_block:,} B; a token: {layout.bytes_per_token:,} B in {len(layout.groups)} group(s)"
+    each = layout.sequence_blocks(asked.context, budget.kv.batched_tokens)
+    yield f"  a sequence of {asked.context:,} tokens: {each:,} blocks"
+    yield f"  {asked.users:,} of them and the null block: {budget.needed_blocks:,} blocks of {budget.kv.blocks:,}"
+
+
+def _explained(term: Term) -> Iterator[str]:
+    label = "weights" if term.category is Category.PARAMETERS else term.category.label
+    yield f"  {clip(f'{label}: {term.name}', 36):<36}{int(term.size_bytes):>18,} B  {clip(term.source, 20)}"
+    numbers = [
+        f"{name.replace('_', ' ')} {value:,}" if isinstance(value, int) else f"{name.replace('_', ' ')} {value}"
+        for name, value in term.numbers.items()
+    ]
+    for words in (f"= {term.formula}", ", ".join(numbers)):
+        yield from wrap(words, 80, initial_indent="     ", subsequent_indent="       ")
+
+
+def serving_figures(plan: ServingPlan) -> dict[str, Any]:
+    """The keys that scripts rely on. Sizes are of one GPU, the fullest."""
+    best, budget = plan.best, plan.best.budget
+    asked = best.configuration
+    return {
+        "tonnage": __version__,
+        "fits": plan.fits,
+        "model": {"name": plan.shape.name, "parameters": plan.shape.parameters, "exact": plan.shape.exact},
+        "gpu": plan.cluster.gpu.name,
+        "gpus": plan.cluster.gpus,
+        "capacity_bytes": budget.capacity_bytes,
+        "needed_bytes": budget.needed_bytes,
+        "available_bytes": budget.available_bytes,
+        "config": _configuration(best) | {"users": plan.users, "replicas": best.replicas},
+        "ledger": _ledger_figures(budget),
+        "kv": _kv_figures(plan),
+        "most_users": best.most_users,
+        "longest_context": best.longest_context,
+        "decode": {"step_s": best.decode_step_s, "tokens_per_s": best.tokens_per_s},
+        "changes": [{"flag": each.flag, "users": each.users, "context": each.context} for each in plan.changes],
+        "alternatives": [_layout_figures(layout) for layout in plan.others],
+        "terms": [_term_figures(term) for term in budget.terms],
+        "launch": launch_words(plan),
+        "notes": list(budget.notes),
+        "users_per_replica": asked.users,
+    }
+
+
+def _configuration(layout: Layout) -> dict[str, Any]:
+    asked = layout.configuration
+    names = (
+        "engine", "engine_version", "tp", "pp", "context", "shared_prefix", "weights", "kv", "block", "utilization",
+        "max_seqs", "batched_tokens", "eager",
+    )  # fmt: skip
+    return {name: getattr(asked, name) for name in names}
+
+
+def _ledger_figures(budget: ServingBudget) -> dict[str, int]:
+    keys = ("parameters", "kv_cache", "activations", "graphs", "workspace", "context")
+    figures = {f"{key}_bytes": size for key, (_, size) in zip(keys, ledger_rows(budget), strict=True)}
+    return figures | {"total_bytes": budget.total_bytes}
+
+
+def _kv_figures(plan: ServingPlan) -> dict[str, Any]:
+    asked, kv = plan.best.configuration, plan.best.budget.kv
+    found = average_waste(asked.users, -(-asked.context // 2), asked.context, kv.layout.block)
+    return {
+        "bytes_per_token": kv.layout.bytes_per_token,
+        "bytes_per_block": kv.layout.bytes_per_block,
+        "block": kv.layout.block,
+        "groups": len(kv.layout.groups),
+        "available_bytes": kv.available_bytes,
+        "blocks": kv.blocks,
+        "tokens": kv.tokens,
+        "max_concurrency": kv.max_concurrency(asked.context),
+        "needed_blocks": plan.best.budget.needed_blocks,
+        "contiguous_waste": found.contiguous_share,
+        "paged_waste": found.paged_share,
+    }
+
+
+def _layout_figures(layout: Layout) -> dict[str, Any]:
+    return {
+        "tp": layout.configuration.tp,
+        "pp": layout.configuration.pp,
+        "replicas": layout.replicas,
+        "fits": layout.fits,
+        "missing_bytes": layout.missing_bytes,
+        "most_users": layout.most_users,
+        "tokens_per_s": layout.tokens_per_s,
+    }
+
+
+def _term_figures(term: Term) -> dict[str, Any]:
+    return {
+        "category": str(term.category),
+        "name": term.name,
+        "size_bytes": int(term.size_bytes),
+        "formula": term.formula,
+        "numbers": dict(term.numbers),
+        "source": term.source,
+    }

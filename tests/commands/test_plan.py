@@ -1,0 +1,165 @@
+"""`tonnage plan train`: flags in, a report and figures out, and an exit status that scripts can rely on."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tonnage.commands.plan_train import command
+from tonnage.errors import OutputExists, RequestError, UnknownGpu, UnknownModel
+
+TONNAGE = str(Path(sys.executable).parent / "tonnage")
+SMALL = ("llama-3.2-1b", "--gpus", "h200", "--seq", "2k", "--precision", "bf16")
+
+
+def figures(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    command([*words, "--json", "-"])
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_the_keys_that_scripts_rely_on(capsys: pytest.CaptureFixture[str]) -> None:
+    found = figures(capsys, *SMALL, "--micro-batch", "2")
+    assert found["fits"] is True
+    assert found["capacity_bytes"] == 150_109_880_320
+    assert found["model"]["parameters"] == 1_235_814_400
+    best = found["best"]
+    names = ("parameters", "gradients", "optimizer", "activations", "workspace", "context", "fragmentation")
+    ledger = best["ledger"]
+    assert set(ledger) == {f"{name}_bytes" for name in (*names, "total")}
+    assert sum(ledger[f"{name}_bytes"] for name in names) == pytest.approx(ledger["total_bytes"], abs=20)
+    assert best["peak_allocated_bytes"] < ledger["total_bytes"]
+    assert best["tokens_per_s"] == pytest.approx(2 * 2048 / best["step_time_s"])
+    assert best["config"]["micro_batch"] == 2
+    assert isinstance(found["alternatives"], list)
+
+
+def test_every_flag_is_fixed(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--micro-batch 2 --global-batch 32 --precision fp16-mixed --optimizer lion --optimizer-kernel loop"
+    words += " --checkpoint every-2 --attention eager --loss chunked --zero 3 --tp 2 --pp 2 --cp 2 --ep 2"
+    words += " --offload optimizer,activations --lora 8 --compile"
+    best = figures(capsys, "mixtral-8x7b", "--gpus", "16xh100", "--seq", "4k", *words.split())["best"]
+    expected = {
+        "seq": 4096,
+        "micro_batch": 2,
+        "accumulate": 8,
+        "precision": "fp16-mixed",
+        "optimizer": "lion",
+        "optimizer_kernel": "loop",
+        "checkpoint": "every-2",
+        "attention": "eager",
+        "loss": "chunked",
+        "zero": 3,
+        "tp": 2,
+        "pp": 2,
+        "cp": 2,
+        "ep": 2,
+        "data": 2,
+        "offload": "optimizer,activations",
+        "optimizer_place": "host",
+        "lora_rank": 8,
+        "compile": True,
+    }
+    assert {name: best["config"][name] for name in expected} == expected
+
+
+def test_it_exits_1_where_nothing_fits_and_says_what_would(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["llama-3.1-70b", "--gpus", "h200", "--seq", "8k", "--offload", "none"]) == 1
+    said = capsys.readouterr().out
+    assert "does not fit" in said
+    assert "its largest terms" in said
+    assert "--gpus 16xh200" in said
+
+
+def test_a_bare_offload_is_of_the_optimizer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert figures(capsys, *SMALL, "--zero", "2", "--offload")["best"]["config"]["optimizer_place"] == "host"
+
+
+def test_a_config_file_is_a_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    config = {
+        "model_type": "llama",
+        "vocab_size": 1000,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": False,
+    }
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    found = figures(capsys, str(path), "--gpus", "rtx-4090")
+    assert found["fits"] is True
+    assert found["best"]["config"]["seq"] == 512
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "said"),
+    [
+        (["llama-3.1-8bb", "--gpus", "h200"], UnknownModel, "llama-3.1-8bb"),
+        (["llama-3.1-8b", "--gpus", "h2000"], UnknownGpu, "h2000"),
+        ([*SMALL, "--tp", "3"], RequestError, "--tp 3"),
+        ([*SMALL, "--micro-batch", "0"], RequestError, "--micro-batch 0"),
+        ([*SMALL, "--lora", "0"], RequestError, "--lora 0"),
+        ([*SMALL, "--seq", "-1"], RequestError, "-1"),
+        ([*SMALL, "--offload", "everything"], RequestError, "everything"),
+        ([*SMALL, "--json", "/nowhere/at/all.json"], RequestError, "/nowhere/at/all.json"),
+    ],
+)
+def test_a_wrong_request_is_an_error_with_a_hint(words: list[str], error: type[RequestError], said: str) -> None:
+    with pytest.raises(error, match=said.replace("/", ".")) as caught:
+        command(words)
+    assert caught.value.exit_code == 2
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "words", [["--zero", "4"], ["--precision", "fp7"], ["--nonsense"], ["--tp", "two"], ["--micro-batch", "1.5"]]
+)
+def test_words_that_are_no_flags_exit_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        command([*SMALL, *words])
+    assert caught.value.code == 2
+    assert "tonnage plan train" in capsys.readouterr().err
+
+
+def test_the_files_that_launch_it_are_written_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = [*SMALL, "--export", str(tmp_path / "launch")]
+    assert command(words) == 0
+    assert "README.txt" in capsys.readouterr().out
+    assert (tmp_path / "launch" / "README.txt").exists()
+    with pytest.raises(OutputExists):
+        command(words)
+    assert command([*words, "--force"]) == 0
+
+
+def test_explain_prints_formulas_and_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    command([*SMALL, "--micro-batch", "2", "--explain"])
+    said = capsys.readouterr().out
+    assert "parameters 1,235,814,400, bytes 2" in said
+    assert "seconds rest on" in said
+    assert max(map(len, said.splitlines())) <= 80
+
+
+def test_the_command_as_people_call_it_loads_no_torch() -> None:
+    code = (
+        "import sys; sys.argv = ['tonnage', 'plan', 'train', 'llama-3.2-1b', '--gpus', 'h200']\n"
+        "from tonnage.commands.main import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert end.code == 0\n"
+        "assert not {'torch', 'transformers', 'typer', 'rich'} & set(sys.modules), 'slow to load'"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_plan_is_listed_and_helps() -> None:
+    for words in (["plan", "--help"], ["plan", "train", "--help"]):
+        done = subprocess.run([TONNAGE, *words], capture_output=True, text=True, check=False)
+        assert done.returncode == 0
+        assert "train" in done.stdout
+    assert "--checkpoint" in done.stdout

@@ -1,0 +1,117 @@
+"""`tonnage plan serve`, within this process and in one of its own."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tonnage.commands import plan_serve
+from tonnage.errors import RequestError
+
+COMMAND = [str(Path(sys.executable).parent / "tonnage"), "plan", "serve"]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Any:
+    """A command's exit status and what it prints."""
+
+    def call(*words: str) -> tuple[int, str]:
+        status = plan_serve.command(list(words))
+        return status, capsys.readouterr().out
+
+    return call
+
+
+@pytest.fixture
+def figures(run: Any) -> Any:
+    """A command's JSON."""
+    return lambda *words: json.loads(run(*words, "--json", "-")[1])
+
+
+def test_it_fits(run: Any) -> None:
+    status, out = run("llama-3.1-8b", "--gpus", "h100", "--context", "8k", "--users", "16")
+    assert status == 0
+    assert "fits" in out and "vllm serve meta-llama/" in out
+
+
+def test_it_does_not_fit(run: Any) -> None:
+    status, out = run("llama-3.1-70b", "--gpus", "4xh100", "--context", "32k", "--users", "64")
+    assert status == 1
+    assert "needed" in out and "available" in out and "--users" in out
+
+
+def test_figures_of_a_hub_id(figures: Any) -> None:
+    found = figures(
+        "meta-llama/Llama-3.1-8B-Instruct", "--gpus", "h100", "--engine-version", "0.19", "--utilization", "0.95"
+    )
+    kv = found["kv"]
+    assert set(kv) >= {"bytes_per_token", "available_bytes", "blocks", "tokens", "max_concurrency"}
+    assert kv["tokens"] == pytest.approx(476016, rel=0.001)
+
+
+def test_flags_change_the_answer(figures: Any) -> None:
+    base = ("qwen3-8b", "--gpus", "h200", "--context", "4k")
+    plain = figures(*base)["kv"]["blocks"]
+    assert figures(*base, "--kv", "fp8")["kv"]["blocks"] > 1.9 * plain
+    assert figures(*base, "--weights", "int4")["kv"]["blocks"] > plain
+    assert figures(*base, "--max-seqs", "2048")["kv"]["blocks"] < plain
+    assert figures(*base, "--batched-tokens", "64k")["kv"]["blocks"] < plain
+    assert figures(*base, "--block", "32")["kv"]["blocks"] == pytest.approx(plain / 2, abs=1)
+    assert figures(*base, "--engine", "tonnage")["kv"]["blocks"] != plain
+
+
+def test_a_shared_prompt_makes_room(figures: Any) -> None:
+    base = ("llama-3.1-8b", "--gpus", "h100", "--context", "8k")
+    assert figures(*base, "--prompt-shared", "4k")["most_users"] > 1.9 * figures(*base)["most_users"]
+
+
+def test_explain(run: Any) -> None:
+    _, out = run("llama-3.1-8b", "--gpus", "h100", "--explain")
+    assert "the arithmetic" in out and "32 layers × 8 heads" in " ".join(out.split())
+
+
+def test_export(run: Any, tmp_path: Path) -> None:
+    status, _ = run("llama-3.1-8b", "--gpus", "h100", "--export", str(tmp_path / "out"))
+    assert status == 0
+    assert "--max-model-len 8192" in (tmp_path / "out" / "vllm.sh").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("llama-3.1-8b", "--gpus", "4xh100", "--users", "0"), "--users 0"),
+        (("llama-3.1-8b", "--gpus", "4xh100", "--tp", "3"), "--tp 3"),
+        (("llama-3.1-8b", "--gpus", "3xh100", "--tp", "3"), "--tp 3 does not divide"),
+        (("llama-3.1-8b", "--gpus", "4xh100", "--tp", "0"), "--tp 0"),
+        (("llama-3.1-8b", "--gpus", "4xh1000"), "h1000"),
+        (("llama-3.1-8z", "--gpus", "h100"), "llama-3.1-8z"),
+        (("llama-3.1-8b", "--gpus", "h100", "--context", "long"), "long"),
+        (("llama-3.1-8b", "--gpus", "h100", "--utilization", "nan"), "--utilization nan"),
+        (("llama-3.1-8b", "--gpus", "h100", "--utilization", "0"), "--utilization 0"),
+        (("llama-3.1-8b", "--gpus", "h100", "--engine-version", "seven"), "seven"),
+        (("bert-base", "--gpus", "h100"), "writes no tokens"),
+        (("llama-3.1-8b", "--gpus", "h100", "--engine", "tonnage", "--export", "x"), "vLLM"),
+    ],
+)
+def test_bad_requests(run: Any, words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        run(*words)
+
+
+def test_a_flag_that_is_none_of_its_values() -> None:
+    with pytest.raises(SystemExit, match="2"):
+        plan_serve.command(["llama-3.1-8b", "--gpus", "h100", "--weights", "int3"])
+
+
+def test_the_command_itself_without_torch_or_numpy() -> None:
+    found = subprocess.run(
+        [*COMMAND, "llama-3.1-8b", "--gpus", "h100", "--users", "0"], capture_output=True, text=True, check=False
+    )  # fmt: skip
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr.startswith("tonnage: --users 0")
+    code = "import sys, tonnage.report.serving; print({'torch', 'transformers', 'numpy'} & set(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert loaded.stdout.strip() == "set()"

@@ -1,0 +1,85 @@
+"""What cannot be is refused, in words that say what to write instead."""
+
+from typing import Any
+
+import pytest
+
+from tonnage.errors import BadLayout
+from tonnage.hardware import find_cluster
+from tonnage.models import find_model
+from tonnage.planner.request import NO_OFFLOAD, Offload, TrainingRequest, check, divisors, parse_offload
+
+
+def refused(gpus: str = "8xh200", model: str = "llama-3.1-8b", **asked: Any) -> BadLayout:
+    with pytest.raises(BadLayout) as caught:
+        check(TrainingRequest(**{"seq": 4096} | asked), find_model(model), find_cluster(gpus))
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("asked", "said", "hint"),
+    [
+        ({"tp": 3}, "--tp 3 does not divide the 32 attention heads", "1, 2, 4, 8, 16, 32"),
+        ({"tp": 4, "pp": 4}, "tp 4 × pp 4 = 16 does not divide 8 GPUs", "1, 2, 4, 8"),
+        ({"pp": 64}, "llama-3.1-8b has 32 layers", "at most 32"),
+        ({"cp": 3}, "--cp 3 does not divide --seq 4096", "divisor"),
+        ({"ep": 2}, "has no experts", "Leave --ep out"),
+        ({"global_batch": 12, "tp": 1, "pp": 1, "cp": 1}, "cannot be shared by 8 data-parallel ranks", "16"),
+        ({"global_batch": 7, "micro_batch": 2}, "in micro-batches of 2", "8"),
+        ({"micro_batch": 0}, "--micro-batch 0: there must be at least one", "--micro-batch 1"),
+        ({"tp": -1}, "--tp -1", "--tp 1"),
+        ({"seq": 0}, "--seq 0", "--seq 1"),
+        ({"seq": 10**12}, "beyond anything that is trained", "16,777,216"),
+        ({"checkpoint": "some"}, "--checkpoint some", "every-2"),
+        ({"checkpoint": "every-0"}, "--checkpoint every-0", "every-2"),
+        ({"lora_rank": 10**6}, "wider than llama-3.1-8b", "--lora 16"),
+        ({"quantized_base": True}, "there are none", "--lora 16"),
+    ],
+)
+def test_what_cannot_be_is_refused(asked: dict[str, Any], said: str, hint: str) -> None:
+    error = refused(**asked)
+    assert said in str(error)
+    assert hint in error.hint
+
+
+def test_experts_must_divide() -> None:
+    assert "--ep 3 does not divide the 8 experts" in str(refused(model="mixtral-8x7b", ep=3))
+
+
+def test_what_can_be_is_let_through() -> None:
+    asked = TrainingRequest(seq=4096, tp=2, pp=2, cp=2, global_batch=3, checkpoint="every-3")
+    check(asked, find_model("llama-3.1-8b"), find_cluster("8xh200"))
+
+
+@pytest.mark.parametrize(
+    ("text", "places"),
+    [
+        ("none", NO_OFFLOAD),
+        ("optimizer", Offload(optimizer="host")),
+        ("optimizer,parameters", Offload(optimizer="host", parameters="host")),
+        ("optimizer:nvme, activations", Offload(optimizer="nvme", activations="host")),
+        ("all", Offload("host", "host", "host")),
+        ("all:nvme", Offload("nvme", "nvme", "nvme")),
+    ],
+)
+def test_offload_is_read(text: str, places: Offload) -> None:
+    assert parse_offload(text) == places
+    assert parse_offload(places.words) == places
+
+
+@pytest.mark.parametrize("text", ["", "gradients", "optimizer:disk", "optimizer,,"])
+def test_other_offloads_are_refused(text: str) -> None:
+    with pytest.raises(BadLayout, match="cannot be offloaded"):
+        parse_offload(text)
+
+
+def test_a_step_has_about_half_a_million_tokens_and_a_sequence_for_each_gpu() -> None:
+    assert TrainingRequest(seq=8192).step_sequences(8) == 64
+    assert TrainingRequest(seq=8192).step_sequences(1024) == 1024
+    assert TrainingRequest(seq=8192).step_sequences(24) == 72
+    assert TrainingRequest(seq=8192, global_batch=10).step_sequences(8) == 10
+
+
+def test_divisors_are_all_of_them() -> None:
+    assert divisors(36) == [1, 2, 3, 4, 6, 9, 12, 18, 36]
+    assert all(divisors(number) == [k for k in range(1, number + 1) if number % k == 0] for number in range(1, 60))
