@@ -1,7 +1,7 @@
 """The memory of one training step on one GPU: every moment of every stage, and the worst of them as a ledger."""
 
-from collections.abc import Sequence
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
