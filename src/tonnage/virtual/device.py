@@ -4,15 +4,16 @@ The native half calls `malloc` and `free` for each storage on the device, on wha
 with the GIL. What a block is for is the business of `attribution`; what PyTorch is told about the card, of `cuda`.
 """
 
+import ctypes
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tonnage.allocator import AllocatorSettings, CachingAllocator, OutOfMemory, Shortage
 from tonnage.hardware import Gpu
 from tonnage.ledger import Category
-from tonnage.recording.records import Allocation, Mark, SegmentEvent
+from tonnage.recording.records import Allocation, Mark, MarkKind, SegmentEvent
 from tonnage.recording.records import OutOfMemory as OutOfMemoryRecord
-from tonnage.virtual.attribution import Attribution
+from tonnage.script.attribution import Attribution
 from tonnage.virtual.overheads import Overheads
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Device:
             gpu.memory_bytes, settings, outside_bytes=self.overheads.total_bytes, observer=self._on_segment
         )
         self.attribution = Attribution(self)
+        self.native_context = ctypes.c_int32()  # what autograd's nodes remember of the module that made them
         self.allocations: list[Allocation] = []
         self.live: dict[int, Allocation] = {}
         self.segments: list[SegmentEvent] = []
@@ -112,6 +114,23 @@ class Device:
     def synchronize(self) -> None:
         """The device caught up with the host."""
         self.allocator.process_events()
+
+    # Called by the attribution
+
+    def mark(self, kind: MarkKind, name: str) -> None:
+        """A phase or step begins with the next event."""
+        self.marks.append(Mark(self.sequence + 1, kind, name))
+
+    def at_module(self, context: int) -> None:
+        """The module at work, for nodes that autograd makes."""
+        self.native_context.value = context
+
+    def categorise(self, category: Category, addresses: list[int], only: Category | None) -> None:
+        """What these blocks turned out to be for."""
+        for address in addresses:
+            allocation = self.live.get(address)
+            if allocation and (only is None or allocation.category is only):
+                allocation.category = category
 
     # Called by the patches of torch.cuda
 

@@ -39,8 +39,8 @@ class Session:
 
     def open(self) -> None:
         """From here on, `cuda` is this card."""
+        from tonnage.script.hooks import install_hooks
         from tonnage.virtual import cuda
-        from tonnage.virtual.hooks import install_hooks
 
         if not _open.acquire(blocking=False):
             raise RuntimeError("A virtual GPU is open in this process already; leave its `with` block first.")
@@ -50,9 +50,9 @@ class Session:
         self.library.tonnage_start(*map(ctypes.py_object, self._callbacks), 1)
         self._listeners = [self.stand_ins.read, self.stand_ins.unmodelled, self.workspaces.use]
         self.library.tonnage_listen(*map(ctypes.py_object, self._listeners))
-        device.attribution._native_context = ctypes.c_int32.in_dll(self.library, "tonnage_context")
+        device.native_context = ctypes.c_int32.in_dll(self.library, "tonnage_context")
         current(self)
-        self._undo += [install_hooks(device), cuda.install(device, self.library)]
+        self._undo += [install_hooks(device.attribution), cuda.install(device, self.library)]
         self._undo.append(install_companions(self.stand_ins))
         atexit.register(self.library.tonnage_close)
 

@@ -7,19 +7,18 @@ import torch
 from torch.nn.modules import module as nn_module
 from torch.optim import optimizer as optim
 
-from tonnage.virtual.device import Device
+from tonnage.script.attribution import Attribution
 
 
-def install_hooks(device: Device) -> Callable[[], None]:
+def install_hooks(who: Attribution) -> Callable[[], None]:
     """Hook everything; the result unhooks it."""
-    who = device.attribution
     handles = [
         nn_module.register_module_forward_pre_hook(who.module_starts),
         nn_module.register_module_forward_hook(lambda m, _, output: who.module_ends(m, output), always_call=True),
         optim.register_optimizer_step_pre_hook(lambda o, *_: who.step_starts(o)),
         optim.register_optimizer_step_post_hook(lambda o, *_: who.step_ends(o)),
     ]
-    undo = [_wrap_engine(device), _wrap_apply(device), _wrap_call(device)]
+    undo = [_wrap_engine(who), _wrap_apply(who), _wrap_call(who)]
 
     def uninstall() -> None:
         for handle in handles:
@@ -30,11 +29,11 @@ def install_hooks(device: Device) -> Callable[[], None]:
     return uninstall
 
 
-def _wrap_engine(device: Device) -> Callable[[], None]:
+def _wrap_engine(who: Attribution) -> Callable[[], None]:
     """Every backward goes through this one function of torch.autograd."""
     from torch.autograd import graph
 
-    plain, who = graph._engine_run_backward, device.attribution
+    plain = graph._engine_run_backward
 
     def run_backward(*arguments: Any, **keywords: Any) -> Any:
         who.backward_starts()
@@ -51,9 +50,9 @@ def _wrap_engine(device: Device) -> Callable[[], None]:
     return restore
 
 
-def _wrap_apply(device: Device) -> Callable[[], None]:
+def _wrap_apply(who: Attribution) -> Callable[[], None]:
     """`Module.to` and kin: what is on the device afterwards is the model, even if it did not all fit."""
-    plain, who = torch.nn.Module._apply, device.attribution
+    plain = torch.nn.Module._apply
     depth = 0
 
     def apply(self: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -74,9 +73,9 @@ def _wrap_apply(device: Device) -> Callable[[], None]:
     return restore
 
 
-def _wrap_call(device: Device) -> Callable[[], None]:
+def _wrap_call(who: Attribution) -> Callable[[], None]:
     """What the outermost module is given by name: hooks on all modules at once see only what is given by position."""
-    plain, who = torch.nn.Module._call_impl, device.attribution
+    plain = torch.nn.Module._call_impl
 
     def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
         if not who.modules:

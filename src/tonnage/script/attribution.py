@@ -1,23 +1,19 @@
 """What a block is for: its category, module, phase, step and the script's own line.
 
 Hooks on modules, optimizers and the autograd engine keep the present state; a block takes it when it is made. What only
-shows later (this block is a gradient, that one an optimizer's state) is marked on the block then. It does not know how
-blocks are allocated.
+shows later (this block is a gradient, that one an optimizer's state) is told to the sink then. It does not know how
+blocks are allocated, nor whether the GPU is virtual.
 """
 
-import ctypes
 import sys
 import threading
 import weakref
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from tonnage.ledger import Category
-from tonnage.recording.records import Mark
-from tonnage.virtual.lines import LineFinder
-
-if TYPE_CHECKING:
-    from tonnage.virtual.device import Device
+from tonnage.recording.records import MarkKind
+from tonnage.script.lines import LineFinder
 
 _BY_PHASE = {
     "setup": Category.OTHER,
@@ -28,11 +24,24 @@ _BY_PHASE = {
 }
 
 
+class Sink(Protocol):
+    """Whoever keeps the record of blocks."""
+
+    def mark(self, kind: MarkKind, name: str) -> None:
+        """From the next block on, this phase or step runs."""
+
+    def at_module(self, context: int) -> None:
+        """From now on the module of this number is at work; 0 is none."""
+
+    def categorise(self, category: Category, addresses: list[int], only: Category | None) -> None:
+        """The blocks at these addresses belong to the category (with `only`: if they belonged to that one so far)."""
+
+
 class Attribution:
     """The present state of the script, as seen through PyTorch's hooks."""
 
-    def __init__(self, device: "Device") -> None:
-        self.device = device
+    def __init__(self, sink: Sink) -> None:
+        self.sink = sink
         self.phase = "setup"
         self.step = 0
         self.category = Category.OTHER
@@ -41,7 +50,6 @@ class Attribution:
         self.keywords: dict[str, Any] = {}  # what the outermost module was given by name
         self.contexts: list[str] = [""]
         self._context_numbers: dict[str, int] = {"": 0}
-        self._native_context: Any = ctypes.c_int32()
         self._paths: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._known: dict[int, weakref.ref[Any]] = {}  # parameters by id: a WeakSet would compare tensors
         self._stepped = True
@@ -71,7 +79,7 @@ class Attribution:
         if phase != self.phase:
             self.phase = phase
             self.category = _BY_PHASE[phase]
-            self.device.marks.append(Mark(self.device.sequence + 1, "phase", phase))
+            self.sink.mark("phase", phase)
 
     # Modules
 
@@ -84,13 +92,13 @@ class Attribution:
             self._name(module)
             path = self._paths.get(module, type(module).__name__)
         self.modules.append(path)
-        self._native_context.value = self._context(path)
+        self.sink.at_module(self._context(path))
 
     def module_ends(self, module: Any, output: Any) -> None:
         """A module's forward is over."""
         if self.modules:
             self.modules.pop()
-        self._native_context.value = self._context(self.modules[-1]) if self.modules else 0
+        self.sink.at_module(self._context(self.modules[-1]) if self.modules else 0)
         if not self.modules:
             self.keywords = {}
             self._mark_caches((output,))
@@ -101,7 +109,7 @@ class Attribution:
         if self._stepped or (not torch.is_grad_enabled() and self.phase != "forward"):
             self._stepped = False
             self.step += 1
-            self.device.marks.append(Mark(self.device.sequence + 1, "step", str(self.step)))
+            self.sink.mark("step", str(self.step))
         self._stepped |= not torch.is_grad_enabled()
         self.enter("forward")
         self.mark_model(module)
@@ -155,12 +163,9 @@ class Attribution:
 
     def mark(self, category: Category, tensors: Iterable[Any], *, only: Category | None = None) -> None:
         """These tensors' blocks belong to the category (with `only`: if they belonged to that one so far)."""
-        live = self.device.live
-        for tensor in tensors:
-            if tensor is not None and tensor.is_cuda and _has_storage(tensor):
-                allocation = live.get(tensor.untyped_storage().data_ptr())
-                if allocation and (only is None or allocation.category is only):
-                    allocation.category = category
+        found = [t.untyped_storage().data_ptr() for t in tensors if t is not None and t.is_cuda and _has_storage(t)]
+        if found:
+            self.sink.categorise(category, found, only)
 
     def mark_model(self, module: Any) -> None:
         """A module's parameters and buffers are the model."""
