@@ -16,6 +16,7 @@ PUBLIC = {
     "__version__",
     "find_gpu",
     "read_recording",
+    "record_on_oom",
     "virtual_gpu",
     "write_recording",
 }

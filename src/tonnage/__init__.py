@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tonnage.hardware import Gpu, find_gpu
     from tonnage.ledger import Category, Ledger
     from tonnage.recording import Recording, read_recording, write_recording
+    from tonnage.recording.cuda import record_on_oom
     from tonnage.virtual import virtual_gpu
 
 __version__ = "0.1.0"
@@ -28,7 +29,9 @@ _HOMES = {
     "Recording": "tonnage.recording",
     "TonnageError": "tonnage.errors",
     "find_gpu": "tonnage.hardware",
+    "load_ipython_extension": "tonnage.integrations.notebook",  # `%load_ext tonnage` asks for it
     "read_recording": "tonnage.recording",
+    "record_on_oom": "tonnage.recording.cuda",
     "virtual_gpu": "tonnage.virtual",
     "write_recording": "tonnage.recording",
 }
@@ -42,6 +45,7 @@ __all__ = [
     "__version__",
     "find_gpu",
     "read_recording",
+    "record_on_oom",
     "virtual_gpu",
     "write_recording",
 ]

@@ -22,7 +22,7 @@ DIFFERENCE_ROWS = 5
 
 
 def replay(
-    trace: Path = typer.Argument(help="A JSON list of [action, address, size, stream], gzipped or not."),
+    trace: Path = typer.Argument(help="A JSON list of [action, address, size, stream], or a snapshot of PyTorch."),
     json: str = typer.Option("", "--json", metavar="FILE", help="Write the figures as JSON ('-': standard output)."),
 ) -> None:
     """Replay a trace of allocator events: peaks, segments and fragmentation.
@@ -33,10 +33,11 @@ def replay(
 
     from tonnage.allocator import AllocatorSettings, read_trace, what_if
     from tonnage.allocator import replay as replay_events
+    from tonnage.recording.snapshot import is_snapshot, read_events
     from tonnage.report.lines import WIDTH
 
-    events = read_trace(trace)
-    result = replay_events(events)
+    events, settings = read_events(trace) if is_snapshot(trace) else (read_trace(trace), None)
+    result = replay_events(events, settings)
     grown = what_if(events, AllocatorSettings(expandable_segments=True))["reserved_bytes.all.peak"]
     if json:
         _write(json, result, grown)

@@ -24,7 +24,7 @@ def command(words: list[str]) -> int:
     """Parse the words after `tonnage run`, run, report; the exit status."""
     options = _parser().parse_args(words)
     cards = list(dict.fromkeys(find_cuda_gpu(name) for name in options.gpu.split(",")))
-    _check_paths(options)
+    check_paths(options)
 
     from tonnage.report.streams import data_on_stdout
 
@@ -50,7 +50,7 @@ def _parser() -> ArgumentParser:
     return parser
 
 
-def _check_paths(options: Namespace) -> None:
+def check_paths(options: Namespace) -> None:
     """Before the run, so that no one waits for a mistake."""
     script, output = options.script, options.output
     if not script.is_file():

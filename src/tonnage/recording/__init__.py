@@ -1,6 +1,7 @@
 """The ordered memory events of one run: the records, the questions, the file."""
 
-from tonnage.recording.groups import Group, group_alike, module_pattern
+from tonnage.recording.files import open_recording
+from tonnage.recording.groups import Group, alike_with_members, group_alike, module_pattern
 from tonnage.recording.recording import Recording
 from tonnage.recording.records import Allocation, Header, Mark, Note, OutOfMemory, SegmentEvent, StandIn
 from tonnage.recording.store import read_recording, write_recording
@@ -15,8 +16,10 @@ __all__ = [
     "Recording",
     "SegmentEvent",
     "StandIn",
+    "alike_with_members",
     "group_alike",
     "module_pattern",
+    "open_recording",
     "read_recording",
     "write_recording",
 ]

@@ -34,12 +34,17 @@ def module_pattern(module: str) -> str:
 
 def group_alike(allocations: Iterable[Allocation]) -> list[Group]:
     """Group by all but the layer's number; largest block first."""
+    return [group for group, _ in alike_with_members(allocations)]
+
+
+def alike_with_members(allocations: Iterable[Allocation]) -> list[tuple[Group, list[Allocation]]]:
+    """The same, each with the blocks that it stands for."""
     groups: dict[tuple[object, ...], list[Allocation]] = {}
     for a in allocations:
         key = (a.category, a.operator, module_pattern(a.module), a.line, a.shape or a.block_bytes, a.dtype)
         groups.setdefault(key, []).append(a)
-    rows = [_group(members) for members in groups.values()]
-    return sorted(rows, key=lambda group: (-group.each_bytes, -group.total_bytes))
+    rows = [(_group(members), members) for members in groups.values()]
+    return sorted(rows, key=lambda row: (-row[0].each_bytes, -row[0].total_bytes))
 
 
 def _group(members: list[Allocation]) -> Group:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from tonnage.allocator import AllocatorSettings, Block, CachingAllocator, Shortage
 from tonnage.allocator import OutOfMemory as AllocatorOutOfMemory
+from tonnage.allocator.replay import BOUNDLESS_BYTES
 from tonnage.hardware import Gpu
 from tonnage.ledger import Category
 from tonnage.recording.recording import Recording
@@ -115,7 +116,9 @@ def _outcome(before: Outcome, outcomes: Outcomes) -> Outcome:
 
 def _allocator(header: Header, observer: Callable[[str, int, int, int], None] | None = None) -> CachingAllocator:
     settings = AllocatorSettings.parse(header.settings)
-    return CachingAllocator(header.capacity_bytes, settings, header.overhead_bytes, observer)
+    # A snapshot does not say how large its card was.
+    capacity_bytes = header.capacity_bytes or BOUNDLESS_BYTES
+    return CachingAllocator(capacity_bytes, settings, header.overhead_bytes, observer)
 
 
 def _play(recording: Recording, allocator: CachingAllocator, tape: "_Tape | None" = None) -> Outcomes:

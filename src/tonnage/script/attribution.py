@@ -25,7 +25,9 @@ _BY_PHASE = {
 
 
 class Sink(Protocol):
-    """Whoever keeps the record of blocks."""
+    """Whoever keeps the record of blocks; it is told the line that backward was called from before backward begins."""
+
+    held_line: str
 
     def mark(self, kind: MarkKind, name: str) -> None:
         """From the next block on, this phase or step runs."""
@@ -40,8 +42,11 @@ class Sink(Protocol):
 class Attribution:
     """The present state of the script, as seen through PyTorch's hooks."""
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: Sink, *, frugal: bool = False) -> None:
+        """Frugal: a model and its optimizer's states are looked at once, not at every step."""
         self.sink = sink
+        self._frugal = frugal
+        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
         self.phase = "setup"
         self.step = 0
         self.category = Category.OTHER
@@ -112,7 +117,8 @@ class Attribution:
             self.sink.mark("step", str(self.step))
         self._stepped |= not torch.is_grad_enabled()
         self.enter("forward")
-        self.mark_model(module)
+        if self._is_new(module):
+            self.mark_model(module)
         self.mark(Category.INPUTS, _tensors(given), only=Category.OTHER)
         self._mark_caches(given)
 
@@ -134,6 +140,7 @@ class Attribution:
         """The autograd engine runs; its threads have no Python frames of the script, so the line is held."""
         if not self._backward_depth:
             self._held_line = self.lines.find(sys._getframe().f_back) or self.lines.last
+            self.sink.held_line = self._held_line
             self.enter("backward")
         self._backward_depth += 1
 
@@ -141,23 +148,34 @@ class Attribution:
         """The engine is done: what now hangs on the parameters are gradients."""
         self._backward_depth -= 1
         if not self._backward_depth:
-            self.mark_gradients(self._parameters())
+            if not self._frugal:
+                self.mark_gradients(self._parameters())
             self._held_line = ""
             self.enter("other")
 
     def step_starts(self, optimizer: Any) -> None:
         """An optimizer steps, perhaps inside backward."""
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self._remember(parameters)
-        self.mark(Category.PARAMETERS, parameters)
+        if not self._frugal or optimizer not in self._seen:
+            self._remember(parameters)
+            self.mark(Category.PARAMETERS, parameters)
         self.mark_gradients(parameters)
         self.enter("optimizer")
 
     def step_ends(self, optimizer: Any) -> None:
         """What the optimizer keeps are its states."""
         self._stepped = True
-        self.mark(Category.OPTIMIZER_STATES, _tensors(optimizer.state.values()))
+        if self._is_new(optimizer):
+            self.mark(Category.OPTIMIZER_STATES, _tensors(optimizer.state.values()))
         self.enter("backward" if self._backward_depth else "other")
+
+    def _is_new(self, thing: Any) -> bool:
+        """Whether it is worth looking at: always, unless frugal and seen before."""
+        if not self._frugal:
+            return True
+        known = thing in self._seen
+        self._seen.add(thing)
+        return not known
 
     # Marks on blocks
 

@@ -10,15 +10,18 @@ from torch.optim import optimizer as optim
 from tonnage.script.attribution import Attribution
 
 
-def install_hooks(who: Attribution) -> Callable[[], None]:
-    """Hook everything; the result unhooks it."""
+def install_hooks(who: Attribution, *, modules: bool = True) -> Callable[[], None]:
+    """Hook everything (without `modules`: of modules only the outermost); the result unhooks it."""
     handles = [
-        nn_module.register_module_forward_pre_hook(who.module_starts),
-        nn_module.register_module_forward_hook(lambda m, _, output: who.module_ends(m, output), always_call=True),
         optim.register_optimizer_step_pre_hook(lambda o, *_: who.step_starts(o)),
         optim.register_optimizer_step_post_hook(lambda o, *_: who.step_ends(o)),
     ]
-    undo = [_wrap_engine(who), _wrap_apply(who), _wrap_call(who)]
+    if modules:
+        handles += [
+            nn_module.register_module_forward_pre_hook(who.module_starts),
+            nn_module.register_module_forward_hook(lambda m, _, output: who.module_ends(m, output), always_call=True),
+        ]
+    undo = [_wrap_engine(who), _wrap_apply(who), _wrap_call(who) if modules else _wrap_outermost_call(who)]
 
     def uninstall() -> None:
         for handle in handles:
@@ -81,6 +84,30 @@ def _wrap_call(who: Attribution) -> Callable[[], None]:
         if not who.modules:
             who.keywords = keywords
         return plain(self, *arguments, **keywords)
+
+    torch.nn.Module._call_impl = call
+
+    def restore() -> None:
+        torch.nn.Module._call_impl = plain
+
+    return restore
+
+
+def _wrap_outermost_call(who: Attribution) -> Callable[[], None]:
+    """Only where no module is at work: the inner ones pay for one comparison."""
+    plain = torch.nn.Module._call_impl
+
+    def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        if who.modules:
+            return plain(self, *arguments, **keywords)
+        who.keywords = keywords
+        who.module_starts(self, arguments)
+        output = None
+        try:
+            output = plain(self, *arguments, **keywords)
+            return output
+        finally:
+            who.module_ends(self, output)
 
     torch.nn.Module._call_impl = call
 

@@ -52,6 +52,7 @@ class Device:
             gpu.memory_bytes, settings, outside_bytes=self.overheads.total_bytes, observer=self._on_segment
         )
         self.attribution = Attribution(self)
+        self.held_line = ""
         self.native_context = ctypes.c_int32()  # what autograd's nodes remember of the module that made them
         self.allocations: list[Allocation] = []
         self.live: dict[int, Allocation] = {}

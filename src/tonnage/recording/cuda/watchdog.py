@@ -1,0 +1,61 @@
+"""Always on: the last events are kept, and written when the process runs out of memory. The error goes its way.
+
+    tonnage.record_on_oom("oom.tonnage")        # at the top of a training script
+
+Stacks are taken, modules are not looked at: what remains is PyTorch's own recording of its last events.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tonnage.recording.cuda.recorder import Recorder
+from tonnage.recording.records import OutOfMemory
+from tonnage.recording.store import write_recording
+
+LAST_EVENTS = 100_000
+
+
+def record_on_oom(path: str | Path, *, last_events: int = LAST_EVENTS) -> Callable[[], None]:
+    """Keep the last events; at an out-of-memory error write them to `path`, once. The result stops it."""
+    import torch
+
+    recorder = Recorder(most_events=last_events, modules=False)
+    recorder.start()
+    target, written = Path(path), False
+
+    def observe(device: int, requested: int, total: int, free: int) -> None:
+        nonlocal written
+        if not written:
+            written = True
+            _write(recorder, target, requested, free)
+
+    torch._C._cuda_attach_out_of_memory_observer(observe)
+
+    def stop() -> None:
+        nonlocal written
+        written = True
+        recorder.stop()
+
+    return stop
+
+
+def _write(recorder: Recorder, target: Path, requested_bytes: int, free_bytes: int) -> None:
+    """Whatever goes wrong here must not hide the error that is on its way."""
+    try:
+        recording = recorder.recording(outcome="oom", script=sys.argv[0], arguments=tuple(sys.argv[1:]), exit_status=1)
+        recording.oom = recording.oom or _refused(recording, requested_bytes, free_bytes)
+        write_recording(target, recording, force=True)
+        print(f"tonnage: out of memory; the last events are in {target} (tonnage explain {target})", file=sys.stderr)
+    except Exception as error:
+        print(f"tonnage: out of memory, and its recording could not be written: {error}", file=sys.stderr)
+
+
+def _refused(recording: Any, requested_bytes: int, free_bytes: int) -> OutOfMemory:
+    last = recording.allocations[-1] if recording.allocations else None
+    return OutOfMemory(
+        line=last.line if last else "", requested_bytes=requested_bytes, free_bytes=free_bytes,
+        allocated_bytes=recording.peak_allocated_bytes, reserved_bytes=recording.peak_reserved_bytes,
+        phase=last.phase if last else "", step=last.step if last else 0,
+    )  # fmt: skip

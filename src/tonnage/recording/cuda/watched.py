@@ -1,0 +1,115 @@
+"""Lays the log of the hooks beside PyTorch's events: phases, steps, modules and categories of every block.
+
+It stands where a snapshot's own guesses stand (`recording.snapshot.phases` and `categories`) and knows instead.
+"""
+
+from bisect import bisect_right
+from collections import defaultdict, deque
+from collections.abc import Iterable, Sequence
+
+from tonnage.ledger import Category
+from tonnage.recording.cuda.log import Entry
+from tonnage.recording.records import Allocation, Mark
+from tonnage.recording.snapshot.origins import Origin
+
+BY_PHASE = {
+    "setup": Category.OTHER,
+    "forward": Category.ACTIVATIONS,
+    "backward": Category.ACTIVATIONS,
+    "optimizer": Category.WORKSPACE,
+    "other": Category.OTHER,
+}
+
+
+class LoggedPhases:
+    """Follows the events; `phase` and `step` are the present ones, by the log."""
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self.phase = "setup"
+        self.step = 0
+        self.stack: tuple[str, ...] = ()
+        self.marks: list[Mark] = []
+        self.modules: list[tuple[int, int]] = [(-1, 0)]
+        self.found: list[tuple[int, Entry]] = []
+        self._ahead = deque(entries)
+
+    @property
+    def line(self) -> str:
+        """The script's line that backward was called from, while it runs."""
+        return self.stack[0] if self.stack else ""
+
+    def reach(self, origin: Origin, time_us: int, sequence: int) -> None:
+        """An event comes next: what the log holds from before it has happened."""
+        # Times of events are cut to whole microseconds.
+        while self._ahead and self._ahead[0].time_us < time_us + 1:
+            self._take(self._ahead.popleft(), sequence)
+
+    def finish(self, sequence: int) -> None:
+        """No event follows: the rest of the log."""
+        while self._ahead:
+            self._take(self._ahead.popleft(), sequence)
+
+    def _take(self, entry: Entry, sequence: int) -> None:
+        if entry.kind == "module":
+            self.modules.append((sequence, entry.context))
+        elif entry.kind == "category":
+            self.found.append((sequence, entry))
+        elif entry.kind == "step":
+            self.step = int(entry.name)
+            self.marks.append(Mark(sequence, "step", entry.name))
+        else:
+            self.phase = entry.name
+            self.stack = (entry.line,) if entry.line else ()
+            self.marks.append(Mark(sequence, "phase", entry.name))
+
+
+# What cuBLAS takes once for each thread that multiplies matrices: on Hopper and later, and before.
+CUBLAS_BYTES = (32 << 20, 8519680)
+
+
+def attribute(allocations: Sequence[Allocation], phases: LoggedPhases, contexts: Sequence[str]) -> None:
+    """Give every block its module and category."""
+    starts = [sequence for sequence, _ in phases.modules]
+    for allocation in allocations:
+        context = phases.modules[bisect_right(starts, allocation.born) - 1][1]
+        allocation.module = contexts[context] if allocation.phase != "backward" else ""
+        allocation.category = _at_birth(allocation)
+    by_address = _by_address(allocations)
+    for sequence, entry in phases.found:
+        for address in entry.addresses:
+            block = _live_at(by_address.get(address, ()), sequence)
+            if block and entry.category and (entry.only is None or block.category is entry.only):
+                block.category = entry.category
+    for block in _cublas(allocations):
+        block.category = Category.WORKSPACE
+
+
+def _cublas(allocations: Sequence[Allocation]) -> list[Allocation]:
+    """The first block of that size in forward and in backward, if it was never given back."""
+    first: dict[str, Allocation] = {}
+    for block in allocations:
+        if block.requested_bytes in CUBLAS_BYTES and block.phase in ("forward", "backward"):
+            first.setdefault(block.phase, block)
+    return [block for block in first.values() if block.died is None and block.category is Category.ACTIVATIONS]
+
+
+def _at_birth(allocation: Allocation) -> Category:
+    if allocation.died == allocation.born + 1:
+        return Category.WORKSPACE  # nothing else happened between: inside one operator
+    return BY_PHASE.get(allocation.phase, Category.OTHER)
+
+
+def _by_address(allocations: Sequence[Allocation]) -> dict[int, list[Allocation]]:
+    found: dict[int, list[Allocation]] = defaultdict(list)
+    for allocation in allocations:
+        found[allocation.address].append(allocation)
+    return found
+
+
+def _live_at(blocks: Sequence[Allocation], sequence: int) -> Allocation | None:
+    """The block of one address that was alive then; blocks are in the order of their births."""
+    place = bisect_right(blocks, sequence - 1, key=lambda block: block.born) - 1
+    if place < 0:
+        return None
+    block = blocks[place]
+    return block if block.died is None or block.died >= sequence else None

@@ -1,0 +1,112 @@
+"""Where a recording's memory lay at one moment: segments, the blocks in them and the holes between.
+
+It goes by the addresses of a recording alone, whoever made it. A block that waits for a stream's work to end counts as a
+hole, for a recording does not say how long it waits.
+"""
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+
+from tonnage.recording.recording import Recording
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """Reserved memory between blocks."""
+
+    address: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentState:
+    """Memory that lay in one piece, and what of it was in no block."""
+
+    address: int
+    size_bytes: int
+    holes: tuple[Hole, ...]
+
+    @property
+    def unused_bytes(self) -> int:
+        """The sum of the holes."""
+        return sum(hole.size_bytes for hole in self.holes)
+
+    @property
+    def largest_hole_bytes(self) -> int:
+        """The largest request that fits here."""
+        return max((hole.size_bytes for hole in self.holes), default=0)
+
+
+def segments_at(recording: Recording, sequence: int | None = None) -> list[SegmentState]:
+    """The segments after an event (None: at the end), by address; pages that touch are one piece."""
+    moment = len(recording.timeline.allocated_bytes) if sequence is None else sequence
+    live = (a for a in recording.allocations if a.born <= moment and (a.died is None or a.died > moment))
+    blocks = sorted((a.address, a.address + a.block_bytes) for a in live)
+    starts = [low for low, _ in blocks]
+    states = []
+    for low, high in _pieces(recording, moment):
+        inside = blocks[bisect_left(starts, low) : bisect_right(starts, high - 1)]
+        states.append(SegmentState(low, high - low, tuple(_holes(low, high, inside))))
+    return states
+
+
+def _pieces(recording: Recording, moment: int) -> list[tuple[int, int]]:
+    """Segments as they are, which never merge; pages as the ranges that they make up."""
+    fixed: dict[int, int] = {}
+    mapped = Ranges()
+    for event in recording.segments:
+        if event.sequence > moment:
+            break
+        low, high = event.address, event.address + event.size_bytes
+        match event.action:
+            case "segment_alloc":
+                fixed[low] = high
+            case "segment_free":
+                fixed.pop(low, None)
+            case "segment_map":
+                mapped.add(low, high)
+            case "segment_unmap":
+                mapped.remove(low, high)
+    return sorted([*fixed.items(), *mapped.pairs()])
+
+
+def _holes(low: int, high: int, blocks: list[tuple[int, int]]) -> list[Hole]:
+    ends = [low, *(end for _, end in blocks)]
+    starts = [*(start for start, _ in blocks), high]
+    return [Hole(end, start - end) for end, start in zip(ends, starts, strict=True) if start > end]
+
+
+class Ranges:
+    """Addresses as ranges that do not touch."""
+
+    def __init__(self) -> None:
+        self._lows: list[int] = []
+        self._highs: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._lows)
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """(first address, address after the last) of each."""
+        return list(zip(self._lows, self._highs, strict=True))
+
+    def add(self, low: int, high: int) -> None:
+        """These addresses too."""
+        first = bisect_left(self._highs, low)
+        last = bisect_left(self._lows, high + 1)
+        if first < last:
+            low, high = min(low, self._lows[first]), max(high, self._highs[last - 1])
+        self._put(first, last, [(low, high)] if low < high else [])
+
+    def remove(self, low: int, high: int) -> None:
+        """These addresses no more."""
+        first = bisect_left(self._highs, low + 1)
+        last = bisect_left(self._lows, high)
+        if first >= last or low >= high:
+            return
+        ends = [(self._lows[first], low), (high, self._highs[last - 1])]
+        self._put(first, last, [(a, b) for a, b in ends if a < b])
+
+    def _put(self, first: int, last: int, pairs: list[tuple[int, int]]) -> None:
+        self._lows[first:last] = [low for low, _ in pairs]
+        self._highs[first:last] = [high for _, high in pairs]

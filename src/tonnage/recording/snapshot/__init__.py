@@ -1,0 +1,71 @@
+"""PyTorch's memory snapshots, read without executing a byte of them: `torch.cuda.memory._dump_snapshot(FILE)`."""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tonnage.allocator.replay import Event
+from tonnage.allocator.settings import AllocatorSettings
+from tonnage.errors import BadSnapshot
+from tonnage.recording.recording import Recording
+from tonnage.recording.snapshot.convert import busiest_device, recording_of, settings_of
+from tonnage.recording.snapshot.limits import Limits
+from tonnage.recording.snapshot.schema import ACTIONS, OOM, Snapshot, snapshot_of
+from tonnage.recording.snapshot.stream import Stream, opening
+from tonnage.recording.snapshot.unpickle import load
+
+__all__ = ["Limits", "is_snapshot", "read_events", "read_snapshot"]
+
+_PICKLE_MAGIC = 0x80
+
+
+def is_snapshot(path: Path) -> bool:
+    """Whether a file begins as a pickle does, gzipped or not; its name does not matter."""
+    return opening(path, 1)[:1] == bytes([_PICKLE_MAGIC])
+
+
+def read_snapshot(path: Path, *, device: int | None = None, limits: Limits | None = None) -> Recording:
+    """One device's events as a recording (None: the busiest device's), or `BadSnapshot` with the reason."""
+    with _named(path), _without_collection():
+        return recording_of(_read(path, limits or Limits()), device)
+
+
+def read_events(path: Path) -> tuple[list[Event], AllocatorSettings]:
+    """The busiest device's events as `tonnage.allocator.replay` takes them, and the settings they were made under."""
+    with _named(path), _without_collection():
+        snapshot = _read(path, Limits())
+        trace = snapshot.traces[busiest_device(snapshot)] if snapshot.traces else None
+        rows = trace.rows() if trace else ()
+        events = [(ACTIONS[row[0]], 0 if row[0] == OOM else row[1], row[2], row[3]) for row in rows]
+        return events, settings_of(snapshot)
+
+
+def _read(path: Path, limits: Limits) -> Snapshot:
+    with path.open("rb") as file:
+        return snapshot_of(load(Stream(file, limits), limits), limits)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Errors say of which file they are."""
+    try:
+        yield
+    except BadSnapshot as error:
+        raise BadSnapshot(f"{path} is not a snapshot that can be read: {error}") from None
+    except MemoryError:
+        raise BadSnapshot(f"{path} cannot be read: it takes more memory than there is.") from None
+    except OSError as error:
+        raise BadSnapshot(f"{path} cannot be read: {error.strerror}.") from None
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Millions of objects are made and none is garbage: looking for it would take longer than reading."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,79 @@
+"""What blocks were for, inferred from phases, stacks, lifetimes and sizes.
+
+A snapshot has no names of tensors. So a parameter is what the functions that move or make a model allocate; a gradient is
+what outlives the backward pass that made it and has a parameter's size; an optimizer's state is what outlives its step.
+What none of this tells stays `other`.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from tonnage.ledger import Category
+from tonnage.recording.records import Allocation, Mark
+from tonnage.recording.snapshot.origins import Origin
+
+# What cuBLAS asks the allocator for, once a thread and stream: on Hopper and Blackwell, and on older cards.
+_CUBLAS_BYTES = (33_554_432, 8_519_680)
+
+
+def categorise(
+    allocations: Sequence[Allocation], origins: Sequence[Origin], marks: Sequence[Mark], started: int
+) -> None:
+    """Set each block's category. `origins` are the blocks' own; the first `started` blocks were there at the start."""
+    model = [a for a, origin in zip(allocations, origins, strict=True) if origin.about == "model"]
+    sizes = {a.requested_bytes for a in model} or {a.requested_bytes for a in allocations[:started]}
+    ends = _PhaseEnds(marks)
+    multiplied: set[tuple[int, str]] = set()
+    for a, origin in zip(allocations, origins, strict=True):
+        if _is_workspace(a, multiplied):
+            a.category = Category.WORKSPACE
+        elif a.index < started:
+            a.category = _of_start(origin)
+        else:
+            a.category = _category(a, origin, ends.of(a), sizes)
+
+
+def _category(a: Allocation, origin: Origin, outlives_phase: bool, sizes: set[int]) -> Category:
+    if origin.about == "cache":
+        return Category.KV_CACHE
+    if a.phase == "optimizer":
+        return Category.OPTIMIZER_STATES if origin.makes_state or outlives_phase else Category.WORKSPACE
+    if a.phase == "backward":
+        is_gradient = outlives_phase and (not sizes or a.requested_bytes in sizes)
+        return Category.GRADIENTS if is_gradient else Category.ACTIVATIONS
+    if a.phase == "forward":
+        return Category.ACTIVATIONS
+    return Category.PARAMETERS if origin.about == "model" else Category.OTHER
+
+
+def _of_start(origin: Origin) -> Category:
+    """Blocks from before the trace have at most a stack."""
+    known = {
+        "model": Category.PARAMETERS,
+        "optimizer": Category.OPTIMIZER_STATES,
+        "forward": Category.ACTIVATIONS,
+        "cache": Category.KV_CACHE,
+    }
+    return known.get(origin.about, Category.OTHER)
+
+
+def _is_workspace(a: Allocation, multiplied: set[tuple[int, str]]) -> bool:
+    """The first block of cuBLAS's size that stays, in each of the threads that run forward and backward."""
+    if a.requested_bytes not in _CUBLAS_BYTES or a.died is not None or a.phase not in ("forward", "backward"):
+        return False
+    key = (a.stream, a.phase)
+    is_first = key not in multiplied
+    multiplied.add(key)
+    return is_first
+
+
+class _PhaseEnds:
+    """Whether a block outlives the stretch of its phase in which it was made."""
+
+    def __init__(self, marks: Sequence[Mark]) -> None:
+        self._starts = [mark.sequence for mark in marks if mark.kind == "phase"]
+
+    def of(self, a: Allocation) -> bool:
+        place = bisect_right(self._starts, a.born)
+        ends = self._starts[place] if place < len(self._starts) else None
+        return a.died is None or (ends is not None and a.died >= ends)

@@ -1,0 +1,152 @@
+"""A snapshot as a recording: one device's events, with what they were for as far as it can be told.
+
+A snapshot does not say which card it is from, how large that was, or what the process held beside PyTorch; where a
+request failed, the bytes that were free then say how much there was.
+"""
+
+from collections import Counter
+
+from tonnage.allocator import AllocatorSettings, BadAllocatorSettings
+from tonnage.errors import BadSnapshot
+from tonnage.recording.recording import Recording
+from tonnage.recording.records import Header, Note, OutOfMemory
+from tonnage.recording.snapshot.categories import categorise
+from tonnage.recording.snapshot.history import History, Refusal, Walk
+from tonnage.recording.snapshot.origins import origin_of
+from tonnage.recording.snapshot.phases import Guide, Phases
+from tonnage.recording.snapshot.schema import Snapshot, Trace, flag, printable
+from tonnage.recording.snapshot.start import start_of
+from tonnage.recording.snapshot.unpickle import kind
+from tonnage.units import format_bytes
+
+UNKNOWN_GPU = "GPU unknown"
+
+
+def busiest_device(snapshot: Snapshot) -> int:
+    """The device with the most events; without any, the one that holds most."""
+    held: Counter[int] = Counter()
+    for segment in snapshot.segments:
+        held[segment.device] += segment.size_bytes
+    events = {device: len(trace) for device, trace in enumerate(snapshot.traces)}
+    return max({*held, *events, 0}, key=lambda device: (events.get(device, 0), held[device], -device))
+
+
+def recording_of(snapshot: Snapshot, device: int | None = None, guide: Guide | None = None) -> Recording:
+    """The recording of one device (None: the busiest one); a `guide` knows phases where a snapshot must guess them."""
+    chosen = busiest_device(snapshot) if device is None else device
+    trace = snapshot.traces[chosen] if 0 <= chosen < len(snapshot.traces) else Trace()
+    held = [segment for segment in snapshot.segments if segment.device == chosen]
+    if device is not None and not len(trace) and not held:
+        raise BadSnapshot(f"It has nothing of device {device}.")
+    settings = settings_of(snapshot)
+    origins = [origin_of(frames) for frames in snapshot.stacks]
+    phases = guide or Phases([origins[number] for number in sorted(set(trace.stacks))], snapshot.annotations)
+    walk = Walk(origins, phases, settings)
+    walk.begin(start_of(trace, held))
+    walk.follow(trace)
+    walk.end(held)
+    history = walk.history
+    if guide is None:
+        categorise(history.allocations, [origins[number] for number in history.stacks], phases.marks, history.started)
+    return Recording(
+        header=_header(history, settings),
+        allocations=history.allocations,
+        segments=history.segments,
+        marks=phases.marks,
+        notes=_notes(snapshot, chosen, trace, history),
+        oom=_oom(history),
+    )
+
+
+def settings_of(snapshot: Snapshot) -> AllocatorSettings:
+    """The allocator's settings, as the variable's text and the fields beside it give them."""
+    fields = snapshot.settings
+    text = next((fields[key] for key in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF") if fields.get(key)), "")
+    if type(text) is not str:
+        raise BadSnapshot(f"allocator_settings.PYTORCH_CUDA_ALLOC_CONF is {kind(text)}.")
+    is_expandable = flag(fields, "expandable_segments", "allocator_settings")
+    try:
+        settings = AllocatorSettings.parse(text)
+        if is_expandable and not settings.expandable_segments:
+            settings = settings.changed_by(",".join(filter(None, [text, "expandable_segments:True"])))
+    except BadAllocatorSettings as error:
+        raise BadSnapshot(f"Its allocator_settings make no sense: {printable(str(error)).rstrip('.')}.") from None
+    return settings
+
+
+def _header(history: History, settings: AllocatorSettings) -> Header:
+    fatal = _fatal(history)
+    names = Counter(a.line.rpartition(":")[0] for a in history.allocations if a.line)
+    return Header(
+        gpu="",
+        gpu_name=UNKNOWN_GPU,
+        capacity_bytes=_capacity_bytes(history.refusals[-1]) if history.refusals else 0,
+        torch_modelled="",
+        torch_installed="",
+        outcome="oom" if fatal else "ok",
+        source="snapshot",
+        settings=settings.text,
+        script=names.most_common(1)[0][0] if names else "",
+        exit_status=1 if fatal else 0,
+        ooms_caught=len(history.refusals) - bool(fatal),
+    )
+
+
+def _fatal(history: History) -> Refusal | None:
+    """The last request that failed, if nothing was allocated after it: else the script caught that and went on."""
+    if not history.refusals:
+        return None
+    last = history.refusals[-1]
+    born = history.allocations[-1].born if history.allocations else -1
+    return last if born < last.sequence else None
+
+
+def _is_limited(refusal: Refusal) -> bool:
+    """The device had room for it: a limit of the process's own refused it."""
+    return refusal.device_free_bytes >= AllocatorSettings().segment_bytes(refusal.requested_bytes)
+
+
+def _capacity_bytes(refusal: Refusal) -> int:
+    """What this process could have: by the device's count, or by a limit, which no less than its peak held."""
+    if _is_limited(refusal):
+        return refusal.peak_reserved_bytes
+    return refusal.reserved_bytes + refusal.device_free_bytes
+
+
+def _oom(history: History) -> OutOfMemory | None:
+    refusal = _fatal(history)
+    if refusal is None:
+        return None
+    return OutOfMemory(
+        line=refusal.line,
+        requested_bytes=refusal.requested_bytes,
+        free_bytes=_capacity_bytes(refusal) - refusal.reserved_bytes,
+        allocated_bytes=refusal.allocated_bytes,
+        reserved_bytes=refusal.reserved_bytes,
+        operator=refusal.origin.operator,
+        phase=refusal.phase,
+        step=refusal.step,
+        stack=refusal.stack,
+    )
+
+
+def _notes(snapshot: Snapshot, device: int, trace: Trace, history: History) -> list[Note]:
+    notes = []
+    others = {number for number, other in enumerate(snapshot.traces) if len(other)} | {
+        segment.device for segment in snapshot.segments
+    }
+    if len(others - {device}):
+        notes.append(Note("assumption", f"device {device}", 1, f"the busiest of {len(others | {device})} in the file"))
+    if history.started:
+        held = sum(a.block_bytes for a in history.allocations[: history.started])
+        words = f"{history.started:,} blocks ({format_bytes(held)}) are older than the first event"
+        notes.append(Note("assumption", "live at the start", 1, words))
+    if history.refusals and _is_limited(history.refusals[-1]):
+        free = format_bytes(history.refusals[-1].device_free_bytes)
+        notes.append(Note("assumption", "its own limit", 1, f"refused it; the device had {free} free"))
+    if history.overwritten:
+        notes.append(Note("assumption", "blocks without an end", history.overwritten, "the address came again"))
+    for name, count in trace.unknown_actions.items():
+        if name != "snapshot":
+            notes.append(Note("not_modelled", name, count, "an action that this version does not know"))
+    return notes

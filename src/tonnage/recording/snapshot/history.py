@@ -1,0 +1,166 @@
+"""A trace's events as allocations and segments with sequence numbers: the walk from the start to the end.
+
+Bytes are of blocks, as the allocator's own statistics count them, and a block dies when its free is requested. It does
+not know what the blocks were for.
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tonnage.allocator import AllocatorSettings
+from tonnage.errors import BadSnapshot
+from tonnage.recording.records import Allocation, SegmentAction, SegmentEvent
+from tonnage.recording.snapshot.ground import Ground
+from tonnage.recording.snapshot.origins import Origin
+from tonnage.recording.snapshot.phases import Guide
+from tonnage.recording.snapshot.schema import (
+    ACTIONS,
+    ALLOC,
+    FREE_COMPLETED,
+    FREE_REQUESTED,
+    OOM,
+    SEGMENT_ALLOC,
+    SEGMENT_FREE,
+    SEGMENT_MAP,
+    HeldSegment,
+    Trace,
+)
+from tonnage.recording.snapshot.start import MOST_RANGES, Start
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A request that failed, and what there was then."""
+
+    sequence: int
+    requested_bytes: int
+    device_free_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    peak_reserved_bytes: int
+    origin: Origin
+    phase: str
+    step: int
+    line: str
+    stack: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class History:
+    """What came of the walk; `stacks` has the number of each allocation's stack."""
+
+    allocations: list[Allocation] = field(default_factory=list)
+    stacks: "array[int]" = field(default_factory=lambda: array("q"))
+    segments: list[SegmentEvent] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+    started: int = 0
+    overwritten: int = 0
+
+
+class Walk:
+    """One device's events, one after another."""
+
+    def __init__(self, origins: Sequence[Origin], phases: Guide, settings: AllocatorSettings) -> None:
+        self.history = History()
+        self._origins = origins
+        self._phases = phases
+        self._ground = Ground(settings)
+        self._live: dict[int, Allocation] = {}
+        self._segments: dict[int, int] = {}
+        self._sequence = 0
+        self._allocated_bytes = 0
+        self._reserved_bytes = 0
+        self._peak_reserved_bytes = 0
+
+    def begin(self, start: Start) -> None:
+        """Lay down what there was before the first event."""
+        for segment in start.segments:
+            action = SEGMENT_MAP if segment.is_expandable else SEGMENT_ALLOC
+            self._segment(action, segment.address, segment.size_bytes, segment.stream)
+        # From the highest address down: how far a block reaches depends on the next one.
+        sizes = {b.address: self._ground.lay(b.address, b.requested_bytes) for b in reversed(start.blocks)}
+        for block in start.blocks:
+            size = block.size_bytes or sizes[block.address]
+            self._allocate(block.address, block.requested_bytes, size, block.stream, block.stack)
+        self.history.started = len(start.blocks)
+
+    def follow(self, trace: Trace) -> None:
+        """Every event in order."""
+        origins, phases = self._origins, self._phases
+        for action, address, size, stream, time_us, stack in trace.rows():
+            if action == FREE_COMPLETED:
+                self._ground.lift(address)
+                if address not in self._live:
+                    continue
+            origin = origins[stack]
+            # A history may have been recorded with the stacks of allocations alone.
+            if origin.about != "engine" or action not in (FREE_REQUESTED, FREE_COMPLETED):
+                phases.reach(origin, time_us, self._sequence)
+            if action == ALLOC:
+                if address in self._live:
+                    self.history.overwritten += 1
+                    self._free(address)
+                self._allocate(address, size, self._ground.lay(address, size), stream, stack)
+            elif action in (FREE_REQUESTED, FREE_COMPLETED):
+                self._free(address)
+            elif action == OOM:
+                self._refuse(address, size, stack)
+            else:
+                self._segment(action, address, size, stream)
+
+    def end(self, held: Sequence[HeldSegment]) -> None:
+        """Of blocks in use at the end the snapshot itself says what they hold."""
+        for segment in held:
+            for block in segment.blocks:
+                a = self._live.get(block.address)
+                if a is not None and a.requested_bytes == block.requested_bytes:
+                    a.block_bytes = block.size_bytes
+
+    # The parts of an event
+
+    def _take(self) -> int:
+        self._sequence += 1
+        return self._sequence - 1
+
+    def _allocate(self, address: int, requested: int, size: int, stream: int, stack: int) -> None:
+        origin, phases, history = self._origins[stack], self._phases, self.history
+        allocation = Allocation(
+            len(history.allocations), address, requested, size, stream, self._take(), None,
+            operator=origin.operator, phase=phases.phase, step=phases.step,
+            line=origin.line or phases.line, stack=origin.stack or phases.stack,
+        )  # fmt: skip
+        self._live[address] = allocation
+        history.allocations.append(allocation)
+        history.stacks.append(stack)
+        self._allocated_bytes += size
+
+    def _free(self, address: int) -> None:
+        allocation = self._live.pop(address, None)
+        if allocation is not None:
+            allocation.died = self._take()
+            self._allocated_bytes -= allocation.block_bytes
+
+    def _segment(self, action: int, address: int, size: int, stream: int) -> None:
+        gives = action in (SEGMENT_ALLOC, SEGMENT_MAP)
+        if action == SEGMENT_ALLOC:
+            self._segments[address] = size
+            self._ground.add_segment(address, size)
+            if len(self._segments) > MOST_RANGES:
+                raise BadSnapshot(f"It has more than {MOST_RANGES:,} segments at once.")
+        elif action == SEGMENT_FREE:
+            self._segments.pop(address, None)
+            self._ground.remove_segment(address)
+        self._reserved_bytes += size if gives else -size
+        self._peak_reserved_bytes = max(self._peak_reserved_bytes, self._reserved_bytes)
+        name: SegmentAction = ACTIONS[action]  # type: ignore[assignment]
+        self.history.segments.append(SegmentEvent(self._take(), name, address, size, stream))
+
+    def _refuse(self, device_free: int, size: int, stack: int) -> None:
+        origin, phases = self._origins[stack], self._phases
+        refusal = Refusal(
+            self._sequence, size, device_free, self._allocated_bytes, self._reserved_bytes,
+            self._peak_reserved_bytes, origin, phases.phase, phases.step, origin.line or phases.line,
+            origin.stack or phases.stack,
+        )  # fmt: skip
+        self.history.refusals.append(refusal)

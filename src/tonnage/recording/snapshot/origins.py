@@ -1,0 +1,130 @@
+"""What a stack says: the script's own line, the operator, and what the program was about.
+
+A snapshot's stacks are all that it says about why memory was asked for. They are read by the names of PyTorch's own
+functions; nothing here looks at sizes, order or lifetimes, and nothing on this machine is opened.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from tonnage.recording.snapshot.schema import Frame
+
+# "engine": no Python frame at all, as on the threads that run backward. "script": nothing of PyTorch's says more.
+About = Literal["forward", "backward", "optimizer", "model", "cache", "engine", "script"]
+
+_TORCH = re.compile(r"(^|/)torch/(nn|optim|autograd|utils|cuda|amp|distributed|functional\.py|_\w)")
+# Frames of our own stand between a script and PyTorch where hooks run or the script was started.
+_LIBRARY = re.compile(
+    r"/(site|dist)-packages/|^(site|dist)-packages/|/lib/python\d|^<(?!ipython|stdin)"
+    r"|(^|/)tonnage/(script|commands|recording|virtual|integrations)/"
+)
+_OPERATOR = re.compile(r"at::_ops::(\w+)::(?:call|redispatch)")
+_MAKES_EMPTY = ("empty", "resize_", "new_empty")
+_OPTIMIZER_FILE = re.compile(r"(^|/)(optim|optimizers?)/|optim[^/]*\.py$", re.IGNORECASE)
+_NOT_OPTIMIZER = ("lr_scheduler.py", "swa_utils.py")
+_BACKWARD_NAMES = ("backward", "_engine_run_backward", "_make_grads")
+_BACKWARD_ROOTS = (("utils/checkpoint.py", "unpack_hook"), ("autograd/function.py", "apply"))
+_MODEL_NAMES = ("_apply", "register_parameter", "register_buffer", "load_state_dict", "_load_from_state_dict")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a request came from."""
+
+    about: About
+    line: str = ""
+    operator: str = ""
+    stack: tuple[str, ...] = ()
+    makes_state: bool = False
+
+
+def origin_of(frames: tuple[Frame, ...]) -> Origin:
+    """What these frames (innermost first) say."""
+    python = [Frame(f.name, f.filename.replace("\\", "/"), f.line) for f in frames if _is_python(f)]
+    lines = tuple(_line(frame) for frame in python if not _is_library(frame))
+    if not lines:
+        lines = tuple(_line(f) for f in python if not _TORCH.search(f.filename) and not f.filename.startswith("<"))
+    return Origin(
+        about=_about(python, frames),
+        line=lines[0] if lines else "",
+        operator=_native_operator(frames) or _python_operator(python),
+        stack=lines,
+        makes_state=any(f.name == "_init_group" for f in python),
+    )
+
+
+def _is_python(frame: Frame) -> bool:
+    return frame.filename.endswith(".py") or frame.filename.startswith("<")
+
+
+def _is_library(frame: Frame) -> bool:
+    return bool(_LIBRARY.search(frame.filename) or _TORCH.search(frame.filename))
+
+
+def _line(frame: Frame) -> str:
+    return f"{frame.filename.rpartition('/')[2]}:{frame.line}"
+
+
+def _about(python: list[Frame], frames: tuple[Frame, ...]) -> About:
+    if any(_steps_optimizer(f) for f in python):
+        return "optimizer"
+    if any("torch::autograd::Engine" in f.name for f in frames) or any(_runs_backward(f) for f in python):
+        return "backward"
+    if not python:
+        return "engine"
+    if any(python[-1].filename.endswith(file) and python[-1].name == name for file, name in _BACKWARD_ROOTS):
+        return "backward"
+    if any(f.filename.endswith("transformers/cache_utils.py") for f in python):
+        return "cache"
+    if any(_makes_model(f) for f in python):
+        return "model"
+    return "forward" if any(_calls_module(f) for f in python) else "script"
+
+
+def _steps_optimizer(frame: Frame) -> bool:
+    name, file = frame.name, frame.filename
+    if file.endswith(_NOT_OPTIMIZER):
+        return False
+    return (name == "step" and bool(_OPTIMIZER_FILE.search(file))) or (
+        name == "wrapper" and file.endswith("torch/optim/optimizer.py")
+    )
+
+
+def _runs_backward(frame: Frame) -> bool:
+    return frame.name in _BACKWARD_NAMES and frame.filename.endswith(
+        ("torch/_tensor.py", "torch/autograd/__init__.py", "torch/autograd/graph.py")
+    )
+
+
+def _makes_model(frame: Frame) -> bool:
+    in_modules = "torch/nn/" in frame.filename
+    return (in_modules and frame.name in (*_MODEL_NAMES, "__init__")) or frame.name == "from_pretrained"
+
+
+def _calls_module(frame: Frame) -> bool:
+    return frame.name in ("_call_impl", "_wrapped_call_impl") and frame.filename.endswith("torch/nn/modules/module.py")
+
+
+def _native_operator(frames: tuple[Frame, ...]) -> str:
+    """The innermost operator that computes; one that only makes room if there is no other."""
+    names = [found[1] for f in frames if (found := _OPERATOR.match(f.name))]
+    return next((name for name in names if not name.startswith(_MAKES_EMPTY)), names[0] if names else "")
+
+
+def _python_operator(python: list[Frame]) -> str:
+    """Without native frames: the function of PyTorch's that the script's line called into, as near as it is named."""
+    for frame in python:
+        if not _TORCH.search(frame.filename):
+            return ""
+        if frame.filename.endswith("torch/nn/modules/module.py") and frame.name in ("to", "cuda", "half", "bfloat16"):
+            return frame.name
+        if frame.name.startswith(("<", "_wrapped", "_call", "_apply")) or frame.name == "convert":
+            continue
+        return _module_kind(frame) if frame.name == "forward" else frame.name
+    return ""
+
+
+def _module_kind(frame: Frame) -> str:
+    """A file of torch.nn is named after its modules: linear.py, normalization.py."""
+    return frame.filename.rpartition("/")[2].removesuffix(".py")

@@ -1,0 +1,88 @@
+"""The phase and step of each event, as far as stacks and the profiler's marks tell them.
+
+A phase begins with the first event that shows it. Backward runs on threads without Python frames, so an event without
+any is backward's, if other events have some. A step begins with the first forward after an optimizer's step; in a trace
+where no optimizer shows, with the first forward after a backward.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from tonnage.recording.records import Mark
+from tonnage.recording.snapshot.origins import Origin
+from tonnage.recording.snapshot.schema import Annotation
+
+_OPTIMIZER_MARK = "Optimizer.step"
+_PASSING = ("backward", "optimizer")
+
+
+class Guide(Protocol):
+    """Whoever knows the phase and step of each event in turn."""
+
+    phase: str
+    step: int
+    stack: tuple[str, ...]
+    marks: list[Mark]
+
+    @property
+    def line(self) -> str:
+        """The script's line that backward was called from, while it runs."""
+
+    def reach(self, origin: Origin, time_us: int, sequence: int) -> None:
+        """An event with this origin comes next."""
+
+
+class Phases:
+    """Follows the events; `phase` and `step` are the present ones."""
+
+    def __init__(self, origins: Sequence[Origin], annotations: Sequence[Annotation]) -> None:
+        self.phase = "setup" if any(origin.line for origin in origins) else ""
+        self.step = 0
+        self.stack: tuple[str, ...] = ()  # what backward was called from
+        self.marks: list[Mark] = []
+        self._knows_stacks = bool(self.phase)
+        self._ahead = [a for a in annotations if a.name.startswith(_OPTIMIZER_MARK)][::-1]
+        self._shows_optimizer = bool(self._ahead) or any(origin.about == "optimizer" for origin in origins)
+        self._step_is_over = True
+
+    @property
+    def line(self) -> str:
+        """The script's line that backward was called from, while it runs."""
+        return self.stack[0] if self.stack else ""
+
+    def reach(self, origin: Origin, time_us: int, sequence: int) -> None:
+        """An event with this origin comes next."""
+        while self._ahead and self._ahead[-1].time_us <= time_us:
+            self._annotated(self._ahead.pop(), sequence)
+        about = origin.about
+        if about == "optimizer":
+            self._enter("optimizer", sequence)
+            self._step_is_over = True
+        elif about == "backward" or (about == "engine" and self._knows_stacks):
+            self._enter("backward", sequence)
+            self._step_is_over |= not self._shows_optimizer
+            self.stack = origin.stack or self.stack
+        elif about in ("forward", "cache"):
+            self._forward(sequence)
+        elif self.phase in _PASSING:
+            self._enter("other", sequence)
+
+    def _forward(self, sequence: int) -> None:
+        if self._step_is_over:
+            self._step_is_over = False
+            self.step += 1
+            self.marks.append(Mark(sequence, "step", str(self.step)))
+        self._enter("forward", sequence)
+
+    def _annotated(self, annotation: Annotation, sequence: int) -> None:
+        if annotation.is_start:
+            self._step_is_over = True
+        if self._knows_stacks:
+            self._enter("optimizer" if annotation.is_start else "other", sequence)
+
+    def _enter(self, phase: str, sequence: int) -> None:
+        if phase != self.phase:
+            self.phase = phase
+            self.marks.append(Mark(sequence, "phase", phase))
+            if phase != "backward":
+                self.stack = ()
