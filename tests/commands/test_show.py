@@ -1,10 +1,12 @@
 import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from support import training_run
 from tonnage.commands.app import app
+from tonnage.errors import OutputExists, RequestError
 from tonnage.recording import write_recording
 
 
@@ -21,3 +23,33 @@ def test_show_of_a_run_that_died_still_worked(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["show", str(tmp_path / "run.tonnage")])
     assert done.exit_code == 0
     assert "what would save it" in done.output
+
+
+def test_show_writes_a_page_and_never_over_another(tmp_path: Path) -> None:
+    write_recording(tmp_path / "run.tonnage", training_run())
+    page = tmp_path / "report.html"
+    words = ["show", str(tmp_path / "run.tonnage"), "--html", str(page)]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0 and f"wrote {page}" in done.output
+    assert page.read_text().startswith("<!doctype html>")
+    page.write_text("mine")
+    with pytest.raises(OutputExists):
+        CliRunner().invoke(app, words, catch_exceptions=False)
+    assert page.read_text() == "mine"
+    assert CliRunner().invoke(app, [*words, "--force"]).exit_code == 0
+    assert "What to do" in page.read_text()
+
+
+def test_with_json_on_standard_output_the_page_is_spoken_of_elsewhere(tmp_path: Path) -> None:
+    write_recording(tmp_path / "run.tonnage", training_run())
+    page = tmp_path / "report.html"
+    done = CliRunner().invoke(app, ["show", str(tmp_path / "run.tonnage"), "--html", str(page), "--json", "-"])
+    assert json.loads(done.stdout)["outcome"] == "ok" and "wrote" in done.stderr
+    assert page.exists()
+
+
+def test_a_page_in_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    write_recording(tmp_path / "run.tonnage", training_run())
+    with pytest.raises(RequestError, match="Cannot write"):
+        words = ["show", str(tmp_path / "run.tonnage"), "--html", str(tmp_path / "absent" / "report.html")]
+        CliRunner().invoke(app, words, catch_exceptions=False)

@@ -7,6 +7,7 @@ import linecache
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
+from textwrap import wrap
 from typing import TextIO
 
 from rich.console import Console
@@ -64,17 +65,23 @@ def report_sections(recording: Recording, advice: Advice, *, verbose: bool) -> l
 def headline(recording: Recording) -> Iterator[Text]:
     """The card, the verdict, the peaks and where the peak is."""
     header = recording.header
-    torch = header.torch_modelled.partition("+")[0]
-    card = f"  {header.gpu_name}, {_short(header.capacity_bytes)} · torch {torch} · {header.source}"
-    yield spread(Text(card, style="bold"), Text(*_VERDICTS[header.outcome]))
+    yield spread(Text(f"  {_card(recording)}", style="bold"), Text(*_VERDICTS[header.outcome]))
     allocated, reserved = recording.peak_allocated_bytes, recording.peak_reserved_bytes
     process = recording.peak_process_bytes
-    share = f"({100 * process / header.capacity_bytes:.0f} %)"
+    share = f"({100 * process / header.capacity_bytes:.0f} %)" if header.capacity_bytes else ""
     sizes = f"allocated {format_bytes(allocated)}   reserved {format_bytes(reserved)}   process {format_bytes(process)}"
-    yield Text(f"  {sizes} {share}")
+    yield Text(f"  {sizes} {share}".rstrip())
     at = recording.peak_allocation
     if at is not None:
         yield Text(clip(f"  peak {_where(at.step, at.phase)}{_at_line(recording, at.line)}", WIDTH))
+
+
+def _card(recording: Recording) -> str:
+    """The card, the version and the source, as far as a recording knows them: a snapshot does not say all."""
+    header = recording.header
+    size = f", {_short(header.capacity_bytes)}" if header.capacity_bytes else ""
+    torch = header.torch_modelled.partition("+")[0]
+    return " · ".join(filter(None, [f"{header.gpu_name}{size}", f"torch {torch}" if torch else "", header.source]))
 
 
 def out_of_memory(recording: Recording) -> Iterator[Text]:
@@ -159,6 +166,7 @@ def _largest_cells(group: Group, unit: str) -> tuple[str, ...]:
 def to_save_memory(recording: Recording, advice: Advice) -> Iterator[Text]:
     """The changes that save most; of a run that died, whether each gets it past the line."""
     died = recording.header.outcome == "oom"
+    yield from (Text(f"  {line}") for line in wrap(advice.why, WIDTH - 4))
     if advice.fixes:
         yield from _fix_rows(advice.fixes, died)
     if died:

@@ -1,0 +1,235 @@
+
+// The run as levels at the points that were kept, and how a stretch of it is drawn.
+const run = (() => {
+  const sums = (differences) => {
+    const levels = new Float64Array(differences.length);
+    differences.reduce((level, difference, at) => (levels[at] = level + difference), 0);
+    return levels;
+  };
+  const { timeline } = data;
+  const categories = timeline.categories.map(({ key, label, levels }) => ({ key, label, levels: sums(levels) }));
+  const points = sums(timeline.points);
+  const allocated = new Float64Array(points.length);
+  for (const { levels } of categories) for (let at = 0; at < levels.length; at += 1) allocated[at] += levels[at];
+  return { ...timeline, categories, points, allocated, reserved: sums(timeline.reserved) };
+})();
+
+// The last point at or before an event.
+function pointAt(event) {
+  let low = 0, high = run.points.length - 1;
+  while (low < high) {
+    const middle = (low + high + 1) >> 1;
+    if (run.points[middle] <= event) low = middle;
+    else high = middle - 1;
+  }
+  return low;
+}
+
+// For each column of pixels the point to show, highest of those within, so that no peak is lost at any width.
+function columnsOf(from, to, count) {
+  const shown = new Int32Array(count), reserved = new Float64Array(count);
+  let at = pointAt(from);
+  for (let column = 0; column < count; column += 1) {
+    const end = from + ((to - from) * (column + 1)) / count;
+    let best = at;
+    let held = run.reserved[at];
+    while (at + 1 < run.points.length && run.points[at + 1] < end) {
+      at += 1;
+      if (run.allocated[at] > run.allocated[best]) best = at;
+      held = Math.max(held, run.reserved[at]);
+    }
+    shown[column] = best;
+    reserved[column] = held;
+  }
+  return { shown, reserved };
+}
+
+function highestOf(shown, reserved) {
+  return reserved.reduce((most, held, column) => Math.max(most, held, run.allocated[shown[column]]), 1);
+}
+
+function spanAt(spans, event) {
+  let low = 0, high = spans.length - 1;
+  while (low <= high) {
+    const middle = (low + high) >> 1;
+    if (spans[middle][1] <= event) low = middle + 1;
+    else if (spans[middle][0] > event) high = middle - 1;
+    else return spans[middle][2];
+  }
+  return "";
+}
+
+function sheet(canvas) {
+  const ratio = window.devicePixelRatio || 1;
+  const width = canvas.clientWidth, height = canvas.clientHeight;
+  canvas.width = Math.round(width * ratio);
+  canvas.height = Math.round(height * ratio);
+  const pen = canvas.getContext("2d");
+  pen.scale(ratio, ratio);
+  pen.font = `12px ${getComputedStyle(document.body).fontFamily}`;
+  return { pen, width, height };
+}
+
+// 1, 2 or 5 times a power of ten of a unit: at most `count` lines.
+function ticks(top, count) {
+  const power = top >= 2 ** 30 ? 3 : top >= 2 ** 20 ? 2 : top >= 2 ** 10 ? 1 : 0;
+  const unit = 1024 ** power, rough = top / unit / count;
+  const ten = 10 ** Math.floor(Math.log10(rough));
+  const step = ten * [1, 2, 5, 10].find((times) => times * ten >= rough);
+  const digits = Math.max(0, -Math.floor(Math.log10(step)));
+  const found = [];
+  for (let value = 0; value * unit <= top; value += step) found.push([value * unit, `${value.toFixed(digits)} ${UNITS[power]}`]);
+  return found;
+}
+
+const EDGE = { left: 74, right: 8, top: 8, bottom: 62 };
+
+function drawPlot(canvas, view, cursor, dragged) {
+  const { pen, width, height } = sheet(canvas);
+  const box = { x: EDGE.left, y: EDGE.top, width: Math.max(width - EDGE.left - EDGE.right, 10), height: height - EDGE.top - EDGE.bottom };
+  const count = Math.floor(box.width);
+  const { shown, reserved } = columnsOf(view.from, view.to, count);
+  const highest = highestOf(shown, reserved);
+  const showsCeiling = run.ceiling > 0 && run.ceiling <= 1.6 * highest;
+  const top = (showsCeiling ? Math.max(highest, run.ceiling) : highest) * 1.06;
+  const y = (bytes) => box.y + box.height * (1 - bytes / top);
+  const x = (event) => box.x + (box.width * (event - view.from)) / (view.to - view.from);
+  drawGrid(pen, box, ticks(top, 6), y);
+  drawUnused(pen, box, shown, reserved, y);
+  drawStack(pen, box, shown, y);
+  drawSteps(pen, box, view, x);
+  drawLevel(pen, box, reserved, y);
+  if (showsCeiling) drawCeiling(pen, box, y(run.ceiling));
+  drawSpans(pen, box, box.y + box.height + 4, run.phases, view, x);
+  drawSpans(pen, box, box.y + box.height + 22, run.steps, view, x, "step ");
+  drawEvents(pen, box, view, height);
+  drawPointer(pen, box, cursor, dragged);
+  return { box, shown, reserved };
+}
+
+function drawGrid(pen, box, lines, y) {
+  pen.textAlign = "right";
+  pen.textBaseline = "middle";
+  for (const [bytes, words] of lines) {
+    pen.fillStyle = colour("line");
+    pen.fillRect(box.x, Math.round(y(bytes)), box.width, 1);
+    pen.fillStyle = colour("faint");
+    pen.fillText(words, box.x - 8, y(bytes));
+  }
+}
+
+function drawStack(pen, box, shown, y) {
+  const floor = new Float64Array(shown.length);
+  for (const { key, levels } of run.categories) {
+    pen.fillStyle = colour(`c-${key}`);
+    pen.beginPath();
+    for (let column = 0; column < shown.length; column += 1) {
+      const below = y(floor[column]);
+      floor[column] += levels[shown[column]];
+      const above = y(floor[column]);
+      if (below - above > 0.05) pen.rect(box.x + column, above, 1.02, below - above);
+    }
+    pen.fill();
+  }
+}
+
+function drawUnused(pen, box, shown, reserved, y) {
+  pen.fillStyle = colour("c-fragmentation");
+  pen.beginPath();
+  for (let column = 0; column < shown.length; column += 1) {
+    const above = y(reserved[column]), below = y(run.allocated[shown[column]]);
+    if (below > above) pen.rect(box.x + column, above, 1.02, below - above);
+  }
+  pen.fill();
+}
+
+function drawLevel(pen, box, levels, y) {
+  pen.strokeStyle = colour("ink");
+  pen.lineWidth = 1.5;
+  pen.beginPath();
+  levels.forEach((level, column) => {
+    pen.lineTo(box.x + column, y(level));
+    pen.lineTo(box.x + column + 1, y(level));
+  });
+  pen.stroke();
+}
+
+function drawCeiling(pen, box, height) {
+  pen.strokeStyle = pen.fillStyle = colour("bad");
+  pen.setLineDash([6, 4]);
+  pen.beginPath();
+  pen.moveTo(box.x, height);
+  pen.lineTo(box.x + box.width, height);
+  pen.stroke();
+  pen.setLineDash([]);
+  pen.textAlign = "right";
+  pen.textBaseline = "bottom";
+  pen.fillText("all that the card has for PyTorch", box.x + box.width - 4, height - 2);
+}
+
+function drawSteps(pen, box, view, x) {
+  const within = run.steps.filter(([start]) => start > view.from && start < view.to);
+  if (within.length > box.width / 16) return;
+  pen.fillStyle = colour("strong");
+  for (const [start] of within) pen.fillRect(Math.round(x(start)), box.y, 1, box.height);
+}
+
+// A strip of phases or steps; a name stands where there is room for it. What is narrower than a pixel is not drawn.
+function drawSpans(pen, box, height, spans, view, x, prefix = "") {
+  pen.textAlign = "center";
+  pen.textBaseline = "middle";
+  spans.forEach(([start, end, name], number) => {
+    if (end <= view.from || start >= view.to) return;
+    const left = Math.max(x(start), box.x), right = Math.min(x(end), box.x + box.width);
+    if (right - left < 0.5) return;
+    pen.fillStyle = colour(number % 2 ? "phase-a" : "phase-b");
+    pen.fillRect(left, height, right - left, 16);
+    const words = name === "0" && prefix ? "" : prefix + name;
+    if (pen.measureText(words).width + 6 > right - left) return;
+    pen.fillStyle = colour("ink");
+    pen.fillText(words, (left + right) / 2, height + 8.5);
+  });
+}
+
+function drawEvents(pen, box, view, height) {
+  pen.fillStyle = colour("faint");
+  pen.textBaseline = "bottom";
+  pen.textAlign = "left";
+  pen.fillText(`event ${Math.round(view.from).toLocaleString("en")}`, box.x, height - 2);
+  pen.textAlign = "right";
+  pen.fillText(Math.round(view.to).toLocaleString("en"), box.x + box.width, height - 2);
+}
+
+function drawPointer(pen, box, cursor, dragged) {
+  if (dragged) {
+    pen.fillStyle = colour("accent");
+    pen.globalAlpha = 0.25;
+    pen.fillRect(Math.min(...dragged), box.y, Math.abs(dragged[1] - dragged[0]), box.height);
+    pen.globalAlpha = 1;
+  } else if (cursor !== null) {
+    pen.fillStyle = colour("ink");
+    pen.fillRect(Math.round(cursor), box.y, 1, box.height);
+  }
+}
+
+function drawOverview(canvas, view) {
+  const { pen, width, height } = sheet(canvas);
+  const box = { x: EDGE.left, y: 2, width: Math.max(width - EDGE.left - EDGE.right, 10), height: height - 4 };
+  const { shown, reserved } = columnsOf(0, run.events, Math.floor(box.width));
+  const highest = highestOf(shown, reserved);
+  const y = (bytes) => box.y + box.height * (1 - bytes / highest);
+  pen.fillStyle = colour("panel");
+  pen.fillRect(box.x, box.y, box.width, box.height);
+  drawStack(pen, box, shown, y);
+  const left = box.x + (box.width * view.from) / run.events, right = box.x + (box.width * view.to) / run.events;
+  pen.fillStyle = colour("paper");
+  pen.globalAlpha = 0.72;
+  pen.fillRect(box.x, box.y, left - box.x, box.height);
+  pen.fillRect(right, box.y, box.x + box.width - right, box.height);
+  pen.globalAlpha = 1;
+  pen.strokeStyle = pen.fillStyle = colour("accent");
+  pen.lineWidth = 1.5;
+  pen.strokeRect(left, box.y, Math.max(right - left, 1), box.height);
+  for (const edge of [left, right]) pen.fillRect(edge - 2.5, box.y + box.height / 2 - 9, 5, 18);
+  return { box, left, right };
+}

@@ -1,0 +1,63 @@
+"""Pieces of markup. Whatever comes from a recording goes through `text`: recordings are read from anyone.
+
+It does not know what the pieces say.
+"""
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from tonnage.units import format_bytes
+
+LONGEST_TEXT = 240
+
+
+def clean(words: str, longest: int = LONGEST_TEXT) -> str:
+    """Words of bounded length; what cannot be seen, or turns text around, shows as a replacement character."""
+    cut = words if len(words) <= longest else words[: longest - 1] + "…"
+    return cut if cut.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in cut)
+
+
+def text(words: str, longest: int = LONGEST_TEXT) -> str:
+    """Words as markup that is nothing but those words."""
+    return escape(clean(words, longest))
+
+
+def name(words: str) -> str:
+    """A dotted or underscored name, which may be broken where its parts meet."""
+    return text(words).replace(".", ".<wbr>").replace("_", "_<wbr>")
+
+
+def size(size_bytes: int, unit: str | None = None) -> str:
+    """A size as people read it, with the exact bytes on hover and for programs."""
+    words = format_bytes(size_bytes, unit)
+    if unit and words.startswith("0.00"):
+        words = format_bytes(size_bytes)
+    return f'<span class="size" data-bytes="{size_bytes}" title="{size_bytes:,} bytes">{words}</span>'
+
+
+def share(part: int, whole: int) -> str:
+    """ "62.9 %", or nothing of nothing."""
+    return f"{100 * part / whole:.1f} %" if whole else ""
+
+
+def swatch(category: str) -> str:
+    """The colour of a category."""
+    return f'<span class="swatch c-{category}"></span>'
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, name: str, numbers: Sequence[int] = ()) -> str:
+    """A table of cells that are markup already; the columns in `numbers` are flush right."""
+    kinds = [' class="n"' if column in numbers else "" for column in range(len(columns))]
+    head = "".join(f"<th{kind}>{column}</th>" for kind, column in zip(kinds, columns, strict=True))
+    body = "\n".join(
+        "<tr>" + "".join(f"<td{kind}>{cell}</td>" for kind, cell in zip(kinds, row, strict=True)) + "</tr>"
+        for row in rows
+    )
+    heading = f"<thead><tr>{head}</tr></thead>" if any(columns) else ""
+    return f'<div class="scroll"><table id="{name}">{heading}<tbody>\n{body}\n</tbody></table></div>'
+
+
+def section(title: str, *parts: str, name: str, note: str = "") -> str:
+    """A section with a heading, and what one should know to read it."""
+    said = f'<p class="note">{note}</p>' if note else ""
+    return f'<section id="{name}"><h2>{title}</h2>{said}\n' + "\n".join(parts) + "\n</section>"

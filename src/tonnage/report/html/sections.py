@@ -1,0 +1,228 @@
+"""The sections that are words and tables: what ran, what it took, what lay beside PyTorch, what the figures rest on."""
+
+from collections.abc import Iterator
+from dataclasses import fields
+
+from tonnage import __version__
+from tonnage.allocator import AllocatorSettings, BadAllocatorSettings
+from tonnage.explain import Advice
+from tonnage.recording import Recording
+from tonnage.report.html import markup
+from tonnage.report.html.markup import share, size, text
+from tonnage.report.lines import table_unit
+
+_VERDICTS = {"ok": "fits", "oom": "does not fit", "error": "script failed"}
+_SOURCES = {
+    "virtual": "predicted on a virtual GPU",
+    "cuda": "measured",
+    "snapshot": "measured, from a PyTorch snapshot",
+}
+_RESCUES = {True: "✓", False: "✗", None: ""}
+MOST_ROWS = 200
+
+
+def title_of(recording: Recording) -> str:
+    """The script, or the card where no script is known."""
+    header = recording.header
+    return " ".join((header.script or header.gpu_name, *header.arguments))
+
+
+def header_section(recording: Recording) -> str:
+    """The run, the card, the verdict and the peaks."""
+    header = recording.header
+    outcome = header.outcome
+    capacity = f"{header.capacity_bytes / 2**30:.1f} GiB" if header.capacity_bytes else ""
+    torch = header.torch_modelled.partition("+")[0]
+    facts = [header.gpu_name, capacity, f"torch {torch}" if torch else "", _SOURCES[header.source]]
+    return (
+        f'<header><div class="head"><h1>{text(title_of(recording))}</h1>'
+        f'<span id="verdict" class="verdict {outcome}">{_VERDICTS[outcome]}</span></div>'
+        f'<p id="card">{text(" · ".join(filter(None, facts)))}</p>'
+        f'<dl class="tiles">{"".join(_tiles(recording))}</dl>{_where(recording)}{_failure(recording)}</header>'
+    )
+
+
+def _tiles(recording: Recording) -> Iterator[str]:
+    process, capacity = recording.peak_process_bytes, recording.header.capacity_bytes
+    of_card = f"{100 * process / capacity:.0f} % of the card" if capacity else "with what is beside PyTorch"
+    unused = recording.unused_at_peak_bytes
+    tiles = [
+        ("allocated", recording.peak_allocated_bytes, "in tensors, at most"),
+        ("reserved", recording.peak_reserved_bytes, "held by PyTorch, at most"),
+        ("process", process, of_card),
+        ("unused", unused, f"{share(unused, recording.peak_reserved_bytes) or '0 %'} of what was reserved"),
+    ]
+    for name, size_bytes, words in tiles:
+        yield f'<div id="peak-{name}"><dt>{name}</dt><dd>{size(size_bytes)}</dd><dd class="note">{words}</dd></div>'
+
+
+def _where(recording: Recording) -> str:
+    at = recording.peak_allocation
+    if at is None:
+        return '<p id="where">Nothing was allocated on the GPU.</p>'
+    places = [f"step {at.step}" if at.step else "", at.phase, at.module, at.operator.removeprefix("aten::")]
+    words = ", ".join(filter(None, places)) or "before any step"
+    line = f' at <span class="line">{text(at.line)}</span>' if at.line else ""
+    return f'<p id="where">The peak is in {text(words)}{line}.</p>'
+
+
+def _failure(recording: Recording) -> str:
+    """What ended the run, if it did not end by itself."""
+    oom, header = recording.oom, recording.header
+    if oom is None:
+        return f'<p class="failure">{text(header.error, 2000)}</p>' if header.error else ""
+    maker = ", ".join(filter(None, (oom.operator.removeprefix("aten::"), oom.module)))
+    by = f" by {text(maker)}" if maker else ""
+    message = f"<details><summary>what PyTorch said</summary>{text(oom.message, 4000)}</details>" if oom.message else ""
+    return (
+        f'<div class="failure" id="oom"><strong>Out of memory at <span class="line">{text(oom.line) or "a line unknown"}'
+        f"</span></strong>: {size(oom.requested_bytes)} asked for{by}, {size(oom.free_bytes)} free. PyTorch held "
+        f"{size(oom.reserved_bytes)}, of it {size(oom.allocated_bytes)} in tensors.{message}</div>"
+    )
+
+
+def ledger_section(recording: Recording) -> str:
+    """Bytes by category at the peak."""
+    ledger = recording.ledger()
+    total = ledger.total_bytes
+    unit = table_unit(total)
+    rows = [
+        (markup.swatch(str(c)) + c.label, size(part, unit), share(part, total), _bar([(str(c), part)], total))
+        for c, part in ledger.ranked()
+    ]
+    rows.append(("sum", size(total, unit), "", ""))
+    known = "measured" if ledger.measured else "predicted"
+    body = markup.table(("", "", "", ""), rows, name="ledger-rows", numbers=(1, 2))
+    return markup.section("The peak by category", body, name="ledger", note=f"{known}; exact sums of blocks")
+
+
+def outside_section(recording: Recording) -> str:
+    """The card: what PyTorch holds, what lies beside it, what is left."""
+    header = recording.header
+    allocated = min(recording.peak_allocated_bytes, recording.peak_reserved_bytes)
+    rows = [
+        ("tensors", "tensors", allocated),
+        ("fragmentation", "reserved beyond them", recording.peak_reserved_bytes - allocated),
+        *(("context", f"outside PyTorch: {part}", size_bytes) for part, size_bytes in _parts(recording)),
+    ]
+    held = sum(size_bytes for _, _, size_bytes in rows)
+    if header.capacity_bytes >= held:
+        rows.append(("free", "free", header.capacity_bytes - held))
+    whole = max(header.capacity_bytes, held)
+    unit = table_unit(whole)
+    cells = [(markup.swatch(kind) + text(name), size(part, unit), share(part, whole)) for kind, name, part in rows]
+    if header.pinned_host_bytes:
+        cells.append(("pinned memory of the host", size(header.pinned_host_bytes, unit), "not on the card"))
+    bar = _bar([(kind, part) for kind, _, part in rows if part > 0], whole)
+    body = markup.table(("", "", ""), cells, name="outside-rows", numbers=(1, 2))
+    note = "" if header.overhead_bytes else "What the process held outside PyTorch was not recorded."
+    return markup.section("The card", bar, body, name="outside", note=note)
+
+
+def _parts(recording: Recording) -> list[tuple[str, int]]:
+    header = recording.header
+    named = list(header.overhead_parts.items())[:MOST_ROWS]
+    rest = header.overhead_bytes - sum(size_bytes for _, size_bytes in named)
+    return [*named, ("other", rest)] if rest > 0 else named
+
+
+def _bar(parts: list[tuple[str, int]], whole: int) -> str:
+    boxes, at = [], 0.0
+    for kind, part in parts:
+        width = 1000 * part / whole if whole else 0
+        boxes.append(f'<rect class="c-{kind}" x="{at:.2f}" y="0" width="{width:.2f}" height="1"/>')
+        at += width
+    return f'<svg class="bar" viewBox="0 0 1000 1" preserveAspectRatio="none" aria-hidden="true">{"".join(boxes)}</svg>'
+
+
+def course_section(recording: Recording) -> str:
+    """The peak of each phase and of each step."""
+    unit = table_unit(recording.peak_allocated_bytes)
+    peak = recording.peak_allocated_bytes
+    phases = [(text(p.name), size(p.peak_allocated_bytes, unit)) for p in recording.phases[:MOST_ROWS]]
+    steps = [
+        (
+            f"step {step.step}" if step.step else "before any step",
+            size(step.peak_allocated_bytes, unit),
+            _bar([("activations", step.peak_allocated_bytes)], peak),
+        )
+        for step in recording.steps[:MOST_ROWS]
+    ]
+    more = len(recording.steps) - len(steps)
+    parts = [markup.table(("", ""), phases, name="phase-rows", numbers=(1,))]
+    if len(steps) > 1:
+        rest = f'<p class="note">and {more:,} more steps</p>' if more > 0 else ""
+        table = markup.table(("", "", ""), steps, name="step-rows", numbers=(1,))
+        parts.append(f'<div class="tall" tabindex="0">{table}{rest}</div>')
+    return markup.section("Peaks by phase and step", f'<div class="pair">{"".join(parts)}</div>', name="course")
+
+
+def advice_section(recording: Recording, advice: Advice) -> str:
+    """What would save memory, most first."""
+    if not advice.fixes and not advice.larger_card:
+        return ""
+    died = recording.header.outcome == "oom"
+    rows = [
+        (
+            _RESCUES[fix.rescues],
+            text(fix.change),
+            size(fix.saves_bytes),
+            text(fix.costs),
+            f"<code>{text(fix.how)}</code>",
+        )
+        for fix in advice.fixes[:MOST_ROWS]
+    ]
+    parts = [markup.table(("", "change", "saves", "costs", "how"), rows, name="fixes", numbers=(2,))] if rows else []
+    if died and advice.larger_card:
+        parts.append(f"<p>A larger card: the {text(advice.larger_card)} gets past that line.</p>")
+    note = "✓ would get it past the line that died, ✗ would not." if died else ""
+    return markup.section("What to do", *parts, name="advice", note=note)
+
+
+def settings_section(recording: Recording) -> str:
+    """The allocator's settings: those given, and what they mean beside PyTorch's own."""
+    given = recording.header.settings
+    rows = list(_changed(given))
+    words = f"<code>PYTORCH_ALLOC_CONF={text(given, 1000)}</code>" if given else "PyTorch's defaults: none was set."
+    parts = [f'<p id="settings-text">{words}</p>']
+    if rows:
+        parts.append(markup.table(("setting", "here", "PyTorch's own"), rows, name="settings-rows"))
+    return markup.section("The allocator's settings", *parts, name="settings")
+
+
+def _changed(given: str) -> Iterator[tuple[str, str, str]]:
+    try:
+        settings = AllocatorSettings.parse(given)
+    except BadAllocatorSettings:
+        return
+    own = AllocatorSettings()
+    for entry in fields(AllocatorSettings):
+        here, default = getattr(settings, entry.name), getattr(own, entry.name)
+        if here != default and entry.name != "text":
+            yield text(entry.name), text(str(here)), text(str(default))
+
+
+def basis_section(recording: Recording) -> str:
+    """What the figures rest on: versions, values that stood in, assumptions."""
+    header = recording.header
+    facts = [
+        ("tonnage", __version__),
+        ("torch modelled", header.torch_modelled),
+        ("torch installed", header.torch_installed),
+        ("events", f"{len(recording.timeline.allocated_bytes):,}"),
+        ("wall time", f"{header.wall_seconds:.1f} s" if header.wall_seconds else ""),
+        ("out of memory, caught by the script", f"{header.ooms_caught:,} times" if header.ooms_caught else ""),
+    ]
+    rows = [(name, text(words)) for name, words in facts if words]
+    rows += [_note_row(note.kind, note.operator, note.count, note.text) for note in recording.notes[:MOST_ROWS]]
+    rows += [
+        ("read from the virtual GPU", f"{text(s.what)} ×{s.count:,}, {text(s.line)}: {text(s.value)}")
+        for s in recording.stand_ins[:MOST_ROWS]
+    ]
+    body = markup.table(("", ""), rows, name="basis-rows")
+    return markup.section("What this rests on", body, name="basis")
+
+
+def _note_row(kind: str, operator: str, count: int, words: str) -> tuple[str, str]:
+    name = "not modelled" if kind == "not_modelled" else "assumed"
+    return name, f"{text(operator)} ×{count:,}: {text(words, 1000)}"

@@ -1,0 +1,117 @@
+"""The segments with their holes, drawn to scale within each segment."""
+
+from collections.abc import Iterator
+from itertools import groupby
+
+from tonnage.recording import Recording
+from tonnage.report.html import markup
+from tonnage.report.html.markup import size
+from tonnage.report.html.memory_map import Segment, memory_map, moment_of
+from tonnage.units import format_bytes
+
+ROWS = 40
+MOST_PIECES = 300
+_BAR_UNITS = 1000
+
+Piece = tuple[int, int, str]
+
+
+def segments_section(recording: Recording) -> str:
+    """The largest segments, those that look the same as one row, and the rest in a sentence."""
+    moment = moment_of(recording)
+    segments = memory_map(recording, moment)
+    kinds = _alike(segments)
+    rows = [_cells(kind) for kind in kinds[:ROWS]]
+    columns = ("size", "", "stream", "used", "largest hole", "from its first byte to its last")
+    parts = [markup.table(columns, rows, name="segment-rows", numbers=(0, 1, 2, 3, 4))] if rows else []
+    rest = [segment for kind in kinds[ROWS:] for segment in kind]
+    if rest:
+        held, unused = sum(s.size_bytes for s in rest), sum(s.unused_bytes for s in rest)
+        parts.append(f'<p class="note">and {len(rest):,} smaller ones: {size(held)}, of it {size(unused)} unused</p>')
+    return markup.section("Segments and their holes", *parts, name="segments", note=_note(recording, moment, segments))
+
+
+def _note(recording: Recording, moment: int, segments: list[Segment]) -> str:
+    if not segments:
+        return "The recording has no segments."
+    reserved, unused = sum(s.size_bytes for s in segments), sum(s.unused_bytes for s in segments)
+    when = "When it ran out of memory" if recording.oom is not None else "When most was reserved"
+    largest = max(segment.state.largest_hole_bytes for segment in segments)
+    return (
+        f"{when} (event {moment:,}), PyTorch held {size(reserved)} in {len(segments):,} "
+        f'segment{"s" if len(segments) > 1 else ""}; <span id="unused">{size(unused)}</span> of it in holes, the largest '
+        f'<span id="largest-hole">{size(largest)}</span>. What fits no hole of its stream takes more from the card.'
+    )
+
+
+def _alike(segments: list[Segment]) -> list[list[Segment]]:
+    """Segments that look the same (of one size, stream and category, without a hole; or empty) as one row."""
+    kinds: dict[tuple[object, ...], list[Segment]] = {}
+    for segment in segments:
+        categories = {block.category for block in segment.blocks}
+        plain = len(categories) <= 1 and segment.unused_bytes in (0, segment.size_bytes)
+        look = (*categories, segment.unused_bytes) if plain else (segment.state.address,)
+        kinds.setdefault((segment.size_bytes, segment.stream, *look), []).append(segment)
+    return list(kinds.values())
+
+
+def _cells(alike: list[Segment]) -> tuple[str, ...]:
+    segment = alike[0]
+    hole = segment.state.largest_hole_bytes
+    return (
+        size(segment.size_bytes),
+        f"× {len(alike):,}" if len(alike) > 1 else "",
+        str(segment.stream),
+        markup.share(segment.size_bytes - segment.unused_bytes, segment.size_bytes),
+        size(hole) if hole else "–",
+        _bar(segment),
+    )
+
+
+def _bar(segment: Segment) -> str:
+    pieces = list(_pieces(segment))
+    drawn = pieces if len(pieces) <= MOST_PIECES else list(_coarse(segment, pieces))
+    boxes = "".join(_box(segment, piece) for piece in drawn)
+    return f'<svg class="segment" viewBox="0 0 {_BAR_UNITS} 1" preserveAspectRatio="none" role="img">{boxes}</svg>'
+
+
+def _box(segment: Segment, piece: Piece) -> str:
+    start, end, category = piece
+    x, width = (_BAR_UNITS * value / segment.size_bytes for value in (start, end - start))
+    return (
+        f'<rect class="c-{category}" x="{x:.2f}" y="0" width="{width:.2f}" height="1">'
+        f"<title>{category.replace('_', ' ')}, {format_bytes(end - start)}</title></rect>"
+    )
+
+
+def _pieces(segment: Segment) -> Iterator[Piece]:
+    """(start, end, category): neighbours of one category as one piece. Holes are what is left out."""
+    start = end = 0
+    category = ""
+    for block in segment.blocks:
+        offset = block.address - segment.state.address
+        if category == block.category and offset == end:
+            end += block.block_bytes
+            continue
+        if category:
+            yield start, end, category
+        start, end, category = offset, offset + block.block_bytes, str(block.category)
+    if category:
+        yield start, end, category
+
+
+def _coarse(segment: Segment, pieces: list[Piece]) -> Iterator[Piece]:
+    """Too many to draw: each cell of a grid shows what lies at its middle."""
+    step = segment.size_bytes / MOST_PIECES
+    kinds = []
+    position = 0
+    for cell in range(MOST_PIECES):
+        middle = (cell + 0.5) * step
+        while position < len(pieces) and pieces[position][1] <= middle:
+            position += 1
+        inside = position < len(pieces) and pieces[position][0] <= middle
+        kinds.append(pieces[position][2] if inside else "")
+    for category, cells in groupby(range(MOST_PIECES), key=kinds.__getitem__):
+        found = list(cells)
+        if category:
+            yield int(found[0] * step), int((found[-1] + 1) * step), category
