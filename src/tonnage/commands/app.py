@@ -3,7 +3,7 @@
 import typer
 
 from tonnage import __version__
-from tonnage.commands import replay, run, show
+from tonnage.commands import diff, explain, gpu, plan, record, replay, roofline, run, show, watch
 
 app = typer.Typer(
     name="tonnage",
@@ -29,5 +29,17 @@ def run_command(words: list[str] = typer.Argument(None)) -> None:
     raise typer.Exit(run.command(words))
 
 
+@app.command("record", help=record.SUMMARY, context_settings={"ignore_unknown_options": True, "help_option_names": []})
+def record_command(words: list[str] = typer.Argument(None)) -> None:
+    """Listed for `tonnage --help`; `commands.main` calls the command itself."""
+    raise typer.Exit(record.command(words))
+
+
+app.command("gpu")(gpu.gpu)
+app.add_typer(plan.app, name="plan")
 app.command("show")(show.show)
+app.command("diff")(diff.diff)
+app.command("explain")(explain.explain)
 app.command("replay")(replay.replay)
+app.command("roofline")(roofline.roofline)
+app.command("watch")(watch.watch)

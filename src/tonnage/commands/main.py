@@ -27,6 +27,18 @@ def _run(words: list[str]) -> int | None:
         from tonnage.commands import run
 
         leave(run.command(words[1:]))
+    if words[:1] == ["record"]:
+        from tonnage.commands import record
+
+        leave(record.command(words[1:]))
+    if words[:2] == ["plan", "train"]:
+        from tonnage.commands import plan_train
+
+        return plan_train.command(words[2:])
+    if words[:2] == ["plan", "serve"]:
+        from tonnage.commands import plan_serve
+
+        return plan_serve.command(words[2:])
     from tonnage.commands.app import app
 
     app()

@@ -1,5 +1,21 @@
-"""Why memory ran out, and what would save it."""
+"""Why memory ran out, what would save it, and what grew from one run to another."""
 
+from tonnage.explain.diagnosis import Diagnosis, advice_for, diagnose
+from tonnage.explain.diff import Difference, Growth, compare
+from tonnage.explain.findings import Cause, Finding, Guilty
 from tonnage.explain.fixes import Advice, Fix, advise
 
-__all__ = ["Advice", "Fix", "advise"]
+__all__ = [
+    "Advice",
+    "Cause",
+    "Diagnosis",
+    "Difference",
+    "Finding",
+    "Fix",
+    "Growth",
+    "Guilty",
+    "advice_for",
+    "advise",
+    "compare",
+    "diagnose",
+]

@@ -38,10 +38,11 @@ class Fix:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Fixes, best first; and of a run that died the smallest card known to get past its last request."""
+    """Fixes, best first; of a run that died the smallest card known to get past its last request, and why it died."""
 
     fixes: tuple[Fix, ...] = ()
     larger_card: str | None = None
+    why: str = ""
 
 
 def advise(recording: Recording) -> Advice:
@@ -71,14 +72,17 @@ def _first_that_holds(needed: Recording, cards: list[Gpu]) -> str | None:
 
 
 def _rewritten(needed: Recording) -> Iterator[Fix]:
+    rewrites = (rewrite_of(needed) for rewrite_of in REWRITES)
+    yield from (fix for rewrite in rewrites if rewrite and (fix := fix_of(needed, rewrite)))
+
+
+def fix_of(needed: Recording, rewrite: Rewrite) -> Fix | None:
+    """What a rewrite of all that a run needs takes off its peak; None where that is not worth making."""
     peak = needed.peak_allocated_bytes
-    for rewrite_of in REWRITES:
-        rewrite = rewrite_of(needed)
-        if rewrite is None:
-            continue
-        saved = peak - Timeline.of(rewrite.allocations, []).peak_allocated_bytes
-        if saved >= max(_WORTH_SHARE * peak, MIB):
-            yield Fix(rewrite.change, saved, rewrite.costs, rewrite.how, _rescues(needed, rewrite))
+    saved = peak - Timeline.of(rewrite.allocations, []).peak_allocated_bytes
+    if saved < max(_WORTH_SHARE * peak, MIB):
+        return None
+    return Fix(rewrite.change, saved, rewrite.costs, rewrite.how, _rescues(needed, rewrite))
 
 
 def _rescues(needed: Recording, rewrite: Rewrite) -> bool | None:
@@ -97,6 +101,7 @@ def _expandable(needed: Recording) -> Iterator[Fix]:
     after = outcome_on(needed, settings=settings)
     saved = needed.peak_reserved_bytes - after.peak_reserved_bytes
     rescues = died and after.failed is None
-    if rescues or saved >= max(_WORTH_SHARE * needed.peak_reserved_bytes, MIB):
+    # What failed again reserved less for want of the request, not because it was better.
+    if rescues or (not died and saved >= max(_WORTH_SHARE * needed.peak_reserved_bytes, MIB)):
         how = f"PYTORCH_ALLOC_CONF={settings}"
         yield Fix("expandable segments", max(saved, 0), "nothing", how, rescues if died else None)

@@ -43,7 +43,7 @@ def halve_batch(recording: Recording) -> Rewrite | None:
     inputs = [a.shape for a in recording.allocations if a.category is Category.INPUTS and a.shape]
     if inputs and max(shape[0] for shape in inputs) < 2:
         return None
-    halved = _resized(recording, lambda a: 0.5 if a.category in _BATCHED else 1.0)
+    halved = resized(recording, lambda a: 0.5 if a.category in _BATCHED else 1.0)
     return Rewrite("half the batch", "twice the steps", _batch_words(recording.header.arguments), halved)
 
 
@@ -81,7 +81,8 @@ def _whole_blocks(saved: dict[tuple[int, str], list[Allocation]]) -> Iterator[Al
         deaths = [a.died for a in dropped if a.died is not None]
         for moments in ([a.born for a in dropped], deaths):
             if moments:
-                born, died = min(moments), max(moments)
+                born = min(moments)
+                died = max(born + 1, *moments)
                 yield replace(dropped[0], block_bytes=size_bytes, requested_bytes=size_bytes, born=born, died=died)
 
 
@@ -109,7 +110,7 @@ def chunk_loss(recording: Recording) -> Rewrite | None:
     width = _vocabulary(recording)
     if width is None:
         return None
-    wide = _resized(recording, lambda a: 1 / _LOSS_CHUNKS if _is_wide(a, width) else 1.0)
+    wide = resized(recording, lambda a: 1 / _LOSS_CHUNKS if _is_wide(a, width) else 1.0)
     how = f"project and take the loss in {_LOSS_CHUNKS} chunks of tokens"
     return Rewrite("chunked loss", "about 1 % time", how, wide)
 
@@ -134,7 +135,7 @@ def autocast(recording: Recording) -> Rewrite | None:
     floats = [a for a in recording.live_at_peak if a.category is Category.ACTIVATIONS and "float" in a.dtype]
     if not floats or any(a.dtype != "float32" for a in floats):
         return None
-    lowered = _resized(recording, lambda a: 0.5 if _becomes_16_bit(a) else 1.0)
+    lowered = resized(recording, lambda a: 0.5 if _becomes_16_bit(a) else 1.0)
     weights = [
         a for a in lowered if a.category is Category.PARAMETERS and a.dtype == "float32" and len(a.shape or ()) > 1
     ]
@@ -164,7 +165,7 @@ def eight_bit_states(recording: Recording) -> Rewrite | None:
     """Optimizer states in 8 bits; small ones stay as they are."""
     if not any(_state_share(a) < 1 for a in recording.allocations):
         return None
-    smaller = _resized(recording, _state_share)
+    smaller = resized(recording, _state_share)
     return Rewrite("8-bit optimizer states", "other numerics", "torchao.optim.AdamW8bit", smaller)
 
 
@@ -203,7 +204,8 @@ def _without(a: Allocation, gaps: list[tuple[int, int]]) -> Iterator[Allocation]
     yield a if born == a.born else replace(a, born=born)
 
 
-def _resized(recording: Recording, share_of: Callable[[Allocation], float]) -> list[Allocation]:
+def resized(recording: Recording, share_of: Callable[[Allocation], float]) -> list[Allocation]:
+    """The allocations, each at its share of its size."""
     return [_scaled(a, share) if (share := share_of(a)) != 1.0 else a for a in recording.allocations]
 
 

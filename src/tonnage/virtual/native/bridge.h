@@ -39,6 +39,7 @@ bool is_pinned(const void* data);
 bool is_valueless(const void* data);
 void mark_valueless(const void* data);
 
+bool is_open();
 uint32_t current_session();
 int64_t current_stream_id(int device);
 void synchronize();

@@ -28,7 +28,7 @@ namespace {
 constexpr int kMaxDevices = 64;
 
 std::atomic<int> device_count{1};
-std::atomic<bool> closed{false};
+std::atomic<bool> closed{true};
 std::atomic<uint32_t> session{0};
 std::atomic<long> cudnn_version{91900};
 PyObject* on_malloc = nullptr;
@@ -295,6 +295,8 @@ Block* block_of(const at::TensorBase& tensor) {
   const auto& data = tensor.storage().data_ptr();
   return data.get_deleter() == &release ? static_cast<Block*>(data.get_context()) : nullptr;
 }
+
+bool is_open() { return !closed; }
 
 uint32_t current_session() { return session; }
 

@@ -21,11 +21,11 @@ void host_plain(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* 
   host_kernels().at(c10::toString(op.operator_name())).callBoxed(op, keys, stack);
 }
 
-// normal_ and kin: a large tensor is left unwritten and remembered as valueless.
+// normal_ and kin: while a virtual GPU is open, a large tensor is left unwritten and remembered as valueless.
 void host_fill(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const size_t count = op.schema().arguments().size();
   Tensor self = (stack->end() - count)->toTensor();
-  if (!is_large_float(self) || !covers_storage(self)) return host_plain(op, keys, stack);
+  if (!is_open() || !is_large_float(self) || !covers_storage(self)) return host_plain(op, keys, stack);
   mark_valueless(self.storage().data());
   stack->erase(stack->end() - count, stack->end());
   stack->push_back(self);

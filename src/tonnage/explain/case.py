@@ -1,0 +1,111 @@
+"""A recording as the rules look at it: the moment that matters (where it died, else its peak) and what there was then.
+
+A device's limit is what the process could have had: the card's free bytes and its own, or less where it set a limit
+itself, which only PyTorch's message says.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+from tonnage.explain.turns import turns
+from tonnage.recording import Allocation, OutOfMemory, Recording
+from tonnage.recording.replay import demand
+from tonnage.units import parse_bytes
+
+_SIZE = r"([0-9.]+ (?:bytes|KiB|MiB|GiB))"
+_ALLOWED = re.compile(_SIZE + " allowed;")
+_PROCESS = re.compile(r"this process has " + _SIZE)
+_OTHER_PROCESS = re.compile(r"Process \d+ has " + _SIZE)
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """The request that failed and what was there."""
+
+    requested_bytes: int
+    free_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    device_free_bytes: int
+    process_bytes: int | None
+    other_process_bytes: int
+
+    @property
+    def shortage_bytes(self) -> int:
+        """How much more the device would have had to give."""
+        return max(0, self.requested_bytes - self.free_bytes)
+
+    @property
+    def is_limited(self) -> bool:
+        """The card had room for it: a limit of the process's own refused it."""
+        return self.free_bytes < self.device_free_bytes and self.requested_bytes <= self.device_free_bytes
+
+    @property
+    def unused_bytes(self) -> int:
+        """Reserved, but in no block."""
+        return self.reserved_bytes - self.allocated_bytes
+
+
+def death_of(recording: Recording) -> Death | None:
+    """What there was when it died; None where it did not."""
+    oom = recording.oom
+    if oom is None:
+        return None
+    allowed = _first(_ALLOWED, oom)
+    process = _first(_PROCESS, oom)
+    free = oom.free_bytes
+    if allowed is not None:
+        free = min(free, max(0, allowed - oom.reserved_bytes))
+    others = sum(_size(size) for size in _OTHER_PROCESS.findall(oom.message))
+    sizes = (oom.requested_bytes, free, oom.allocated_bytes, oom.reserved_bytes, oom.free_bytes)
+    return Death(*sizes, process, others)
+
+
+def _first(pattern: re.Pattern[str], oom: OutOfMemory) -> int | None:
+    found = pattern.search(oom.message)
+    return _size(found[1]) if found else None
+
+
+def _size(words: str) -> int:
+    return parse_bytes(words.replace("bytes", "B"))
+
+
+def live_at(recording: Recording, moment: int) -> list[Allocation]:
+    """The blocks after an event."""
+    return [a for a in recording.allocations if a.born <= moment and (a.died is None or a.died > moment)]
+
+
+class Case:
+    """What every rule asks of a recording, answered once."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self.death = death_of(recording)
+
+    @cached_property
+    def needed(self) -> Recording:
+        """All that the run is known to need: where it died, the request that failed too."""
+        return demand(self.recording)
+
+    @cached_property
+    def moment(self) -> int:
+        """The last event before it died, else the event of the peak."""
+        if self.recording.oom is None:
+            return self.recording.timeline.peak_sequence
+        return self.needed.allocations[-1].born
+
+    @cached_property
+    def live(self) -> list[Allocation]:
+        """The blocks at that moment; where it died, with the request that failed."""
+        return live_at(self.needed, self.moment)
+
+    @cached_property
+    def turns(self) -> list[int]:
+        """The first event of each turn of the script's loop."""
+        return turns(self.recording)
+
+    @property
+    def peak_bytes(self) -> int:
+        """What it needed at once, as far as is known."""
+        return max(1, self.needed.peak_allocated_bytes)

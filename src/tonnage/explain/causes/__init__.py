@@ -1,0 +1,45 @@
+"""The rules: one file each, a function that looks at a case and answers with a finding or None."""
+
+from collections.abc import Callable
+
+from tonnage.explain.case import Case
+from tonnage.explain.causes.attention import attention_matrices
+from tonnage.explain.causes.cache import unbounded_cache
+from tonnage.explain.causes.capacity import capacity
+from tonnage.explain.causes.compiling import compile_peak
+from tonnage.explain.causes.ddp import ddp_accumulation
+from tonnage.explain.causes.fragmentation import fragmentation
+from tonnage.explain.causes.gradients import kept_gradients
+from tonnage.explain.causes.leak import leak
+from tonnage.explain.causes.lengths import varying_lengths
+from tonnage.explain.causes.logits import wide_logits
+from tonnage.explain.causes.optimizer import optimizer_temporaries
+from tonnage.explain.causes.outside import another_process, outside_pytorch
+from tonnage.explain.causes.own_limit import own_limit
+from tonnage.explain.causes.pinned import pinned_host
+from tonnage.explain.causes.resident import resident_data
+from tonnage.explain.causes.surprise import surprising_tensor
+from tonnage.explain.findings import Finding
+
+__all__ = ["RULES"]
+
+# Those that may name a cause come first, then what is evidence beside it.
+RULES: tuple[Callable[[Case], Finding | None], ...] = (
+    capacity,
+    fragmentation,
+    leak,
+    unbounded_cache,
+    outside_pytorch,
+    another_process,
+    pinned_host,
+    own_limit,
+    surprising_tensor,
+    compile_peak,
+    wide_logits,
+    attention_matrices,
+    optimizer_temporaries,
+    kept_gradients,
+    resident_data,
+    varying_lengths,
+    ddp_accumulation,
+)

@@ -1,0 +1,68 @@
+"""A KV cache without a bound: what is cached is longer at every turn and is never cut.
+
+Caches that grow by concatenation make a longer block and free the last one, so nothing is kept twice; the sizes tell.
+"""
+
+from bisect import bisect_right
+from itertools import accumulate, pairwise
+
+from tonnage.explain.case import Case
+from tonnage.explain.findings import Finding, guilty_lines
+from tonnage.explain.fixes import fix_of
+from tonnage.explain.rewrites import Rewrite, resized
+from tonnage.ledger import Category
+from tonnage.recording import Allocation
+from tonnage.units import format_bytes
+
+_TURNS = 4
+_MUCH_SHARE = 0.5
+_FATAL_SHARE = 0.25
+_BOUND_SHARE = 0.5
+
+
+def unbounded_cache(case: Case) -> Finding | None:
+    """The cache at the moment that matters, if it has grown at every turn and is much."""
+    cached = [a for a in case.live if _is_cached(a)]
+    size = sum(a.block_bytes for a in cached)
+    if size < (_FATAL_SHARE if case.death else _MUCH_SHARE) * case.peak_bytes:
+        return None
+    levels = _levels(case)
+    if not _always_grew(levels):
+        return None
+    each = (levels[-1] - levels[0]) // (len(levels) - 1)
+    sentence = f"the KV cache holds {format_bytes(size)} and grew by {format_bytes(each)} at every step"
+    fixes = tuple(filter(None, [fix_of(case.needed, _bounded(case))]))
+    return Finding("unbounded-cache", sentence, size, "unbounded-cache", size, guilty_lines(cached), fixes)
+
+
+def _is_cached(a: Allocation) -> bool:
+    joined = a.operator.removeprefix("aten::") == "cat" and a.phase == "forward"
+    return a.category is Category.KV_CACHE or (joined and a.category is Category.ACTIVATIONS)
+
+
+def _levels(case: Case) -> list[int]:
+    """Cached bytes at the start of each turn."""
+    starts = [start for start in case.turns if start <= case.moment]
+    changes = [0] * (len(starts) + 1)
+    for a in case.recording.allocations:
+        if _is_cached(a):
+            changes[bisect_right(starts, a.born - 1)] += a.block_bytes
+            if a.died is not None and a.died <= case.moment:
+                changes[bisect_right(starts, a.died - 1)] -= a.block_bytes
+    return [level for level in accumulate(changes[:-1]) if level]
+
+
+def _always_grew(levels: list[int]) -> bool:
+    """More at the end of each quarter, and never less: blocks are rounded, so neighbours may be equal."""
+    if len(levels) < _TURNS or any(after < before for before, after in pairwise(levels)):
+        return False
+    quarters = [levels[(len(levels) - 1) * part // _TURNS] for part in range(_TURNS + 1)]
+    return all(after > before for before, after in pairwise(quarters))
+
+
+def _bounded(case: Case) -> Rewrite:
+    longest = max((a.block_bytes for a in case.needed.allocations if _is_cached(a)), default=0)
+    bound = int(_BOUND_SHARE * longest)
+    smaller = resized(case.needed, lambda a: min(1.0, bound / a.block_bytes) if _is_cached(a) and bound else 1.0)
+    how = "a static or sliding-window cache of half the length reached"
+    return Rewrite("bound the KV cache", "what lies further back", how, smaller)

@@ -1,0 +1,105 @@
+"""Reserved ≫ allocated: memory that the allocator holds, and that lies in pieces too small for the next request.
+
+A run died of it if its request would have fitted, had all that was reserved and unused been one piece. Of a run that went
+on only much is worth a word: measured runs reserve up to 1.58 times what they allocate and are well.
+"""
+
+from collections.abc import Iterator
+
+from tonnage.allocator import AllocatorSettings
+from tonnage.explain.case import Case
+from tonnage.explain.findings import Finding, Guilty, lines_words
+from tonnage.explain.fixes import Fix
+from tonnage.explain.holes import Holes, holes_at
+from tonnage.recording.replay import outcome_on
+from tonnage.units import MIB, format_bytes
+
+_FATAL_SHARE = 0.1
+_LARGE_SHARE = 0.4
+_LARGE_BYTES = 128 * MIB
+_LINES = 5
+_CONFIGURATIONS = (
+    "expandable_segments:True",
+    "max_split_size_mb:256",
+    "roundup_power2_divisions:8",
+    "large_segment_size_mb:128",
+)
+
+
+def fragmentation(case: Case) -> Finding | None:
+    """The unused bytes, the largest hole, the lines whose blocks pin them, and the setting that helps."""
+    unused = _unused_bytes(case)
+    if unused is None:
+        return None
+    moment = case.moment if case.death else _reserved_peak(case)
+    segments = holes_at(case.recording, moment)
+    hole = max((holes.largest_bytes for holes in segments), default=0)
+    lines = _guilty_lines(segments)
+    return Finding(
+        "fragmentation",
+        _sentence(case, unused, hole, lines),
+        unused,
+        "fragmentation",
+        unused,
+        lines,
+        tuple(_fixes(case)),
+    )
+
+
+def _unused_bytes(case: Case) -> int | None:
+    """What lay in pieces, if that is why it died, or if it is much."""
+    death = case.death
+    if death is None:
+        unused, reserved = case.recording.unused_at_peak_bytes, case.recording.peak_reserved_bytes
+        return unused if unused >= max(_LARGE_SHARE * reserved, _LARGE_BYTES) else None
+    would_fit = death.requested_bytes <= death.free_bytes + death.unused_bytes
+    return death.unused_bytes if would_fit and death.unused_bytes >= _FATAL_SHARE * death.reserved_bytes else None
+
+
+def _reserved_peak(case: Case) -> int:
+    """Of the moments when most was reserved, the one when most of it was in use."""
+    timeline = case.recording.timeline
+    peak = timeline.peak_reserved_bytes
+    moments = [i for i, reserved in enumerate(timeline.reserved_bytes) if reserved == peak]
+    return max(moments, key=timeline.allocated_bytes.__getitem__)
+
+
+def _sentence(case: Case, unused: int, hole: int, lines: tuple[Guilty, ...]) -> str:
+    death = case.death
+    reserved = death.reserved_bytes if death else case.recording.peak_reserved_bytes
+    pieces = f"{format_bytes(unused)} of the {format_bytes(reserved)} reserved lay unused in pieces"
+    largest = f"the largest hole {format_bytes(hole)}, because of blocks made{lines_words(lines)}" if hole else ""
+    asked = f" when {format_bytes(death.requested_bytes)} was asked for" if death else ""
+    return ", ".join(filter(None, [f"{pieces}{asked}", largest]))
+
+
+def _guilty_lines(segments: list[Holes]) -> tuple[Guilty, ...]:
+    """The lines whose blocks are in the way; the free room of a segment is the fault of all its blocks, by count."""
+    room: dict[tuple[str, bool], float] = {}
+    count: dict[tuple[str, bool], int] = {}
+    for holes in segments:
+        for block in holes.blocks:
+            key = (block.line, holes.is_empty)
+            room[key] = room.get(key, 0) + holes.free_bytes / len(holes.blocks)
+            count[key] = count.get(key, 0) + 1
+    ranked = sorted(room, key=lambda key: -room[key])[:_LINES]
+    words = {True: "taken for it, and empty now", False: "free beside its blocks"}
+    return tuple(Guilty(key[0], round(room[key]), count[key], words[key[1]]) for key in ranked)
+
+
+def _fixes(case: Case) -> Iterator[Fix]:
+    """Settings that help, tried through the allocator: the first that rescues, else each that saves."""
+    needed, present = case.needed, case.recording.header.settings
+    for configuration in _CONFIGURATIONS:
+        if configuration.split(":")[0] in present:
+            continue
+        settings = ",".join(filter(None, [present, configuration]))
+        if AllocatorSettings.parse(present).expandable_segments and configuration.startswith("max_split"):
+            continue
+        after = outcome_on(needed, settings=settings)
+        saved = max(0, case.recording.peak_reserved_bytes - after.peak_reserved_bytes)
+        rescues = after.failed is None if case.death else None
+        if rescues or (saved >= MIB and not case.death):
+            name = configuration.split(":")[0].replace("_", " ")
+            yield Fix(name, saved, "nothing", f"PYTORCH_ALLOC_CONF={settings}", rescues)
+            return

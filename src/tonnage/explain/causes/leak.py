@@ -1,0 +1,256 @@
+"""Growth between equal points of successive turns of the script's loop, and the line that keeps it.
+
+What a turn makes and a later turn but one still finds alive was kept. A line that does this turn after turn leaks; one
+whose older blocks die as new ones come (a buffer of fixed length) does not. Blocks that die many turns together wait for
+the garbage collector: they hang in a reference cycle. Parameters and optimizer states are meant to stay.
+"""
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from tonnage.explain.case import Case
+from tonnage.explain.findings import Cause, Finding, Guilty, guilty_lines
+from tonnage.explain.fixes import Fix, fix_of
+from tonnage.explain.rewrites import Rewrite
+from tonnage.explain.source import Keeper, Source
+from tonnage.explain.turns import ENOUGH
+from tonnage.ledger import Category
+from tonnage.recording import Allocation
+from tonnage.recording.timeline import spans
+from tonnage.units import KIB, format_bytes
+
+_MEANT_TO_STAY = (Category.PARAMETERS, Category.OPTIMIZER_STATES)
+_LEAST_TURNS = 2
+_PER_TURN_BYTES = 64 * KIB
+_BOUNDED_SHARE = 0.1
+_WORTH_SHARE = 0.05
+_GRAPH_SHARE = 0.5
+_GRAPH_BLOCKS = 10
+_MOST_SHARE = 0.75
+
+_Key = tuple[str, str, str, Category]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Blocks that turn after turn left behind, the turns that did, and whether a collector frees them in the end.
+
+    `overdue` are the numbers of all blocks that lived too long, those that were collected in the meantime too.
+    """
+
+    blocks: list[Allocation]
+    overdue: set[int]
+    turns: int
+    in_cycle: bool
+
+    @property
+    def size_bytes(self) -> int:
+        """What they hold together."""
+        return sum(a.block_bytes for a in self.blocks)
+
+
+def leak(case: Case) -> Finding | None:
+    """What is kept, by which line, and what dropping it in time saves."""
+    kept = kept_blocks(case)
+    if kept is None or kept.size_bytes < kept.turns * _PER_TURN_BYTES:
+        return None
+    if kept.in_cycle and kept.size_bytes < _WORTH_SHARE * case.peak_bytes:
+        return None
+    keeper = _keeper(case, kept)
+    lines = guilty_lines(kept.blocks)
+    if keeper:
+        lines = (Guilty(keeper.line, kept.size_bytes, len(kept.blocks), f"keeps it: {keeper.text}"), *lines)
+    cause: Cause = "unbounded-cache" if _is_cache(kept) else "leak"
+    fix = _fix(case, kept, keeper)
+    size = kept.size_bytes
+    return Finding(cause, _sentence(kept, keeper, lines), size, cause, size, lines, (fix,) if fix else ())
+
+
+def kept_blocks(case: Case) -> Kept | None:
+    """The blocks that turns left behind: at the moment that matters, or at the last request if there are more."""
+    if len(case.turns) < (ENOUGH - 1 if case.death else ENOUGH):
+        return None
+    last = case.moment if case.death else max(a.born for a in case.recording.allocations)
+    starts = [start for start in case.turns if start <= last]
+    leaking = {key: found for key, found in _long_lived(case, [*starts, last]).items() if _leaks(found, starts, last)}
+    overdue = [a for members in leaking.values() for _, a in members]
+    alive = max((_alive(overdue, moment) for moment in (last, case.moment)), key=_size)
+    turns = len({bisect_right(starts, a.born) for a in alive})
+    if turns >= _LEAST_TURNS:
+        return Kept(alive, {a.index for a in overdue}, turns, 2 * len(_alive(overdue, last)) < len(overdue))
+    return _graph_of_last_turn(case) if case.death else None
+
+
+def _leaks(members: list[tuple[int, Allocation]], starts: list[int], last: int) -> bool:
+    """They come turn after turn, and stay; or they go, but those of many turns together."""
+    if len({turn for turn, _ in members}) < _LEAST_TURNS:
+        return False
+    dead = [(turn, bisect_right(starts, a.died)) for turn, a in members if a.died is not None and a.died <= last]
+    together = len({turn for turn, _ in dead}) >= ENOUGH * len({end for _, end in dead})
+    return together or len(dead) <= _BOUNDED_SHARE * len(members)
+
+
+def _alive(blocks: list[Allocation], moment: int) -> list[Allocation]:
+    return [a for a in blocks if a.born <= moment and (a.died is None or a.died > moment)]
+
+
+def _size(blocks: list[Allocation]) -> int:
+    return sum(a.block_bytes for a in blocks)
+
+
+def _graph_of_last_turn(case: Case) -> Kept | None:
+    """Where it died in the second turn: most of what the first saved for its backward is still there after it."""
+    starts = [start for start in case.turns if start <= case.moment]
+    if len(starts) < 2:
+        return None
+    begin, end = starts[-2:]
+    backward = next(
+        (m.sequence for m in case.recording.marks if m.name == "backward" and begin < m.sequence < end), end
+    )
+    saved = [a for a in case.recording.allocations if begin <= a.born < backward and _is_saved(a, backward)]
+    kept = [a for a in saved if a.died is None or a.died > case.moment]
+    size = sum(a.block_bytes for a in kept)
+    if len(kept) < _GRAPH_BLOCKS or size < _GRAPH_SHARE * sum(a.block_bytes for a in saved) or backward == end:
+        return None
+    return Kept(kept, {a.index for a in kept}, 1, in_cycle=False)
+
+
+def _is_saved(a: Allocation, backward: int) -> bool:
+    """Made in forward and there when backward begins."""
+    forward = a.category is Category.ACTIVATIONS and a.phase == "forward"
+    return forward and (a.died is None or a.died > backward)
+
+
+def _long_lived(case: Case, edges: list[int]) -> dict[_Key, list[tuple[int, Allocation]]]:
+    """Blocks of the loop that were still there two turns on, with their turn, by what made them."""
+    found: dict[_Key, list[tuple[int, Allocation]]] = {}
+    for a in case.recording.allocations:
+        turn = bisect_right(edges, a.born) - 1
+        if not 0 <= turn < len(edges) - 2 or a.category in _MEANT_TO_STAY:
+            continue
+        if a.died is None or a.died > edges[turn + 2]:
+            found.setdefault((a.line, a.operator, a.module, a.category), []).append((turn, a))
+    return found
+
+
+def _is_cache(kept: Kept) -> bool:
+    cached = sum(a.block_bytes for a in kept.blocks if a.category is Category.KV_CACHE)
+    return cached > kept.size_bytes / 2
+
+
+def _keeps_graph(kept: Kept) -> bool:
+    """Most of it are activations of forward, which backward would have freed."""
+    graph = [a for a in kept.blocks if a.category is Category.ACTIVATIONS and a.phase == "forward"]
+    per_turn = len(graph) / kept.turns
+    return per_turn > 2 and sum(a.block_bytes for a in graph) >= _GRAPH_SHARE * kept.size_bytes
+
+
+def _keeper(case: Case, kept: Kept) -> Keeper | None:
+    """The statement that keeps it, where the script's text is at hand."""
+    source = None if kept.in_cycle else Source.find(case.recording.header.script)
+    if source is None:
+        return None
+    for names in _names_to_follow(case, kept, source):
+        keeper = source.keeper_of(names, of_graph=_keeps_graph(kept))
+        if keeper:
+            return keeper
+    for line in _lines_of(kept):
+        file, _, number = line.rpartition(":")
+        if file == source.name and number.isdigit() and (keeper := source.keeper_on(int(number))):
+            return keeper
+    return source.keeping_hook()
+
+
+def _names_to_follow(case: Case, kept: Kept, source: Source) -> Iterator[set[str]]:
+    """Names in the script that hold what is kept: the loss of a kept graph, else what its lines assign."""
+    if _keeps_graph(kept):
+        for number in _numbers((a.line for a in case.recording.allocations if a.phase == "backward"), source):
+            yield source.names_backward_runs_on(number)
+    for number in _numbers(_lines_of(kept), source):
+        yield source.names_made_on(number)
+
+
+def _numbers(lines: Iterator[str], source: Source) -> list[int]:
+    counts = Counter(lines)
+    named = [line.rpartition(":") for line, _ in counts.most_common(8)]
+    return [int(number) for file, _, number in named if file == source.name and number.isdigit()]
+
+
+def _lines_of(kept: Kept) -> Iterator[str]:
+    """The lines of the kept blocks and of what called them."""
+    return (line for a in kept.blocks for line in (a.line, *a.stack) if line)
+
+
+def _sentence(kept: Kept, keeper: Keeper | None, lines: tuple[Guilty, ...]) -> str:
+    each = format_bytes(kept.size_bytes // kept.turns)
+    made = f"every turn of the loop leaves {each} behind, {format_bytes(kept.size_bytes)} after {kept.turns} turns"
+    if kept.turns == 1:
+        made = f"the turn before left {each} behind"
+    if kept.in_cycle:
+        held = f"what {lines[0].line} makes hangs in a reference cycle, or in a list that is emptied late"
+        return f"{made}, until those of many turns are freed together: {held}"
+    what = "a graph that backward would have freed" if _keeps_graph(kept) else "what it made"
+    if keeper and keeper.is_hook:
+        return f"{made}: the hook at {keeper.line} keeps {what}"
+    if keeper:
+        return f"{made}: {keeper.line} keeps {what}"
+    return f"{made}: {what} is kept, made at {_common_line(kept) or lines[0].line or 'a line that is not known'}"
+
+
+def _common_line(kept: Kept) -> str:
+    """The innermost line that most of the kept bytes were made under, where their stacks are known."""
+    below, common = kept.blocks, ""
+    for depth in range(max((len(a.stack) for a in below), default=0)):
+        frames: dict[str, list[Allocation]] = {}
+        for a in below:
+            if len(a.stack) > depth:
+                frames.setdefault(a.stack[-1 - depth], []).append(a)
+        largest = max(frames, key=lambda frame: _size(frames[frame]), default="")
+        if not largest or _size(frames[largest]) < _MOST_SHARE * kept.size_bytes:
+            break
+        below, common = frames[largest], largest
+    return common
+
+
+def _fix(case: Case, kept: Kept, keeper: Keeper | None) -> Fix | None:
+    """The same run with each block freed in time: what backward uses, as backward comes to it; else with its turn."""
+    due = _freed_by_backward(case, kept) if _keeps_graph(kept) else _freed_with_turn(case, kept)
+    freed = [replace(a, died=due[a.index]) if a.index in due else a for a in case.needed.allocations]
+    return fix_of(case.needed, Rewrite("keep nothing across steps", "nothing", _how(kept, keeper), freed))
+
+
+def _freed_with_turn(case: Case, kept: Kept) -> dict[int, int]:
+    """When the turn after its own begins, by block."""
+    ends = {a.index: bisect_right(case.turns, a.born) for a in case.needed.allocations if a.index in kept.overdue}
+    return {index: case.turns[end] for index, end in ends.items() if end < len(case.turns)}
+
+
+def _freed_by_backward(case: Case, kept: Kept) -> dict[int, int]:
+    """Backward meets last what forward made first: a block's end mirrors its birth."""
+    makers = {(a.line, a.operator, a.module) for a in kept.blocks if a.phase == "forward"}
+    phases = list(spans(case.recording.marks, "phase", len(case.recording.timeline.allocated_bytes)))
+    passes = [(f[1], b[1], b[2]) for f, b in pairwise(phases) if (f[0], b[0]) == ("forward", "backward")]
+    begins = [start for start, _, _ in passes]
+    due = _freed_with_turn(case, kept)
+    for a in case.needed.allocations:
+        place = bisect_right(begins, a.born) - 1
+        if place < 0 or (a.line, a.operator, a.module) not in makers:
+            continue
+        start, middle, end = passes[place]
+        if a.born < middle and (a.died is None or a.died > end):
+            due[a.index] = middle + (middle - a.born) * (end - middle) // (middle - start)
+    return due
+
+
+def _how(kept: Kept, keeper: Keeper | None) -> str:
+    where = f" at {keeper.line}" if keeper else ""
+    if kept.in_cycle:
+        return "break the cycle (weakref), or gc.collect() after each step"
+    if _is_cache(kept):
+        return f"give the cache a length{where}"
+    if _keeps_graph(kept):
+        return f"keep loss.detach() or loss.item(), not the loss{where}"
+    return f"keep it on the host (.cpu()), or drop it after use{where}"

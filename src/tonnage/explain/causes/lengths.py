@@ -1,0 +1,45 @@
+"""Varying lengths: requests of one line that are of another size at every turn, so that freed blocks do not fit again."""
+
+from bisect import bisect_right
+
+from tonnage.explain.case import Case
+from tonnage.explain.findings import Finding, Guilty
+from tonnage.units import MIB, format_bytes
+
+_TURNS = 6
+_DISTINCT_SHARE = 0.5
+_UNUSED_SHARE = 0.15
+_MIN_BLOCK_BYTES = MIB
+
+
+def varying_lengths(case: Case) -> Finding | None:
+    """The lines whose largest request changes from turn to turn, where much of what is reserved lies unused."""
+    reserved = case.recording.peak_reserved_bytes
+    unused = case.death.unused_bytes if case.death else case.recording.unused_at_peak_bytes
+    lines = _varying(case)
+    if not lines or unused < _UNUSED_SHARE * reserved:
+        return None
+    first = lines[0]
+    sentence = (
+        f"requests vary from turn to turn ({first.what} at {first.line}), so freed blocks do not fit the next ones"
+    )
+    return Finding("varying-lengths", sentence, unused, lines=tuple(lines[:3]))
+
+
+def _varying(case: Case) -> list[Guilty]:
+    largest: dict[str, dict[int, int]] = {}
+    for a in case.recording.allocations:
+        if a.block_bytes >= _MIN_BLOCK_BYTES and (turn := bisect_right(case.turns, a.born)):
+            sizes = largest.setdefault(a.line, {})
+            sizes[turn] = max(sizes.get(turn, 0), a.requested_bytes)
+    rows = [_row(line, list(sizes.values())) for line, sizes in largest.items() if _varies(list(sizes.values()))]
+    return sorted(rows, key=lambda row: -row.size_bytes)
+
+
+def _varies(sizes: list[int]) -> bool:
+    return len(sizes) >= _TURNS and len(set(sizes)) >= _DISTINCT_SHARE * len(sizes)
+
+
+def _row(line: str, sizes: list[int]) -> Guilty:
+    words = f"{format_bytes(min(sizes))} to {format_bytes(max(sizes))}"
+    return Guilty(line, max(sizes), len(set(sizes)), words)

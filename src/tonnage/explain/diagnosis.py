@@ -1,0 +1,109 @@
+"""Why a run ran out of memory, or what is wrong with one that went on: one cause, the evidence, the ranked fixes.
+
+A run died of what would have left room for the request that failed, had it not been there; of several such the largest
+names the cause, and if there is none the card was too small. A run that went on has a cause only where it would not go on
+for ever (a leak, a cache without a bound) or where most of what it holds lies unused.
+"""
+
+from dataclasses import dataclass
+
+from tonnage.explain.case import Case
+from tonnage.explain.causes import RULES
+from tonnage.explain.findings import Cause, Finding
+from tonnage.explain.fixes import Advice, Fix, advise
+from tonnage.recording import Recording
+from tonnage.units import format_bytes
+
+_OF_RUNS_THAT_WENT_ON = ("leak", "unbounded-cache", "fragmentation", "pinned-host")
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The cause in a word and in a sentence, what was found, and what to do, best first."""
+
+    cause: Cause
+    sentence: str
+    evidence: tuple[Finding, ...]
+    fixes: tuple[Fix, ...]
+    larger_card: str | None = None
+
+
+def diagnose(recording: Recording) -> Diagnosis:
+    """Every rule, the cause that they name, and all fixes."""
+    case = Case(recording)
+    findings = [finding for rule in RULES if (finding := rule(case))]
+    named = _fatal(case, findings) if case.death else _chronic(findings)
+    findings.sort(
+        key=lambda finding: (finding is not named, finding.rule not in ("capacity", "peak"), -finding.size_bytes)
+    )
+    advice = advise(recording)
+    cause: Cause = named.cause if named and named.cause else "none"
+    sentence, fixes = _sentence(case, named, findings), _fixes(named, findings, advice)
+    return Diagnosis(cause, sentence, tuple(findings), fixes, advice.larger_card)
+
+
+def advice_for(recording: Recording) -> Advice:
+    """What a report of a run ends with: of one that died, why it did and all that would help."""
+    if recording.oom is None:
+        return advise(recording)
+    found = diagnose(recording)
+    return Advice(found.fixes, found.larger_card, found.sentence)
+
+
+def _fatal(case: Case, findings: list[Finding]) -> Finding | None:
+    """The largest of what, on its own, would have left room."""
+    assert case.death
+    shortage = case.death.shortage_bytes
+    enough = [f for f in findings if f.cause and f.waste_bytes and f.waste_bytes >= shortage]
+    capacity = next((f for f in findings if f.cause == "capacity"), None)
+    return max(enough, key=lambda finding: finding.waste_bytes, default=capacity)
+
+
+def _chronic(findings: list[Finding]) -> Finding | None:
+    ranked = [f for cause in _OF_RUNS_THAT_WENT_ON for f in findings if f.cause == cause]
+    return ranked[0] if ranked else None
+
+
+def _sentence(case: Case, named: Finding | None, findings: list[Finding]) -> str:
+    if named is None:
+        return f"Nothing is wrong with its memory: {findings[0].sentence}." if findings else "It allocated nothing."
+    words = named.sentence
+    if named.cause == "capacity":
+        words = _capacity_words(case, findings)
+        if any(finding.rule == "own-limit" for finding in findings):
+            return f"Its own limit is too small for it: {words}."
+    return f"{_TITLES[named.cause or 'none']}: {words}."
+
+
+_TITLES: dict[Cause, str] = {
+    "capacity": "The card is too small for it",
+    "fragmentation": "Fragmentation",
+    "leak": "A leak",
+    "outside": "Memory outside PyTorch",
+    "other-process": "Another process",
+    "pinned-host": "Pinned host memory",
+    "unbounded-cache": "A cache without a bound",
+    "none": "Nothing is wrong",
+}
+
+
+def _capacity_words(case: Case, findings: list[Finding]) -> str:
+    death = case.death
+    assert death
+    surprise = next((finding for finding in findings if finding.rule == "surprising-tensor"), None)
+    line = case.recording.oom.line if case.recording.oom else ""
+    at = f" at {line}" if line else ""
+    asked = f"{format_bytes(death.requested_bytes)} more{at}, on top of {format_bytes(death.allocated_bytes)}"
+    short = f"{format_bytes(death.shortage_bytes)} short"
+    return f"it asked for {asked}, {short}" + (f"; {surprise.sentence}" if surprise else "")
+
+
+def _fixes(named: Finding | None, findings: list[Finding], advice: Advice) -> tuple[Fix, ...]:
+    """The cause's own first, then what rescues, then by bytes; one of a kind."""
+    own = named.fixes if named else ()
+    others = [fix for finding in findings if finding is not named for fix in finding.fixes]
+    ranked = sorted([*others, *advice.fixes], key=lambda fix: (not fix.rescues, -fix.saves_bytes))
+    by_how: dict[str, Fix] = {}
+    for fix in [*own, *ranked]:
+        by_how.setdefault(fix.how, fix)
+    return tuple(by_how.values())

@@ -1,0 +1,103 @@
+"""What grew from one run to another, at their peaks: by category, module and source line.
+
+The two may be of any source, so that a prediction and a measurement of one script compare line by line. Alike layers are
+one module. It does not judge a difference but against a limit that it is given.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from tonnage.errors import BadSize
+from tonnage.recording import Allocation, Recording, module_pattern
+from tonnage.units import parse_bytes
+
+_PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?)\s*%\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Bytes of one name in the first run and in the second."""
+
+    name: str
+    before_bytes: int
+    after_bytes: int
+
+    @property
+    def grew_bytes(self) -> int:
+        """What the second has more."""
+        return self.after_bytes - self.before_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Two runs side by side; each list by how much its entries changed, most first."""
+
+    peaks: tuple[Growth, ...]
+    categories: tuple[Growth, ...]
+    modules: tuple[Growth, ...]
+    lines: tuple[Growth, ...]
+
+    @property
+    def largest_growth(self) -> Growth:
+        """The peak, of allocated or reserved memory, that grew more."""
+        return max(self.peaks[:2], key=lambda growth: growth.grew_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class GrowthLimit:
+    """How much a peak may grow: bytes, or a share of what it was."""
+
+    text: str
+    size_bytes: int = 0
+    share: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "GrowthLimit":
+        """ "512 MiB" or "5%"."""
+        percent = _PERCENT.fullmatch(text)
+        if percent:
+            return cls(text, share=float(percent[1]) / 100)
+        try:
+            return cls(text, parse_bytes(text))
+        except BadSize:
+            problem = f"{text!r} is neither a size nor a percentage."
+            raise BadSize(problem, hint="Write it like 512MiB, 2GiB or 5%.") from None
+
+    def is_passed_by(self, growth: Growth) -> bool:
+        """Whether it grew by more than this."""
+        allowed = self.size_bytes if self.share is None else self.share * growth.before_bytes
+        return growth.grew_bytes > allowed
+
+
+def compare(before: Recording, after: Recording) -> Difference:
+    """The first run against the second."""
+    return Difference(
+        peaks=(
+            Growth("allocated", before.peak_allocated_bytes, after.peak_allocated_bytes),
+            Growth("reserved", before.peak_reserved_bytes, after.peak_reserved_bytes),
+            Growth("process", before.peak_process_bytes, after.peak_process_bytes),
+        ),
+        categories=_by(before, after, lambda a: a.category.value),
+        modules=_by(before, after, lambda a: module_pattern(a.module)),
+        lines=_by(before, after, lambda a: a.line),
+    )
+
+
+def passes(difference: Difference, limit: GrowthLimit) -> bool:
+    """Whether a peak, of allocated or of reserved memory, grew by more than the limit."""
+    return any(limit.is_passed_by(growth) for growth in difference.peaks[:2])
+
+
+def _by(before: Recording, after: Recording, name_of: Callable[[Allocation], str]) -> tuple[Growth, ...]:
+    first, second = (_sums(recording.live_at_peak, name_of) for recording in (before, after))
+    rows = [Growth(name, first.get(name, 0), second.get(name, 0)) for name in {**first, **second}]
+    return tuple(sorted(rows, key=lambda row: (-abs(row.grew_bytes), -row.after_bytes, row.name)))
+
+
+def _sums(allocations: Iterable[Allocation], name_of: Callable[[Allocation], str]) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for a in allocations:
+        name = name_of(a)
+        sums[name] = sums.get(name, 0) + a.block_bytes
+    return sums

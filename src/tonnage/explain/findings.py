@@ -1,0 +1,70 @@
+"""What a rule found in a recording: a sentence, the bytes it is about, the guilty lines, and what to do.
+
+A finding that names a cause may be why a run died; one that names none is evidence beside it. Nothing here knows a rule.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from tonnage.explain.fixes import Fix
+from tonnage.recording import Allocation
+
+Cause = Literal[
+    "capacity", "fragmentation", "leak", "outside", "other-process", "pinned-host", "unbounded-cache", "none"
+]
+
+LINES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Guilty:
+    """A line of the script, and what it has to do with the finding."""
+
+    line: str
+    size_bytes: int
+    count: int = 1
+    what: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one rule found.
+
+    `waste_bytes` is what would be free without it; a run that died of it had less than that too little.
+    """
+
+    rule: str
+    sentence: str
+    size_bytes: int
+    cause: Cause | None = None
+    waste_bytes: int = 0
+    lines: tuple[Guilty, ...] = ()
+    fixes: tuple[Fix, ...] = ()
+
+
+def guilty_lines(allocations: Iterable[Allocation], count: int = LINES) -> tuple[Guilty, ...]:
+    """The lines that made these blocks, most bytes first; each with its largest block in words."""
+    by_line: dict[str, list[Allocation]] = {}
+    for a in allocations:
+        by_line.setdefault(a.line, []).append(a)
+    rows = [_guilty(line, members) for line, members in by_line.items()]
+    return tuple(sorted(rows, key=lambda row: -row.size_bytes)[:count])
+
+
+def _guilty(line: str, members: list[Allocation]) -> Guilty:
+    largest = max(members, key=lambda a: a.block_bytes)
+    return Guilty(line, sum(a.block_bytes for a in members), len(members), tensor_words(largest))
+
+
+def tensor_words(a: Allocation) -> str:
+    """ "float32 [8192, 50304] _to_copy of lm_head": as much as is known of a block."""
+    shape = "" if a.shape is None else str(list(a.shape))
+    maker = " of ".join(filter(None, [a.operator.removeprefix("aten::"), a.module]))
+    return " ".join(filter(None, [a.dtype, shape, maker])) or a.category.label
+
+
+def lines_words(lines: Iterable[Guilty], count: int = 2) -> str:
+    """ " at train.py:12 and train.py:30": for a sentence; nothing where no line is known."""
+    named = [row.line for row in lines if row.line][:count]
+    return f" at {' and '.join(named)}" if named else ""

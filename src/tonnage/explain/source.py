@@ -1,0 +1,162 @@
+"""What a script's own text says: which statement keeps a value beyond the turn of the loop that made it.
+
+The text is parsed, never run; it is looked for where the recording says that the script is, and files beside it. Without
+it every answer is None. It knows Python's statements, not what a library does with what it is given.
+"""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_STORING_CALLS = {"append", "appendleft", "add", "extend", "insert", "update", "setdefault", "put", "push", "store"}
+# A value that goes through one of these keeps no memory on the GPU worth a word; through one of those, no graph either.
+_RELEASING = {"item", "tolist", "cpu", "numpy", "float", "int", "len", "backward", "str", "print", "format"}
+_RELEASING_GRAPHS = _RELEASING | {"detach", "detach_"}
+_MOST_BYTES = 2_000_000
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True, slots=True)
+class Keeper:
+    """A statement that keeps a value: where it is, its text, and whether it stands in a hook."""
+
+    line: str
+    text: str
+    is_hook: bool = False
+
+
+class Source:
+    """One file of the script."""
+
+    def __init__(self, path: Path, text: str) -> None:
+        self.name = path.name
+        self._text = text
+        self._tree = ast.parse(text)
+
+    @classmethod
+    def find(cls, script: str, file_name: str = "") -> "Source | None":
+        """The script, or a file beside it; None where there is none that can be read."""
+        path = Path(script)
+        if file_name and path.name != file_name:
+            path = path.with_name(file_name)
+        try:
+            if not script or not path.is_file() or path.stat().st_size > _MOST_BYTES:
+                return None
+            return cls(path, path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, SyntaxError, RecursionError):
+            return None
+
+    def names_backward_runs_on(self, line: int) -> set[str]:
+        """`loss` of `loss.backward()` on this line, or of `scaler.scale(loss).backward()`."""
+        calls = [node for node in ast.walk(self._tree) if isinstance(node, ast.Call) and _spans(node, line)]
+        backward = [c for c in calls if isinstance(c.func, ast.Attribute) and c.func.attr == "backward"]
+        return {name for call in backward for name in _loaded(call)}
+
+    def names_made_on(self, line: int) -> set[str]:
+        """The names that the statement of this line assigns."""
+        made: set[str] = set()
+        for statement in self._statements():
+            if _spans(statement, line) and isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign):
+                targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+                made |= {node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)}
+        return made
+
+    def keeper_on(self, line: int) -> Keeper | None:
+        """The statement of this line, if it stores what it makes."""
+        for statement in self._statements():
+            if _spans(statement, line) and _stores(statement):
+                return self._keeper(statement)
+        return None
+
+    def keeper_of(self, names: set[str], *, of_graph: bool) -> Keeper | None:
+        """The first statement that stores a value of one of these names; of a graph, or one computed from it."""
+        tracked = set(names)
+        releasing = _RELEASING_GRAPHS if of_graph else _RELEASING
+        for statement in self._statements() if of_graph else ():
+            if isinstance(statement, ast.Assign) and _kept_names(statement.value, releasing) & tracked:
+                tracked |= {target.id for target in statement.targets if isinstance(target, ast.Name)}
+        for statement in self._statements():
+            # A sum is a tensor of its own: it keeps the graph of what was added, not the values.
+            if isinstance(statement, ast.AugAssign) and not of_graph:
+                continue
+            if any(_kept_names(value, releasing) & tracked for value in _stored_values(statement)):
+                return self._keeper(statement)
+        return None
+
+    def keeping_hook(self) -> Keeper | None:
+        """A statement in a function registered as a hook that stores one of the function's arguments."""
+        hooks = self._hook_names()
+        for function in (node for node in ast.walk(self._tree) if isinstance(node, _Function)):
+            arguments = {argument.arg for argument in function.args.args}
+            for statement in ast.walk(function) if function.name in hooks else ():
+                if isinstance(statement, ast.stmt) and any(
+                    _kept_names(value, _RELEASING) & arguments for value in _stored_values(statement)
+                ):
+                    return self._keeper(statement, is_hook=True)
+        return None
+
+    def mentions(self, name: str) -> int | None:
+        """The first line that uses this name or attribute."""
+        for node in ast.walk(self._tree):
+            if (isinstance(node, ast.Name) and node.id == name) or (
+                isinstance(node, ast.Attribute) and node.attr == name
+            ):
+                return node.lineno
+        return None
+
+    def _hook_names(self) -> set[str]:
+        calls = (node for node in ast.walk(self._tree) if isinstance(node, ast.Call))
+        hooking = [c for c in calls if isinstance(c.func, ast.Attribute) and "hook" in c.func.attr]
+        return {name for call in hooking for argument in call.args for name in _loaded(argument)}
+
+    def _statements(self) -> Iterator[ast.stmt]:
+        compound = (ast.For, ast.While, ast.If, ast.With, ast.Try, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        for node in ast.walk(self._tree):
+            if isinstance(node, ast.stmt) and not isinstance(node, compound):
+                yield node
+
+    def _keeper(self, statement: ast.stmt, is_hook: bool = False) -> Keeper:
+        text = (ast.get_source_segment(self._text, statement) or "").split("\n")[0]
+        return Keeper(f"{self.name}:{statement.lineno}", text, is_hook)
+
+
+def _spans(node: ast.stmt | ast.expr, line: int) -> bool:
+    return node.lineno <= line <= (node.end_lineno or node.lineno)
+
+
+def _loaded(node: ast.AST) -> set[str]:
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+
+
+def _stores(statement: ast.stmt) -> bool:
+    return bool(list(_stored_values(statement)))
+
+
+def _stored_values(statement: ast.stmt) -> Iterator[ast.expr]:
+    """What a statement puts into a container, into an attribute, or onto a running sum."""
+    if isinstance(statement, ast.AugAssign):
+        yield statement.value
+    elif isinstance(statement, ast.Assign):
+        if any(isinstance(target, ast.Subscript | ast.Attribute) for target in statement.targets):
+            yield statement.value
+    elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        call = statement.value
+        if isinstance(call.func, ast.Attribute) and call.func.attr in _STORING_CALLS:
+            yield from call.args
+
+
+def _kept_names(value: ast.expr, releasing: set[str]) -> set[str]:
+    """Names whose own value goes on; not those that only pass through `item()` and the like."""
+    if isinstance(value, ast.Name):
+        return {value.id}
+    if isinstance(value, ast.Call):
+        name = value.func.attr if isinstance(value.func, ast.Attribute) else getattr(value.func, "id", "")
+        if name in releasing:
+            return set()
+    if isinstance(value, ast.IfExp):
+        return _kept_names(value.body, releasing) | _kept_names(value.orelse, releasing)
+    if isinstance(value, ast.Attribute):
+        return _kept_names(value.value, releasing) if value.attr not in ("data", "shape", "grad") else set()
+    children = (child for child in ast.iter_child_nodes(value) if isinstance(child, ast.expr))
+    return set().union(*(_kept_names(child, releasing) for child in children))

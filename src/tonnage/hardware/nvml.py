@@ -1,0 +1,183 @@
+"""What NVML says of the memory of this machine's GPUs and of the processes on them, at one moment.
+
+Memory is asked for in its second version, in which what the driver keeps for itself (`reserved`) is not mixed with what
+is used. A container hides other processes, so the processes' bytes may be fewer than the GPU's: the difference is kept,
+not spread. Nothing here knows torch, time or how a sample is shown.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path, PurePath
+from typing import Any, Protocol, cast
+
+from tonnage.errors import MissingPart, TonnageError
+
+
+class Nvml(Protocol):
+    """The functions of `pynvml` that are called here; its errors are `NVMLError` and its subclasses."""
+
+    NVMLError: type[Exception]
+    nvmlMemory_v2: int
+
+    def nvmlInit(self) -> Any: ...
+    def nvmlShutdown(self) -> Any: ...
+    def nvmlDeviceGetCount(self) -> int: ...
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Any: ...
+    def nvmlDeviceGetName(self, handle: Any) -> str: ...
+    def nvmlDeviceGetUUID(self, handle: Any) -> str: ...
+    def nvmlDeviceGetMemoryInfo(self, handle: Any, version: int | None = None) -> Any: ...
+    def nvmlDeviceGetUtilizationRates(self, handle: Any) -> Any: ...
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: Any) -> list[Any]: ...
+    def nvmlDeviceGetGraphicsRunningProcesses(self, handle: Any) -> list[Any]: ...
+    def nvmlSystemGetProcessName(self, pid: int) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessMemory:
+    """One process on one GPU. `used_bytes` is None where the driver does not tell."""
+
+    pid: int
+    name: str
+    used_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMemory:
+    """One GPU at one moment. `busy_percent` is None where the driver does not tell."""
+
+    index: int
+    name: str
+    uuid: str
+    total_bytes: int
+    used_bytes: int
+    reserved_bytes: int
+    busy_percent: int | None = None
+    processes: tuple[ProcessMemory, ...] = field(default=())
+
+    @property
+    def free_bytes(self) -> int:
+        """What a process could still get."""
+        return max(0, self.total_bytes - self.used_bytes - self.reserved_bytes)
+
+    @property
+    def unseen_bytes(self) -> int:
+        """What is used by no process that can be seen from here: other containers, the driver's own."""
+        return max(0, self.used_bytes - sum(process.used_bytes or 0 for process in self.processes))
+
+
+@contextmanager
+def open_nvml(library: Nvml | None = None) -> Iterator["NvmlReader"]:
+    """NVML, ready to be asked; words where there is none."""
+    nvml = library or _installed()
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        raise MissingPart(
+            f"There is no NVIDIA driver to ask here (NVML: {error}).",
+            hint="Run it on a machine with an NVIDIA GPU; in a container, pass the GPU in (docker run --gpus all).",
+        ) from None
+    try:
+        yield _reader(nvml)
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _installed() -> Nvml:
+    try:
+        return cast(Nvml, import_module("pynvml"))
+    except ImportError:
+        raise MissingPart(
+            "Reading a GPU's memory needs nvidia-ml-py.", hint="Install it: pip install 'tonnage[nvml]'"
+        ) from None
+
+
+def _reader(nvml: Nvml) -> "NvmlReader":
+    reader = NvmlReader(nvml)
+    if not reader.count:
+        raise MissingPart("NVML finds no GPU on this machine.", hint="Check it with nvidia-smi.")
+    return reader
+
+
+class NvmlReader:
+    """Samples every GPU; what does not change is asked for once."""
+
+    def __init__(self, nvml: Nvml) -> None:
+        self._nvml = nvml
+        with self._words():
+            self._handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+            self._names = [(nvml.nvmlDeviceGetName(handle), nvml.nvmlDeviceGetUUID(handle)) for handle in self._handles]
+        self._process_names: dict[int, str] = {}
+
+    @property
+    def count(self) -> int:
+        """How many GPUs there are."""
+        return len(self._handles)
+
+    def sample(self) -> tuple[GpuMemory, ...]:
+        """Every GPU now."""
+        with self._words():
+            return tuple(self._gpu(index) for index in range(self.count))
+
+    @contextmanager
+    def _words(self) -> Iterator[None]:
+        try:
+            yield
+        except self._nvml.NVMLError as error:
+            raise TonnageError(f"NVML does not answer: {error}.", hint="Check the driver with nvidia-smi.") from None
+
+    def _gpu(self, index: int) -> GpuMemory:
+        handle, (name, uuid) = self._handles[index], self._names[index]
+        used, reserved, total = self._memory(handle)
+        return GpuMemory(index, name, uuid, total, used, reserved, self._busy_percent(handle), self._processes(handle))
+
+    def _memory(self, handle: Any) -> tuple[int, int, int]:
+        """Used, reserved and total bytes."""
+        nvml = self._nvml
+        try:
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
+        except nvml.NVMLError:
+            # Drivers before 510 know the first version only, whose used bytes include the reserved ones.
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+            return memory.used, 0, memory.total
+        return memory.used, memory.reserved, memory.total
+
+    def _busy_percent(self, handle: Any) -> int | None:
+        try:
+            return int(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+        except self._nvml.NVMLError:
+            return None  # a slice of a GPU (MIG) has no rate
+
+    def _processes(self, handle: Any) -> tuple[ProcessMemory, ...]:
+        """Largest first; one that both computes and draws is listed by NVML twice, with the same bytes."""
+        nvml, used_by_pid = self._nvml, dict[int, int | None]()
+        for listing in (nvml.nvmlDeviceGetGraphicsRunningProcesses, nvml.nvmlDeviceGetComputeRunningProcesses):
+            try:
+                used_by_pid |= {process.pid: process.usedGpuMemory for process in listing(handle)}
+            except nvml.NVMLError:
+                continue  # not supported on this card, or not allowed
+        found = [ProcessMemory(pid, self._process_name(pid), used) for pid, used in used_by_pid.items()]
+        return tuple(sorted(found, key=lambda process: (-(process.used_bytes or 0), process.pid)))
+
+    def _process_name(self, pid: int) -> str:
+        if pid not in self._process_names:
+            self._process_names[pid] = self._script_of(pid) or self._program_of(pid)
+        return self._process_names[pid]
+
+    def _program_of(self, pid: int) -> str:
+        try:
+            return PurePath(self._nvml.nvmlSystemGetProcessName(pid)).name
+        except self._nvml.NVMLError:
+            return "?"
+
+    @staticmethod
+    def _script_of(pid: int) -> str:
+        """ "python train.py" where the process is ours to read: the interpreter alone says nothing."""
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            return ""
+        program = PurePath(words[0]).name
+        script = next((PurePath(word).name for word in words[1:3] if word.endswith(".py")), "")
+        return f"{program} {script}".strip()

@@ -1,0 +1,9 @@
+"""Tonnage where people already work: pytest, the Trainers of Hugging Face and Lightning, notebooks.
+
+    tonnage.integrations.pytest_plugin           @pytest.mark.gpu_memory(limit="2 GiB"); loaded by pytest itself
+    tonnage.integrations.transformers_callback   MemoryCallback for the Hugging Face Trainer
+    tonnage.integrations.lightning_callback      MemoryCallback for Lightning
+    tonnage.integrations.notebook                %load_ext tonnage
+
+Each is imported by who needs it; none is imported here.
+"""

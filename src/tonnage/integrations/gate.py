@@ -1,0 +1,107 @@
+"""A limit on the GPU memory of one test, and the words where it is passed. It does not know pytest."""
+
+import linecache
+from collections.abc import Iterator
+from pathlib import Path
+
+from tonnage.explain import Fix, advise
+from tonnage.integrations.meter import Meter
+from tonnage.recording import Recording
+from tonnage.recording.replay import demand
+from tonnage.report.terminal import largest, ledger
+from tonnage.units import GIB, MIB, format_bytes
+
+
+class Gate:
+    """Opened before a test's fixtures, asked after the test, closed after its fixtures."""
+
+    def __init__(self, meter: Meter, limit_bytes: int, script: Path) -> None:
+        self._meter = meter
+        self.limit_bytes = limit_bytes
+        self._script = script
+        meter.open()
+
+    def close(self) -> None:
+        """The test is over."""
+        self._meter.close()
+
+    @property
+    def needed_bytes(self) -> int:
+        """The most that the test allocated."""
+        return self._meter.peak_bytes()
+
+    @property
+    def is_passed(self) -> bool:
+        """Whether the test stayed within its limit."""
+        return self.needed_bytes <= self.limit_bytes
+
+    def words(self, error: BaseException | None = None) -> str:
+        """Needed, limit, the largest terms, the line, and one change."""
+        recording = self._meter.recording(error)
+        recording.header.script = str(self._script)
+        return "\n".join(_words(recording, self.needed_bytes, self.limit_bytes))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """By name: a test that ran out has imported torch, others need not."""
+    return type(error).__name__ == "OutOfMemoryError"
+
+
+def _words(recording: Recording, needed_bytes: int, limit_bytes: int) -> Iterator[str]:
+    excess_bytes = needed_bytes - limit_bytes
+    unit = "GiB" if limit_bytes >= GIB // 4 else "MiB"
+    needed, limit = format_bytes(needed_bytes, unit), format_bytes(limit_bytes, unit)
+    least = "at least " if recording.oom else ""
+    yield f"GPU memory: needed {least}{needed}, limit {limit}: {format_bytes(max(0, excess_bytes), unit)} too much"
+    yield f"  {_peak(recording)}"
+    yield f"  on {_card(recording)}"
+    yield ""
+    whole = demand(recording)
+    for section in (ledger(whole), largest(whole)):
+        yield from (line.plain for line in section)
+        yield ""
+    yield from _change(recording, needed_bytes, excess_bytes, unit)
+
+
+def _card(recording: Recording) -> str:
+    header = recording.header
+    kind = "virtual" if header.source == "virtual" else "measured"
+    return f"{header.gpu_name}, {format_bytes(header.capacity_bytes, 'GiB')}, {kind}"
+
+
+def _peak(recording: Recording) -> str:
+    """The phase and line of the peak; where the test died, of the request that failed."""
+    at = recording.oom or recording.peak_allocation
+    if at is None:
+        return "nothing was allocated"
+    kind = "out of memory" if recording.oom else "peak"
+    name, _, number = at.line.rpartition(":")
+    source = ""
+    if name == Path(recording.header.script).name and number.isdigit():
+        source = linecache.getline(recording.header.script, int(number)).strip()
+    words = f"{kind}{f' in {at.phase}' if at.phase else ''}{f' at {at.line}' if at.line else ''}"
+    return f"{words}  {source}".rstrip()
+
+
+def _change(recording: Recording, needed_bytes: int, excess_bytes: int, unit: str) -> Iterator[str]:
+    """The change that is enough, else the one that saves most; or the limit that it would take."""
+    fix = _best(advise(recording).fixes, excess_bytes)
+    if fix:
+        saves = f"saves {format_bytes(fix.saves_bytes, unit)}, costs {fix.costs}"
+        enough = "" if fix.saves_bytes >= excess_bytes else " (not enough alone)"
+        yield f"  to save memory: {fix.change}: {saves}{enough}"
+        yield f"    {fix.how}"
+    yield f'  if it is meant to need this much: limit="{_rounded_up(needed_bytes, unit)}"'
+
+
+def _rounded_up(size_bytes: int, unit: str) -> str:
+    """A limit that a person would write: tenths of a GiB, whole MiB."""
+    if unit == "GiB":
+        return f"{-(-size_bytes * 10 // GIB) / 10} GiB"
+    return f"{-(-size_bytes // MIB)} MiB"
+
+
+def _best(fixes: tuple[Fix, ...], excess_bytes: int) -> Fix | None:
+    enough = [fix for fix in fixes if fix.saves_bytes >= excess_bytes]
+    # Of those that are enough the first is the one that `advise` ranks best.
+    return enough[0] if enough else max(fixes, key=lambda fix: fix.saves_bytes, default=None)

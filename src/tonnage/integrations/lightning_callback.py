@@ -1,0 +1,60 @@
+"""GPU memory per step for Lightning, in every logger that the Trainer has.
+
+    trainer = lightning.Trainer(callbacks=[MemoryCallback()])
+
+Works on a real GPU and on a virtual one (`tonnage run`, `tonnage.virtual_gpu`); without either it stays silent.
+"""
+
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from tonnage.integrations.steps import StepMemory, StepMeter, larger
+
+if TYPE_CHECKING or "pytorch_lightning" not in sys.modules or "lightning" in sys.modules:
+    from lightning.pytorch.callbacks import Callback
+else:
+    from pytorch_lightning.callbacks import Callback
+
+
+class MemoryCallback(Callback):
+    """Logs the step with the highest peak since the last log, every `log_every_n_steps` of the Trainer.
+
+    Straight to the loggers: `log_dict` would move each number to the GPU and back, which costs a synchronisation.
+    """
+
+    def __init__(self) -> None:
+        self._meter = StepMeter()
+        self._highest: StepMemory | None = None
+        self._warned = False
+        self.latest: StepMemory | None = None
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """A step begins."""
+        self._meter.begin()
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """Gradients are complete."""
+        self._meter.before_optimizer(pl_module)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """A step is over."""
+        self.latest = self._meter.end(pl_module, trainer.optimizers)
+        if self.latest is None:
+            return
+        self._highest = larger(self._highest, self.latest)
+        self._warn(self.latest)
+        every = trainer.log_every_n_steps
+        if every and (batch_idx + 1) % every == 0:
+            self._log(trainer)
+
+    def _warn(self, step: StepMemory) -> None:
+        if step.leak_words and not self._warned:
+            self._warned = True
+            warnings.warn(step.leak_words, stacklevel=3)
+
+    def _log(self, trainer: Any) -> None:
+        assert self._highest is not None
+        for logger in trainer.loggers:
+            logger.log_metrics(self._highest.metrics(), step=trainer.global_step)
+        self._highest = None

@@ -1,0 +1,136 @@
+"""The memory of a stretch of code: on the GPU that is there, else on a virtual one.
+
+A meter is opened, code runs, and it is asked for the peak and for a recording of it. It does not know what the code was.
+"""
+
+import gc
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Protocol
+
+from tonnage.hardware import Gpu, find_cuda_gpu
+from tonnage.recording import Recording
+
+# A test that allocates more often than this keeps its last events; its peak is counted all the same.
+_EVENTS_KEPT = 1_000_000
+
+
+class Meter(Protocol):
+    """Measures from `open` to `close`."""
+
+    def open(self) -> None:
+        """Begin."""
+
+    def close(self) -> None:
+        """End."""
+
+    def peak_bytes(self) -> int:
+        """The most that was allocated, beside what was there before."""
+
+    def recording(self, error: BaseException | None = None) -> Recording:
+        """What happened so far; `error` is what ended it, if something did."""
+
+
+def meter(card: str) -> Meter:
+    """A meter of the real GPU where there is one, else of a virtual card."""
+    gpu = find_cuda_gpu(card)
+    return CudaMeter() if gpu_is_there() else VirtualMeter(gpu)
+
+
+def gpu_is_there() -> bool:
+    """Whether torch has a GPU. It is not imported for an answer that its build gives: it is best loaded after the
+    virtual GPU."""
+    if "torch" not in sys.modules and not _is_built_for_cuda():
+        return False
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+def _is_built_for_cuda() -> bool:
+    spec = find_spec("torch")
+    return bool(spec and spec.origin and (Path(spec.origin).parent / "lib" / "libtorch_cuda.so").exists())
+
+
+class VirtualMeter:
+    """A virtual card for this stretch alone."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        from tonnage.virtual.session import Session
+
+        self._session = Session(gpu)
+
+    def open(self) -> None:
+        """From here on, `cuda` is the card."""
+        self._session.open()
+
+    def close(self) -> None:
+        """The card is gone."""
+        self._session.close()
+
+    def peak_bytes(self) -> int:
+        """The most that was allocated, a request that failed included."""
+        peak = self._session.device.allocator.memory_stats()["allocated_bytes.all.peak"]
+        asked = [oom.allocated_bytes + oom.requested_bytes for oom in self._session.device.ooms]
+        return max(peak, *asked) if asked else peak
+
+    def recording(self, error: BaseException | None = None) -> Recording:
+        """What the card held."""
+        session = self._session
+        session.device.attribution.finish()
+        ran_out = isinstance(error, session.torch.OutOfMemoryError)
+        outcome = "ok" if error is None else "oom" if ran_out else "error"
+        recording = session.recording(outcome=outcome, error="" if error is None else str(error))
+        if ran_out and session.device.ooms:
+            recording.oom = session.device.ooms[-1]
+        return recording
+
+
+class CudaMeter:
+    """The GPU that is there, through PyTorch's own counters and its memory history."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._torch = torch
+        self._before_bytes: list[int] = []
+
+    def open(self) -> None:
+        """Peaks and history start over."""
+        gc.collect()
+        cuda = self._torch.cuda
+        for index in range(cuda.device_count()):
+            cuda.reset_peak_memory_stats(index)
+            self._before_bytes.append(cuda.memory_allocated(index))
+        cuda.memory._record_memory_history("all", max_entries=_EVENTS_KEPT, clear_history=True)
+
+    def close(self) -> None:
+        """No more history."""
+        self._torch.cuda.memory._record_memory_history(None)
+
+    def peak_bytes(self) -> int:
+        """Of the GPU that grew most."""
+        return self._grown_bytes(self._busiest())
+
+    def _grown_bytes(self, index: int) -> int:
+        return int(self._torch.cuda.max_memory_allocated(index)) - self._before_bytes[index]
+
+    def _busiest(self) -> int:
+        return max(range(len(self._before_bytes)), key=self._grown_bytes)
+
+    def recording(self, error: BaseException | None = None) -> Recording:
+        """The history of the GPU that grew most."""
+        from tonnage.recording.snapshot import read_snapshot
+
+        index = self._busiest()
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "snapshot.pickle"
+            self._torch.cuda.memory._dump_snapshot(str(path))
+            recording = read_snapshot(path, device=index)
+        card = self._torch.cuda.get_device_properties(index)
+        header = recording.header
+        header.gpu_name, header.capacity_bytes, header.source = card.name, card.total_memory, "cuda"
+        header.torch_modelled = header.torch_installed = self._torch.__version__
+        return recording

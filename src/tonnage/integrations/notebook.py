@@ -1,0 +1,112 @@
+"""`%load_ext tonnage`: cells on a GPU that is not there, and reports as rich output.
+
+    %%tonnage --gpu h200        run this cell on a virtual GPU, then show where its memory went
+    %tonnage --gpu h200 f(x)    the same for one statement
+    %tonnage                    show the last report again
+
+A cell has a card of its own: what it makes there is gone with it, so a cell builds what it trains.
+"""
+
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any, NoReturn
+
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic import Magics, line_cell_magic, magics_class
+
+from tonnage.errors import OutputExists, TonnageError
+from tonnage.recording import Recording, write_recording
+from tonnage.report.cell import cell_html, cell_text
+
+
+class _Parser(ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"%tonnage: {message}")
+
+
+def _parser() -> _Parser:
+    parser = _Parser("%%tonnage", add_help=False, allow_abbrev=False)
+    parser.add_argument("--gpu", default="h200")
+    parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--force", action="store_true")
+    return parser
+
+
+class Report:
+    """What a cell took, for the notebook to show; `recording` for whoever wants more."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/plain": cell_text(self.recording), "text/html": cell_html(self.recording)}
+
+
+@magics_class
+class TonnageMagics(Magics):
+    """The magic, and the last report."""
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        super().__init__(shell)
+        self._last: Report | None = None
+
+    @line_cell_magic
+    def tonnage(self, line: str, cell: str | None = None) -> Report | None:
+        """Run a cell or a statement on a virtual GPU and show where its memory went."""
+        options, code = _split(line, cell)
+        if code.strip():
+            self._last = self._run(code, options)
+        elif self._last is None:
+            raise UsageError("%tonnage: nothing has run yet: put %%tonnage --gpu h200 on top of a cell.")
+        return self._last
+
+    def _run(self, code: str, options: Any) -> Report:
+        try:
+            if options.output and options.output.exists() and not options.force:
+                raise OutputExists(f"{options.output} exists already.", hint="Choose another name, or pass --force.")
+            recording = _recorded(self.shell, code, options.gpu)
+            if options.output:
+                write_recording(options.output, recording, force=options.force)
+        except TonnageError as error:
+            raise UsageError(f"%tonnage: {error.words}") from None
+        return Report(recording)
+
+
+def _split(line: str, cell: str | None) -> tuple[Any, str]:
+    """The options, and the code: the cell, or of a line what follows its options."""
+    if cell is not None:
+        return _parser().parse_args(line.split()), cell
+    words = line.split(" ")
+    taken = 0
+    while taken < len(words) and (words[taken].startswith("-") or not words[taken]):
+        taken += 1 if words[taken] in ("", "--force") or "=" in words[taken] else 2
+    return _parser().parse_args([word for word in words[:taken] if word]), " ".join(words[taken:])
+
+
+def _recorded(shell: InteractiveShell, code: str, card: str) -> Recording:
+    """The cell runs as any cell does: its output, its last value and its error are shown by the shell itself."""
+    from tonnage.hardware import find_cuda_gpu
+    from tonnage.integrations.meter import VirtualMeter
+
+    meter = VirtualMeter(find_cuda_gpu(card))
+    name = f"In[{shell.execution_count}]"
+    named = shell.compile.get_code_name
+    # A name that is no path says which cell a line is in; the shell's own ("<ipython-input-…>") says nothing.
+    shell.compile.get_code_name = lambda *_: name
+    meter.open()
+    try:
+        result = shell.run_cell(code, store_history=False)
+        return meter.recording(result.error_before_exec or result.error_in_exec)
+    finally:
+        meter.close()
+        shell.compile.get_code_name = named
+
+
+def load_ipython_extension(shell: InteractiveShell) -> None:
+    """The magic; and any recording that a cell returns is shown as a report."""
+    shell.register_magics(TonnageMagics)
+    shell.display_formatter.formatters["text/html"].for_type(Recording, cell_html)
+    shell.display_formatter.formatters["text/plain"].for_type(
+        Recording, lambda recording, printer, cycle: printer.text(cell_text(recording))
+    )

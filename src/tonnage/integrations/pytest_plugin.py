@@ -1,0 +1,124 @@
+"""`@pytest.mark.gpu_memory(limit="2 GiB")`: a test that needs more GPU memory than that fails, and says where it went.
+
+On a machine with a GPU it is measured there; elsewhere, in plain CI, the test runs on a virtual one. Pytest loads this
+module in every run, so it imports nothing of Tonnage or torch until a test has a limit.
+"""
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from tonnage.integrations.gate import Gate
+
+_MARK = "gpu_memory"
+_MARK_WORDS = (
+    "gpu_memory(limit, card=None): fail where the test needs more GPU memory than limit, such as '2 GiB'; "
+    "without a GPU it runs on a virtual card"
+)
+_GATE = pytest.StashKey["Gate"]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The two options."""
+    group = parser.getgroup("gpu memory (tonnage)")
+    group.addoption(
+        "--gpu-memory-fail-above",
+        metavar="SIZE",
+        help="hold every test without a gpu_memory mark to this limit, such as 2GiB",
+    )
+    group.addoption(
+        "--gpu-memory-card",
+        metavar="NAME",
+        default="h200",
+        help="the virtual card where there is no GPU (default: h200)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The mark is known; sizes and names that make no sense are refused before any test runs."""
+    config.addinivalue_line("markers", _MARK_WORDS)
+    above = config.getoption("--gpu-memory-fail-above")
+    if above is None:
+        return
+    from tonnage.errors import RequestError
+    from tonnage.hardware import find_cuda_gpu
+    from tonnage.units import parse_bytes
+
+    try:
+        parse_bytes(above)
+        find_cuda_gpu(config.getoption("--gpu-memory-card"))
+    except RequestError as error:
+        raise pytest.UsageError(error.words) from None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before its fixtures: what they allocate is the test's."""
+    limit, card = _asked(item)
+    if limit is not None:
+        item.stash[_GATE] = _open(item, limit, card)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    """After the test: does it stay within its limit?"""
+    gate = item.stash.get(_GATE, None)
+    if gate is None:
+        return (yield)
+    try:
+        result = yield
+    except BaseException as error:
+        _explain(item, gate, error)
+        raise
+    item.user_properties.append(("gpu_memory_bytes", gate.needed_bytes))
+    if not gate.is_passed:
+        pytest.fail(gate.words(), pytrace=False)
+    return result
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
+    """After its fixtures: the virtual card goes."""
+    try:
+        return (yield)
+    finally:
+        gate = item.stash.get(_GATE, None)
+        if gate is not None:
+            del item.stash[_GATE]
+            gate.close()
+
+
+def _asked(item: pytest.Item) -> tuple[str | None, str]:
+    """The limit and the card: the nearest mark's, else the options'."""
+    card: str = item.config.getoption("--gpu-memory-card")
+    mark = item.get_closest_marker(_MARK)
+    if mark is None:
+        return item.config.getoption("--gpu-memory-fail-above"), card
+    return _limit_of(*mark.args, default_card=card, **mark.kwargs)
+
+
+def _limit_of(limit: str | int, *, card: str | None = None, default_card: str) -> tuple[str, str]:
+    return str(limit), card or default_card
+
+
+def _open(item: pytest.Item, limit: str, card: str) -> "Gate":
+    from tonnage.errors import TonnageError
+    from tonnage.integrations.gate import Gate
+    from tonnage.integrations.meter import meter
+    from tonnage.units import parse_bytes
+
+    try:
+        return Gate(meter(card), parse_bytes(limit), item.path)
+    except TonnageError as error:
+        words = error.words
+    pytest.fail(f"{_MARK}: {words}", pytrace=False)
+
+
+def _explain(item: pytest.Item, gate: "Gate", error: BaseException) -> None:
+    """A test that ran out keeps its own error; where the memory went is a section of its report."""
+    from tonnage.integrations.gate import is_out_of_memory
+
+    if is_out_of_memory(error):
+        item.add_report_section("call", "GPU memory", gate.words(error))

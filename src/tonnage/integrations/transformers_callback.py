@@ -1,0 +1,68 @@
+"""GPU memory per step for the Hugging Face Trainer, logged wherever it logs.
+
+    trainer = Trainer(...)
+    trainer.add_callback(MemoryCallback(trainer))
+
+Works on a real GPU and on a virtual one (`tonnage run`, `tonnage.virtual_gpu`); without either it stays silent.
+"""
+
+import warnings
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from tonnage.integrations.steps import StepMemory, StepMeter, larger
+
+
+class MemoryCallback(TrainerCallback):
+    """Logs the step with the highest peak since the last log, at the Trainer's own logging steps.
+
+    It needs the Trainer because a callback is not told of it, and only `Trainer.log` reaches every logger.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._meter = StepMeter()
+        self._highest: StepMemory | None = None
+        self._warned = False
+        self.latest: StepMemory | None = None
+
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """A step begins, before its first micro-batch."""
+        self._meter.begin()
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, model: Any, **_: Any
+    ) -> None:
+        """Gradients are complete."""
+        self._meter.before_optimizer(model)
+
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *,
+        model: Any,
+        optimizer: Any = None,
+        **_: Any,
+    ) -> None:
+        """A step is over, its gradients dropped."""
+        self.latest = self._meter.end(model, [optimizer] if optimizer is not None else [])
+        if self.latest is None:
+            return
+        self._highest = larger(self._highest, self.latest)
+        self._warn(self.latest)
+        if control.should_log:
+            self._log(control)
+
+    def _warn(self, step: StepMemory) -> None:
+        if step.leak_words and not self._warned:
+            self._warned = True
+            warnings.warn(step.leak_words, stacklevel=3)
+
+    def _log(self, control: TrainerControl) -> None:
+        assert self._highest is not None
+        self._trainer.log(self._highest.metrics())
+        control.should_log = True  # to log is to have logged: the Trainer would leave out its own
+        self._highest = None

@@ -1,0 +1,116 @@
+"""Why a run ran out of memory, for people in 80 columns and for programs. Nothing is computed here but layout."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from textwrap import wrap
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.text import Text
+
+from tonnage.explain import Diagnosis, Finding, Fix
+from tonnage.recording import Recording
+from tonnage.report.lines import WIDTH, clip, clip_start, heading, spread
+from tonnage.units import format_bytes
+
+_FINDINGS = 4
+_FIXES = 5
+_LINES = 3
+_STYLES = {"none": "bold green"}
+
+
+def print_diagnosis(recording: Recording, diagnosis: Diagnosis, *, stream: TextIO, verbose: bool = False) -> None:
+    """The cause, the evidence, what to do."""
+    console = Console(file=stream, width=WIDTH, highlight=False, emoji=False)
+    console.print()
+    for section in diagnosis_sections(recording, diagnosis, verbose=verbose):
+        lines = list(section)
+        for line in lines:
+            console.print(line, overflow="ignore", no_wrap=True, crop=False)
+        if lines:
+            console.print()
+
+
+def diagnosis_sections(recording: Recording, diagnosis: Diagnosis, *, verbose: bool) -> list[Iterator[Text]]:
+    """The sections of the report, in order."""
+    return [_cause(recording, diagnosis), _evidence(diagnosis, verbose), _what_to_do(diagnosis, verbose)]
+
+
+def _cause(recording: Recording, diagnosis: Diagnosis) -> Iterator[Text]:
+    header = recording.header
+    name = clip_start(header.script, 40) or header.gpu_name
+    card = f"{header.gpu_name}, {format_bytes(header.capacity_bytes)}" if header.capacity_bytes else header.gpu_name
+    verdict = Text(diagnosis.cause, style=_STYLES.get(diagnosis.cause, "bold red"))
+    yield spread(Text(clip(f"  {name} · {card}", WIDTH - 20), style="bold"), verdict)
+    for line in wrap(diagnosis.sentence, WIDTH - 4):
+        yield Text(f"  {line}")
+
+
+def _evidence(diagnosis: Diagnosis, verbose: bool) -> Iterator[Text]:
+    if not diagnosis.evidence:
+        return
+    yield heading("evidence")
+    shown = diagnosis.evidence if verbose else diagnosis.evidence[:_FINDINGS]
+    for finding in shown:
+        # The cause's own sentence stands above already.
+        is_said = finding.sentence in diagnosis.sentence
+        yield from _finding(finding, finding.rule if is_said else finding.sentence, verbose)
+    if len(shown) < len(diagnosis.evidence):
+        yield Text(f"   and {len(diagnosis.evidence) - len(shown)} more: --verbose", style="dim")
+
+
+def _finding(finding: Finding, words: str, verbose: bool) -> Iterator[Text]:
+    size = format_bytes(finding.size_bytes)
+    first, *rest = wrap(words, WIDTH - 17)
+    yield Text(f"  {size:>11}   {first}")
+    yield from (Text(f"{'':16}{line}") for line in rest)
+    for guilty in finding.lines if verbose else finding.lines[:_LINES]:
+        count = f"{guilty.count} × " if guilty.count > 1 else ""
+        row = f"{format_bytes(guilty.size_bytes):>11}  {guilty.line or 'no line known':<22} {count}{guilty.what}"
+        yield Text(clip(f"{'':16}{row}".rstrip(), WIDTH), style="dim")
+
+
+def _what_to_do(diagnosis: Diagnosis, verbose: bool) -> Iterator[Text]:
+    fixes = diagnosis.fixes if verbose else diagnosis.fixes[:_FIXES]
+    if fixes:
+        yield Text(f"  {'what to do':<29}{'saves':>11}   costs", style="bold")
+    for fix in fixes:
+        yield from _fix(fix)
+    if diagnosis.larger_card:
+        yield Text(f"  a larger card: the {diagnosis.larger_card} gets past that line")
+
+
+def _fix(fix: Fix) -> Iterator[Text]:
+    mark = {True: "✓", False: "✗", None: " "}[fix.rescues]
+    saves = format_bytes(fix.saves_bytes) if fix.saves_bytes else "–"
+    yield Text(clip(f" {mark} {clip(fix.change, 27):<28}{saves:>11}   {fix.costs}", WIDTH))
+    for line in wrap(fix.how, WIDTH - 6):
+        yield Text(f"     {line}", style="dim")
+
+
+def explain_figures(recording: Recording, diagnosis: Diagnosis) -> dict[str, object]:
+    """The keys that scripts rely on; every size is in bytes."""
+    return {
+        "cause": diagnosis.cause,
+        "sentence": diagnosis.sentence,
+        "evidence": [_finding_figures(finding) for finding in diagnosis.evidence],
+        "fixes": [_fix_figures(fix) for fix in diagnosis.fixes],
+        "larger_card": diagnosis.larger_card,
+        "outcome": recording.header.outcome,
+        "peak_allocated_bytes": recording.peak_allocated_bytes,
+        "peak_reserved_bytes": recording.peak_reserved_bytes,
+    }
+
+
+def _finding_figures(finding: Finding) -> dict[str, Any]:
+    return {
+        "rule": finding.rule,
+        "sentence": finding.sentence,
+        "bytes": finding.size_bytes,
+        "lines": [{"line": g.line, "bytes": g.size_bytes, "count": g.count, "what": g.what} for g in finding.lines],
+    }
+
+
+def _fix_figures(fix: Fix) -> dict[str, Any]:
+    """`change` is the whole of it: what the report calls it, and exactly how."""
+    return asdict(fix) | {"change": f"{fix.change}: {fix.how}", "name": fix.change}

@@ -1,0 +1,113 @@
+"""Live memory for people: a frame that is drawn again and again on a terminal, plain lines elsewhere; figures for programs.
+
+    GPU 0  NVIDIA H200                                  92.41 of 139.80 GiB  66 %
+    ▁▁▂▅▇█▇█▇█▇█                                        peak 97.02 GiB   98 % busy
+
+A sparkline's full height is all that the GPU has, so it shows how much is left. Nothing is sampled here.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any
+
+from rich.text import Text
+
+from tonnage.hardware.nvml import GpuMemory, ProcessMemory
+from tonnage.report.lines import clip, clip_start, spread
+from tonnage.units import GIB, format_bytes
+from tonnage.watch import History, Moment
+
+_HEIGHTS = "▁▂▃▄▅▆▇█"
+_PROCESSES = 8
+_PROCESS_CELLS = 22
+_GPU_CELLS = 44
+_NAME_CELLS = 36
+_NEARLY_FULL = 0.95
+
+
+def sparkline(values: Iterable[int], full: int, cells: int) -> str:
+    """The last values, one a cell; the full height is `full`. What is more than nothing is more than the lowest mark."""
+    shown = list(values)[-cells:]
+    steps = len(_HEIGHTS) - 1
+    return "".join(_HEIGHTS[min(steps, -(-max(0, value) * steps // full))] if full else " " for value in shown)
+
+
+def frame(history: History) -> Iterator[Text]:
+    """Every GPU and process now, with its timeline."""
+    moment = history.latest
+    if moment is None:
+        return
+    for gpu in moment.gpus:
+        yield from _gpu_lines(gpu, history)
+        yield Text()
+    for gpu in moment.gpus:
+        yield from _advice(gpu)
+
+
+def _gpu_lines(gpu: GpuMemory, history: History) -> Iterator[Text]:
+    track = history.gpu(gpu.index)
+    busy = "" if gpu.busy_percent is None else f"   {gpu.busy_percent} % busy"
+    yield spread(Text(f"  GPU {gpu.index}  {clip(gpu.name, _NAME_CELLS)}", style="bold"), Text(_of_total(gpu)))
+    course = Text("  " + sparkline(track.used_bytes, gpu.total_bytes, _GPU_CELLS), style="cyan")
+    yield spread(course, Text(f"peak {format_bytes(track.peak_bytes, 'GiB')}{busy}"))
+    for process in gpu.processes[:_PROCESSES]:
+        yield _process_line(process, gpu, history)
+    hidden = len(gpu.processes) - _PROCESSES
+    if hidden > 0:
+        yield Text(f"   and {hidden} smaller ones", style="dim")
+    if gpu.unseen_bytes:
+        yield Text(f"   {'outside these processes':<33}{format_bytes(gpu.unseen_bytes, 'GiB'):>11}", style="dim")
+
+
+def _of_total(gpu: GpuMemory) -> str:
+    share = gpu.used_bytes / gpu.total_bytes if gpu.total_bytes else 0.0
+    return f"{gpu.used_bytes / GIB:.2f} of {format_bytes(gpu.total_bytes, 'GiB')}  {100 * share:.0f} %"
+
+
+def _process_line(process: ProcessMemory, gpu: GpuMemory, history: History) -> Text:
+    track = history.process(gpu.index, process.pid)
+    name = clip_start(process.name, _PROCESS_CELLS + 2)
+    line = Text(f"   {process.pid:>7}  {name:<{_PROCESS_CELLS + 2}}{_used(process):>11}  ")
+    line.append(sparkline(track.used_bytes, gpu.total_bytes, _PROCESS_CELLS), style="cyan")
+    return line
+
+
+def _used(process: ProcessMemory) -> str:
+    return "unknown" if process.used_bytes is None else format_bytes(process.used_bytes, "GiB")
+
+
+def _advice(gpu: GpuMemory) -> Iterator[Text]:
+    """What to do where little is left."""
+    if gpu.used_bytes < _NEARLY_FULL * gpu.total_bytes:
+        return
+    left = f"  GPU {gpu.index} has {format_bytes(gpu.free_bytes)} left"
+    largest = gpu.processes[0] if gpu.processes else None
+    if largest is None:
+        yield Text(f"{left}, and none of it is a process seen from here", style="yellow")
+        return
+    name = clip_start(largest.name, _PROCESS_CELLS + 2)
+    yield Text(f"{left}; {name} ({largest.pid}) holds most", style="yellow")
+
+
+def footer(history: History, interval_s: float, served: str) -> Text:
+    """How long it has run, and how to stop it."""
+    latest_s = history.latest.time_s if history.latest else 0.0
+    minutes, seconds = divmod(int(latest_s - history.first_s), 60)
+    words = [f"every {interval_s:g} s for {minutes}:{seconds:02d}", served, "Ctrl-C stops"]
+    return Text("  " + " · ".join(filter(None, words)), style="dim")
+
+
+def plain_lines(moment: Moment) -> Iterator[str]:
+    """One line a GPU: for logs."""
+    clock = datetime.fromtimestamp(moment.time_s).strftime("%H:%M:%S")
+    for gpu in moment.gpus:
+        busy = "" if gpu.busy_percent is None else f"  {gpu.busy_percent:>3} % busy"
+        who = ", ".join(f"{process.name} ({process.pid}) {_used(process)}" for process in gpu.processes[:_PROCESSES])
+        yield f"{clock}  GPU {gpu.index}  {_of_total(gpu)}{busy}  {who}".rstrip()
+
+
+def moment_figures(moment: Moment) -> dict[str, Any]:
+    """One moment for programs; every size is in bytes, and its key says so."""
+    gpus = [asdict(gpu) | {"free_bytes": gpu.free_bytes, "unseen_bytes": gpu.unseen_bytes} for gpu in moment.gpus]
+    return {"time_s": moment.time_s, "gpus": gpus}

@@ -1,0 +1,66 @@
+"""The last samples of every GPU and process, and their peaks since the watch began. It does not know who samples."""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from tonnage.hardware.nvml import GpuMemory
+
+KEPT = 512
+_Key = TypeVar("_Key")
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Every GPU at one time, in seconds since 1970."""
+
+    time_s: float
+    gpus: tuple[GpuMemory, ...]
+
+
+class Track:
+    """The bytes of one thing over time."""
+
+    def __init__(self, kept: int) -> None:
+        self.used_bytes: deque[int] = deque(maxlen=kept)
+        self.peak_bytes = 0
+
+    def add(self, used_bytes: int) -> None:
+        """One more sample."""
+        self.used_bytes.append(used_bytes)
+        self.peak_bytes = max(self.peak_bytes, used_bytes)
+
+
+class History:
+    """Bounded: the last `kept` moments of what is there now. What has gone is forgotten, but for its GPU's peak."""
+
+    def __init__(self, kept: int = KEPT) -> None:
+        self._kept = kept
+        self._gpus: dict[int, Track] = {}
+        self._processes: dict[tuple[int, int], Track] = {}
+        self.first_s = 0.0
+        self.latest: Moment | None = None
+
+    def add(self, moment: Moment) -> None:
+        """One more moment."""
+        if self.latest is None:
+            self.first_s = moment.time_s
+        self.latest = moment
+        seen = {(gpu.index, process.pid): process.used_bytes or 0 for gpu in moment.gpus for process in gpu.processes}
+        self._update(self._gpus, ((gpu.index, gpu.used_bytes) for gpu in moment.gpus))
+        self._update(self._processes, seen.items())
+        for gone in self._processes.keys() - seen.keys():
+            del self._processes[gone]
+
+    def _update(self, tracks: dict[_Key, Track], samples: Iterable[tuple[_Key, int]]) -> None:
+        for key, used_bytes in samples:
+            tracks.setdefault(key, Track(self._kept)).add(used_bytes)
+
+    def gpu(self, index: int) -> Track:
+        """A GPU's track."""
+        return self._gpus[index]
+
+    def process(self, index: int, pid: int) -> Track:
+        """The track of a process on a GPU."""
+        return self._processes[index, pid]

@@ -1,0 +1,85 @@
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from snapshots import DATA
+from support import training_run
+from tonnage.commands.app import app
+from tonnage.recording import write_recording
+from virtual_runs import run_tonnage
+
+CAUSES = {"capacity", "fragmentation", "leak", "outside", "other-process", "pinned-host", "unbounded-cache", "none"}
+NANO_GPT = Path(__file__).parents[2] / "benchmarks" / "truth" / "scripts" / "nano_gpt.py"
+
+
+def explained(file: Path, tmp_path: Path) -> dict:
+    target = tmp_path / "why.json"
+    done = CliRunner().invoke(app, ["explain", str(file), "--json", str(target)])
+    assert done.exit_code == 0, done.output
+    assert max(map(len, done.output.splitlines())) <= 80
+    answer = json.loads(target.read_text())
+    assert answer["cause"] in CAUSES and answer["sentence"].endswith(".")
+    assert all({"saves_bytes", "costs", "change"} <= set(fix) for fix in answer["fixes"])
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("name", "cause", "guilty"),
+    [
+        ("normal", "none", {"nano_gpt.py:59", "nano_gpt.py:102"}),
+        ("oom", "capacity", {"mlp_train.py:35"}),
+        ("fragmented", "fragmentation", {"fragment.py:17", "fragment.py:11"}),
+    ],
+)
+def test_real_snapshots_have_their_cause_and_guilty_lines(
+    name: str, cause: str, guilty: set[str], tmp_path: Path
+) -> None:
+    answer = explained(DATA / f"{name}.pickle.gz", tmp_path)
+    assert answer["cause"] == cause
+    assert guilty <= {row["line"] for row in answer["evidence"][0]["lines"]}
+
+
+def test_the_change_that_helps_a_fragmented_run_comes_first(tmp_path: Path) -> None:
+    first = explained(DATA / "fragmented.pickle.gz", tmp_path)["fixes"][0]
+    assert "PYTORCH_ALLOC_CONF=expandable_segments:True" in first["change"]
+    assert first["rescues"] and first["saves_bytes"] > 0
+
+
+def test_a_recording_is_explained_like_a_snapshot(tmp_path: Path) -> None:
+    write_recording(tmp_path / "run.tonnage", training_run(gpu="t4", batch=64))
+    assert explained(tmp_path / "run.tonnage", tmp_path)["cause"] == "capacity"
+
+
+def test_the_leak_of_a_whole_script_is_found_with_its_line(tmp_path: Path) -> None:
+    kept, shape = tmp_path / "run.tonnage", ["--flash", "--leak", "--layers", "2", "--dim", "256", "--batch", "2"]
+    done = run_tonnage("run", "--gpu", "h200", "-o", str(kept), str(NANO_GPT), *shape)
+    assert done.returncode == 0, done.stderr
+    answer = explained(kept, tmp_path)
+    (line,) = [n for n, text in enumerate(NANO_GPT.read_text().splitlines(), 1) if "losses.append" in text]
+    assert answer["cause"] == "leak"
+    assert f"nano_gpt.py:{line}" in answer["sentence"]
+    assert answer["evidence"][0]["lines"][0]["line"] == f"nano_gpt.py:{line}"
+
+
+def test_a_run_that_dies_says_why(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text('import torch\nkept = [torch.empty(2**30, device="cuda") for _ in range(9)]\n')
+    done = run_tonnage("run", "--gpu", "t4", str(script))
+    assert done.returncode == 1
+    assert "The card is too small for it: it asked for 4.00 GiB more at train.py:2" in done.stdout
+
+
+def test_json_on_standard_output_is_data_alone(tmp_path: Path) -> None:
+    write_recording(tmp_path / "run.tonnage", training_run())
+    done = run_tonnage("explain", str(tmp_path / "run.tonnage"), "--json", "-")
+    assert json.loads(done.stdout)["cause"] == "none"
+    assert "what to do" in done.stderr
+
+
+def test_what_is_no_recording_is_refused_in_words(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("hello")
+    done = run_tonnage("explain", str(tmp_path / "x"))
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr and done.stderr.startswith("tonnage:")

@@ -1,0 +1,226 @@
+"""Small scripts as people write them, each with one thing wrong; the lines that are guilty say so."""
+
+import gc
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import tonnage
+from tonnage.recording import Recording
+
+BATCH = 2048
+
+
+def recorded(script: Any, *, gpu: str = "h200", **options: Any) -> Recording:
+    """The script's recording on a virtual GPU."""
+    with tonnage.virtual_gpu(gpu, torch="2.11") as card:
+        kept = script(**options)
+        recording = card.recording
+        recording.header.script = __file__
+        del kept
+        return recording
+
+
+def line_of(mark: str) -> str:
+    """ "loops.py:42": the line that ends with this comment."""
+    lines = Path(__file__).read_text().splitlines()
+    (number,) = [number for number, line in enumerate(lines, 1) if line.endswith(f"# {mark}")]
+    return f"{Path(__file__).name}:{number}"
+
+
+def model_and_optimizer(**options: Any) -> Any:
+    import torch
+
+    layers = [torch.nn.Linear(512, 2048), torch.nn.GELU(), torch.nn.Linear(2048, 512)]
+    model = torch.nn.Sequential(*layers, *(torch.nn.Linear(512, 512) for _ in range(6))).cuda()
+    return model, torch.optim.AdamW(model.parameters(), **options)
+
+
+def batch() -> Any:
+    import torch
+
+    return torch.randn(BATCH, 512, device="cuda")
+
+
+def healthy(steps: int = 5) -> None:
+    model, optimizer = model_and_optimizer()
+    for _ in range(steps):
+        loss = model(batch()).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def keeps_graph(steps: int = 4) -> Any:
+    model, optimizer = model_and_optimizer()
+    losses = []
+    for _ in range(steps):
+        loss = model(batch()).square().mean()
+        losses.append(loss)  # keeps the graph
+        loss.backward(retain_graph=True)
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+def keeps_outputs(steps: int = 5) -> Any:
+    import torch
+
+    model, _ = model_and_optimizer()
+    predictions = []
+    for _ in range(steps):
+        with torch.no_grad():
+            answer = model(batch())
+        predictions.append(answer)  # keeps the output
+    return predictions
+
+
+def keeps_by_hook(steps: int = 5) -> Any:
+    model, optimizer = model_and_optimizer()
+    features = []
+
+    def remember(module: Any, given: Any, output: Any) -> None:
+        features.append(output.detach())  # keeps by hook
+
+    model[1].register_forward_hook(remember)
+    for _ in range(steps):
+        model(batch()).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return features
+
+
+def keeps_in_cycle(steps: int = 18) -> None:
+    import torch
+
+    class Result:
+        pass
+
+    model, _ = model_and_optimizer()
+    gc.disable()
+    try:
+        for step in range(steps):
+            result = Result()
+            result.itself = result
+            with torch.no_grad():
+                result.answer = model(batch())
+            del result
+            if step % 6 == 5:
+                gc.collect()
+    finally:
+        gc.enable()
+
+
+def keeps_a_window(steps: int = 12) -> Any:
+    import torch
+
+    model, _ = model_and_optimizer()
+    window: deque[Any] = deque(maxlen=3)
+    for _ in range(steps):
+        with torch.no_grad():
+            window.append(model(batch()))
+    return window
+
+
+def keeps_gradients(steps: int = 3) -> None:
+    model, optimizer = model_and_optimizer()
+    for _ in range(steps):
+        model(batch()).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+
+
+def keeps_data(steps: int = 4) -> Any:
+    import torch
+
+    model, optimizer = model_and_optimizer()
+    data = torch.randn(40 * BATCH, 512, device="cuda")  # keeps the data
+    for step in range(steps):
+        model(data[step * BATCH : (step + 1) * BATCH]).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return data
+
+
+def grows_a_cache(steps: int = 24) -> Any:
+    import torch
+
+    class Decoder(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.projection = torch.nn.Linear(512, 1024)
+            self.cache = torch.empty(64, 0, 1024, device="cuda")
+
+        def forward(self, x: Any) -> Any:
+            self.cache = torch.cat([self.cache, self.projection(x)], dim=1)  # grows the cache
+            return x
+
+    model = Decoder().cuda()
+    with torch.no_grad():
+        for _ in range(steps):
+            model(torch.randn(64, 16, 512, device="cuda"))
+    return model
+
+
+def attends(steps: int = 2, length: int = 1024) -> None:
+    import torch
+
+    class Attention(torch.nn.Module):
+        def forward(self, q: Any) -> Any:
+            scores = q @ q.transpose(-2, -1)
+            return torch.softmax(scores, dim=-1) @ q  # attends
+
+    model, _ = model_and_optimizer()
+    attention = Attention()
+    for _ in range(steps):
+        hidden = model(torch.randn(2, length, 512, device="cuda"))
+        attention(hidden.view(2, length, 8, 64).transpose(1, 2)).square().mean().backward()
+
+
+def projects_to_a_vocabulary(steps: int = 2) -> None:
+    import torch
+
+    head = torch.nn.Linear(256, 32000).cuda()
+    for _ in range(steps):
+        logits = head(torch.randn(4, 256, 256, device="cuda"))
+        torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), torch.zeros(1024, dtype=torch.long, device="cuda")
+        ).backward()  # loss
+        head.zero_grad()
+
+
+def steps_with_lists(steps: int = 2) -> None:
+    import torch
+
+    model = torch.nn.Linear(4096, 4096).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    for _ in range(steps):
+        model(torch.randn(8, 4096, device="cuda")).sum().backward()
+        optimizer.step()  # steps
+        optimizer.zero_grad()
+
+
+def tries_kernels_out(steps: int = 3) -> None:
+    import torch
+
+    model, _ = model_and_optimizer()
+    for step in range(steps):
+        with torch.no_grad():
+            model(batch())
+        if not step:
+            torch.empty(512 * 2**20, dtype=torch.uint8, device="cuda")  # tries
+
+
+def varies_lengths(steps: int = 40) -> Any:
+    import torch
+
+    model, _ = model_and_optimizer()
+    kept = []
+    with torch.no_grad():
+        for step in range(steps):
+            x = torch.randn(4096 + 1111 * step, 512, device="cuda")
+            y = model[0](x)  # varies
+            if step % 3 == 0:
+                kept.append(torch.empty(700_000 + 7000 * step, device="cuda"))
+            del x, y
+    return kept
