@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from serving_shapes import LLAMA_2_70B, LLAMA_70B, QWEN3_8B, attention, latent, layer, recurrent
 
+from serving_shapes import LLAMA_2_70B, LLAMA_70B, QWEN3_8B, attention, latent, layer, recurrent
 from tonnage.budget.kv_cache import (
     KV_FORMATS,
     KvLayout,

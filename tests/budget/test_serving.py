@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from serving_shapes import LLAMA_8B, LLAMA_70B, layer, model
 
+from serving_shapes import LLAMA_8B, LLAMA_70B, layer, model
 from tonnage.budget.serving import ServingConfiguration, divides, serving_budget
 from tonnage.errors import RequestError
 from tonnage.hardware import find_gpu

@@ -1,8 +1,8 @@
 """vLLM's rules by version, and its published start-ups."""
 
 import pytest
-from serving_shapes import LLAMA_8B, LLAMA_70B, attention, layer, model
 
+from serving_shapes import LLAMA_8B, LLAMA_70B, attention, layer, model
 from tonnage.budget import vllm
 from tonnage.budget.serving import ServingBudget, ServingConfiguration, serving_budget
 from tonnage.errors import RequestError

@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from serving_shapes import LLAMA_8B, attention, latent, layer, model
 
+from serving_shapes import LLAMA_8B, attention, latent, layer, model
 from tonnage.budget.weights import WEIGHT_FORMATS, stages, weight_terms
 from tonnage.models.shape import ModelShape
 
