@@ -6,6 +6,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import symbols
@@ -29,6 +30,7 @@ warnings.filterwarnings("ignore")
 logging.disable(logging.CRITICAL)
 transformers.logging.set_verbosity_error()
 
+ARCHITECTURES = Path(__file__).parents[1] / "src" / "tonnage" / "models" / "data" / "architectures.jsonl"
 # Fields of the library's own bookkeeping: none reaches a tensor.
 BOOKKEEPING = frozenset(
     "transformers_version architectures output_hidden_states return_dict dtype chunk_size_feed_forward id2label label2id "

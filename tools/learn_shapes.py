@@ -5,13 +5,16 @@
 
 A model is built on the meta device from a configuration whose numbers carry their names (`symbols`), so each dimension
 of each tensor comes out as an expression of fields. Switches (flags, fields that may be null, comparisons that the
-model's code made) are flipped one by one and two by two to see which tensors hang on them; layers that differ are told
-apart by a rule over their index. The result is checked against models built from varied configurations, untraced.
+model's code made) are flipped one by one, two by two and many at random to see which tensors hang on them
+(`decisions`); layers that differ are told apart by a rule over their index. The result is held against models built
+from varied configurations, untraced (`verify_shapes`): a row that misses says with how many switches turned it does.
 """
 
 import contextlib
+import inspect
 import itertools
 import json
+import random
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,15 +23,17 @@ from pathlib import Path
 from typing import Any
 
 import build_traced
+import decisions
 import symbols
 import transformers
+import verify_shapes
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 from tonnage.models.expressions import evaluate, names_in
 
-OUTPUT = Path(__file__).parents[1] / "src" / "tonnage" / "models" / "data" / "architectures.jsonl"
+OUTPUT = build_traced.ARCHITECTURES
 # Values that make a family's rules visible where the defaults hide them.
 SEEDS: dict[str, Any] = {
     "decoder_sparse_step": 2,
@@ -44,6 +49,8 @@ SEEDS_OF: dict[str, dict[str, Any]] = {
     "gpt_neo": {"num_layers": 8, "attention_types": [[["global", "local"], 4]]},
     "hunyuan_v1_dense": {"head_dim": 128},
     "nemotron": {"num_key_value_heads": 8, "head_dim": 128},
+    "ministral": {"head_dim": 128},
+    "esm": {"vocab_size": 33, "mask_token_id": 32, "pad_token_id": 1},
     "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 4, "moe_topk": 2},
     "dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "lfm2_moe": {
@@ -51,10 +58,17 @@ SEEDS_OF: dict[str, dict[str, Any]] = {
         "layer_types": ["conv", "full_attention", "conv", "conv", "full_attention", "conv", "conv", "conv"],
     },
 }
-# What was learned of these does not hold in every variation that was built to check it.
-DOUBTFUL = set(
-    "ernie4_5_moe switch_transformers laguna vibevoice_asr granite_speech granite_speech_plus modernvbert gemma3n_text nllb-moe".split()
-)
+# Parts that have no type of their own.
+PARTS_OF: dict[str, dict[str, Any]] = {
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 1, "rope_theta": 10000.0},
+        "ffn_config": {"ffn_hidden_size": 3584, "moe_num_experts": 4, "moe_top_k": 1},
+    },
+}
+# Lists that the type fills with one word by default: other words show what hangs on them.
+KINDS_OF: dict[str, dict[str, Any]] = {
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention", "linear_attention"] * 3},
+}
 # Conditions on fields that the code takes apart before it compares them.
 SWITCHES_OF: dict[str, list[tuple[str, str, Any]]] = {
     "deberta": [("'c2p' in pos_att_type", "pos_att_type", ["p2c"]), ("'p2c' in pos_att_type", "pos_att_type", ["c2p"])],
@@ -71,6 +85,8 @@ RULE_WORDS = re.compile(
     r"layer|dense|sparse|step|interval|period|offset|pattern|freq|every|interleave|stride|moe|start|end|first|global|num_kv_shared"
 )
 MOST_SWITCHES = 14
+RANDOM_BUILDS = 32
+PROVEN = 2  # switches that are turned together on purpose
 MOST_HEADS = 9
 Loop = tuple[str, str]  # how many, and which of them ("" for all)
 
@@ -230,13 +246,22 @@ def counted(length: int, path: str, known: Mapping[str, Any]) -> str:
     layered = [
         name for name, value in known.items() if value == length and type(value) is int and RULE_LAYERS.search(name)
     ]
-    choices = [text for text in counters if RULE_LAYERS.search(text)] or counters or layered
+    choices = [text for text in counters if RULE_LAYERS.search(text)] or counters or layered or listed(length, known)
     side = [
         text
         for text in choices
         if any(word in path and word in text for word in ("encoder", "decoder", "vision", "text", "audio"))
     ]
     return (side or choices or [""])[0]
+
+
+def listed(length: int, known: Mapping[str, Any]) -> list[str]:
+    """Lists with a word for each layer, which count them."""
+    return [
+        f"len({name})"
+        for name, value in known.items()
+        if isinstance(value, list) and len(value) == length > 2 and all(isinstance(item, str) for item in value)
+    ]
 
 
 RULE_LAYERS = re.compile(r"layer|depth|block|n_group|stage")
@@ -315,7 +340,7 @@ def numeric_candidates(known: Mapping[str, Any], length: int) -> Iterator[tuple[
 
 def default_values(model_type: str, depth: int = 0) -> dict[str, Any]:
     """The defaults of a configuration and of those inside it."""
-    values = build_traced.defaults(model_type)
+    values = {**build_traced.defaults(model_type), **PARTS_OF.get(model_type, {})}
     if depth > 2:
         return values
     try:
@@ -565,9 +590,14 @@ def effective(learner: Learner, base: frozenset[Entry], tried: Iterable[Switch])
         except Exception:
             continue
         seen.add(switch.text)
-        if entries != base and entries not in found.values():
+        if entries != base and not any(entries == other and _alike(one, switch) for one, other in found.items()):
             found[switch] = entries
     return found
+
+
+def _alike(one: Switch, two: Switch) -> bool:
+    """Comparisons that turn together are one switch; flags of which either does the same are two."""
+    return one.path == two.path or not (isinstance(one.value, bool) and isinstance(two.value, bool))
 
 
 def conditions(learner: Learner) -> tuple[Builds, list[Switch]]:
@@ -576,6 +606,7 @@ def conditions(learner: Learner) -> tuple[Builds, list[Switch]]:
     single = effective(learner, base, list(switches(learner)))
     single = dict(list(single.items())[:MOST_SWITCHES])
     builds: Builds = {frozenset(): base, **{frozenset([switch]): entries for switch, entries in single.items()}}
+    builds |= at_random(learner, list(single), f"{learner.model_type}")
     for one, two in itertools.combinations(single, 2):
         # Only in the modules that both change can they meet.
         if one.path == two.path or not touched(base, single[one]) & touched(base, single[two]):
@@ -584,6 +615,25 @@ def conditions(learner: Learner) -> tuple[Builds, list[Switch]]:
         with contextlib.suppress(Exception):
             builds[frozenset([one, two])] = learner.build(both)
     return builds, list(single)
+
+
+def at_random(learner: Learner, turnable: list[Switch], seed: str) -> Builds:
+    """What the model is with several switches turned at once."""
+    builds: Builds = {}
+    rng = random.Random(seed)
+    subsets: Iterable[Iterable[Switch]] = (
+        itertools.chain.from_iterable(itertools.combinations(turnable, size) for size in range(len(turnable) + 1))
+        if 2 ** len(turnable) <= RANDOM_BUILDS
+        else ([switch for switch in turnable if rng.random() < 0.5] for _ in range(RANDOM_BUILDS))
+    )
+    for subset in subsets:
+        flipped = {switch.path: switch for switch in subset}
+        values = learner.values
+        for switch in flipped.values():
+            values = changed(values, switch.path, switch.value)
+        with contextlib.suppress(Exception):
+            builds[frozenset(flipped.values())] = learner.build(values)
+    return builds
 
 
 def touched(base: frozenset[Entry], other: frozenset[Entry]) -> set[str]:
@@ -617,7 +667,24 @@ def decided(learner: Learner, builds: Builds, all_switches: list[Switch]) -> dic
                     truth = base_truth[switch] ^ (switch in flipped)
                     texts.append(switch.text if truth else f"not ({switch.text})")
             needed[entry] = texts
-    return needed
+    return {entry: agreeing(learner, builds, all_switches, entry, texts) for entry, texts in needed.items()}
+
+
+def agreeing(learner: Learner, builds: Builds, all_switches: list[Switch], entry: Entry, texts: list[str]) -> list[str]:
+    """The conditions, where every build bears them out; else a tree of them that does."""
+    samples = [(standing(learner, flipped, all_switches), entry in entries) for flipped, entries in builds.items()]
+    if all(all(decisions.holds(text, sample) for text in texts) == present for sample, present in samples):
+        return texts
+    found = decisions.condition(samples)
+    return texts if found is None else [found] if found else []
+
+
+def standing(learner: Learner, flipped: Iterable[Switch], all_switches: list[Switch]) -> dict[str, bool]:
+    """Which conditions hold when these switches are turned."""
+    values = learner.values
+    for switch in flipped:
+        values = changed(values, switch.path, switch.value)
+    return {switch.text: _truth(values, switch) for switch in all_switches}
 
 
 def _truth(values: Mapping[str, Any], switch: Switch) -> bool:
@@ -671,6 +738,7 @@ def first_that_builds(
         learner = Learner(model_type, architecture, values)
         try:
             fill_in(learner)
+            learner.values = {**learner.values, **KINDS_OF.get(model_type, {})}
             if grouped:
                 learner.values = with_groups(learner.values)
             return learner, *conditions(learner)
@@ -723,15 +791,31 @@ def learn(model_type: str) -> dict[str, Any] | None:
                 for entry in sorted(set(others) - set(needed), key=lambda entry: entry.pattern)
             ],
         }
-    return {
+    row = {
         "model_type": model_type,
         "defaults": {name: value for name, value in defaults.items() if value is not None},
-        "doubtful": model_type in DOUBTFUL,
+        "doubtful": None,
+        "old_kinds": "remap_legacy_layer_types" in inspect.getsource(CONFIG_MAPPING[model_type]),
+        "switches": [switch.text for switch in chosen],
         "names": synonyms(model_type, defaults),
         "derived": learner.derived,
         "heads": heads,
         "tensors": [written(entry, needed[entry]) for entry in entries],
     }
+    return {**row, **doubt(row)}
+
+
+def doubt(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Of which switches, and from how many of them on, a count may be off; no doubt where no variation was."""
+    seeds = SEEDS_OF.get(row["model_type"], {})
+    missed, tried = verify_shapes.failures(json.loads(json.dumps(row)), seeds)
+    if not missed:
+        return {"doubtful": None if tried else 0, "switches": []}
+    # What a seed turned is turned in every variation, and no cause.
+    common = {text for text in set.intersection(*missed) if names_in(text).isdisjoint(seeds)}
+    fewest = min(len(switches) for switches in missed)
+    kept = [text for text in row["switches"] if text in common or not common]
+    return {"doubtful": min(PROVEN + 1, fewest, len(kept)), "switches": kept}
 
 
 def written(entry: Entry, needs: list[str]) -> list[Any]:
@@ -765,7 +849,10 @@ def main() -> None:
             continue
         if learned is not None:
             rows[model_type] = json.dumps(learned)
-            print(f"{model_type}: {len(learned['tensors'])} tensors, {len(learned['heads'])} heads", flush=True)
+            doubtful = "" if learned["doubtful"] is None else f", doubtful from {learned['doubtful']} switches on"
+            print(
+                f"{model_type}: {len(learned['tensors'])} tensors, {len(learned['heads'])} heads{doubtful}", flush=True
+            )
             save(rows)
 
 

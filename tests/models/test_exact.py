@@ -84,3 +84,32 @@ def test_a_part_of_another_type_is_counted_as_that_type():
     config = zoo.config_of("llava", {"text_config": text})
     saved = json.loads(config.to_json_string()) | {"architectures": ["LlavaForConditionalGeneration"]}
     assert from_config(saved).parameters == zoo.built("LlavaForConditionalGeneration", config)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "values"),
+    [
+        ("falcon", {"new_decoder_architecture": True, "parallel_attn": False, "num_kv_heads": 71}),
+        ("falcon", {"new_decoder_architecture": True, "multi_query": False, "bias": True}),
+        ("opt", {"_remove_final_layer_norm": True}),
+        ("opt", {"do_layer_norm_before": False, "_remove_final_layer_norm": True}),
+        ("deberta-v2", {"legacy": False, "tie_word_embeddings": False}),
+        ("granitemoehybrid", {"num_hidden_layers": 4, "layer_types": ["mamba", "attention", "mamba", "mamba"]}),
+        ("granitemoehybrid", {"num_hidden_layers": 2, "layer_types": ["attention"] * 2, "num_local_experts": 0}),
+        ("nemotron_h", {"hybrid_override_pattern": "M-M*ME"}),
+        ("dbrx", {"attn_config": {"kv_n_heads": 8, "rope_theta": 5e5}, "n_layers": 3}),
+        ("esm", {"vocab_size": 33, "mask_token_id": 32, "pad_token_id": 1, "token_dropout": False}),
+        ("ministral", {"head_dim": 128, "num_hidden_layers": 3}),
+    ],
+)
+def test_switches_that_only_matter_together(model_type, values):
+    head = next(iter(architecture(model_type)["heads"]))
+    expected = zoo.built(head, zoo.config_of(model_type, values))
+    shape = from_config({"model_type": model_type, "architectures": [head], **values})
+    assert shape.parameters == expected
+
+
+def test_a_published_vision_model_may_keep_its_text_fields_outside():
+    config = dict(preset_config("qwen2.5-vl-7b"))
+    flat = {**config.pop("text_config"), **config}
+    assert from_config(flat).parameters == find_model("qwen2.5-vl-7b").parameters == 8_292_166_656

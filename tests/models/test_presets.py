@@ -4,7 +4,7 @@ import pytest
 
 from tonnage.errors import UnknownModel
 from tonnage.models import all_presets, find_model
-from tonnage.models.presets import find_preset
+from tonnage.models.presets import find_preset, hub_id
 
 
 @pytest.mark.parametrize(
@@ -60,6 +60,13 @@ from tonnage.models.presets import find_preset
         ("vit-large", 304_326_632),
         ("clip-vit-large-patch14", 427_616_513),
         ("smollm2-135m", 134_515_008),
+        ("granite-4.0-micro", 3_402_836_480),
+        ("mistral-small-3.1-24b", 24_011_361_280),
+        ("qwen2.5-vl-7b", 8_292_166_656),
+        ("qwen3-vl-30b-a3b", 31_070_754_032),
+        ("llava-1.6-mistral-7b", 7_566_747_648),
+        ("nemotron-nano-9b-v2", 8_888_227_328),
+        ("dbrx", 131_596_523_520),
     ],
 )
 def test_published_sizes(name, parameters):
@@ -107,6 +114,20 @@ def test_every_preset_is_exact_and_adds_up():
         assert shape.parameters > 10**6
         assert 0 < shape.active_parameters <= shape.parameters
         assert all(layer.parameters > 0 for stack in shape.stacks for layer in stack.layers), name
+
+
+@pytest.mark.parametrize(
+    ("key", "published"),
+    [
+        ("qwen3-8b", "Qwen/Qwen3-8B"),
+        ("qwen2.5-0.5b", "Qwen/Qwen2.5-0.5B"),
+        ("smollm2-135m", "HuggingFaceTB/SmolLM2-135M"),
+        ("yi-34b", "01-ai/Yi-34B"),
+        ("falcon3-7b", "tiiuae/Falcon3-7B-Base"),
+    ],
+)
+def test_hub_ids_keep_their_case(key, published):
+    assert hub_id(key) == published
 
 
 def test_an_unknown_name_offers_the_closest():

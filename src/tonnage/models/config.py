@@ -16,9 +16,10 @@ from tonnage.models.assemble import Model, stacks
 from tonnage.models.closest import closest
 from tonnage.models.expressions import names_in
 from tonnage.models.fields import SYNONYMS, Fields
+from tonnage.models.published import as_saved
 from tonnage.models.shape import ModelShape
 from tonnage.models.stored import stored_format
-from tonnage.models.templates import Tensor, Values, tensors
+from tonnage.models.templates import Tensor, Values, tensors, turned
 
 _DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp8", "float64": "fp64"}
 _SCORES = ("CausalLM", "LMHeadModel", "MaskedLM", "ConditionalGeneration", "LMHead", "ForPreTraining", "Seq2SeqLM")
@@ -32,15 +33,21 @@ def from_config(config: Mapping[str, Any], name: str = "") -> ModelShape:
     row = architecture(model_type)
     if row is None or "tensors" not in row:
         return _unknown(config, model_type, name)
+    config = as_saved(config, row)
     values = Values(config, row)
     head, notes = _head(config, row)
     _check(row, values)
     found = list(_all_tensors(config, row, values, head))
     shape = _shape(Model(model_type, values, _is_encoder(row, head)), found, name or model_type, head, notes)
-    if row.get("doubtful"):
+    if row.get("doubtful") is not None and len(turned(row, config)) >= row["doubtful"]:
         note = f"{model_type!r} follows rules that are only partly known: its count may be off."
         shape = replace(shape, exact=False, notes=(*shape.notes, note))
     return replace(shape, dtype=stored_format(config) or shape.dtype)
+
+
+def counted(config: Mapping[str, Any], row: Mapping[str, Any], head: str) -> int:
+    """The parameters that a row of templates gives a configuration."""
+    return sum(_count(tensor) for tensor in _all_tensors(config, row, Values(config, row), head))
 
 
 def _check(row: Mapping[str, Any], values: Values) -> None:

@@ -61,7 +61,10 @@ class Values:
         if given is _ABSENT or given is None:
             return self._derived(path)
         usual = _at(self._row["defaults"], path)
-        return _checked(given, path, least=usual if isinstance(usual, int) else 0)
+        checked = _checked(given, path, least=usual if isinstance(usual, int) else 0)
+        if self._row.get("old_kinds") and isinstance(checked, list):
+            return [_OLD_KINDS.get(item, item) if isinstance(item, str) else item for item in checked]
+        return checked
 
     def _given(self, path: str) -> Any:
         if path == "num_labels":
@@ -89,6 +92,21 @@ class Values:
 
 
 _ABSENT: Any = object()
+# What lists of layer kinds were called before transformers 5.
+_OLD_KINDS = {"conv": "linear_attention", "mamba": "linear_attention", "attention": "full_attention"}
+
+
+def turned(row: Mapping[str, Any], config: Mapping[str, Any]) -> set[str]:
+    """The row's switches that stand otherwise than by default."""
+    given, usual = Values(config, row), Values({}, row)
+    return {text for text in row.get("switches", ()) if _holds(text, given) != _holds(text, usual)}
+
+
+def _holds(text: str, values: Values) -> bool:
+    try:
+        return bool(evaluate(text, values))
+    except BadModel:
+        return False
 
 
 def _at(config: Any, path: str) -> Any:
