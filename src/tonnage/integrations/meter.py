@@ -101,6 +101,7 @@ class CudaMeter:
         """Peaks and history start over."""
         gc.collect()
         cuda = self._torch.cuda
+        cuda.init()  # counters of a card that nobody used yet cannot be reset
         for index in range(cuda.device_count()):
             cuda.reset_peak_memory_stats(index)
             self._before_bytes.append(cuda.memory_allocated(index))
