@@ -130,6 +130,11 @@ def test_a_file_with_other_tables_is_refused(written: Path, statement: str) -> N
     [
         "DELETE FROM header WHERE key = 'gpu'",
         "UPDATE header SET value = '{' WHERE key = 'gpu'",
+        "UPDATE header SET value = '7' WHERE key = 'gpu'",
+        "UPDATE header SET value = '\"fine\"' WHERE key = 'outcome'",
+        "UPDATE header SET value = 'null' WHERE key = 'capacity_bytes'",
+        "INSERT INTO mark VALUES (1, 'step', 'first')",
+        "INSERT INTO mark VALUES (1, 'sleep', '')",
         "DELETE FROM context",
         "UPDATE context SET category = operator",
         "UPDATE context SET shape = category",

@@ -18,12 +18,23 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import asdict, astuple, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from tonnage.errors import BadRecording, OutputExists
 from tonnage.ledger import Category
 from tonnage.recording.recording import Recording
-from tonnage.recording.records import Allocation, Header, Mark, Note, OutOfMemory, SegmentEvent, StandIn
+from tonnage.recording.records import (
+    Allocation,
+    Header,
+    Mark,
+    MarkKind,
+    Note,
+    Outcome,
+    OutOfMemory,
+    SegmentEvent,
+    Source,
+    StandIn,
+)
 
 APPLICATION_ID = 0x544F4E4E  # "TONN"
 LAYOUT_VERSION = 1
@@ -136,7 +147,7 @@ def _read(database: sqlite3.Connection) -> Recording:
         header=_read_header(database),
         allocations=list(_read_allocations(database)),
         segments=[SegmentEvent(*row) for row in database.execute("SELECT * FROM segment ORDER BY sequence")],
-        marks=[Mark(*row) for row in database.execute("SELECT * FROM mark ORDER BY sequence, rowid")],
+        marks=[_mark(*row) for row in database.execute("SELECT * FROM mark ORDER BY sequence, rowid")],
         stand_ins=[StandIn(*row) for row in database.execute("SELECT * FROM stand_in ORDER BY rowid")],
         notes=[Note(*row) for row in database.execute("SELECT * FROM note ORDER BY rowid")],
         oom=next((_read_oom(value) for (value,) in database.execute("SELECT value FROM oom")), None),
@@ -147,7 +158,26 @@ def _read_header(database: sqlite3.Connection) -> Header:
     values = {key: json.loads(value) for key, value in database.execute("SELECT key, value FROM header")}
     if set(values) != {f.name for f in fields(Header)}:
         raise ValueError("its header is incomplete")
-    return Header(**values | {"arguments": tuple(values["arguments"])})
+    header = Header(**values | {"arguments": tuple(values["arguments"])})
+    _check_header(header)
+    return header
+
+
+def _check_header(header: Header) -> None:
+    """What reports rely on: each field is of its kind."""
+    plain = Header(gpu="", gpu_name="", capacity_bytes=0, torch_modelled="", torch_installed="")
+    for field in fields(Header):
+        value, kind = getattr(header, field.name), type(getattr(plain, field.name))
+        if not isinstance(value, (int, float) if kind is float else kind):
+            raise ValueError(f"its header's {field.name} is {value!r}")
+    if header.outcome not in get_args(Outcome) or header.source not in get_args(Source):
+        raise ValueError(f"its header says {header.outcome!r} of {header.source!r}")
+
+
+def _mark(sequence: int, kind: MarkKind, name: str) -> Mark:
+    if kind not in get_args(MarkKind) or (kind == "step" and not name.isdecimal()):
+        raise ValueError(f"it has a mark {kind!r} {name!r}")
+    return Mark(sequence, kind, name)
 
 
 def _read_oom(value: str) -> OutOfMemory:
