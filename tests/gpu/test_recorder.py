@@ -21,21 +21,25 @@ def blocks_of(tensors: Any) -> int:
 class Trained:
     """Three steps of a small network, recorded up to just before the last optimizer step."""
 
-    def __init__(self, autocast: bool = False, checkpoint: bool = False) -> None:
+    def __init__(
+        self, autocast: bool = False, checkpoint: bool = False, compiled: bool = False, accumulate: int = 1
+    ) -> None:
         recorder = Recorder()
         recorder.start()
         blocks = [torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.GELU()) for _ in range(6)]
         self.model = torch.nn.Sequential(*blocks).cuda()
         optimizer = torch.optim.AdamW(self.model.parameters())
+        whole = torch.compile(self.model) if compiled else None
         for step in range(3):
-            batch = torch.randn(256, 512).cuda()
-            with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
-                out = batch
-                for block in blocks:
-                    run = torch.utils.checkpoint.checkpoint
-                    out = run(block, out, use_reentrant=False) if checkpoint else block(out)
-                loss = out.float().square().mean()
-            loss.backward()
+            for _ in range(accumulate):
+                batch = torch.randn(256, 512).cuda()
+                with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+                    out = whole(batch) if whole else batch
+                    for block in () if whole else blocks:
+                        run = torch.utils.checkpoint.checkpoint
+                        out = run(block, out, use_reentrant=False) if checkpoint else block(out)
+                    loss = out.float().square().mean()
+                loss.backward()
             if step < 2:
                 optimizer.step()
                 optimizer.zero_grad()
@@ -46,8 +50,11 @@ class Trained:
         return sum(a.block_bytes for a in self.recording.allocations if a.died is None and a.category is category)
 
 
-@pytest.mark.parametrize("options", [{}, {"autocast": True}, {"checkpoint": True}])
-def test_categories_are_those_of_the_live_model(options: dict[str, bool]) -> None:
+WAYS = [{}, {"autocast": True}, {"checkpoint": True}, {"accumulate": 3}, {"compiled": True}]
+
+
+@pytest.mark.parametrize("options", WAYS)
+def test_categories_are_those_of_the_live_model(options: dict[str, Any]) -> None:
     trained = Trained(**options)
     parameters = list(trained.model.parameters())
     assert trained.alive(Category.PARAMETERS) == blocks_of(parameters)

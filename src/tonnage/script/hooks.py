@@ -17,9 +17,10 @@ def install_hooks(who: Attribution, *, modules: bool = True) -> Callable[[], Non
         optim.register_optimizer_step_post_hook(lambda o, *_: who.step_ends(o)),
     ]
     if modules:
+        starts, ends = _module_hooks(who)
         handles += [
-            nn_module.register_module_forward_pre_hook(who.module_starts),
-            nn_module.register_module_forward_hook(lambda m, _, output: who.module_ends(m, output), always_call=True),
+            nn_module.register_module_forward_pre_hook(starts),
+            nn_module.register_module_forward_hook(ends, always_call=True),
         ]
     undo = [_wrap_engine(who), _wrap_apply(who), _wrap_call(who) if modules else _wrap_outermost_call(who)]
 
@@ -30,6 +31,20 @@ def install_hooks(who: Attribution, *, modules: bool = True) -> Callable[[], Non
             restore()
 
     return uninstall
+
+
+def _module_hooks(who: Attribution) -> tuple[Callable[..., None], Callable[..., None]]:
+    """While torch.compile traces, they are nothing: what they do is no part of a graph."""
+
+    def starts(module: Any, arguments: tuple[Any, ...]) -> None:
+        if not torch.compiler.is_compiling():
+            who.module_starts(module, arguments)
+
+    def ends(module: Any, arguments: tuple[Any, ...], output: Any) -> None:
+        if not torch.compiler.is_compiling():
+            who.module_ends(module, output)
+
+    return starts, ends
 
 
 def _wrap_engine(who: Attribution) -> Callable[[], None]:
@@ -81,7 +96,7 @@ def _wrap_call(who: Attribution) -> Callable[[], None]:
     plain = torch.nn.Module._call_impl
 
     def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        if not who.modules:
+        if not torch.compiler.is_compiling() and not who.modules:
             who.keywords = keywords
         return plain(self, *arguments, **keywords)
 
@@ -98,7 +113,7 @@ def _wrap_outermost_call(who: Attribution) -> Callable[[], None]:
     plain = torch.nn.Module._call_impl
 
     def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        if who.modules:
+        if torch.compiler.is_compiling() or who.modules:
             return plain(self, *arguments, **keywords)
         who.keywords = keywords
         who.module_starts(self, arguments)
