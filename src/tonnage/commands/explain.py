@@ -10,15 +10,24 @@ def explain(
     file: Path = typer.Argument(help="A recording, or a memory snapshot of PyTorch (.pickle, gzipped or not)."),
     json: str = typer.Option("", "--json", metavar="FILE", help="Write the answer as JSON ('-': standard output)."),
     verbose: bool = typer.Option(False, "--verbose", "-v", help="Show every finding, line and fix."),
+    run: bool = typer.Option(
+        True, help="Of a virtual run, run its script with the changes that are flags or settings."
+    ),
 ) -> None:
     """Why it ran out of memory, or what is wrong: the cause, the evidence in bytes, and ranked fixes."""
+    from dataclasses import replace
+
     from tonnage.explain import diagnose
+    from tonnage.explain.trial import tried
     from tonnage.recording import open_recording
     from tonnage.report.explain import explain_figures, print_diagnosis
     from tonnage.report.output import write_json
 
     recording = open_recording(file)
     diagnosis = diagnose(recording)
+    if run:
+        fixes = tried(recording, diagnosis.fixes, lambda words: print(f"tonnage: {words}", file=sys.stderr))
+        diagnosis = replace(diagnosis, fixes=fixes)
     if json:
         write_json(json, explain_figures(recording, diagnosis))
     print_diagnosis(recording, diagnosis, stream=sys.stderr if json == "-" else sys.stdout, verbose=verbose)

@@ -26,7 +26,8 @@ _EXPANDABLE = "expandable_segments:True"
 class Fix:
     """A change, the bytes that it takes off the peak, what it costs and how to make it.
 
-    `rescues` is whether the run gets past the request that killed it; None where it did not die.
+    `rescues` is whether the run gets past the request that killed it; None where it did not die. `was_run` is whether
+    the script was run with the change (`explain.trial`); else the figures are computed from the recording.
     """
 
     change: str
@@ -34,6 +35,7 @@ class Fix:
     costs: str
     how: str
     rescues: bool | None = None
+    was_run: bool = False
 
 
 @dataclass(frozen=True, slots=True)

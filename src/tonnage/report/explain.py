@@ -84,7 +84,8 @@ def _fix(fix: Fix) -> Iterator[Text]:
     mark = {True: "✓", False: "✗", None: " "}[fix.rescues]
     saves = format_bytes(fix.saves_bytes) if fix.saves_bytes else "–"
     yield Text(clip(f" {mark} {clip(fix.change, 27):<28}{saves:>11}   {fix.costs}", WIDTH))
-    for line in wrap(fix.how, WIDTH - 6):
+    how = f"{fix.how}   (run, not computed)" if fix.was_run else fix.how
+    for line in wrap(how, WIDTH - 6):
         yield Text(f"     {line}", style="dim")
 
 

@@ -1,0 +1,87 @@
+"""Runs a change instead of computing it: the script of a virtual run again, with a flag or a setting changed.
+
+A saving computed from a recording takes its events as given; a run does not. Only what can be asked of the script without
+editing it is tried: a flag of its own, or the allocator's settings. The run is a process of its own, on the same virtual card.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tonnage.explain.fixes import Fix
+from tonnage.recording import Recording
+from tonnage.recording.replay import demand
+
+_SETTINGS = "PYTORCH_ALLOC_CONF="
+_COMMAND = (sys.executable, "-c", "from tonnage.commands.main import main; main()")
+_PATIENCE_S = 60
+
+
+class Change(NamedTuple):
+    """The script's words, and what is added to its environment."""
+
+    arguments: tuple[str, ...]
+    environment: dict[str, str]
+
+
+def tried(recording: Recording, fixes: Sequence[Fix], say: Callable[[str], None] = lambda _: None) -> tuple[Fix, ...]:
+    """The fixes, with those that could be run measured; `say` is told what runs."""
+    if recording.header.source != "virtual" or not Path(recording.header.script).is_file():
+        return tuple(fixes)
+    after = []
+    for fix in fixes:
+        change = change_of(fix, recording.header.arguments)
+        if change:
+            say(f"running it with {fix.how} ...")
+        after.append(_measured(recording, fix, _run(recording, change)) if change else fix)
+    return tuple(after)
+
+
+def change_of(fix: Fix, arguments: Sequence[str]) -> Change | None:
+    """What to run it with; None where the change is one of the script's text."""
+    if fix.how.startswith(_SETTINGS):
+        return Change(tuple(arguments), {"PYTORCH_ALLOC_CONF": fix.how.removeprefix(_SETTINGS)})
+    flag, separator, value = fix.how.partition("=" if "=" in fix.how else " ")
+    if not flag.startswith("--") or not value.isdigit():
+        return None
+    if separator == "=":
+        words = [fix.how if word.startswith(f"{flag}=") else word for word in arguments]
+    else:
+        place = list(arguments).index(flag) + 1
+        words = [*arguments[:place], value, *arguments[place + 1 :]]
+    return Change(tuple(words), {})
+
+
+def _run(recording: Recording, change: Change) -> dict[str, Any] | None:
+    """The figures of the run, or None where it came to nothing."""
+    header = recording.header
+    with tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder) / "answer.json"
+        words = ["run", "--gpu", header.gpu, "--torch", header.torch_modelled, "--json", str(answer), header.script]
+        try:
+            subprocess.run(
+                [*_COMMAND, *words, *change.arguments], capture_output=True, check=False,
+                env={**os.environ, **change.environment}, timeout=_PATIENCE_S + 10 * header.wall_seconds,
+            )  # fmt: skip
+            figures: dict[str, Any] = json.loads(answer.read_text())
+        except (OSError, ValueError, subprocess.TimeoutExpired):
+            return None
+    return figures if figures.get("outcome") in ("ok", "oom") else None
+
+
+def _measured(recording: Recording, fix: Fix, figures: dict[str, Any] | None) -> Fix:
+    if figures is None:
+        return fix
+    died = recording.header.outcome == "oom"
+    if figures["outcome"] == "oom":
+        return replace(fix, rescues=False if died else fix.rescues, was_run=True)
+    is_setting = fix.how.startswith(_SETTINGS)
+    before = recording.peak_reserved_bytes if is_setting else demand(recording).peak_allocated_bytes
+    now = figures["peak_reserved_bytes"] if is_setting else figures["peak_allocated_bytes"]
+    return replace(fix, saves_bytes=max(0, before - now), rescues=True if died else None, was_run=True)
