@@ -9,19 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from tonnage.virtual.imports import lazily, no_collection, quick_imports, release
-
-
-def test_there_is_no_collection_inside_and_again_one_after() -> None:
-    with no_collection():
-        assert not gc.isenabled()
-    assert gc.isenabled()
-
-
-def test_where_collection_was_off_it_stays_off() -> None:
-    with no_collection(), no_collection():
-        pass
-    assert gc.isenabled()
+from tonnage.virtual.imports import lazily, quick_imports, release
 
 
 def test_an_import_statement_runs_without_collection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

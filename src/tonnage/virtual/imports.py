@@ -17,17 +17,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """No collection inside."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+from tonnage.garbage import no_collection
 
 
 @contextmanager

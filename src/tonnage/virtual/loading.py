@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tonnage.errors import MissingPart, NotModelled
+from tonnage.garbage import no_collection
 from tonnage.virtual.build import native_library
-from tonnage.virtual.imports import no_collection
 from tonnage.virtual.operators import cuda_operators
 
 # Implemented in native/kernels.cpp itself.

@@ -1,6 +1,5 @@
 """PyTorch's memory snapshots, read without executing a byte of them: `torch.cuda.memory._dump_snapshot(FILE)`."""
 
-import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 from tonnage.allocator.replay import Event
 from tonnage.allocator.settings import AllocatorSettings
 from tonnage.errors import BadSnapshot
+from tonnage.garbage import no_collection
 from tonnage.recording.recording import Recording
 from tonnage.recording.snapshot.convert import busiest_device, recording_of, settings_of
 from tonnage.recording.snapshot.limits import Limits
@@ -27,13 +27,13 @@ def is_snapshot(path: Path) -> bool:
 
 def read_snapshot(path: Path, *, device: int | None = None, limits: Limits | None = None) -> Recording:
     """One device's events as a recording (None: the busiest device's), or `BadSnapshot` with the reason."""
-    with _named(path), _without_collection():
+    with _named(path), no_collection():
         return recording_of(_read(path, limits or Limits()), device)
 
 
 def read_events(path: Path) -> tuple[list[Event], AllocatorSettings]:
     """The busiest device's events as `tonnage.allocator.replay` takes them, and the settings they were made under."""
-    with _named(path), _without_collection():
+    with _named(path), no_collection():
         snapshot = _read(path, Limits())
         trace = snapshot.traces[busiest_device(snapshot)] if snapshot.traces else None
         rows = trace.rows() if trace else ()
@@ -57,15 +57,3 @@ def _named(path: Path) -> Iterator[None]:
         raise BadSnapshot(f"{path} cannot be read: it takes more memory than there is.") from None
     except OSError as error:
         raise BadSnapshot(f"{path} cannot be read: {error.strerror}.") from None
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Millions of objects are made and none is garbage: looking for it would take longer than reading."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

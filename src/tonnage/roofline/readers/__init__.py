@@ -3,7 +3,6 @@
 A file is a trace of the PyTorch profiler (JSON) or Nsight Compute's CSV, gzipped or not. Nothing in it is executed.
 """
 
-import gc
 import gzip
 import io
 import json
@@ -13,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tonnage.errors import BadProfile
+from tonnage.garbage import no_collection
 from tonnage.roofline.profile import Profile
 from tonnage.roofline.readers.ncu import is_ncu, read_ncu
 from tonnage.roofline.readers.torch_trace import is_torch_trace, read_torch_trace
@@ -30,25 +30,13 @@ def read_profile(path: Path, *, limit_bytes: int = LIMIT_BYTES) -> Profile:
     if is_ncu(text[:_START]) and not text.lstrip().startswith(("{", "[")):
         return read_ncu(io.StringIO(text, newline=""), path.name)
     try:
-        with _no_collection():
+        with no_collection():
             value = json.loads(text)
     except (ValueError, RecursionError):
         raise BadProfile(f"{path} is neither JSON nor Nsight Compute's CSV.", hint=_HINT) from None
     if not is_torch_trace(value):
         raise BadProfile(f"{path} is JSON, but no trace of the PyTorch profiler.", hint=_HINT)
     return read_torch_trace(value, path.name)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Looking for cycles among a million new objects that have none takes longer than parsing them."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _text(path: Path, limit_bytes: int) -> str:
