@@ -7,8 +7,6 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from tonnage.errors import BadProfile
