@@ -66,11 +66,12 @@ def test_what_nothing_came_between_was_inside_one_operator() -> None:
 
 def test_cublas_keeps_one_block_for_each_thread() -> None:
     size = CUBLAS_BYTES[0]
+    passing = block(0, died=20, size=size, address=9)
     first, second = block(1, size=size, address=1), block(3, size=size, address=2)
     behind = block(5, size=size, address=3, phase="backward")
-    attribute([first, second, behind], LoggedPhases([]), [""])
-    kinds = [b.category for b in (first, second, behind)]
-    assert kinds == [Category.WORKSPACE, Category.ACTIVATIONS, Category.WORKSPACE]
+    attribute([passing, first, second, behind], LoggedPhases([]), [""])
+    kinds = [b.category for b in (passing, first, second, behind)]
+    assert kinds == [Category.ACTIVATIONS, Category.WORKSPACE, Category.ACTIVATIONS, Category.WORKSPACE]
 
 
 def test_the_log_keeps_times_in_order_and_repeats_addresses_once() -> None:

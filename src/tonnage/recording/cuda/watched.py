@@ -85,12 +85,12 @@ def attribute(allocations: Sequence[Allocation], phases: LoggedPhases, contexts:
 
 
 def _cublas(allocations: Sequence[Allocation]) -> list[Allocation]:
-    """The first block of that size in forward and in backward, if it was never given back."""
+    """The first block of that size in forward and in backward that was never given back."""
     first: dict[str, Allocation] = {}
     for block in allocations:
-        if block.requested_bytes in CUBLAS_BYTES and block.phase in ("forward", "backward"):
+        if block.died is None and block.requested_bytes in CUBLAS_BYTES and block.category is Category.ACTIVATIONS:
             first.setdefault(block.phase, block)
-    return [block for block in first.values() if block.died is None and block.category is Category.ACTIVATIONS]
+    return list(first.values())
 
 
 def _at_birth(allocation: Allocation) -> Category:
