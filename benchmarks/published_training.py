@@ -72,8 +72,10 @@ def _nanotron(row: Row) -> Case:
     configuration = Configuration(
         framework="nanotron", optimizer_kernel="fused", seq=seq, micro_batch=batch, **parallel
     )
-    # Allocated or reserved is not stated: we answer with what decides whether it fits.
-    return Case(from_config(config, row["model"]), configuration, "h100", "reserved")
+    # Allocated or reserved is not stated: we answer with what decides whether it fits. The stage is the row's own word.
+    is_last = "last PP stage" in (row.get("mem_scope") or "")
+    shape = from_config(config, row["model"])
+    return Case(shape, configuration, "h100", "reserved", "last" if is_last else "worst")
 
 
 # -- torchtitan and torchao

@@ -200,14 +200,17 @@ def test_ranks_hold_every_head_between_them(heads: int, tp: int) -> None:
 @pytest.fixture(scope="module")
 def transformers() -> Any:
     """The real one; a torchvision without its compiled operators must not keep it from loading."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     try:
         import torchvision  # noqa: F401
     except (ImportError, RuntimeError):
         _KEPT.append(torch.library.Library("torchvision", "FRAGMENT"))
         for name in ("nms", "qnms"):
             _KEPT[-1].define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    return pytest.importorskip("transformers")
+    import transformers
+
+    return transformers
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])

@@ -27,7 +27,7 @@ def test_an_old_driver_counts_its_own_share_as_used() -> None:
 
 def test_processes_are_largest_first_and_counted_once() -> None:
     card = FakeCard(used_bytes=12 * GIB, compute={GONE: GIB, GONE + 1: 8 * GIB}, graphics={GONE: GIB})
-    with open_nvml(FakeNvml(card, names={GONE: "/usr/bin/desktop", GONE + 1: "/opt/bin/python"})) as reader:
+    with open_nvml(FakeNvml(card, names={GONE: "bin/desktop", GONE + 1: "bin/python"})) as reader:
         (gpu,) = reader.sample()
     assert [(p.pid, p.name, p.used_bytes) for p in gpu.processes] == [
         (GONE + 1, "python", 8 * GIB),

@@ -99,7 +99,8 @@ def test_a_leak_is_measured_and_told_once_with_its_line(tmp_path: Path) -> None:
 
 
 def test_it_reaches_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    from tensorboard.backend.event_processing import event_accumulator
+
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "board"))
     with virtual_gpu("h200"):
         trainer, _ = train(tmp_path, report_to="tensorboard")
