@@ -67,6 +67,21 @@ def test_ranks_keep_buckets() -> None:
     shape = llama()
     assert alive(shape, data=8)["loss"]["DDP buckets"] == 4 * shape.parameters
     assert alive(shape, data=1)["loss"]["DDP buckets"] == 0
+    assert alive(shape, data=8, framework="nanotron")["loss"]["DDP buckets"] == 2 * shape.parameters
+
+
+def test_other_micro_batches_wait_while_one_goes_back() -> None:
+    shape, configuration = llama(), Configuration(precision="bf16", pp=4, accumulate=8)
+    first, last = stages(shape, configuration)
+    kept = {
+        stage.name: {
+            moment.name: sum(float(term.size_bytes) for term in moment.terms if term.name.startswith("kept by"))
+            for moment in moments(shape, stage, configuration)
+        }
+        for stage in (first, last)
+    }
+    assert kept["first stage"]["first block"] == pytest.approx(3 / 4 * kept["first stage"]["backward"])
+    assert kept["first stage"]["optimizer"] == kept["last stage"]["first block"] == 0
 
 
 def test_sharded_parameters_are_gathered_by_the_block() -> None:

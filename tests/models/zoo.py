@@ -5,22 +5,15 @@ import copy
 import logging
 import random
 import re
-import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
-with contextlib.suppress(ImportError, RuntimeError):
-    import torchvision  # noqa: F401
-if "torchvision" not in sys.modules:
-    # A torchvision built for CUDA cannot load its operators beside a CPU torch; transformers only needs their names.
-    _LIBRARY = torch.library.Library("torchvision", "FRAGMENT")
-    for _name in ("nms", "qnms"):
-        with contextlib.suppress(RuntimeError):
-            _LIBRARY.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+import torchvision_names  # noqa: F401
 
+# isort: split
 import transformers
 from transformers.initialization import no_init_weights
 

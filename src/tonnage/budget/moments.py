@@ -6,7 +6,7 @@
 | loss      | what the blocks keep, the log-probabilities and two gradients of their size              |
 | head      | what the blocks keep, the gradient of the logits and of the head                         |
 | backward  | what the blocks keep, the head's gradient, gradients inside the last block (recomputed)  |
-| first block | all gradients, what the first block keeps, gradients inside of it                      |
+| first block | all gradients, what the first block keeps and all blocks for micro-batches that wait     |
 | embedding | all gradients, and the embedding's beside the head's where they are tied                 |
 | optimizer | all gradients, the optimizer's temporaries                                               |
 
@@ -22,6 +22,7 @@ from tonnage.budget.activations import Block, Kept, block_of, final_norm
 from tonnage.budget.configuration import Configuration, Number, Quantity
 from tonnage.budget.frameworks import framework_of, gradient_bytes, made_bytes, state_bytes
 from tonnage.budget.loss import LossMoment, head_weights, loss_term
+from tonnage.budget.nanotron import flat_copies, gather_buffers, made_gradients, trains_with_nanotron
 from tonnage.budget.sharding import Stage, block_parameters
 from tonnage.budget.states import States, sharded_parameters, states
 from tonnage.budget.terms import Term
@@ -59,9 +60,11 @@ class Scene:
 def moments(shape: ModelShape, stage: Stage, configuration: Configuration) -> Iterator[Moment]:
     """Of one stage, in the order of the step."""
     scene = Scene(shape, stage, configuration, states(shape, stage, configuration))
-    always = (*scene.states.kept, *_buckets(scene))
-    before = (*always, *_live_gradients(scene))
-    passing = (*before, *_kept(scene), *_gathered(scene))
+    buffers = (*_buckets(scene), *gather_buffers(shape, configuration, scene.tokens))
+    states_and_buffers = (*scene.states.kept, *buffers)
+    always = (*states_and_buffers, *flat_copies(stage, configuration, in_use=False))
+    kept = _kept(scene)
+    passing = (*always, *_live_gradients(scene), *kept, *_gathered(scene))
     yield Moment("forward", (*passing, *_casts(scene, forward=True), *_logits(scene, "forward")))
     yield Moment("loss", (*passing, *_casts(scene), *_logits(scene, "loss")))
     yield Moment("head", (*passing, *_casts(scene), *_logits(scene, "head"), *_head_gradient(scene)))
@@ -69,10 +72,14 @@ def moments(shape: ModelShape, stage: Stage, configuration: Configuration) -> It
         "backward",
         (*passing, *_casts(scene), *_head_gradient(scene), *_inside_block(scene), *_unreduced(scene, ending=False)),
     )
+    waiting = (*always, *_waiting(scene, kept), *_gathered(scene))
     inside = (*_inside_block(scene, last_kept=True), *_unreduced(scene, ending=True))
-    yield Moment("first block", (*always, _grown_gradients(scene), *_gathered(scene), *inside))
-    yield Moment("embedding", (*always, scene.states.gradients, *_gathered(scene), *_embedding(scene)))
-    yield Moment("optimizer", (*always, scene.states.gradients, *_optimizer(scene)))
+    made = made_gradients(shape, stage, configuration, ended=False)
+    yield Moment("first block", (*waiting, _grown_gradients(scene), *made, *inside))
+    made = made_gradients(shape, stage, configuration, ended=True)
+    yield Moment("embedding", (*waiting, scene.states.gradients, *made, *_embedding(scene)))
+    flat = flat_copies(stage, configuration, in_use=True)
+    yield Moment("optimizer", (*states_and_buffers, scene.states.gradients, *flat, *_optimizer(scene)))
 
 
 def _term(category: Category, name: str, size: Quantity, formula: str, **numbers: object) -> Term:
@@ -82,8 +89,9 @@ def _term(category: Category, name: str, size: Quantity, formula: str, **numbers
 def _buckets(scene: Scene) -> list[Term]:
     """What a data-parallel framework keeps to reduce gradients in."""
     configuration = scene.configuration
-    if configuration.framework == "torch" and configuration.zero == 0:
-        size = scene.states.gradients.size_bytes * (np.asarray(configuration.data) > 1)
+    if configuration.framework in ("torch", "nanotron") and configuration.zero == 0:
+        made = scene.states.gradients.size_bytes * made_bytes(configuration) / gradient_bytes(configuration)
+        size = made * (np.asarray(configuration.data) > 1)
         return [_term(Category.GRADIENTS, "DDP buckets", size, "as large as the gradients, where there are ranks")]
     if configuration.framework == "deepspeed" and configuration.zero:
         size = 2 * np.minimum(scene.stage.parameters, REDUCE_BUCKET)
@@ -132,6 +140,16 @@ def _kept_term(scene: Scene, name: str, size: Quantity) -> Term:
     numbers = {"bytes": size / passes, "tokens": scene.tokens, "micro-batches": scene.stage.in_flight}
     formula = "bytes of a token in all blocks of the stage × tokens × micro-batches in flight"
     return Term(Category.ACTIVATIONS, f"kept by {name}", size, formula, numbers, "model")
+
+
+def _waiting(scene: Scene, kept: list[Term]) -> list[Term]:
+    """What is kept less the micro-batch whose backward pass runs, in a pipeline."""
+    others = scene.stage.in_flight - 1
+    if not np.any(others):
+        return []
+    share = others / scene.stage.in_flight
+    numbers = {"micro-batches": others}
+    return [replace(term, size_bytes=term.size_bytes * share, numbers={**term.numbers, **numbers}) for term in kept]
 
 
 def _stack_kept(scene: Scene, stack: Stack) -> dict[str, Quantity]:
@@ -267,6 +285,9 @@ def _embedding(scene: Scene) -> list[Term]:
     if configuration.lora_rank or not shape.tied:
         return []
     copies = (1 if configuration.autocast else 2) + _accumulates(configuration)
+    if trains_with_nanotron(configuration):
+        # The head's is among those that were made; on a stage without the head, so is its own.
+        copies = scene.stage.heads
     size = copies * made_bytes(configuration) * head_weights(shape) / configuration.tp * scene.stage.embeds
     numbers = {
         "copies": copies,

@@ -1,7 +1,5 @@
 """What a process holds beside its tensors: workspaces, the CUDA context, NCCL's buffers, and what the allocator wastes."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from tonnage.budget.configuration import Configuration, Quantity
@@ -49,7 +47,7 @@ def nccl(configuration: Configuration) -> Term:
     return Term(Category.CONTEXT, "NCCL buffers", size, "communicators × connections × bytes", numbers, "model")
 
 
-def fragmentation(shape: ModelShape, ends: Sequence[Stage], configuration: Configuration) -> Term:
+def fragmentation(shape: ModelShape, end: Stage, configuration: Configuration) -> Term:
     """What the caching allocator holds at its peak beyond what is allocated, for want of a block that fits.
 
     The 16-bit logits leave a hole that nothing else fits into: 2 of the 12 bytes of a loss. Gradients land in what
@@ -57,12 +55,10 @@ def fragmentation(shape: ModelShape, ends: Sequence[Stage], configuration: Confi
     two explain reserved memory to 4 % in the median and 10 % in nine of ten. Buffers of other streams come on top.
     """
     tokens = configuration.micro_batch * configuration.seq / configuration.cp
-    loss = loss_term(shape, configuration, tokens, "loss").size_bytes
-    gradients: Quantity = 0.0
-    for end in ends:
-        made = sharded(end, configuration, framework_of(configuration).gradients_sharded_from)
-        gradients = np.maximum(gradients, made_bytes(configuration) * made * (configuration.lora_rank == 0))
-    streams = _stream_bytes(shape, ends, configuration)
+    loss = loss_term(shape, configuration, tokens, "loss").size_bytes * end.heads
+    made = sharded(end, configuration, framework_of(configuration).gradients_sharded_from)
+    gradients = made_bytes(configuration) * made * (configuration.lora_rank == 0)
+    streams = _stream_bytes(shape, end, configuration)
     size = loss / 6 + _GRADIENTS_LOST * gradients + streams
     numbers = {"loss": loss, "gradients": gradients, "share": _GRADIENTS_LOST, "other streams": streams}
     return Term(
@@ -70,15 +66,12 @@ def fragmentation(shape: ModelShape, ends: Sequence[Stage], configuration: Confi
     )
 
 
-def _stream_bytes(shape: ModelShape, ends: Sequence[Stage], configuration: Configuration) -> Quantity:
+def _stream_bytes(shape: ModelShape, end: Stage, configuration: Configuration) -> Quantity:
     """FSDP2 gathers and reduces on streams of their own, whose freed buffers no other stream may use.
 
     Each stream ends up with room for what is outside of blocks, or for two blocks.
     """
     if configuration.framework != "fsdp2" or configuration.zero == 0:
         return 0.0
-    outside: Quantity = 0.0
-    for end in ends:
-        outside = np.maximum(outside, end.outside)
-    count = np.maximum(outside, 2 * block_parameters(shape, configuration))
+    count = np.maximum(end.outside, 2 * block_parameters(shape, configuration))
     return count * (configuration.compute_bytes + (gradient_bytes(configuration) if not configuration.lora_rank else 0))

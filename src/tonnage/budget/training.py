@@ -12,7 +12,7 @@ from tonnage.budget.configuration import Configuration, Quantity
 from tonnage.budget.moments import Moment, moments
 from tonnage.budget.offload import HostMemory, host_memory, offloads, stays
 from tonnage.budget.overheads import context, fragmentation, nccl, workspace
-from tonnage.budget.sharding import stages
+from tonnage.budget.sharding import Stage, stages
 from tonnage.budget.states import States, states
 from tonnage.budget.terms import Term, total
 from tonnage.hardware import Gpu
@@ -66,16 +66,11 @@ def training_budget(
 ) -> TrainingBudget:
     """Predict it, for one configuration or for each of many; for one end of a pipeline only, if asked."""
     ends = [end for end in stages(shape, configuration) if end.name in ("stage", f"{stage} stage") or stage == "worst"]
-    seen = [
-        Moment(f"{moment.name}, {end.name}", moment.terms)
-        for end in ends
-        for moment in moments(shape, end, configuration)
-    ]
+    seen = _seen(shape, ends, configuration)
     host = _host(seen, states(shape, ends[0], configuration), configuration)
     on_device = [_on_device(moment, configuration) for moment in seen] if offloads(configuration) else seen
     chosen, peak = _worst(on_device)
-    tensors = (*chosen, workspace(gpu))
-    terms = (*tensors, context(gpu), nccl(configuration), fragmentation(shape, ends, configuration))
+    terms = (*chosen, workspace(gpu), context(gpu), nccl(configuration))
     names = tuple(moment.name for moment in on_device)
     return TrainingBudget(tuple(map(_plain, terms)), names, peak, host.host_bytes, host.pinned_bytes)
 
@@ -83,11 +78,21 @@ def training_budget(
 def needed_bytes(shape: ModelShape, configuration: Configuration, gpu: Gpu) -> tuple[Quantity, Quantity]:
     """`total_bytes` and `host_bytes` of the budget alone, without its terms: what a search compares."""
     ends = list(stages(shape, configuration))
-    seen = [moment for end in ends for moment in moments(shape, end, configuration)]
+    seen = _seen(shape, ends, configuration)
     held = [total(term for term in moment.terms if stays(term, configuration)) for moment in seen]
-    beside = (workspace(gpu), context(gpu), nccl(configuration), fragmentation(shape, ends, configuration))
+    beside = (workspace(gpu), context(gpu), nccl(configuration))
     host = _host(seen, states(shape, ends[0], configuration), configuration)
     return functools.reduce(np.maximum, held) + total(beside), host.host_bytes
+
+
+def _seen(shape: ModelShape, ends: Sequence[Stage], configuration: Configuration) -> list[Moment]:
+    """The moments of every stage, with what its allocator wastes."""
+    return [
+        Moment(f"{moment.name}, {end.name}", (*moment.terms, wasted))
+        for end in ends
+        for wasted in (fragmentation(shape, end, configuration),)
+        for moment in moments(shape, end, configuration)
+    ]
 
 
 def _on_device(moment: Moment, configuration: Configuration) -> Moment:

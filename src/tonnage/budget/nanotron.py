@@ -1,0 +1,71 @@
+"""What nanotron keeps that other frameworks do not. Nothing here is measured: each rule is read from its source.
+
+| rule                                                                 | where nanotron does it             |
+|----------------------------------------------------------------------|------------------------------------|
+| gradients are made in 16 bits and added to the FP32 buffer only when | `optim/gradient_accumulator.py`    |
+| the backward pass of a micro-batch has ended                         |                                    |
+| without ZeRO and with replicas, DDP keeps a 16-bit bucket of each    | `trainer.py`, `_init_model`        |
+| two buffers for gathered inputs and gradients live for ever          | `parallel/tensor_parallel/`        |
+| ZeRO-1 gathers parameters through a flat copy of its own shard, one  | `optim/zero.py`, `distributed.py`; |
+| of every shard, and a third that NCCL's backend makes                | PyTorch's `ProcessGroupNCCL`       |
+
+How blocks are divided over a pipeline is known to `sharding`, when a moment is to `moments`.
+"""
+
+import numpy as np
+
+from tonnage.budget.configuration import Configuration, Quantity
+from tonnage.budget.frameworks import made_bytes, working_bytes
+from tonnage.budget.sharding import Stage, shards
+from tonnage.budget.terms import Term
+from tonnage.ledger import Category
+from tonnage.models.shape import ModelShape
+
+_GATHER_BUFFERS = 2
+
+
+def trains_with_nanotron(configuration: Configuration) -> bool:
+    """And all of the model, not adapters."""
+    return configuration.framework == "nanotron" and not configuration.lora_rank
+
+
+def gather_buffers(shape: ModelShape, configuration: Configuration, tokens: Quantity) -> list[Term]:
+    """Inputs of a column-parallel matrix and gradients of a row-parallel one, whole; not kept for each of them."""
+    if not trains_with_nanotron(configuration):
+        return []
+    buffers = _GATHER_BUFFERS * (np.asarray(configuration.tp) > 1)
+    size = buffers * configuration.compute_bytes * shape.hidden * tokens
+    numbers = {"buffers": buffers, "bytes": configuration.compute_bytes, "hidden": shape.hidden, "tokens": tokens}
+    return [
+        Term(Category.WORKSPACE, "gather buffers", size, "buffers × bytes × hidden × tokens", numbers, "model"),
+    ]
+
+
+def made_gradients(shape: ModelShape, stage: Stage, configuration: Configuration, *, ended: bool) -> list[Term]:
+    """Those of a micro-batch before they are added up; before its backward pass has ended, less the embedding's."""
+    if not trains_with_nanotron(configuration):
+        return []
+    shared = stage.heads if shape.tied else 0.0
+    missing = 0.0 if ended else stage.embeds * (1 - shared) * shape.embedding_parameters / configuration.tp
+    count = stage.parameters - missing
+    numbers = {"parameters": count, "bytes": made_bytes(configuration)}
+    size = made_bytes(configuration) * count
+    return [Term(Category.GRADIENTS, "gradients not yet added", size, "parameters × bytes", numbers, "model")]
+
+
+def flat_copies(stage: Stage, configuration: Configuration, *, in_use: bool) -> list[Term]:
+    """Copies through which ZeRO-1 gathers.
+
+    Most are larger than any block that activations leave, so that neither is made of the other: while they are not in
+    use, the allocator keeps them all the same. That is an upper bound: logits of a small model may leave room for them.
+    The peak is that of reserved memory; where the gather itself is the most that is ever allocated (a large model, few
+    tokens), the allocated figure is too low.
+    """
+    ranks = shards(configuration)
+    if not trains_with_nanotron(configuration) or configuration.zero == 0:
+        return []
+    copies = (2 + 1 / ranks) * (np.asarray(ranks) > 1)
+    size = copies * working_bytes(configuration) * stage.parameters
+    numbers = {"copies": copies, "bytes": working_bytes(configuration), "parameters": stage.parameters}
+    category = Category.WORKSPACE if in_use else Category.FRAGMENTATION
+    return [Term(category, "flat copies of parameters", size, "copies × bytes × parameters", numbers, "model")]

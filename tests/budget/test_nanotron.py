@@ -1,0 +1,94 @@
+"""What nanotron keeps that others do not: rule by rule, and all of it against its tensors, replayed one by one."""
+
+import pytest
+
+from budget.decoders import llama
+from budget.nanotron_step import GIB, Step
+from tonnage.budget.configuration import Configuration
+from tonnage.budget.nanotron import flat_copies, gather_buffers, made_gradients
+from tonnage.budget.sharding import stages
+from tonnage.budget.training import training_budget
+from tonnage.hardware import find_gpu
+from tonnage.ledger import Category
+from tonnage.models import ModelShape
+
+# The 1B of the Ultra-Scale Playbook.
+SHAPE = llama(vocab_size=131072, num_key_value_heads=32)
+EMBEDDING = 131072 * 2048
+CUBLAS = 64 * 2**20
+
+
+def nanotron(**choices: object) -> Configuration:
+    return Configuration(framework="nanotron", optimizer_kernel="fused", **choices)  # type: ignore[arg-type]
+
+
+def test_buffers_for_what_is_gathered() -> None:
+    (two,) = gather_buffers(SHAPE, nanotron(tp=2), 4096)
+    (none,) = gather_buffers(SHAPE, nanotron(tp=1), 4096)
+    assert (two.size_bytes, none.size_bytes) == (2 * 2 * 2048 * 4096, 0)
+    assert not gather_buffers(SHAPE, Configuration(tp=2), 4096)
+
+
+def test_gradients_wait_in_16_bits_for_the_end_of_the_backward_pass() -> None:
+    apart = llama(vocab_size=131072, tie_word_embeddings=False)
+    for shape, late in ((SHAPE, 0), (apart, EMBEDDING)):
+        (stage,) = stages(shape, nanotron())
+        before, after = (made_gradients(shape, stage, nanotron(), ended=ended)[0] for ended in (False, True))
+        assert after.size_bytes == 2 * shape.parameters
+        assert after.size_bytes - before.size_bytes == 2 * late
+    assert not made_gradients(SHAPE, stage, Configuration(framework="megatron"), ended=True)
+
+
+def test_zero_gathers_through_flat_copies() -> None:
+    configuration = nanotron(zero=1, data=8, shard=8)
+    (stage,) = stages(SHAPE, configuration)
+    (cached,), (used,) = (flat_copies(stage, configuration, in_use=in_use) for in_use in (False, True))
+    assert cached.size_bytes == used.size_bytes == pytest.approx((2 + 1 / 8) * 2 * SHAPE.parameters)
+    assert (cached.category, used.category) == (Category.FRAGMENTATION, Category.WORKSPACE)
+    assert not flat_copies(stage, nanotron(data=8), in_use=True)
+
+
+CASES = [
+    {"data": 16},
+    {"data": 8, "micro_batch": 2},
+    {"data": 2, "pp": 4, "accumulate": 8},
+    {"tp": 2, "pp": 4, "accumulate": 8, "micro_batch": 8},
+    {"tp": 8, "zero": 1, "data": 2, "micro_batch": 2},
+    {"pp": 2, "accumulate": 4, "zero": 1, "data": 8},
+]
+
+
+def replayed(shape: ModelShape, configuration: Configuration) -> tuple[int, int]:
+    """Allocated and reserved of the first stage."""
+    c, stage = configuration, next(iter(stages(shape, configuration)))
+    step = Step(
+        hidden=2048,
+        ffn=8192,
+        heads=32,
+        vocab=131072,
+        layers=round(float(stage.share) * 16),
+        has_head=bool(stage.heads),
+        tied=shape.tied,
+        tokens=int(c.micro_batch * c.seq),
+        tp=int(c.tp),
+        data=int(c.data),
+        zero=c.zero,
+        in_flight=int(stage.in_flight),
+        micro_batches=int(c.accumulate),
+    )
+    return step.peaks()
+
+
+@pytest.mark.parametrize("choices", CASES, ids=str)
+def test_formulas_and_tensors_agree(choices: dict[str, int]) -> None:
+    configuration = nanotron(**choices | {"shard": choices.get("data", 1)})
+    found = training_budget(SHAPE, configuration, find_gpu("h100"), stage="first")
+    allocated, reserved = replayed(SHAPE, configuration)
+    assert float(found.peak_allocated_bytes) - CUBLAS == pytest.approx(allocated, rel=0.01)
+    assert float(found.peak_reserved_bytes) - CUBLAS == pytest.approx(reserved, rel=0.17)
+
+
+def test_a_published_run_tensor_by_tensor() -> None:
+    """16 replicas with a sequence each reported 36.66 GiB."""
+    _, reserved = replayed(SHAPE, nanotron(data=16, shard=16, accumulate=2))
+    assert reserved / GIB == pytest.approx(36.66, abs=0.05)
