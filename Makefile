@@ -25,7 +25,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) --no-deps torchvision
 	@$(PIP) transformers peft accelerate timm lightning safetensors pillow
 	@echo "installing tonnage"
-	@$(PIP) --editable ".[torch,dev]"
+	@$(PIP) --editable ".[torch,fit,dev]"
 	@echo "installing the engines that exported files are loaded with, apart from all else"
 	@DS_BUILD_OPS=0 $(PIP) --no-deps --no-build-isolation --upgrade --target $(VENV)/engines $(ENGINES)
 	@touch $@

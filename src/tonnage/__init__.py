@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tonnage.errors import TonnageError
+    from tonnage.fit.fitting import fit
+    from tonnage.fit.limits import largest_batch, longest_sequence
     from tonnage.hardware import Gpu, find_gpu
+    from tonnage.integrations.fit_trainer import fit_trainer
     from tonnage.ledger import Category, Ledger
     from tonnage.recording import Recording, read_recording, write_recording
     from tonnage.recording.cuda import record_on_oom
@@ -29,7 +32,10 @@ _HOMES = {
     "Recording": "tonnage.recording",
     "TonnageError": "tonnage.errors",
     "find_gpu": "tonnage.hardware",
+    "fit_trainer": "tonnage.integrations.fit_trainer",
+    "largest_batch": "tonnage.fit.limits",
     "load_ipython_extension": "tonnage.integrations.notebook",  # `%load_ext tonnage` asks for it
+    "longest_sequence": "tonnage.fit.limits",
     "read_recording": "tonnage.recording",
     "record_on_oom": "tonnage.recording.cuda",
     "virtual_gpu": "tonnage.virtual",
@@ -44,6 +50,10 @@ __all__ = [
     "TonnageError",
     "__version__",
     "find_gpu",
+    "fit",
+    "fit_trainer",
+    "largest_batch",
+    "longest_sequence",
     "read_recording",
     "record_on_oom",
     "virtual_gpu",
@@ -52,10 +62,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'tonnage' has no attribute {name!r}")
     from importlib import import_module
 
+    if name == "fit":  # a package that can be called: its import sets this name
+        return import_module("tonnage.fit")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tonnage' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_HOMES[name]), name)
     return value
 

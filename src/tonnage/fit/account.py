@@ -1,0 +1,53 @@
+"""A plan in words: before, technique by technique, after. At home in 80 columns."""
+
+from tonnage.fit.plan import Plan
+from tonnage.fit.rehearsal import Rehearsed
+from tonnage.units import format_bytes
+
+
+def account(plan: Plan, measured: Rehearsed | None) -> str:
+    title = f"{plan.device} · batch of {plan.batch_rows} · budget {format_bytes(plan.budget_bytes)}"
+    lines = [
+        title,
+        "",
+        _line("", "peak", "step", ""),
+        _line("plain", _size(plan.plain_peak_bytes), _time(plan.plain_step_s)),
+    ]
+    for row in plan.rows:
+        lines.append(_line(f"  {row.title}", _signed_size(-row.saved_bytes), _signed_time(row.seconds)))
+        lines += [f"      {part}" for part in _wrapped(row.why, 70)]
+    lines.append(_line("fitted, predicted", _size(plan.peak_bytes), _time(plan.step_s)))
+    if measured is not None:
+        lines.append(_line("fitted, measured", _size(measured.peak_reserved_bytes), "", "reserved"))
+    if plan.host_bytes:
+        lines.append(f"host memory {format_bytes(plan.host_bytes)} of {format_bytes(plan.host_budget_bytes)}, pinned")
+    if measured is not None and measured.peak_reserved_bytes > plan.budget_bytes:
+        over = format_bytes(measured.peak_reserved_bytes - plan.budget_bytes)
+        lines += ["", f"ABOVE THE BUDGET by {over}: nothing smaller was found. Give fit a smaller batch."]
+    return "\n".join(lines)
+
+
+def _line(name: str, size: str, seconds: str, note: str = "") -> str:
+    return f"{name:<38}{size:>14}{seconds:>14}  {note}".rstrip()
+
+
+def _size(size_bytes: int) -> str:
+    return format_bytes(size_bytes)
+
+
+def _signed_size(size_bytes: int) -> str:
+    return ("−" if size_bytes < 0 else "+") + format_bytes(abs(size_bytes))
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.0f} ms"
+
+
+def _signed_time(seconds: float) -> str:
+    return ("−" if seconds < 0 else "+") + _time(abs(seconds))
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    import textwrap
+
+    return textwrap.wrap(text, width)

@@ -1,0 +1,85 @@
+"""From a solution to the techniques that make it real, and the techniques that are worth having in any case."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from tonnage.fit.placement import HOST_GRADIENTS, PIECE_BYTES, STEP_IN_BACKWARD, WINDOW_BYTES, Holdings
+from tonnage.fit.registry import technique_class
+from tonnage.fit.solver import Solution
+from tonnage.fit.stepper import trained_parameters
+from tonnage.fit.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, Survey
+from tonnage.fit.technique import Technique
+from tonnage.fit.techniques.activation_offload import ActivationOffload
+from tonnage.fit.techniques.host_states import HostStates
+from tonnage.fit.techniques.micro_batches import MicroBatches
+from tonnage.fit.techniques.recompute import Recompute
+from tonnage.fit.techniques.step_in_backward import StepInBackward
+from tonnage.fit.training import Training
+
+# Cheapest first. Each saves memory, time or both on every model that can use it.
+_ALWAYS = ("allocator", "fused-attention", "chunked-loss", "fp8", "autocast", "compile")
+
+
+def always_paying(training: Training, allowed: frozenset[str]) -> Iterator[Technique]:
+    """Those that this training can use, asked one after the other: each sees the ones before it in place."""
+    for name in _ALWAYS:
+        if name not in allowed or (name == "autocast" and not _wide(training)):
+            continue
+        technique = technique_class(name)()
+        if technique.why_not(training) is None:
+            yield technique
+
+
+def _wide(training: Training) -> bool:
+    """Whether matrix products run in FP32, so that a narrower type would speed them up."""
+    return all(parameter.dtype is torch.float32 for parameter in trained_parameters(training.optimizer))
+
+
+def coarse(holdings: Holdings, training: Training, allowed: frozenset[str]) -> Holdings:
+    """What is held where states may be coarser than they were."""
+    if "eight-bit-states" not in allowed or technique_class("eight-bit-states")().why_not(training) is not None:
+        return holdings
+    elements = sum(parameter.numel() for parameter in trained_parameters(training.optimizer))
+    return replace(holdings, states_bytes=min(holdings.states_bytes, elements * 2 + elements * 8 // 256))
+
+
+def assemble(solution: Solution, survey: Survey, training: Training) -> tuple[Technique, ...]:
+    """Techniques beyond those that are in place already."""
+    modes = dict(zip(survey.sizes[min(survey.sizes)].kinds, solution.choice.modes, strict=True))
+    return (
+        *_recompute(modes, solution.layout.slices if solution.layout.sliced else 1),
+        *_offload(modes, solution.window_bytes),
+        *_placement(solution),
+        *([MicroBatches(count=solution.layout.micro_batches)] if solution.layout.micro_batches > 1 else []),
+    )
+
+
+def _recompute(modes: dict[str, str], slices: int) -> Iterator[Technique]:
+    names = {BLOCK_OFFLOAD: BLOCK, OFFLOAD: KEEP}
+    recomputed = {block: names.get(mode, mode) for block, mode in modes.items() if names.get(mode, mode) != KEEP}
+    if recomputed:
+        yield Recompute(modes=recomputed, slices=slices)
+
+
+def _offload(modes: dict[str, str], window_bytes: int) -> Iterator[Technique]:
+    for mode, what in ((OFFLOAD, "kept"), (BLOCK_OFFLOAD, "inputs")):
+        blocks = tuple(block for block, taken in modes.items() if taken == mode)
+        if blocks:
+            yield ActivationOffload(blocks=blocks, what=what, window_bytes=window_bytes)  # type: ignore[arg-type]
+
+
+def _placement(solution: Solution) -> Iterator[Technique]:
+    placement = solution.placement
+    if placement == STEP_IN_BACKWARD:
+        yield StepInBackward()
+    elif placement.splits_states:
+        on_host = placement == HOST_GRADIENTS
+        yield HostStates(
+            gpu_bytes=solution.states_on_gpu_bytes,
+            how="host" if on_host else "device",
+            gradients="host" if on_host and solution.layout.micro_batches > 1 else "device",
+            piece_bytes=PIECE_BYTES,
+            window_bytes=WINDOW_BYTES,
+        )

@@ -1,0 +1,330 @@
+"""A linear head and its cross-entropy in one pass over chunks of rows: the logits never exist as a whole.
+
+    head = Head(hidden=hidden, weight=weight, dtype=weight.dtype)
+    loss = chunked_cross_entropy(head, CrossEntropy(target=labels), chunk_bytes=512 << 20)
+
+Where the loss is one number, the gradients are made in the forward pass, from a chunk's logits while they are there: a
+recompute in backward would multiply by the head once more. They wait unscaled (a 16-bit type would lose a division by
+the number of tokens) and backward multiplies them once. Per-row losses (`reduction="none"`) meet their gradients only
+in backward, so there the chunks are computed twice.
+
+PyTorch 2.13's own `linear_cross_entropy` has no label smoothing, soft targets or soft caps in chunks, and older versions
+lack it; hence this one. It does not know where the head came from: see `deferred_logits`.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+# One elementwise operation after the head: "to" with a dtype, "mul" or "div" with a number, "tanh" with None.
+Operation = tuple[str, Any]
+Gradients = list[Tensor | None]  # of hidden, weight and bias
+_ROWS_MULTIPLE = 64  # of a chunk: what tensor cores divide evenly
+_TILE_ROWS = 8192  # of a weight gradient, where a product must be made before it is added
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """How rows become logits: `hidden @ weight.T + bias` in `dtype`, then operations one by one."""
+
+    hidden: Tensor  # (rows, width)
+    weight: Tensor  # (classes, width)
+    bias: Tensor | None = None
+    dtype: torch.dtype  # of the multiplication: autocast may narrow it
+    operations: tuple[Operation, ...] = ()
+
+    @property
+    def leaves(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        return self.hidden, self.weight, self.bias
+
+    @property
+    def logits_dtype(self) -> torch.dtype:
+        """After all operations: what the loss reads."""
+        return logits_dtype(self.dtype, self.operations)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossEntropy:
+    """The arguments of `torch.nn.functional.cross_entropy`, one row a prediction."""
+
+    target: Tensor  # (rows,) of classes, or (rows, classes) of probabilities
+    class_weight: Tensor | None = None
+    ignore_index: int = -100
+    label_smoothing: float = 0.0
+    reduction: str = "mean"
+
+
+def logits_dtype(dtype: torch.dtype, operations: tuple[Operation, ...]) -> torch.dtype:
+    """Of a head's output in `dtype` after these operations."""
+    casts = [argument for name, argument in operations if name == "to"]
+    return casts[-1] if casts else dtype
+
+
+def chunked_cross_entropy(head: Head, loss: CrossEntropy, *, chunk_bytes: int) -> Tensor:
+    """The loss over the logits of `head`: one number, or a vector of rows where nothing is reduced."""
+    wanted = tuple(torch.is_grad_enabled() and leaf is not None and leaf.requires_grad for leaf in head.leaves)
+    return _ChunkedCrossEntropy.apply(*head.leaves, _Walk(head, loss, chunk_bytes, wanted))
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, walk: "_Walk") -> Tensor:
+        reduction = walk.reduction
+        losses, gradients = walk.run((hidden, weight, bias), differentiate=any(walk.wanted) and reduction != "none")
+        ctx.save_for_backward(hidden, weight, bias)
+        ctx.walk, ctx.gradients = walk, gradients
+        if reduction != "none":
+            losses = losses.sum()
+        return (losses / walk.loss.denominator if reduction == "mean" else losses).to(walk.result_dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        walk: _Walk = ctx.walk
+        upstream = upstream.to(walk.compute_dtype)
+        if walk.reduction == "none":
+            _, gradients = walk.run(ctx.saved_tensors, differentiate=True, upstream=upstream)
+            return *_finished(gradients, None, walk.leaf_dtypes), None
+        # Scaled in place, so a second backward through a retained graph makes them again.
+        gradients, ctx.gradients = ctx.gradients, []
+        if not gradients:
+            _, gradients = walk.run(ctx.saved_tensors, differentiate=True)
+        scale = upstream
+        if walk.reduction == "mean":
+            # A mean over no labels is NaN, but its gradients are zero, as PyTorch's own are.
+            scale = torch.where(walk.loss.denominator == 0, 0.0, upstream / walk.loss.denominator)
+        return *_finished(gradients, scale, walk.leaf_dtypes), None
+
+
+def _finished(gradients: Gradients, scale: Tensor | None, dtypes: tuple[torch.dtype, ...]) -> Gradients:
+    """Gradients times a number, in the types of their leaves. Empties the list: autograd keeps what only it holds."""
+    results: Gradients = []
+    for dtype in dtypes:
+        gradient = gradients.pop(0)
+        if gradient is not None and scale is not None:
+            out = gradient if gradient.dtype == dtype else torch.empty_like(gradient, dtype=dtype)
+            # One dimension, not none: a scale without dimensions would be rounded to the gradient's type first.
+            gradient = torch.mul(gradient, scale.reshape(1), out=out)
+        results.append(None if gradient is None else gradient.to(dtype))
+    return results
+
+
+class _ClassLabels:
+    """The loss of rows that have one label each; what a row weighs is known before any logit is."""
+
+    def __init__(self, loss: CrossEntropy, classes: int, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self.smoothing = loss.label_smoothing
+        counted = loss.target != loss.ignore_index
+        self.label = torch.where(counted, loss.target, 0)[:, None]
+        counted = counted[:, None].to(dtype)
+        one = counted.new_ones(1)
+        self.class_weight = one if loss.class_weight is None else loss.class_weight.to(dtype)
+        weight = counted if loss.class_weight is None else counted * self.class_weight[self.label]
+        self.denominator = weight.sum()  # of the mean: the labels' own weights, smoothed or not
+        self.label_mass = weight * (1 - self.smoothing)
+        self.spread = counted * (self.smoothing / classes)  # to each class, times the class's weight
+        self.mass = self.label_mass + self.spread * self.class_weight.expand(classes).sum()
+
+    def losses(self, rows: slice, logits: Tensor, normaliser: Tensor) -> Tensor:
+        own = logits.gather(1, self.label[rows]).to(self.dtype)
+        losses = self.mass[rows] * normaliser - self.label_mass[rows] * own
+        if self.smoothing:
+            losses -= self.spread[rows] * self._weighted_sum(logits)
+        # An ignored row counts nothing, even where its logits are no numbers.
+        return losses.masked_fill_(self.mass[rows] == 0, 0)[:, 0]
+
+    def _weighted_sum(self, logits: Tensor) -> Tensor:
+        if self.class_weight.numel() == 1:
+            return logits.sum(dim=-1, keepdim=True, dtype=self.dtype) * self.class_weight
+        return logits.to(self.dtype) @ self.class_weight[:, None]
+
+    def gradient(
+        self, rows: slice, exponentials: Tensor, total: Tensor, upstream: Tensor | float, out: Tensor
+    ) -> Tensor:
+        """Of the logits, in the memory of `out` or of their exponentials, which sum up to `total`."""
+        label, label_mass = self.label[rows], self.label_mass[rows] * upstream
+        factor = self.mass[rows] * upstream / total
+        if self.smoothing:
+            exponentials.mul_(factor).addcmul_(self.spread[rows] * upstream, self.class_weight, value=-1)
+            own = exponentials.gather(1, label) - label_mass
+            return exponentials.scatter_(1, label, own)
+        own = exponentials.gather(1, label) * factor - label_mass
+        # One pass multiplies and narrows; the label's own entry is rounded once, after its subtraction.
+        gradient = torch.mul(exponentials, factor, out=out)
+        return gradient.scatter_(1, label, own.to(gradient.dtype))
+
+
+class _Probabilities:
+    """The loss of rows whose target is a distribution over the classes."""
+
+    def __init__(self, loss: CrossEntropy, classes: int, dtype: torch.dtype) -> None:
+        self.loss = loss
+        self.classes = classes
+        self.dtype = dtype
+        self.denominator = torch.full((), loss.target.shape[0], dtype=dtype, device=loss.target.device)
+
+    def _masses(self, rows: slice) -> Tensor:
+        smoothing = self.loss.label_smoothing
+        masses = self.loss.target[rows].to(self.dtype)
+        if smoothing:
+            masses = masses * (1 - smoothing) + smoothing / self.classes
+        return masses if self.loss.class_weight is None else masses * self.loss.class_weight.to(self.dtype)
+
+    def losses(self, rows: slice, logits: Tensor, normaliser: Tensor) -> Tensor:
+        masses = self._masses(rows)
+        return masses.sum(dim=-1) * normaliser[:, 0] - (masses * logits).sum(dim=-1)
+
+    def gradient(
+        self, rows: slice, exponentials: Tensor, total: Tensor, upstream: Tensor | float, out: Tensor
+    ) -> Tensor:
+        masses = self._masses(rows)
+        return exponentials.mul_(masses.sum(dim=-1, keepdim=True) / total).sub_(masses).mul_(upstream)
+
+
+class _Walk:
+    """One walk over all chunks: the losses by row and, where wanted, the gradients. Holds no leaf."""
+
+    def __init__(self, head: Head, loss: CrossEntropy, chunk_bytes: int, wanted: tuple[bool, ...]) -> None:
+        self.reduction = loss.reduction
+        self.wanted = wanted
+        self.dtype = head.dtype
+        self.operations = tuple(operation for operation in head.operations if operation[0] != "to")
+        self.compute_dtype = torch.promote_types(head.logits_dtype, torch.float32)
+        # Autocast makes every loss FP32, whatever the logits are.
+        autocast = torch.is_autocast_enabled(head.hidden.device.type)
+        self.result_dtype = self.compute_dtype if autocast else head.logits_dtype
+        self.leaf_dtypes = tuple(head.dtype if leaf is None else leaf.dtype for leaf in head.leaves)
+        self.chunks = divide_rows(head.hidden.shape[0], head.weight.shape[0] * head.dtype.itemsize, chunk_bytes)
+        kind = _ClassLabels if loss.target.dim() == 1 else _Probabilities
+        self.loss = kind(loss, head.weight.shape[0], self.compute_dtype)
+
+    def run(
+        self, leaves: tuple[Tensor, Tensor, Tensor | None], *, differentiate: bool, upstream: Tensor | None = None
+    ) -> tuple[Tensor, Gradients]:
+        """Losses of all rows; gradients of their sum, each row times its upstream."""
+        hidden, weight, bias = leaves
+        with torch.autocast(hidden.device.type, enabled=False):
+            weight = weight.to(self.dtype)
+            bias = None if bias is None else bias.to(self.dtype)
+            sums = _Sums(self, hidden, weight) if differentiate else None
+            losses = torch.empty(hidden.shape[0], dtype=self.compute_dtype, device=hidden.device)
+            for rows in self.chunks:
+                part = hidden[rows].to(self.dtype)
+                output = torch.mm(part, weight.t()) if bias is None else torch.addmm(bias, part, weight.t())
+                factor = 1.0 if upstream is None else upstream[rows, None]
+                losses[rows], gradient = self._chunk(rows, output, factor if differentiate else None)
+                del output
+                if sums is not None:
+                    sums.add(rows, part, weight, gradient)
+                del gradient  # before the next chunk's logits
+            return losses, [] if sums is None else sums.gradients()
+
+    def _chunk(self, rows: slice, output: Tensor, upstream: Tensor | float | None) -> tuple[Tensor, Tensor]:
+        """Losses, and the gradient of the head's output unless there is no upstream."""
+        logits, curves = _operate(output, self.operations, self.compute_dtype)
+        largest = logits.amax(dim=-1, keepdim=True).to(self.compute_dtype)
+        exponentials = torch.sub(logits, largest).exp_()  # one pass widens and subtracts
+        total = exponentials.sum(dim=-1, keepdim=True)
+        losses = self.loss.losses(rows, logits, largest + total.log())
+        if upstream is None:
+            return losses, output
+        # The head's output is not needed any more: its gradient takes its place where no operation lies between.
+        out = output if logits is output else exponentials
+        gradient = self.loss.gradient(rows, exponentials, total, upstream, out)
+        return losses, _operate_backward(gradient, self.operations, curves).to(self.dtype)
+
+
+def _operate(output: Tensor, operations: tuple[Operation, ...], dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
+    """Logits of a head's output, and the values that backward needs.
+
+    Without operations they are the output itself, unless the loss is computed in a narrower type.
+    """
+    wider = torch.promote_types(output.dtype, dtype) == dtype
+    logits = output if wider and not operations else output.to(dtype)
+    curves = []
+    for name, factor in operations:
+        if name == "tanh":
+            logits = logits.tanh()
+            curves.append(logits)
+        else:
+            logits = logits * factor if name == "mul" else logits / factor
+    return logits, curves
+
+
+def _operate_backward(gradient: Tensor, operations: tuple[Operation, ...], curves: list[Tensor]) -> Tensor:
+    for name, factor in reversed(operations):
+        if name == "tanh":
+            gradient = torch.ops.aten.tanh_backward(gradient, curves.pop())
+        elif name == "mul":
+            gradient.mul_(factor)
+        else:
+            gradient.div_(factor)
+    return gradient
+
+
+class _Sums:
+    """The gradients of hidden, weight and bias, chunk after chunk."""
+
+    def __init__(self, walk: _Walk, hidden: Tensor, weight: Tensor) -> None:
+        self.several = len(walk.chunks) > 1
+        # Sums over chunks in a narrow type would round once a chunk.
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        hidden_wanted, weight_wanted, bias_wanted = walk.wanted
+        self.hidden = torch.empty_like(hidden, dtype=walk.dtype) if hidden_wanted else None
+        sum_dtype = wide if self.several else weight.dtype
+        self.weight = torch.empty_like(weight, dtype=sum_dtype) if weight_wanted else None
+        self.bias = weight.new_zeros(weight.shape[0], dtype=wide) if bias_wanted else None
+
+    def add(self, rows: slice, hidden: Tensor, weight: Tensor, gradient: Tensor) -> None:
+        if self.hidden is not None:
+            torch.mm(gradient, weight, out=self.hidden[rows])
+        if self.weight is not None:
+            add_product(self.weight, gradient.t(), hidden, first=rows.start == 0)
+        if self.bias is not None:
+            self.bias += gradient.sum(dim=0, dtype=self.bias.dtype)
+
+    def gradients(self) -> Gradients:
+        return [self.hidden, self.weight, self.bias]
+
+
+def add_product(total: Tensor, left: Tensor, right: Tensor, *, first: bool) -> None:
+    """`total += left @ right`, or `=` the first time. Where the device can, a product is not rounded before it is added."""
+    beta = 0 if first else 1
+    if total.dtype == left.dtype:
+        torch.addmm(total, left, right, beta=beta, out=total)
+    elif _sums_wide(left.device, left.dtype):
+        torch.addmm(total, left, right, out_dtype=total.dtype, beta=beta, out=total)
+    else:
+        if first:
+            total.zero_()
+        for start in range(0, total.shape[0], _TILE_ROWS):
+            total[start : start + _TILE_ROWS] += left[start : start + _TILE_ROWS] @ right
+
+
+@cache
+def _sums_wide(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether this device multiplies a narrow type straight into an FP32 sum: tried once, on a matrix."""
+    narrow = torch.ones(16, 16, dtype=dtype, device=device)
+    total = torch.ones(16, 16, dtype=torch.float32, device=device)
+    try:
+        torch.addmm(total, narrow, narrow, out_dtype=torch.float32, out=total)
+    except (RuntimeError, TypeError, NotImplementedError):
+        return False
+    return True
+
+
+def divide_rows(rows: int, row_bytes: int, chunk_bytes: int) -> tuple[slice, ...]:
+    """Chunks of at most these bytes, as equal as tensor cores like them; a single row may be larger."""
+    most = max(1, chunk_bytes // row_bytes)
+    if most > _ROWS_MULTIPLE:
+        most -= most % _ROWS_MULTIPLE
+    count = max(1, -(-rows // most))
+    size = -(-rows // count)
+    if most >= _ROWS_MULTIPLE:
+        size = min(most, -(-size // _ROWS_MULTIPLE) * _ROWS_MULTIPLE)
+    return tuple(slice(start, min(start + size, rows)) for start in range(0, max(rows, 1), max(size, 1)))

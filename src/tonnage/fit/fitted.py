@@ -1,0 +1,157 @@
+"""A training with its techniques in place: step it, prove it, take it back."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from tonnage.errors import RequestError
+from tonnage.fit.account import account
+from tonnage.fit.checks import FITTED
+from tonnage.fit.modules import without_cache
+from tonnage.fit.plan import Plan
+from tonnage.fit.proof import Proof, prove
+from tonnage.fit.rehearsal import Rehearsed
+from tonnage.fit.step import take_step
+from tonnage.fit.technique import Technique
+from tonnage.fit.training import Batch, Training, Undo
+
+# Techniques up to here change the model; those above, how a step is taken.
+_MODEL_SIDE = 65
+
+
+class Applied:
+    """Techniques on a training, taken away in the reverse order. A cache of keys and values is off meanwhile."""
+
+    def __init__(self, training: Training) -> None:
+        self.training = training
+        self._placed: list[tuple[Technique, Undo]] = []
+        self._cache_again = without_cache(training.model)
+
+    @property
+    def techniques(self) -> tuple[Technique, ...]:
+        return tuple(technique for technique, _ in self._placed)
+
+    def add(self, techniques: Iterable[Technique]) -> None:
+        """All of them, or none."""
+        count = len(self._placed)
+        try:
+            for technique in sorted(techniques, key=lambda technique: technique.order):
+                self._placed.append((technique, technique.apply(self.training)))
+                self.training.applied.append(technique.name)
+        except BaseException:
+            self.keep(count)
+            raise
+
+    def keep(self, count: int) -> None:
+        """Take away all but the first `count`."""
+        while len(self._placed) > count:
+            _, undo = self._placed.pop()
+            self.training.applied.pop()
+            undo()
+
+    def take_away(self) -> None:
+        """All of it: the training is as it was."""
+        self.keep(0)
+        self._cache_again()
+
+    @contextmanager
+    def plain_model(self) -> Iterator[None]:
+        """The model without what was done to it; how a step is taken stays."""
+        on_model = [index for index, (technique, _) in enumerate(self._placed) if technique.order < _MODEL_SIDE]
+        for index in reversed(on_model):
+            self._placed[index][1]()
+        try:
+            yield
+        finally:
+            for index in on_model:
+                technique = self._placed[index][0]
+                self._placed[index] = technique, technique.apply(self.training)
+
+
+class Fitted:
+    """What `fit` returns. The model and the optimizer are the caller's own objects, changed in place."""
+
+    def __init__(
+        self,
+        training: Training,
+        applied: Applied,
+        plan: Plan,
+        measured: Rehearsed | None,
+        *,
+        refit: "Callable[[str | int | None, str | int | None], Fitted] | None" = None,
+    ) -> None:
+        self._refit = refit
+        self.training = training
+        self.plan = plan
+        self.measured = measured
+        self._applied = applied
+        self._undone = False
+        self._afterwards: list[Undo] = []
+        FITTED.add(training.model)
+
+    @property
+    def model(self) -> nn.Module:
+        return self.training.model
+
+    @property
+    def optimizer(self) -> Optimizer:
+        return self.training.optimizer
+
+    @property
+    def techniques(self) -> tuple[Technique, ...]:
+        return self._applied.techniques
+
+    @contextmanager
+    def plain(self) -> Iterator[None]:
+        """Inside, the model computes as it did before fit."""
+        self._check()
+        with self._applied.plain_model():
+            yield
+
+    def step(self, batch: Batch) -> Tensor:
+        """One optimizer step on a batch; the loss of all of it. Where it raises, gradients are as they were."""
+        self._check()
+        return take_step(self.training, batch)
+
+    def prove(self, batch: Batch | None = None) -> Proof:
+        """Loss and gradients under fit against the plain model's, on this batch. Changes nothing."""
+        self._check()
+        return prove(self, self.training.sample if batch is None else batch)
+
+    def save(self, path: str | Path, *, force: bool = False) -> None:
+        """The plan as JSON, for `fit(..., plan=path)` here or elsewhere."""
+        self.plan.save(path, force=force)
+
+    def refit(self, budget: str | int | None = None, *, host: str | int | None = None) -> "Fitted":
+        """The same training for another budget, from what is known already. This fit is over then."""
+        self._check()
+        if self._refit is None:
+            raise RequestError(
+                "This fit came from a plan, and nothing was surveyed.", hint="Call undo() and tonnage.fit."
+            )
+        self._undone = True
+        FITTED.discard(self.training.model)
+        return self._refit(budget, host)
+
+    def undo(self) -> None:
+        """The model and the optimizer as they were, with what they have learnt."""
+        self._check()
+        self._applied.take_away()
+        self._undone = True
+        FITTED.discard(self.training.model)
+        while self._afterwards:
+            self._afterwards.pop()()
+
+    def afterwards(self, undo: Undo) -> None:
+        """Call this when the fit is undone: how a Trainer gets its own loop back."""
+        self._afterwards.append(undo)
+
+    def _check(self) -> None:
+        if self._undone:
+            raise RequestError("This fit was undone already; the model is plain.", hint="Call tonnage.fit again.")
+
+    def __str__(self) -> str:
+        return account(self.plan, self.measured)

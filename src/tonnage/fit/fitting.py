@@ -1,0 +1,276 @@
+"""`fit`: survey, solve, apply, measure, correct.
+
+Techniques that always pay (fused attention, loss in chunks, compile) go in first and are measured; the solver then
+chooses among the rest for the smallest step time within the budgets. One rehearsed step shows the real peak. Where it is
+above the budget, the difference is taken off the budget and the solver chooses again.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from tonnage.errors import RequestError
+from tonnage.fit.accounting import account_rows, plain_cost
+from tonnage.fit.assembly import always_paying, assemble, coarse
+from tonnage.fit.checks import check_loss, check_request
+from tonnage.fit.fitted import Applied, Fitted
+from tonnage.fit.holdings import find_holdings
+from tonnage.fit.host import free_host_bytes
+from tonnage.fit.measuring import undisturbed
+from tonnage.fit.meter import Meter
+from tonnage.fit.outlook import does_not_fit
+from tonnage.fit.placement import Holdings
+from tonnage.fit.plan import Plan, read_plan
+from tonnage.fit.registry import NAMES, find_conflict
+from tonnage.fit.rehearsal import Rehearsed, rehearse
+from tonnage.fit.solver import Solution, solve
+from tonnage.fit.stepper import Stepper
+from tonnage.fit.survey import Survey
+from tonnage.fit.technique import Changes
+from tonnage.fit.techniques.micro_batches import MicroBatches
+from tonnage.fit.techniques.recompute import Recompute
+from tonnage.fit.training import Batch, Loss, Training
+from tonnage.units import format_bytes, parse_bytes
+
+Say = Callable[[str], None]
+_ROUNDS = 4  # of choosing, measuring and correcting
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for, in bytes and names."""
+
+    budget_bytes: int
+    host_bytes: int
+    allowed: frozenset[str]  # techniques that may be used
+    say: Say
+
+
+def fit(
+    model: nn.Module,
+    optimizer: Optimizer,
+    *,
+    loss: Loss,
+    sample: Batch,
+    budget: str | int | None = None,
+    host: str | int | None = None,
+    exact: bool = True,
+    allow: Sequence[str] = (),
+    without: Sequence[str] = (),
+    clip_norm: float | None = None,
+    plan: Plan | str | Path | None = None,
+    measure: bool = True,
+    verbose: bool = False,
+) -> Fitted:
+    """Make a training fit a byte budget at the least cost in speed, without changing its gradients.
+
+    | argument  | means                                                                                      |
+    |-----------|--------------------------------------------------------------------------------------------|
+    | `loss`    | `loss(model, batch)` gives a scalar                                                        |
+    | `sample`  | a batch as the loop will give it: one `step` is one of these                               |
+    | `budget`  | what PyTorch may reserve on the GPU ("40 GiB"); what is free unless told                   |
+    | `host`    | host memory that may be pinned; what is free unless told                                   |
+    | `exact`   | False: techniques that change the numerics are allowed too (8-bit states, FP8)             |
+    | `allow`   | names of such techniques to allow one by one                                               |
+    | `without` | names of techniques to leave out                                                           |
+    | `plan`    | apply this plan, as it is, instead of choosing one                                         |
+    | `measure` | False: no rehearsal; the peak stays a prediction                                           |
+    """
+    device = check_request(model, optimizer, sample)
+    stepper = Stepper(optimizer, clip_norm=clip_norm)
+    training = Training(model=model, optimizer=optimizer, loss=loss, sample=sample, device=device, stepper=stepper)
+    if plan is not None:
+        return apply_plan(training, plan if isinstance(plan, Plan) else read_plan(plan))
+    meter = Meter(device)
+    request = Request(
+        budget_bytes=meter.free_bytes() if budget is None else _bytes(budget),
+        host_bytes=free_host_bytes() if host is None else _bytes(host),
+        allowed=_allowed(exact, allow, without),
+        say=print if verbose else lambda _: None,
+    )
+    return Fitting(training, meter, request, measure=measure).run()
+
+
+def apply_plan(training: Training, plan: Plan) -> Fitted:
+    """What was planned, here or elsewhere."""
+    problem = find_conflict(list(plan.techniques))
+    if problem:
+        raise RequestError(f"The plan cannot be applied: {problem}.", hint="Make it again with tonnage.fit.")
+    applied = Applied(training)
+    try:
+        applied.add(plan.techniques)
+    except BaseException:
+        applied.take_away()
+        raise
+    return Fitted(training, applied, plan, None)
+
+
+class Fitting:
+    """One run of fit. Until it ends well, whatever raises leaves the training as it was."""
+
+    survey: Survey
+    holdings: Holdings
+
+    def __init__(self, training: Training, meter: Meter, request: Request, *, measure: bool) -> None:
+        self.training, self.meter, self.request, self.measure = training, meter, request, measure
+        self.applied = Applied(training)
+        self.fresh = not training.optimizer.state
+        self.stages: list[tuple[str, Survey]] = []
+        self.base = 0  # techniques that always pay
+        self.divides = False
+
+    def run(self) -> Fitted:
+        with self._all_or_nothing():
+            with undisturbed(self.training.model, self.training.device):
+                self._look()
+            return self.choose(self.request.budget_bytes, self.request.host_bytes)
+
+    def choose(self, budget_bytes: int, host_bytes: int) -> Fitted:
+        """The rest of the techniques for these budgets, beside those that always pay."""
+        self.request = replace(self.request, budget_bytes=budget_bytes, host_bytes=host_bytes)
+        self.holdings = replace(self.holdings, host_bytes=host_bytes)
+        with self._all_or_nothing(), undisturbed(self.training.model, self.training.device):
+            self._measure_sizes()
+            solution, measured = self._close_the_loop()
+        return Fitted(self.training, self.applied, self._plan(solution), measured, refit=self.refit)
+
+    def refit(self, budget: str | int | None, host: str | int | None) -> Fitted:
+        self.applied.keep(self.base)
+        budget_bytes = self.request.budget_bytes if budget is None else _bytes(budget)
+        return self.choose(budget_bytes, self.request.host_bytes if host is None else _bytes(host))
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.applied.take_away()
+            raise
+
+    def _look(self) -> None:
+        """Survey the plain training, and again with each technique that always pays."""
+        self._check_loss()
+        self.stages = [("plain", self._survey(rows=1))]
+        for technique in always_paying(self.training, self.request.allowed):
+            self.request.say(f"trying {technique.title}")
+            self.applied.add([technique])
+            self.stages.append((technique.name, self._survey(rows=1)))
+        self.base = len(self.applied.techniques)
+        self.survey = self.stages[-1][1]
+        self.holdings = find_holdings(self.training, self.meter, self.survey.blocks, self.request.host_bytes)
+
+    def _plan(self, solution: Solution) -> Plan:
+        plain_peak, plain_s = plain_cost(self.stages[0][1], self.holdings)
+        return Plan(
+            techniques=self.applied.techniques,
+            device=torch.cuda.get_device_name(self.training.device),
+            batch_rows=self.survey.rows,
+            budget_bytes=self.request.budget_bytes,
+            host_budget_bytes=self.request.host_bytes,
+            peak_bytes=solution.peak_bytes,
+            step_s=solution.step_s,
+            plain_peak_bytes=plain_peak,
+            plain_step_s=plain_s,
+            host_bytes=_host_bytes(solution, self.holdings),
+            rows=account_rows(self.stages, self.survey, self.holdings, solution, self.applied.techniques),
+        )
+
+    def _check_loss(self) -> None:
+        from tonnage.fit.batches import take_rows
+
+        with self.training.forward_pass():
+            check_loss(self.training.loss(self.training.model, take_rows(self.training.sample, slice(0, 1))))
+
+    def _survey(self, *, rows: int) -> Survey:
+        survey = Survey(self.training, self.meter)
+        survey.at(rows)
+        return survey
+
+    def _measure_sizes(self) -> None:
+        """Every micro-batch size worth trying, from the smallest up, as long as it fits alone."""
+        survey, budget = self.survey, self.request.budget_bytes
+        divides = "micro-batches" in self.request.allowed and MicroBatches(count=2).why_not(self.training) is None
+        for rows in candidate_rows(survey.rows, divisible=divides):
+            before = max(survey.sizes)
+            need = self.holdings.parameters_bytes + survey.sizes[before].alone_bytes * rows / before
+            if rows not in survey.sizes and need <= budget:
+                self.request.say(f"measuring a micro-batch of {rows}")
+                with suppress(torch.OutOfMemoryError):
+                    survey.at(rows)
+        self.divides = divides
+
+    def _slices(self) -> bool:
+        if self.survey.rows < 2 or not self.survey.blocks or "recompute" not in self.request.allowed:
+            return False
+        return Recompute.all(self.training.model, slices=2).why_not(self.training) is None
+
+    def _close_the_loop(self) -> tuple[Solution, Rehearsed | None]:
+        wanted = budget = self.request.budget_bytes
+        for last in (False,) * (_ROUNDS - 1) + (True,):
+            solution = self._fastest(budget)
+            self.applied.add(assemble(solution, self.survey, self.training))
+            if not self.measure:
+                return solution, None
+            measured = self._rehearse()
+            self.request.say(f"predicted {format_bytes(solution.peak_bytes)}, measured {measured.words}")
+            if last or measured.peak_reserved_bytes <= wanted:
+                return solution, measured
+            self.applied.keep(self.base)
+            # What the model did not see it will not see next time either.
+            budget = min(budget, solution.peak_bytes) - (measured.peak_reserved_bytes - wanted)
+        raise AssertionError("the last round returns")
+
+    def _fastest(self, budget_bytes: int) -> Solution:
+        frame: dict[str, Any] = {
+            "batch_rows": self.survey.rows,
+            "sliceable": self._slices(),
+            "divisible": self.divides,
+            "allowed": self.request.allowed,
+        }
+        holdings = coarse(self.holdings, self.training, self.request.allowed)
+        solutions = solve(self.survey.sizes, holdings, budget_bytes=budget_bytes, **frame)
+        if not solutions:
+            raise does_not_fit(self.survey, holdings, self.request.budget_bytes, **frame)
+        return solutions[0]
+
+    def _rehearse(self) -> Rehearsed:
+        try:
+            return rehearse(self.training, self.meter, fresh=self.fresh)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            full = self.meter.capacity_bytes
+            return Rehearsed(peak_allocated_bytes=full, peak_reserved_bytes=full, stepped=False)
+
+
+def candidate_rows(rows: int, *, divisible: bool) -> list[int]:
+    """Halves of the batch down to one row; where nothing may be divided, the batch."""
+    if not divisible:
+        return [rows]
+    divisors = [size for size in range(1, rows + 1) if rows % size == 0]
+    return divisors if len(divisors) <= 6 else sorted({rows // 2**k for k in range(rows.bit_length())} | {1})
+
+
+def _host_bytes(solution: Solution, holdings: Holdings) -> int:
+    moved_states = holdings.states_bytes - solution.states_on_gpu_bytes if solution.placement.splits_states else 0
+    return solution.choice.moved_bytes + moved_states
+
+
+def _bytes(size: str | int) -> int:
+    if isinstance(size, int):
+        return size
+    return parse_bytes(size)
+
+
+def _allowed(exact: bool, allow: Iterable[str], without: Iterable[str]) -> frozenset[str]:
+    from tonnage.fit.registry import technique_class
+
+    for name in (*allow, *without):
+        technique_class(name)  # an unknown name is told by its own error
+    keeps = {name for name in NAMES if technique_class(name).changes is not Changes.NUMERICS or not exact}
+    return frozenset((keeps | set(allow)) - set(without))

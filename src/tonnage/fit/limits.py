@@ -1,0 +1,265 @@
+"""The largest batch and the longest sequence of one step within a budget: predicted, then confirmed from below.
+
+The step's parts are measured alone at a few small sizes and composed (`step_curve`). One real step at a size that leaves
+a margin shows what the prediction did not see, and a second one confirms the answer. Parameters, gradients, states and
+random numbers are afterwards what they were. It does not know how a technique works.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from tonnage.errors import RequestError
+from tonnage.fit.checks import check_loss, check_request, check_sample
+from tonnage.fit.fitted import Fitted
+from tonnage.fit.fitting import apply_plan
+from tonnage.fit.growth import Axis, Rows, Tokens
+from tonnage.fit.measuring import undisturbed
+from tonnage.fit.meter import Meter
+from tonnage.fit.outlook import DoesNotFit
+from tonnage.fit.plan import Plan, read_plan
+from tonnage.fit.rehearsal import Rehearsed, rehearse
+from tonnage.fit.step_curve import StepCurve
+from tonnage.fit.stepper import Stepper
+from tonnage.fit.technique import Technique
+from tonnage.fit.training import Batch, Loss, Training
+from tonnage.units import format_bytes, parse_bytes
+
+# The first real step is predicted to take this share of the budget: what the prediction misses fits into the rest.
+_FIRST_SHARE = 0.85
+# The second, corrected by the first, leaves this much.
+_LAST_SHARE = 0.995
+# Parts are measured again at this share of the answer, from where the way to it is short. Alone they take far less.
+_SHORT_WAY = 0.9
+_REFINEMENTS = 4
+_BEYOND = 1 << 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """The size, and what one step of it takes on the GPU."""
+
+    size: int  # rows, or tokens of a sequence
+    predicted_peak_bytes: int  # allocated, before any step of about this size was run
+    measured_peak_bytes: int  # allocated in a real step of this size
+    reserved_peak_bytes: int  # by PyTorch in that step: what the budget holds
+    steps_run: int  # of about this size, to confirm it
+
+
+def largest_batch(
+    model: nn.Module,
+    optimizer: Optimizer,
+    *,
+    loss: Loss,
+    sample: Batch,
+    budget: str | int | None = None,
+    clip_norm: float | None = None,
+    fitted: Fitted | Plan | str | Path | None = None,
+    at_most: int | None = None,
+    multiple_of: int = 1,
+) -> Found:
+    """The most rows that one step can have within a budget.
+
+    | argument      | means                                                                                       |
+    |---------------|---------------------------------------------------------------------------------------------|
+    | `sample`      | a batch as the loop will give it; its rows are repeated to make larger ones                 |
+    | `budget`      | what PyTorch may reserve on the GPU ("40 GiB"); what is free unless told                    |
+    | `fitted`      | what `fit` returned for this model, or a plan to apply meanwhile; the plain step unless told |
+    | `at_most`     | no need to look beyond                                                                      |
+    | `multiple_of` | the answer is a multiple of this                                                            |
+    """
+    with _training(model, optimizer, loss, sample, clip_norm, fitted) as (training, techniques):
+        axis = Rows(sample, multiple_of, at_most, micro_batches=training.micro_batches)
+        return _Search(training, techniques, axis, budget).run()
+
+
+def longest_sequence(
+    model: nn.Module,
+    optimizer: Optimizer,
+    *,
+    loss: Loss,
+    sample: Batch,
+    budget: str | int | None = None,
+    clip_norm: float | None = None,
+    fitted: Fitted | Plan | str | Path | None = None,
+    at_most: int | None = None,
+    multiple_of: int = 64,
+    dimension: int = 1,
+) -> Found:
+    """The most tokens that each row of one step can have within a budget, with as many rows as the sample has.
+
+    The arguments are those of `largest_batch`; `dimension` is the one of the sample's tensors that holds the sequence.
+    A model with learnt positions is never asked for more than it has.
+    """
+    with _training(model, optimizer, loss, sample, clip_norm, fitted) as (training, techniques):
+        axis = Tokens(sample, multiple_of, at_most, dimension=dimension, model=model)
+        return _Search(training, techniques, axis, budget).run()
+
+
+@contextmanager
+def _training(
+    model: nn.Module,
+    optimizer: Optimizer,
+    loss: Loss,
+    sample: Batch,
+    clip_norm: float | None,
+    fitted: Fitted | Plan | str | Path | None,
+) -> Iterator[tuple[Training, tuple[Technique, ...]]]:
+    """The training as its step is to be taken; afterwards as it was."""
+    if isinstance(fitted, Fitted):
+        if fitted.model is not model or fitted.optimizer is not optimizer:
+            raise RequestError(
+                "What was fitted is another model or optimizer.", hint="Give fitted.model and fitted.optimizer."
+            )
+        check_sample(sample, fitted.training.device)
+        yield replace(fitted.training, loss=loss, sample=sample), fitted.techniques
+        return
+    device = check_request(model, optimizer, sample)
+    stepper = Stepper(optimizer, clip_norm=clip_norm)
+    training = Training(model=model, optimizer=optimizer, loss=loss, sample=sample, device=device, stepper=stepper)
+    fresh = not optimizer.state
+    placed = None
+    try:
+        if fitted is not None:
+            placed = apply_plan(training, fitted if isinstance(fitted, Plan) else read_plan(fitted))
+        yield training, placed.techniques if placed else ()
+    finally:
+        if placed:
+            placed.undo()
+        if fresh:
+            optimizer.state.clear()
+
+
+class _Search:
+    """One search along one axis."""
+
+    def __init__(
+        self, training: Training, techniques: tuple[Technique, ...], axis: Axis, budget: str | int | None
+    ) -> None:
+        self.training, self.axis = training, axis
+        self.meter = Meter(training.device)
+        self.budget_bytes = self._budget(budget)
+        self.curve = StepCurve(training, self.meter, techniques, axis.grow, degree=axis.degree)
+        self.steps_run = 0
+        self.stepping: Rehearsed  # its peaks while the optimizer steps, which every size has
+
+    def run(self) -> Found:
+        with undisturbed(self.training.model, self.training.device):
+            self._check_loss()
+            self._predict()
+            self._make_states()
+            return self._confirm()
+
+    def _budget(self, budget: str | int | None) -> int:
+        free_bytes = self.meter.free_bytes()
+        if budget is None:
+            return free_bytes
+        asked_bytes = parse_bytes(budget) if isinstance(budget, str) else budget
+        if asked_bytes > free_bytes:
+            raise RequestError(
+                f"The budget is {format_bytes(asked_bytes)}, and this card has {format_bytes(free_bytes)} for PyTorch.",
+                hint="Leave budget out to use what is free.",
+            )
+        return asked_bytes
+
+    def _check_loss(self) -> None:
+        with torch.enable_grad(), self.training.forward_pass():
+            check_loss(self.training.loss(self.training.model, self.axis.grow(self.axis.smallest)))
+
+    def _predict(self) -> None:
+        """Measure small sizes, and then sizes nearer to the answer that they point to."""
+        for size in self.axis.first_sizes():
+            if self.curve.sizes and self._largest(self.curve.peak, self.budget_bytes) < size:
+                break
+            self.curve.measure(size)
+        for _ in range(_REFINEMENTS):
+            answer = self._largest(self.curve.peak, self.budget_bytes)
+            nearer = self.axis.down(int(answer * _SHORT_WAY))
+            if not nearer or any(nearer <= size <= answer for size in self.curve.sizes):
+                return
+            with suppress(torch.OutOfMemoryError):
+                self.curve.measure(nearer)
+
+    def _largest(self, peak: Callable[[int], int], limit_bytes: float) -> int:
+        """The largest size whose peak is within the limit, by doubling and halving; 0 where none is."""
+        unit, high = self.axis.smallest, self.axis.largest
+        low = 0
+        step = unit
+        while step <= (high or _BEYOND) and peak(step) <= limit_bytes:
+            low, step = step, 2 * step
+        if high is None and low > _BEYOND // 2:
+            raise RequestError(
+                f"The memory of a step does not grow with its {self.axis.noun}, as far as can be seen.",
+                hint=f"Give at_most: the most {self.axis.noun} that make sense.",
+            )
+        top = min(step - unit, high) if high is not None else step - unit
+        while top - low >= unit:
+            middle = low + max(unit, self.axis.down((top - low) // 2))
+            low, top = (middle, top) if peak(middle) <= limit_bytes else (low, middle - unit)
+        return low
+
+    def _make_states(self) -> None:
+        """A step of the smallest size: the optimizer makes its states, and shows what stepping takes."""
+        smallest, step_bytes = self.axis.smallest, self.curve.step_bytes()
+        if self.curve.peak(smallest) > self.budget_bytes:
+            raise self._does_not_fit(smallest, self.curve.peak(smallest))
+        self.stepping = Rehearsed(peak_allocated_bytes=step_bytes, peak_reserved_bytes=step_bytes, stepped=False)
+        if not self.training.optimizer.state:
+            self.stepping = rehearse(self.training, self.meter, self.axis.grow(smallest), fresh=True)
+            self.curve.look_again()
+        if self.stepping.peak_reserved_bytes > self.budget_bytes:
+            raise self._does_not_fit(smallest, self.stepping.peak_reserved_bytes)
+
+    def _confirm(self) -> Found:
+        first = self._step(self._largest(self.curve.peak, self.budget_bytes * _FIRST_SHARE) or self.axis.smallest)
+        fits = first.reserved_peak_bytes <= self.budget_bytes
+        share = _LAST_SHARE if fits else _FIRST_SHARE
+        size = self._largest(self._corrected(first), self.budget_bytes * share)
+        if fits and size <= first.size:
+            return first
+        second = self._step(size) if size else first
+        if second.reserved_peak_bytes <= self.budget_bytes:
+            return second
+        if fits:
+            return replace(first, steps_run=self.steps_run)
+        raise self._does_not_fit(second.size, second.reserved_peak_bytes)
+
+    def _corrected(self, seen: Found) -> Callable[[int], int]:
+        """What was missed is in proportion to the step; what was too much stays as it is."""
+        missed = seen.reserved_peak_bytes - seen.predicted_peak_bytes
+
+        def peak(size: int) -> int:
+            predicted_bytes = self.curve.peak(size)
+            return predicted_bytes + int(missed * (predicted_bytes / seen.predicted_peak_bytes if missed > 0 else 1.0))
+
+        return peak
+
+    def _step(self, size: int) -> Found:
+        """What one real step takes; more than the card has where it ran out after all."""
+        self.steps_run += 1
+        try:
+            seen = rehearse(self.training, self.meter, self.axis.grow(size), fresh=False)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            full = self.meter.capacity_bytes + 1
+            seen = Rehearsed(peak_allocated_bytes=full, peak_reserved_bytes=full, stepped=False)
+        return Found(
+            size=size,
+            predicted_peak_bytes=self.curve.peak(size),
+            measured_peak_bytes=max(seen.peak_allocated_bytes, self.stepping.peak_allocated_bytes),
+            reserved_peak_bytes=max(seen.peak_reserved_bytes, self.stepping.peak_reserved_bytes),
+            steps_run=self.steps_run,
+        )
+
+    def _does_not_fit(self, size: int, needed_bytes: int) -> DoesNotFit:
+        return DoesNotFit(
+            f"A step of {size} {self.axis.noun} takes {format_bytes(needed_bytes)}, and the budget is "
+            f"{format_bytes(self.budget_bytes)}.",
+            hint="Give a larger budget, or let tonnage.fit make it fit and hand over what it returns: fitted=...",
+            smallest_bytes=needed_bytes,
+        )

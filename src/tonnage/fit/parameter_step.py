@@ -1,0 +1,268 @@
+"""An optimizer's step of one parameter at a time, with its own class, its own states and its live groups.
+
+    steps = parameter_steps(optimizer)
+    steps.step(parameter, parameter.grad)   # as optimizer.step() would, for this parameter alone
+    steps.finish()                          # where a step may still be under way
+
+What takes a step is a function of a parameter, its gradient, its states and its group. Techniques put theirs in place
+of the plain one or around it: stochastic rounding, 8-bit states, states on the host. Then whoever drives the step, at
+the end or inside backward, need not know which of them are there. A function that keeps other states than the plain
+ones is a `StateStep`; state dicts hold plain ones all the same.
+"""
+
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from copy import deepcopy
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+import torch
+from torch import Tensor, nn
+from torch.optim import LBFGS, Adafactor, Muon, Optimizer
+
+from tonnage.fit.technique import NotApplicable
+from tonnage.fit.training import Undo
+
+State = dict[str, Any]  # what an optimizer keeps of one parameter; filled in the first step
+Group = Mapping[str, Any]
+# (parameter or a flat piece of it, gradient of the same shape, its states, its group)
+StepFunction = Callable[[Tensor, Tensor, State, Group], None]
+
+
+class StateStep(ABC):
+    """A step function with states of its own making, which it can turn into the plain ones and back."""
+
+    @abstractmethod
+    def __call__(self, parameter: Tensor, gradient: Tensor, state: State, group: Group) -> None: ...
+
+    @abstractmethod
+    def plain_state(self, parameter: Tensor, state: State) -> State:
+        """What the optimizer would keep by itself: tensors in the shape of the parameter, on any device."""
+
+    @abstractmethod
+    def own_state(self, parameter: Tensor, plain: State, group: Group) -> State:
+        """The reverse. What is given is not held on to."""
+
+
+def plain_state(function: StepFunction, parameter: Tensor, state: State) -> State:
+    return function.plain_state(parameter, state) if isinstance(function, StateStep) else state
+
+
+def own_state(function: StepFunction, parameter: Tensor, plain: State, group: Group) -> State:
+    if isinstance(function, StateStep):
+        return function.own_state(parameter, plain, group)
+    counts_on_device = group.get("fused") or group.get("capturable")
+    device = parameter.device
+    return {
+        name: value.to(device, copy=True)
+        if isinstance(value, Tensor) and (value.dim() or counts_on_device)
+        else deepcopy(value)
+        for name, value in plain.items()
+    }
+
+
+def why_not_one_by_one(optimizer: Optimizer) -> str | None:
+    """Why the parameters of this optimizer cannot be stepped one at a time, or None."""
+    name = type(optimizer).__name__
+    if isinstance(optimizer, LBFGS):
+        return "LBFGS searches along a line through all parameters at once"
+    if not _plain_step(type(optimizer)).__module__.startswith("torch.optim."):
+        return f"the step of {name} is not one of torch.optim's and may count on seeing all parameters at once"
+    return None
+
+
+def why_not_in_pieces(optimizer: Optimizer) -> str | None:
+    """Why a parameter of this optimizer cannot be stepped piece by piece, or None."""
+    if isinstance(optimizer, Adafactor | Muon):
+        return f"{type(optimizer).__name__} needs the whole matrix of a parameter for each of its elements"
+    return why_not_one_by_one(optimizer)
+
+
+def _plain_step(optimizer_class: type[Optimizer]) -> Callable[[Optimizer], Any]:
+    """The class's step without the hooks around it: those are for the step of all parameters."""
+    step = optimizer_class.step
+    return step.__wrapped__ if getattr(step, "hooked", False) else step
+
+
+class PlainStep:
+    """The optimizer's own step on one tensor: a copy of the optimizer that knows only this tensor."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = ref(optimizer)
+
+    @torch.no_grad()
+    def __call__(self, parameter: Tensor, gradient: Tensor, state: State, group: Group) -> None:
+        optimizer = self._optimizer()
+        assert optimizer is not None
+        one = object.__new__(type(optimizer))
+        one.__dict__.update(optimizer.__dict__)
+        one.state = defaultdict(dict, {parameter: state})
+        one.param_groups = [{**group, "params": [parameter]}]
+        parameter.grad = gradient
+        try:
+            _plain_step(type(optimizer))(one)
+        finally:
+            parameter.grad = None
+
+
+class ParameterSteps:
+    """How the parameters of one optimizer are stepped, one at a time."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = ref(optimizer)
+        self._group_of: dict[nn.Parameter, int] = {}
+        self._finishers: list[Callable[[], None]] = []
+        self._bringers: list[Callable[[nn.Parameter], AbstractContextManager[None]]] = []
+        self.function: StepFunction = PlainStep(optimizer)
+        # Of parameters whose states are not of their own type, as torch would load them: those with an FP32 master.
+        self.state_dtypes: dict[nn.Parameter, torch.dtype] = {}
+
+    @property
+    def optimizer(self) -> Optimizer:
+        optimizer = self._optimizer()
+        assert optimizer is not None
+        return optimizer
+
+    def step(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+        states = self.optimizer.state
+        with self.at_hand(parameter):
+            self.function(parameter, gradient, states[parameter], self.group(parameter))
+        if not states[parameter]:  # plain SGD keeps nothing, and its state dict says so
+            del states[parameter]
+
+    def finish(self) -> None:
+        """Wait for steps under way: after it parameters and states are the new ones."""
+        for finish in self._finishers:
+            finish()
+
+    @contextmanager
+    def at_hand(self, parameter: nn.Parameter) -> Iterator[None]:
+        """Within it the parameter's values are on its device and may be changed, wherever they are kept otherwise."""
+        with ExitStack() as stack:
+            for bring in self._bringers:
+                stack.enter_context(bring(parameter))
+            yield
+            if self._bringers:  # the values that leave must be the new ones
+                self.finish()
+
+    def bring_by(self, bring: Callable[[nn.Parameter], AbstractContextManager[None]]) -> Undo:
+        """Enter this around the step of each parameter."""
+        self._bringers.append(bring)
+        return lambda: self._bringers.remove(bring)
+
+    def group(self, parameter: nn.Parameter) -> dict[str, Any]:
+        """The live group: its learning rate is today's. Loading a state dict makes new groups, so none is kept."""
+        if parameter not in self._group_of:
+            groups = self.optimizer.param_groups
+            self._group_of = {member: index for index, group in enumerate(groups) for member in group["params"]}
+        return self.optimizer.param_groups[self._group_of[parameter]]
+
+    def replace(self, function: StepFunction, *, finish: Callable[[], None] | None = None) -> Undo:
+        """Step by `function`, which may call what was there; undone in the reverse order of replacing."""
+        before = self.function
+        with ExitStack() as stack:
+            stack.callback(self._exchange(before, function))
+            if isinstance(function, StateStep) and not isinstance(before, StateStep):
+                stack.callback(keep_state_dicts_plain(self))
+            if finish is not None:
+                self._finishers.append(finish)
+                stack.callback(self._finishers.remove, finish)
+                stack.callback(finish)
+            return stack.pop_all().close
+
+    def _exchange(self, before: StepFunction, after: StepFunction) -> Undo:
+        """Turn the states there are into those of another function, one parameter at a time, or leave all as they were."""
+        with ExitStack() as stack:
+            self.function = after
+            stack.callback(setattr, self, "function", before)
+            for parameter in [*self.optimizer.state]:
+                self._convert(parameter, before, after)
+                stack.callback(self._convert, parameter, after, before)
+            stack.pop_all()
+
+        def undo() -> None:
+            self.function = before
+            for parameter in [*self.optimizer.state]:
+                self._convert(parameter, after, before)
+
+        return undo
+
+    @torch.no_grad()
+    def _convert(self, parameter: nn.Parameter, before: StepFunction, after: StepFunction) -> None:
+        if isinstance(before, StateStep) or isinstance(after, StateStep):
+            with self.at_hand(parameter):
+                states = self.optimizer.state
+                plain = plain_state(before, parameter, states[parameter])
+                if plain:
+                    states[parameter] = own_state(after, parameter, plain, self.group(parameter))
+                else:
+                    del states[parameter]
+
+
+def keep_state_dicts_plain(steps: ParameterSteps) -> Undo:
+    """Let `optimizer.state_dict()` give plain states and `load_state_dict` take them.
+
+    States are taken out of what is loaded before the optimizer sees it: it would put all of them on the device.
+    """
+    loaded: dict[nn.Parameter, State] = {}
+
+    def members(groups: list[dict[str, Any]]) -> list[Any]:
+        return [member for group in groups for member in group["params"]]
+
+    def plain_of(parameter: nn.Parameter, state: State) -> State:
+        with steps.at_hand(parameter):
+            return plain_state(steps.function, parameter, state)
+
+    def give(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+        parameters = dict(enumerate(members(optimizer.param_groups)))
+        plain = {index: plain_of(parameters[index], state) for index, state in state_dict["state"].items()}
+        return {**state_dict, "state": {index: state for index, state in plain.items() if state}}
+
+    def set_aside(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+        parameter_of = dict(zip(members(state_dict["param_groups"]), members(optimizer.param_groups), strict=False))
+        loaded.clear()
+        loaded.update({parameter_of[i]: state for i, state in state_dict["state"].items() if i in parameter_of})
+        return {**state_dict, "state": {}}
+
+    @torch.no_grad()
+    def take(optimizer: Optimizer) -> None:
+        for parameter, plain in loaded.items():
+            dtype = steps.state_dtypes.get(parameter, parameter.dtype)
+            typed = {name: _as_torch_loads(name, value, dtype) for name, value in plain.items()}
+            with steps.at_hand(parameter):
+                optimizer.state[parameter] = own_state(steps.function, parameter, typed, steps.group(parameter))
+        loaded.clear()
+
+    with ExitStack() as stack:
+        for handle in (
+            steps.optimizer.register_state_dict_post_hook(give, prepend=True),
+            steps.optimizer.register_load_state_dict_pre_hook(set_aside),
+            steps.optimizer.register_load_state_dict_post_hook(take),
+        ):
+            stack.callback(handle.remove)
+        return stack.pop_all().close
+
+
+def _as_torch_loads(name: str, value: Any, dtype: torch.dtype) -> Any:
+    """States in the parameter's type, except counts."""
+    if name == "step" or not isinstance(value, Tensor) or not dtype.is_floating_point:
+        return value
+    return value.to(dtype)
+
+
+_steps_of: WeakKeyDictionary[Optimizer, ParameterSteps] = WeakKeyDictionary()
+
+
+def parameter_steps(optimizer: Optimizer) -> ParameterSteps:
+    """The one of this optimizer."""
+    if optimizer not in _steps_of:
+        reason = why_not_one_by_one(optimizer)
+        if reason is not None:
+            raise NotApplicable(
+                f"The parameters of this optimizer cannot be stepped one at a time: {reason}.",
+                hint="Use AdamW or another optimizer of torch.optim, or leave this technique out.",
+            )
+        _steps_of[optimizer] = ParameterSteps(optimizer)
+    return _steps_of[optimizer]

@@ -1,0 +1,72 @@
+"""A plan: the techniques to apply, with their settings, and what they were predicted to need. JSON, to keep and to carry."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tonnage.errors import OutputExists, RequestError
+from tonnage.fit.registry import make
+from tonnage.fit.technique import Technique
+
+_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One technique in the account of what a plan does."""
+
+    name: str
+    title: str
+    saved_bytes: int
+    seconds: float  # added to a step, negative where time is saved
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    techniques: tuple[Technique, ...]
+    device: str
+    batch_rows: int
+    budget_bytes: int
+    host_budget_bytes: int
+    peak_bytes: int  # predicted
+    step_s: float  # predicted
+    plain_peak_bytes: int
+    plain_step_s: float
+    host_bytes: int = 0
+    rows: tuple[Row, ...] = field(default=())
+
+    def to_json(self) -> dict[str, Any]:
+        body = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("techniques", "rows")}
+        techniques = [{"name": technique.name, "settings": technique.settings()} for technique in self.techniques]
+        return {"version": _VERSION, **body, "techniques": techniques, "rows": [vars(row) for row in self.rows]}
+
+    def save(self, path: str | Path, *, force: bool = False) -> None:
+        if Path(path).exists() and not force:
+            raise OutputExists(f"{path} is there already.", hint="Give another name, or force=True.")
+        Path(path).write_text(json.dumps(self.to_json(), indent=2, default=dict) + "\n", "utf-8")
+
+
+def read_plan(path: str | Path) -> Plan:
+    """A plan that was saved; a file that is none gets a clear error."""
+    try:
+        body = json.loads(Path(path).read_text("utf-8"))
+    except OSError as error:
+        raise RequestError(
+            f"{path} cannot be read: {error.strerror}.", hint="Give the file that Plan.save wrote."
+        ) from None
+    except ValueError:
+        raise RequestError(f"{path} is not JSON.", hint="Give the file that Plan.save wrote.") from None
+    return plan_from_json(body, str(path))
+
+
+def plan_from_json(body: Any, name: str = "the plan") -> Plan:
+    if not isinstance(body, dict) or body.get("version") != _VERSION:
+        raise RequestError(f"{name} is no plan of this version ({_VERSION}).", hint="Make it again with tonnage.fit.")
+    try:
+        fields = {key: value for key, value in body.items() if key not in ("version", "techniques", "rows")}
+        techniques = tuple(make(entry["name"], entry["settings"]) for entry in body["techniques"])
+        return Plan(techniques=techniques, rows=tuple(Row(**row) for row in body.get("rows", ())), **fields)
+    except (KeyError, TypeError) as error:
+        raise RequestError(f"{name} is damaged: {error}.", hint="Make it again with tonnage.fit.") from None

@@ -1,0 +1,54 @@
+"""How gradients become new parameters: the plain way, which techniques replace.
+
+A step is `begin`, one `backward` per micro-batch, `finish`; or `abandon` where something raised in between. It does
+not know how a batch is divided nor how a loss is made.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+
+def trained_parameters(optimizer: Optimizer) -> Iterator[nn.Parameter]:
+    """Every parameter that the optimizer steps, in its order."""
+    for group in optimizer.param_groups:
+        yield from (parameter for parameter in group["params"] if parameter.requires_grad)
+
+
+class Stepper:
+    """Plain PyTorch: accumulate, clip by the global norm, step, drop the gradients."""
+
+    accumulates = True  # several micro-batches per step are possible
+    clips = True  # clipping by the global norm is possible
+    gradient_norm: Tensor | None = None  # of the last step's gradients, where they were clipped
+
+    def __init__(self, optimizer: Optimizer, *, clip_norm: float | None = None) -> None:
+        self.optimizer = optimizer
+        self.clip_norm = clip_norm
+        self.micro_batches = 1
+        self._before: dict[nn.Parameter, Tensor | None] = {}
+
+    def begin(self, micro_batches: int) -> None:
+        self.micro_batches = micro_batches
+        self._before = {parameter: parameter.grad for parameter in trained_parameters(self.optimizer)}
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """Gradients of one micro-batch, whose loss carries its weight already; `last` closes the step's sum."""
+        loss.backward()
+
+    def finish(self) -> None:
+        if self.clip_norm is not None:
+            self.gradient_norm = nn.utils.clip_grad_norm_(trained_parameters(self.optimizer), self.clip_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self._before.clear()
+
+    @torch.no_grad()
+    def abandon(self) -> None:
+        """Gradients as they were before `begin`."""
+        for parameter, gradient in self._before.items():
+            parameter.grad = gradient
+        self._before.clear()

@@ -1,0 +1,176 @@
+"""What a training costs, micro-batch size by micro-batch size, in every way that its blocks can be run.
+
+Each kind of block is measured once for each size: as it stands, and with its parts recomputed. From those follow the
+modes that the solver chooses among. It does not know budgets nor which mode is best.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from tonnage.fit.batches import batch_rows, take_rows
+from tonnage.fit.choosing import Mode
+from tonnage.fit.measuring import Calls, capture_calls, measure_block, measure_outside
+from tonnage.fit.meter import Meter
+from tonnage.fit.modules import find_blocks
+from tonnage.fit.profile import BlockProfile, OutsideProfile
+from tonnage.fit.technique import NotApplicable
+from tonnage.fit.techniques.recompute import Recompute
+from tonnage.fit.training import Training
+
+KEEP, BLOCK, OFFLOAD, BLOCK_OFFLOAD = "keep", "block", "offload", "block+offload"
+# A part is worth recomputing alone where it leaves at least this share of what its block keeps.
+_WORTHWHILE = 0.1
+_PARTS = ("mlp", "ffn", "feed_forward", "attn", "attention")
+
+
+@dataclass(frozen=True)
+class SizeProfile:
+    """One micro-batch of so many rows."""
+
+    rows: int
+    kinds: dict[str, str]  # block → kind
+    blocks: dict[str, dict[str, BlockProfile]]  # kind → "keep" or "part:mlp" → what it costs
+    outside: OutsideProfile
+
+    def modes(self, *, offload: bool) -> list[list[Mode]]:
+        """Of each block, in order, every way to run it."""
+        by_kind = {kind: _modes(ways, offload=offload) for kind, ways in self.blocks.items()}
+        return [by_kind[kind] for kind in self.kinds.values()]
+
+    @property
+    def alone_bytes(self) -> int:
+        """What it takes to measure one of its blocks, or the rest, alone."""
+        blocks = (way.kept_bytes + way.forward_peak_bytes for ways in self.blocks.values() for way in ways.values())
+        return max([self.outside.peak_bytes, *blocks])
+
+    def kept(self, block: str) -> BlockProfile:
+        return self.blocks[self.kinds[block]][KEEP]
+
+
+class Survey:
+    """Measures a size when it is first asked for. The techniques that always pay are in place already."""
+
+    def __init__(self, training: Training, meter: Meter) -> None:
+        self.training, self.meter = training, meter
+        self.blocks = find_blocks(training.model)
+        self.rows = batch_rows(training.sample)
+        self.sizes: dict[int, SizeProfile] = {}
+
+    def at(self, rows: int) -> SizeProfile:
+        if rows not in self.sizes:
+            self.sizes[rows] = self._measure(rows)
+        return self.sizes[rows]
+
+    def _measure(self, rows: int) -> SizeProfile:
+        batch = take_rows(self.training.sample, slice(0, rows))
+        calls = capture_calls(self.training, self.blocks, batch)
+        blocks = {kind: self._ways(kind, calls) for kind in calls.by_kind}
+        outside = measure_outside(self.training, self.meter, self.blocks, calls, batch)
+        return SizeProfile(rows, calls.kinds, blocks, outside)
+
+    def _ways(self, kind: str, calls: Calls) -> dict[str, BlockProfile]:
+        name, call = calls.by_kind[kind]
+        block = self.blocks[name]
+        kept = measure_block(self.training, self.meter, name, block, call)
+        if self.sizes:
+            return {KEEP: kept, **self._parts_in_proportion(name, kept)}
+        ways = {KEEP: kept}
+        for mode in _part_modes(block):
+            with self._placed(Recompute(modes={name: mode})) as placed:
+                if placed:
+                    ways[mode] = measure_block(self.training, self.meter, name, block, call)
+        return {mode: way for mode, way in ways.items() if mode == KEEP or _worthwhile(way, kept)}
+
+    def _parts_in_proportion(self, name: str, kept: BlockProfile) -> dict[str, BlockProfile]:
+        """A part's share of its block is the same at every size; compiling it for each would take long."""
+        first = next(iter(self.sizes.values()))
+        ways = first.blocks[first.kinds[name]]
+        return {mode: _in_proportion(way, ways[KEEP], kept) for mode, way in ways.items() if mode != KEEP}
+
+    @contextmanager
+    def _placed(self, technique: Recompute) -> Iterator[bool]:
+        try:
+            undo = technique.apply(self.training)
+        except NotApplicable:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            undo()
+
+
+def _in_proportion(way: BlockProfile, its_kept: BlockProfile, kept: BlockProfile) -> BlockProfile:
+    """`way` at the size of `kept`, as it was beside `its_kept`."""
+
+    def scaled(field: str) -> int:
+        return round(getattr(way, field) * getattr(kept, field) / max(1, getattr(its_kept, field)))
+
+    return replace(
+        kept,
+        kept_bytes=scaled("kept_bytes"),
+        forward_peak_bytes=scaled("forward_peak_bytes"),
+        backward_peak_bytes=scaled("backward_peak_bytes"),
+        forward_s=way.forward_s * kept.forward_s / its_kept.forward_s,
+        backward_s=way.backward_s * kept.backward_s / its_kept.backward_s,
+    )
+
+
+def _part_modes(block: nn.Module) -> list[str]:
+    names = [name for name, child in block.named_children() if any(True for _ in child.parameters())]
+    return [f"part:{name}" for name in names if any(part in name.lower() for part in _PARTS) and "norm" not in name]
+
+
+def _worthwhile(way: BlockProfile, kept: BlockProfile) -> bool:
+    return way.kept_bytes < (1 - _WORTHWHILE) * kept.kept_bytes
+
+
+def _modes(ways: dict[str, BlockProfile], *, offload: bool) -> list[Mode]:
+    kept = ways[KEEP]
+    modes = [_as_it_is(name, way) for name, way in ways.items()]
+    modes.append(_recomputed(BLOCK, kept, resident_bytes=kept.input_bytes, moved_bytes=0))
+    if offload:
+        modes.append(_offloaded(kept))
+        modes.append(_recomputed(BLOCK_OFFLOAD, kept, resident_bytes=0, moved_bytes=kept.input_bytes))
+    return modes
+
+
+def _as_it_is(name: str, way: BlockProfile) -> Mode:
+    return Mode(
+        name=name,
+        resident_bytes=way.kept_bytes,
+        forward_peak_bytes=way.forward_peak_bytes,
+        backward_peak_bytes=way.backward_peak_bytes,
+        forward_s=way.forward_s,
+        backward_s=way.backward_s,
+    )
+
+
+def _recomputed(name: str, kept: BlockProfile, *, resident_bytes: int, moved_bytes: int) -> Mode:
+    """Forward runs again in backward, and all that it keeps is there then."""
+    again_bytes = max(kept.forward_peak_bytes, kept.kept_bytes + kept.backward_peak_bytes)
+    return Mode(
+        name=name,
+        resident_bytes=resident_bytes,
+        forward_peak_bytes=kept.forward_peak_bytes,
+        backward_peak_bytes=again_bytes + moved_bytes,
+        forward_s=kept.forward_s,
+        backward_s=kept.backward_s + kept.forward_s,
+        moved_bytes=moved_bytes,
+    )
+
+
+def _offloaded(kept: BlockProfile) -> Mode:
+    """What backward keeps is on the host meanwhile, and back while it runs."""
+    return Mode(
+        name=OFFLOAD,
+        resident_bytes=0,
+        forward_peak_bytes=kept.forward_peak_bytes,
+        backward_peak_bytes=kept.kept_bytes + kept.backward_peak_bytes,
+        forward_s=kept.forward_s,
+        backward_s=kept.backward_s,
+        moved_bytes=kept.kept_bytes,
+    )

@@ -1,0 +1,110 @@
+"""Matrix products in a half-size type while parameters stay FP32: `torch.autocast` around the forward pass.
+
+Autocast's cache of narrowed weights is off. It would hold a copy of every weight until the forward pass ends, also of
+weights whose block is recomputed and needs none; a copy that was made without gradients (tiled and sliced forwards run
+so) would be handed to the next use, which then has none either. Nothing is lost where a weight is used once per pass.
+"""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from tonnage.fit.profile import Profile
+from tonnage.fit.stepper import Stepper, trained_parameters
+from tonnage.fit.technique import Changes, Estimate, NotApplicable, Technique
+from tonnage.fit.training import Training, Undo
+from tonnage.fit.virtual import on_virtual_gpu
+from tonnage.units import format_bytes
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+_OWN_STEP = "it takes the step itself, without the scale that keeps FP16 gradients from vanishing"
+_FLOAT16_CONFLICTS = {
+    "master-weights": _OWN_STEP,
+    "stochastic-bf16": _OWN_STEP,
+    "eight-bit-states": _OWN_STEP,
+    "host-states": _OWN_STEP,
+    "step-in-backward": "whether FP16 gradients overflowed is known after backward only",
+}
+
+
+class ScaledStepper(Stepper):
+    """Gradients of a scaled loss, so that FP16 can hold them; a step whose gradients overflow is left out."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device, *, clip_norm: float | None) -> None:
+        super().__init__(optimizer, clip_norm=clip_norm)
+        self.scaler = torch.amp.GradScaler(device.type)
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        super().backward(self.scaler.scale(loss), last=last)
+
+    def finish(self) -> None:
+        if self.clip_norm is not None:
+            self.scaler.unscale_(self.optimizer)
+            self.gradient_norm = nn.utils.clip_grad_norm_(trained_parameters(self.optimizer), self.clip_norm)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        self._before.clear()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Autocast(Technique):
+    name: ClassVar[str] = "autocast"
+    title: ClassVar[str] = "mixed precision"
+    changes: ClassVar[Changes] = Changes.ROUNDING
+    order: ClassVar[int] = 60
+    conflicts: ClassVar[Mapping[str, str]] = {}
+
+    dtype: str = "bfloat16"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise NotApplicable(f"Autocast to {self.dtype!r} was asked for.", hint=f"Choose of {', '.join(DTYPES)}.")
+        if self.dtype == "float16":  # FP16 alone needs a stepper of its own
+            object.__setattr__(self, "conflicts", _FLOAT16_CONFLICTS)
+
+    def why_not(self, training: Training) -> str | None:
+        kinds = {parameter.dtype for parameter in training.model.parameters() if parameter.is_floating_point()}
+        if kinds and kinds <= set(DTYPES.values()):
+            return f"every parameter is {' or '.join(sorted(map(str, kinds)))} already, and so is what they compute"
+        if self.dtype == "bfloat16":
+            return _why_no_bfloat16(training.device)
+        if torch.float16 in {parameter.dtype for parameter in trained_parameters(training.optimizer)}:
+            return "some trained parameters are FP16, and the gradients of those cannot be scaled back"
+        if type(training.stepper) is not Stepper:
+            return f"FP16 needs its loss scaled, and {type(training.stepper).__name__} takes the step without"
+        return None
+
+    def estimate(self, profile: Profile) -> Estimate:
+        activations = sum(block.kept_bytes + block.input_bytes for block in profile.blocks) + profile.outside_kept_bytes
+        casts = sum(block.parameters_bytes for block in profile.blocks) // 2
+        why = (
+            f"half of {format_bytes(activations)} of activations, less {format_bytes(casts)} of narrowed weights that "
+            "backward keeps; at least half the time"
+        )
+        seconds = -(profile.forward_s + profile.backward_s) / 2
+        return Estimate(saved_bytes=activations // 2 - casts, seconds=seconds, why=why)
+
+    def apply(self, training: Training) -> Undo:
+        reason = self.why_not(training)
+        if reason is not None:
+            raise NotApplicable(f"Autocast to {self.dtype} cannot be used: {reason}.", hint="Leave it out.")
+        with ExitStack() as stack:
+            stack.callback(training.around_forward(lambda: self._context(training.device)))
+            if self.dtype == "float16":
+                stepper = ScaledStepper(training.optimizer, training.device, clip_norm=training.stepper.clip_norm)
+                stack.callback(training.replace_stepper(stepper))
+            return stack.pop_all().close
+
+    def _context(self, device: torch.device) -> AbstractContextManager[Any]:
+        return torch.autocast(device.type, dtype=DTYPES[self.dtype], cache_enabled=False)
+
+
+def _why_no_bfloat16(device: torch.device) -> str | None:
+    if device.type != "cuda" or on_virtual_gpu(device) or torch.cuda.is_bf16_supported(including_emulation=False):
+        return None
+    return f"{torch.cuda.get_device_name(device)} computes BF16 by emulation only; float16 is its half-size type"

@@ -1,0 +1,123 @@
+"""The loss in chunks: the head over the vocabulary and its cross-entropy without ever holding all logits.
+
+The head returns deferred logits (`tonnage.fit.deferred_logits`), which the loss of the model, of a library or of the
+user turns into chunks. It does not know which loss that is.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from tonnage.fit.deferred_logits import defer
+from tonnage.fit.modules import find_blocks, replace_forward
+from tonnage.fit.profile import Profile
+from tonnage.fit.technique import Estimate, NotApplicable, Technique
+from tonnage.fit.training import Training, Undo
+from tonnage.units import format_bytes
+
+# Passes over one copy of the logits' bytes. Plain: logits, their FP32 copy, log-softmax, its gradient twice, and back
+# (38 bytes an element of BF16). In chunks: the maximum, the subtraction into FP32, the exponential in place, the sum, and
+# the gradient in the logits' place (2 + 6 + 8 + 4 + 6 = 26 bytes).
+_PLAIN_PASSES = 19
+_CHUNKED_PASSES = 13
+_CHUNK_COPIES = 3  # of a chunk's logits at its highest: itself and probabilities twice as wide
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkedLoss(Technique):
+    """`head` names the linear layer over the vocabulary; empty, it is found."""
+
+    name: ClassVar[str] = "chunked-loss"
+    title: ClassVar[str] = "loss in chunks"
+    order: ClassVar[int] = 25
+
+    chunk_bytes: int = 512 << 20  # of logits, in the type of the head's output
+    head: str = ""
+
+    def why_not(self, training: Training) -> str | None:
+        if self.chunk_bytes < 1:
+            return f"chunk_bytes={self.chunk_bytes}: a chunk has at least one byte."
+        name, head = self._find(training.model)
+        if head is None:
+            return name
+        return _why_not_head(name, head)
+
+    def _find(self, model: nn.Module) -> tuple[str, nn.Module | None]:
+        """The head and its name, or the reason why there is none in place of the name."""
+        modules = dict(model.named_modules())
+        if self.head:
+            missing = f"The model has no module {self.head!r}."
+            return (self.head, modules[self.head]) if self.head in modules else (missing, None)
+        found = find_head(model)
+        if found is None:
+            return "No linear layer over a vocabulary was found: nothing that logits could be saved of.", None
+        return next(name for name, module in modules.items() if module is found), found
+
+    def estimate(self, profile: Profile) -> Estimate:
+        logits = profile.logits_bytes
+        if not logits:
+            return Estimate(saved_bytes=0, seconds=0.0, why="no logits")
+        chunks = -(-logits // self.chunk_bytes)
+        head = profile.largest_parameter_bytes
+        chunk = _CHUNK_COPIES * min(logits, self.chunk_bytes)
+        # The head's gradient: summed in FP32 where there are several chunks, and narrowed once they are gone.
+        needed = max(chunk + 2 * head, 3 * head) if chunks > 1 else chunk + head
+        saved_passes = (_PLAIN_PASSES - _CHUNKED_PASSES) * logits - 4 * head * max(chunks - 1, 0)
+        walked = profile.parameters_bytes + profile.gradients_bytes + profile.optimizer_bytes
+        seconds = -saved_passes * profile.optimizer_s / max(walked, 1)
+        why = f"{format_bytes(profile.loss_peak_bytes)} of logits and their copies, now {format_bytes(needed)}"
+        return Estimate(saved_bytes=profile.loss_peak_bytes - needed, seconds=seconds, why=why)
+
+    def apply(self, training: Training) -> Undo:
+        reason = self.why_not(training)
+        if reason:
+            raise NotApplicable(
+                reason, hint="Name the layer over the vocabulary with head=, or leave chunked-loss out."
+            )
+        _, head = self._find(training.model)
+        assert isinstance(head, nn.Linear)
+        return replace_forward(head, _deferring(head, self.chunk_bytes))
+
+
+def find_head(model: nn.Module) -> nn.Module | None:
+    """The layer that a model of transformers calls its output; else the widest linear layer outside the blocks."""
+    named = getattr(model, "get_output_embeddings", None)
+    found = named() if named is not None else None
+    if isinstance(found, nn.Module):
+        return found
+    blocks = tuple(f"{name}." for name in find_blocks(model))
+    outside = [
+        module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and not name.startswith(blocks) and module.out_features > module.in_features
+    ]
+    return max(outside, key=lambda module: module.out_features, default=None)
+
+
+def _why_not_head(name: str, head: nn.Module) -> str | None:
+    if type(head) is not nn.Linear:
+        return f"The head {name!r} is a {type(head).__name__}, not a plain nn.Linear: its forward is its own."
+    if "forward" in head.__dict__:
+        return f"The head {name!r} has a forward of its own already, which chunks would pass by."
+    if head._backward_hooks or head._backward_pre_hooks:
+        return f"The head {name!r} has backward hooks, which would need its whole output."
+    if type(head.weight.data) is not Tensor:
+        return (
+            f"The head {name!r} holds its weight as {type(head.weight.data).__name__}, which cannot be read in chunks."
+        )
+    return None
+
+
+def _deferring(head: nn.Linear, chunk_bytes: int) -> Any:
+    plain = head.forward
+
+    def forward(input: Tensor) -> Tensor:
+        mixed = input.dtype != head.weight.dtype and not torch.is_autocast_enabled(input.device.type)
+        # A compiler sees through plain tensors only; mixed types are the plain layer's own error.
+        if torch.compiler.is_compiling() or mixed or input.dim() < 2:
+            return plain(input)
+        return defer(input, head.weight, head.bias, chunk_bytes=chunk_bytes)
+
+    return forward

@@ -1,0 +1,181 @@
+"""torch.compile, block by block: pointwise operators are fused, and backward keeps less.
+
+Equal blocks share one compilation, so a deep model compiles as fast as one block. Where compiling fails at the first
+call, all blocks go on eagerly and a warning says why. It does not know what else wraps a block: techniques applied
+later see the compiled forward as they would see any other.
+"""
+
+import functools
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from tonnage.fit.modules import find_blocks, replace_forward, without_cache
+from tonnage.fit.profile import OperatorProfile, Profile
+from tonnage.fit.randomness import active_dropout
+from tonnage.fit.technique import Changes, Estimate, NotApplicable, Technique
+from tonnage.fit.training import Training, Undo
+from tonnage.fit.virtual import on_virtual_gpu
+from tonnage.units import format_bytes
+
+MODES = ("default", "max-autotune-no-cudagraphs")
+# Compiled for training, without gradients, and for the sizes of a last, smaller batch.
+VARIANTS_OF_A_BLOCK = 8
+# What a compiler calls as it is; everything else it fuses.
+_UNFUSED = ("mm", "bmm", "dot_product", "attention", "conv", "embedding", "linear", "sort", "topk")
+# A fused kernel reads and writes once where eager operators do it one after the other.
+_FUSED_TIME = 1 / 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compile(Technique):
+    """`blocks`: the names to compile, or None for every repeated block."""
+
+    name: ClassVar[str] = "compile"
+    title: ClassVar[str] = "torch.compile of blocks"
+    changes: ClassVar[Changes] = Changes.ROUNDING
+    order: ClassVar[int] = 30
+
+    blocks: tuple[str, ...] | None = None
+    mode: str = "default"
+
+    def why_not(self, training: Training) -> str | None:
+        if self.mode not in MODES:
+            return f"mode={self.mode!r} is not one of {', '.join(MODES)}: CUDA graphs hold memory outside the budget."
+        if on_virtual_gpu(training.device):
+            return "The virtual GPU runs no compiled code."
+        return _why_not_blocks(self._chosen(training.model)) or compiler_problem(training.device.type)
+
+    def estimate(self, profile: Profile) -> Estimate:
+        fused = [
+            (block, operator)
+            for block in profile.blocks
+            if self.blocks is None or block.name in self.blocks
+            for operator in block.operators
+            if _is_fused(operator)
+        ]
+        saved_bytes = sum(operator.kept_bytes for _, operator in fused)
+        forward_and_backward = (
+            operator.seconds * (1 + block.backward_s / max(block.forward_s, 1e-12)) for block, operator in fused
+        )
+        why = f"{len(fused)} pointwise operators fused; {format_bytes(saved_bytes)} of their outputs not kept"
+        return Estimate(saved_bytes=saved_bytes, seconds=-(1 - _FUSED_TIME) * sum(forward_and_backward), why=why)
+
+    def apply(self, training: Training) -> Undo:
+        reason = self.why_not(training)
+        if reason:
+            raise NotApplicable(reason, hint="Leave compile out; every other technique works without it.")
+        blocks = self._chosen(training.model)
+        same_draws = active_dropout(training.model) is not None
+        compiler = _Compiler(_options(self.mode, same_draws=same_draws))
+        with ExitStack() as stack:
+            stack.callback(without_cache(training.model))
+            stack.callback(_room_for(len(blocks)))
+            for block in blocks.values():
+                stack.callback(replace_forward(block, compiler.compiled(block.forward)))
+            return stack.pop_all().close
+
+    def _chosen(self, model: nn.Module) -> dict[str, nn.Module]:
+        found = find_blocks(model)
+        if self.blocks is None:
+            return found
+        return {name: found[name] if name in found else model.get_submodule(name) for name in self.blocks}
+
+
+def _why_not_blocks(blocks: dict[str, nn.Module]) -> str | None:
+    if not blocks:
+        return "The model has no repeated blocks, and compiling it whole would take minutes for each input size."
+    for name, block in blocks.items():
+        hooked = next((child for child, module in block.named_modules() if child and _has_hooks(module)), None)
+        if hooked:
+            return f"{name}.{hooked} carries hooks, which break a compiled graph in pieces."
+    return None
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(module, kind) for kind in kinds)
+
+
+def _is_fused(operator: OperatorProfile) -> bool:
+    return operator.output_bytes > 0 and not any(word in operator.name for word in _UNFUSED)
+
+
+@functools.cache
+def compiler_problem(device_type: str) -> str | None:
+    """Why torch.compile does not work on this machine, or None; tried once on a tiny function."""
+    try:
+        compiled = torch.compile(lambda x: x.sin() + 1)
+        compiled(torch.ones(8, device=device_type))
+    except Exception as problem:
+        return f"torch.compile does not work here: {_first_line(problem)}"
+    return None
+
+
+def _first_line(problem: Exception) -> str:
+    """What the backend said, without Dynamo's words around it."""
+    inner = getattr(problem, "inner_exception", problem)
+    line = next((line.strip() for line in str(inner).splitlines() if line.strip()), "no reason given")
+    return f"{type(inner).__name__}: {line.rstrip('.')}"
+
+
+def _options(mode: str, *, same_draws: bool) -> dict[str, Any]:
+    """A mode as options, since torch.compile takes one or the other."""
+    from torch._inductor import list_mode_options
+
+    # Compiled code draws random numbers of its own unless told to call PyTorch's operators for them.
+    return {**list_mode_options(mode), **({"fallback_random": True} if same_draws else {})}
+
+
+def _room_for(blocks: int) -> Undo:
+    """Let as many compilations live side by side as blocks could need; beyond its limit Dynamo goes eager, silently."""
+    import torch._dynamo
+
+    config = torch._dynamo.config
+    before = config.recompile_limit, config.accumulated_recompile_limit
+    needed = blocks * VARIANTS_OF_A_BLOCK
+    config.recompile_limit = max(before[0], needed)
+    config.accumulated_recompile_limit = max(before[1], needed)
+
+    def undo() -> None:
+        config.recompile_limit, config.accumulated_recompile_limit = before
+
+    return undo
+
+
+class _Compiler:
+    """Compiles forwards; the first failure sends all of them back to eager."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._options = options
+        self._failed = False
+
+    def compiled(self, eager: Callable[..., Any]) -> Callable[..., Any]:
+        from torch._dynamo.exc import TorchDynamoException
+
+        compiled = torch.compile(eager, dynamic=False, options=self._options)
+
+        @functools.wraps(eager)
+        def forward(*arguments: Any, **keywords: Any) -> Any:
+            if self._failed:
+                return eager(*arguments, **keywords)
+            try:
+                return compiled(*arguments, **keywords)
+            except TorchDynamoException as problem:
+                self._give_up(problem)
+            return eager(*arguments, **keywords)
+
+        return forward
+
+    def _give_up(self, problem: Exception) -> None:
+        self._failed = True
+        warnings.warn(
+            f"Blocks run eagerly, for compiling one failed: {_first_line(problem)}. Memory and time will be those of "
+            "the model without compile.",
+            stacklevel=3,
+        )

@@ -1,0 +1,94 @@
+"""The large linear layers of the blocks in FP8: faster on cards that have it, and no way to save memory.
+
+Parameters stay as they are. It does not know how the products are made.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import MethodType
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from tonnage.fit.fp8_matmul import MULTIPLE, fp8_linear
+from tonnage.fit.modules import find_blocks, replace_forward
+from tonnage.fit.profile import Profile
+from tonnage.fit.technique import Changes, Estimate, NotApplicable, Technique
+from tonnage.fit.training import Training, Undo
+
+_CAPABILITY = (8, 9)  # Ada; Hopper and Blackwell after it
+_PRODUCTS = ("aten.mm.", "aten.addmm.", "aten.linear.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fp8Linear(Technique):
+    name: ClassVar[str] = "fp8"
+    title: ClassVar[str] = "FP8 linear layers"
+    changes: ClassVar[Changes] = Changes.NUMERICS
+    order: ClassVar[int] = 15
+    conflicts: ClassVar[Mapping[str, str]] = {}
+
+    minimum_width: int = 1024  # of both sides of a layer: below it, rounding costs more than the product saves
+
+    def why_not(self, training: Training) -> str | None:
+        card = _why_not_on(training.device)
+        if card is not None:
+            return card
+        if not any(True for _ in self._layers(training.model)):
+            return (
+                f"no linear layer of its blocks is {self.minimum_width} wide on both sides with both widths "
+                f"multiples of {MULTIPLE}"
+            )
+        return None
+
+    def estimate(self, profile: Profile) -> Estimate:
+        operators = [operator for block in profile.blocks for operator in block.operators]
+        products = sum(operator.seconds for operator in operators if operator.name.startswith(_PRODUCTS))
+        why = (
+            f"half of {3 * products:.2f} s of matrix products, a forward one and two backward; no memory is counted: "
+            "FP8 copies of inputs save about what inputs kept twice cost"
+        )
+        return Estimate(saved_bytes=0, seconds=-1.5 * products, why=why)
+
+    def apply(self, training: Training) -> Undo:
+        reason = self.why_not(training)
+        if reason is not None:
+            raise NotApplicable(f"FP8 linear layers cannot be used: {reason}.", hint="Leave them in BF16.")
+        with ExitStack() as stack:
+            for layer in self._layers(training.model):
+                stack.callback(run_in_fp8(layer))
+            return stack.pop_all().close
+
+    def _layers(self, model: nn.Module) -> Iterator[nn.Linear]:
+        seen: set[nn.Module] = set()
+        for block in find_blocks(model).values():
+            for module in block.modules():
+                if module not in seen and type(module) is nn.Linear and self._is_large(module):
+                    seen.add(module)
+                    yield module
+
+    def _is_large(self, layer: nn.Linear) -> bool:
+        widths = (layer.in_features, layer.out_features)
+        return min(widths) >= self.minimum_width and not any(width % MULTIPLE for width in widths)
+
+
+def run_in_fp8(layer: nn.Linear) -> Undo:
+    """Let one layer compute in FP8. A forward that someone else put there is passed over, as long as this stands."""
+    # A method and no closure: layers then share one function, and a compiler need not look at each of them anew.
+    return replace_forward(layer, MethodType(_forward, layer))
+
+
+def _forward(layer: nn.Linear, x: Tensor) -> Tensor:
+    return fp8_linear(x, layer.weight, layer.bias)
+
+
+def _why_not_on(device: torch.device) -> str | None:
+    if device.type != "cuda":
+        return f"the model is on the {device.type.upper()}, and FP8 products need a GPU with FP8 tensor cores"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < _CAPABILITY:
+        name, has = torch.cuda.get_device_name(device), ".".join(map(str, capability))
+        return f"{name} has no FP8 tensor cores (compute capability {has}; they came with 8.9)"
+    return None

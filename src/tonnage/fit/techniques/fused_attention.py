@@ -1,0 +1,179 @@
+"""Fused attention for models that spell it out: the matrix of scores is never written to memory.
+
+Models of transformers are switched from "eager" to "sdpa", modules of timm by their own flag, and
+`nn.MultiheadAttention` stops making weights that nobody reads. Which kernel runs is PyTorch's choice, or `backend`'s.
+It does not know attention written by hand, nor anything that fused kernels cannot do: see tiled-attention for those.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from tonnage.errors import TonnageError
+from tonnage.fit.attention import (
+    attention_models,
+    dropout_of,
+    eager_configs,
+    has_sinks,
+    score_operators,
+    set_implementation,
+    soft_cap_of,
+    why_not_dropout,
+)
+from tonnage.fit.modules import replace_forward
+from tonnage.fit.profile import Profile
+from tonnage.fit.technique import Estimate, NotApplicable, Technique
+from tonnage.fit.training import Training, Undo
+from tonnage.units import format_bytes
+
+# The first is tried first; the others take what it cannot.
+_BACKENDS = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+_CHOICES = ("default", "cudnn", "flash", "efficient")
+
+
+class AttentionWeightsNotMade(TonnageError, AttributeError):
+    """Attention weights were read that fused attention does not make."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FusedAttention(Technique):
+    """`backend` names the kernel that is tried first; `dropout="resampled"` accepts other random numbers."""
+
+    name: ClassVar[str] = "fused-attention"
+    title: ClassVar[str] = "fused attention"
+    order: ClassVar[int] = 10
+    conflicts: ClassVar[dict[str, str]] = {"tiled-attention": "both replace the same attention"}
+
+    backend: str = "default"
+    dropout: str = "same"
+
+    def why_not(self, training: Training) -> str | None:
+        if self.backend not in _CHOICES:
+            return f"backend={self.backend!r} is none of {', '.join(_CHOICES)}."
+        if self.backend != "default" and training.device.type != "cuda":
+            return f"backend={self.backend!r} names a kernel for CUDA; this training is on {training.device.type}."
+        found = list(_unfused(training.model))
+        if not found:
+            return None if self.backend != "default" else "No attention was found that is not fused already."
+        reasons = [part.why_not or why_not_dropout(part.dropout, self.dropout) for part in found]
+        return None if None in reasons else reasons[0]
+
+    def estimate(self, profile: Profile) -> Estimate:
+        scores = score_operators(profile)
+        saved_bytes = sum(operator.kept_bytes for operator in scores)
+        # The products are computed by either; what goes is the writing and reading between them, twice more in backward.
+        saved_s = 3 * sum(operator.seconds for operator in scores if "mm" not in operator.name)
+        why = f"{format_bytes(saved_bytes)} of attention scores kept for backward" if scores else "no scores were seen"
+        return Estimate(saved_bytes=saved_bytes, seconds=-saved_s, why=why)
+
+    def apply(self, training: Training) -> Undo:
+        reason = self.why_not(training)
+        if reason:
+            raise NotApplicable(reason, hint="Leave fused-attention out; tiled-attention takes some that it cannot.")
+        with ExitStack() as stack:
+            for part in _unfused(training.model):
+                if part.why_not is None and why_not_dropout(part.dropout, self.dropout) is None:
+                    stack.callback(part.fuse())
+            if self.backend != "default":
+                # Process-wide in PyTorch, so that a recompute in backward sees it too; speed alone depends on it.
+                first = _BACKENDS[self.backend]
+                rest = [backend for backend in _BACKENDS.values() if backend != first]
+                stack.enter_context(sdpa_kernel([first, *rest], set_priority=True))
+            return stack.pop_all().close
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """One piece of a model whose attention is spelled out."""
+
+    why_not: str | None
+    dropout: float  # as the piece stands
+    fuse: Callable[[], Undo]
+
+
+def _unfused(model: nn.Module) -> Iterator[_Part]:
+    for part in attention_models(model).values():
+        if eager_configs(part):
+            yield _transformers_part(part)
+    layers = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)  # they ask for no weights
+    asked_by_layers = {child for layer in model.modules() if isinstance(layer, layers) for child in layer.children()}
+    for module in model.modules():
+        if getattr(module, "fused_attn", None) is False:
+            yield _flagged_part(module)
+        elif isinstance(module, nn.MultiheadAttention) and module not in asked_by_layers:
+            rate = module.dropout if module.training else 0.0
+            yield _Part(why_not=None, dropout=rate, fuse=partial(_drop_weights, module))
+
+
+def _transformers_part(model: nn.Module) -> _Part:
+    kind = type(model).__name__
+    eager = eager_configs(model)
+    reason = None
+    if any(soft_cap_of(config) for config in eager):
+        reason = f"{kind} caps its attention scores, which fused kernels would leave out."
+    elif has_sinks(model):
+        reason = f"{kind} has attention sinks, which fused kernels do not know."
+    elif any(getattr(config, "output_attentions", False) for config in eager):
+        reason = f"{kind} is configured to return its attention weights (output_attentions), which are then not made."
+    elif not getattr(model, "_supports_sdpa", False):
+        reason = f"transformers has no fused attention for {kind}."
+    return _Part(why_not=reason, dropout=dropout_of(model), fuse=lambda: set_implementation(model, "sdpa"))
+
+
+def _flagged_part(module: nn.Module) -> _Part:
+    """A module of timm: its forward asks the flag."""
+
+    def fuse() -> Undo:
+        module.fused_attn = True
+        return lambda: setattr(module, "fused_attn", False)
+
+    dropout = getattr(module, "attn_drop", None)
+    rate = dropout.p if isinstance(dropout, nn.Dropout) and module.training else 0.0
+    return _Part(why_not=None, dropout=rate, fuse=fuse)
+
+
+class _NoWeights:
+    """Stands where attention weights would: dropped, it costs nothing; read, it says why there are none."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttentionWeightsNotMade(
+            f"The attention weights of an nn.MultiheadAttention were read ({name}); fused attention does not make them.",
+            hint="Leave fused-attention out for this model.",
+        )
+
+
+def _drop_weights(module: nn.MultiheadAttention) -> Undo:
+    plain = module.forward
+
+    def forward(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Any]:
+        output, _ = plain(
+            query,
+            key,
+            value,
+            key_padding_mask=key_padding_mask,
+            need_weights=False,
+            attn_mask=attn_mask,
+            is_causal=is_causal,
+        )
+        return output, _NoWeights() if need_weights else None
+
+    return replace_forward(module, forward)

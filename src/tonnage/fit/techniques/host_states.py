@@ -1,0 +1,207 @@
+"""Optimizer states in pinned memory of the host, as many of them as the GPU has no room for.
+
+Which states go is a matter of bytes: the first `gpu_bytes` stay. They are stepped on the device, through a staging area,
+or on the host by a thread beside backward; gradients are stepped as backward makes them unless they are clipped.
+"""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD
+
+from tonnage.fit.backward_stepper import BackwardStepper
+from tonnage.fit.host import HostMemoryExhausted, free_host_bytes
+from tonnage.fit.host_step import DEVICE_SLOTS, HOST_SLOTS, DeviceWay, HostWay, pieces_of
+from tonnage.fit.one_by_one import gradient_norm
+from tonnage.fit.parameter_step import parameter_steps, why_not_in_pieces
+from tonnage.fit.pieces import Piece
+from tonnage.fit.profile import Profile
+from tonnage.fit.stepper import Stepper, trained_parameters
+from tonnage.fit.technique import Estimate, NotApplicable, Technique
+from tonnage.fit.training import Training, Undo
+from tonnage.fit.virtual import on_virtual_gpu
+from tonnage.units import format_bytes
+
+Way = DeviceWay | HostWay
+
+
+class HostGradientStepper(BackwardStepper):
+    """Gradients leave the device as backward makes them, and micro-batches are summed on the host."""
+
+    def __init__(self, model: nn.Module, before: Stepper, way: HostWay) -> None:
+        super().__init__(model, before)
+        self._way = way
+
+    def gradient_is_there(self, parameter: nn.Parameter, *, last: bool) -> None:
+        pieces = self._pieces(parameter)
+        if (last and self.clip_norm is None) or any(piece.buffer is None for piece in pieces):
+            super().gradient_is_there(parameter, last=last)
+            return
+        assert parameter.grad is not None
+        self._way.add(parameter, parameter.grad, pieces)
+        parameter.grad = None
+
+    @torch.no_grad()
+    def clip(self, clip_norm: float) -> None:
+        self.steps.finish()
+        on_host = [piece.gradient for piece in self._all_pieces() if piece.gradient is not None and piece.has_gradient]
+        on_device = [parameter for parameter in trained_parameters(self.optimizer) if parameter.grad is not None]
+        gradients = [[p.grad for p in on_device if p.grad is not None], on_host]
+        norms = [gradient_norm(some).to("cpu", torch.float64) for some in gradients if some]
+        if not norms:
+            return
+        total = torch.linalg.vector_norm(torch.stack(norms))
+        self.gradient_norm = total
+        nn.utils.clip_grads_with_norm_(on_device, clip_norm, total)
+        scale = torch.clamp(clip_norm / (total + 1e-6), max=1.0)
+        for gradient in on_host:
+            gradient.mul_(scale)
+
+    def step_the_rest(self) -> None:
+        for parameter in trained_parameters(self.optimizer):
+            pieces = self._pieces(parameter)
+            if any(piece.has_gradient for piece in pieces):
+                with self.steps.at_hand(parameter):
+                    self._way.step_added(parameter, pieces, self.steps.group(parameter))
+        super().step_the_rest()
+
+    def abandon(self) -> None:
+        super().abandon()
+        for piece in self._all_pieces():
+            piece.has_gradient = False
+
+    def _pieces(self, parameter: nn.Parameter) -> list[Piece]:
+        state = self.optimizer.state[parameter]
+        if not state:  # a state dict was loaded that has none for it
+            state.update(self._way.own_state(parameter, {}, self.steps.group(parameter)))
+        return pieces_of(state)
+
+    def _all_pieces(self) -> list[Piece]:
+        return [piece for parameter in trained_parameters(self.optimizer) for piece in self._pieces(parameter)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostStates(Technique):
+    name: ClassVar[str] = "host-states"
+    title: ClassVar[str] = "optimizer states on the host"
+    order: ClassVar[int] = 80
+    conflicts: ClassVar[Mapping[str, str]] = {}
+
+    gpu_bytes: int = 0  # of states that stay on the GPU
+    how: str = "host"  # where states of the host are stepped: "host" or "device"
+    gradients: str = "device"  # where micro-batches are summed: "device" or "host"
+    piece_bytes: int = 64 * 2**20  # of states that travel together
+    window_bytes: int = 512 * 2**20  # of gradients that may wait for their states to arrive
+
+    def __post_init__(self) -> None:
+        if self.how not in ("host", "device") or self.gradients not in ("host", "device"):
+            raise NotApplicable(
+                f"States on the host were asked for with how={self.how!r} and gradients={self.gradients!r}.",
+                hint='Each is "host" or "device".',
+            )
+        if self.how == "device" and self.gradients == "host":
+            raise NotApplicable(
+                "Gradients on the host were asked for, but states are stepped on the device.",
+                hint='Use how="host", or gradients="device".',
+            )
+
+    @property
+    def staging_bytes(self) -> int:
+        """Of the GPU, at most, beside parameters, states that stay and the largest gradient: what is under way."""
+        if self.how == "device":
+            return DEVICE_SLOTS * self.piece_bytes + self.window_bytes
+        return HOST_SLOTS * self.piece_bytes  # a piece's gradient is no larger than its states
+
+    def why_not(self, training: Training) -> str | None:
+        if any(isinstance(module, DistributedDataParallel) for module in training.model.modules()):
+            return "DistributedDataParallel averages gradients after they would have been stepped"
+        if any(isinstance(module, nn.Embedding) and module.sparse for module in training.model.modules()):
+            return "an embedding has sparse gradients, which have no pieces"
+        if any(type(parameter.data) is not Tensor for parameter in trained_parameters(training.optimizer)):
+            return "some parameters are sharded or of a tensor type of their own"
+        if self.how == "host" and any(_on_device(group["lr"]) for group in training.optimizer.param_groups):
+            return "the learning rate is a tensor on the GPU, and the host would wait for it at each parameter"
+        if isinstance(training.optimizer, SGD) and not any(g["momentum"] for g in training.optimizer.param_groups):
+            return "SGD without momentum keeps no states"
+        return why_not_in_pieces(training.optimizer)
+
+    def estimate(self, profile: Profile) -> Estimate:
+        moved = max(0, profile.optimizer_bytes - self.gpu_bytes)
+        share = moved / max(1, profile.optimizer_bytes)
+        if self.how == "device":
+            busy = max(moved / profile.link_to_host_bytes_per_s, moved / profile.link_to_device_bytes_per_s)
+        else:
+            walked = moved + share * (profile.parameters_bytes + profile.gradients_bytes)
+            crossing = share * (profile.parameters_bytes + profile.gradients_bytes) / profile.link_to_host_bytes_per_s
+            busy = max(walked / profile.host_step_bytes_per_s, crossing)
+        hidden = min(busy, profile.backward_s)
+        why = (
+            f"{format_bytes(moved)} of {format_bytes(profile.optimizer_bytes)} of states leave; "
+            f"{busy:.2f} s of work, {hidden:.2f} s of it behind backward"
+        )
+        return Estimate(
+            saved_bytes=moved - self.staging_bytes,
+            seconds=busy - hidden - share * profile.optimizer_s,
+            host_bytes=moved,
+            pinned_bytes=moved + (int(share * profile.gradients_bytes) if self.gradients == "host" else 0),
+            why=why,
+        )
+
+    def apply(self, training: Training) -> Undo:
+        reason = self.why_not(training)
+        if reason is not None:
+            raise NotApplicable(f"Optimizer states cannot be kept on the host: {reason}.", hint="Leave it out.")
+        with ExitStack() as stack:
+            way = self._way(training, stack)
+            self._check_host_memory(way, training)
+            _place_all(way, training, stack)
+            if isinstance(way, HostWay) and self.gradients == "host":
+                stepper: BackwardStepper = HostGradientStepper(training.model, training.stepper, way)
+            else:
+                stepper = BackwardStepper(training.model, training.stepper)
+            stack.callback(stepper.hook_parameters())
+            stack.callback(training.replace_stepper(stepper))
+            return stack.pop_all().close
+
+    def _check_host_memory(self, way: Way, training: Training) -> None:
+        needed, steps = -self.gpu_bytes, parameter_steps(training.optimizer)
+        for parameter in trained_parameters(training.optimizer):
+            state = training.optimizer.state.get(parameter, {})
+            needed += way.state_bytes(parameter, state, steps.group(parameter))
+            needed += parameter.nbytes if self.gradients == "host" else 0
+        free = free_host_bytes()
+        if needed > free and not on_virtual_gpu(training.device):
+            raise NotApplicable(
+                f"{format_bytes(needed)} of optimizer states would go to the host, which has {format_bytes(free)} free.",
+                hint=f"Keep more of them on the GPU: gpu_bytes={self.gpu_bytes + needed - free} or more.",
+            )
+
+    def _way(self, training: Training, stack: ExitStack) -> Way:
+        inner = parameter_steps(training.optimizer).function
+        sizes = {"gpu_bytes": self.gpu_bytes, "piece_bytes": self.piece_bytes}
+        if self.how == "device":
+            return DeviceWay(inner, training.device, window_bytes=self.window_bytes, **sizes)
+        way = HostWay(inner, training.optimizer, training.device, **sizes)
+        stack.callback(way.close)
+        return way
+
+
+def _place_all(way: Way, training: Training, stack: ExitStack) -> None:
+    """Take all the memory now: a host that does not have it is found out before anything has changed."""
+    steps = parameter_steps(training.optimizer)
+    try:
+        stack.callback(steps.replace(way, finish=way.finish))
+        for parameter in trained_parameters(training.optimizer):
+            if not training.optimizer.state.get(parameter):
+                training.optimizer.state[parameter] = way.own_state(parameter, {}, steps.group(parameter))
+    except HostMemoryExhausted as error:
+        raise NotApplicable(str(error), hint=error.hint) from error
+
+
+def _on_device(value: object) -> bool:
+    return isinstance(value, Tensor) and value.device.type != "cpu"

@@ -1,0 +1,238 @@
+"""Parameters and gradients in BF16, with an FP32 master copy of each parameter that the optimizer steps.
+
+The master lies beside the optimizer's other states and goes where they go; after a step it is rounded into the
+parameter. State dicts of model and optimizer are those of the FP32 model. It does not know who drives the step.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from contextlib import ExitStack
+from copy import deepcopy
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any, ClassVar
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from tonnage.fit.narrow import Narrowed, why_not_narrow, wide_parameters
+from tonnage.fit.one_by_one import OneByOneStepper
+from tonnage.fit.parameter_step import (
+    Group,
+    ParameterSteps,
+    State,
+    StateStep,
+    StepFunction,
+    own_state,
+    parameter_steps,
+    plain_state,
+    why_not_in_pieces,
+    why_not_one_by_one,
+)
+from tonnage.fit.profile import Profile
+from tonnage.fit.stepper import trained_parameters
+from tonnage.fit.technique import Changes, Estimate, NotApplicable, Technique
+from tonnage.fit.training import Training, Undo
+from tonnage.units import format_bytes
+
+MASTER = "master"  # its name among a parameter's states
+_PIECE_ELEMENTS = 2**26  # of FP32 temporaries of a step: 256 MiB each
+
+
+class MasterStep(StateStep):
+    """Steps a parameter's master where it has one, by the function that was there, and rounds it into the parameter."""
+
+    def __init__(self, optimizer: Optimizer, inner: StepFunction, *, piece_elements: int | None) -> None:
+        self._optimizer = ref(optimizer)
+        self._inner = inner
+        self._piece_elements = piece_elements  # None where a step needs the whole parameter
+
+    def plain_state(self, parameter: Tensor, state: State) -> State:
+        """With the master: it goes where the other states go, and `Masters` leaves it out of state dicts."""
+        return state
+
+    def own_state(self, parameter: Tensor, plain: State, group: Group) -> State:
+        rest = {name: value for name, value in plain.items() if name != MASTER}
+        if MASTER not in plain:
+            return own_state(self._inner, parameter, rest, group)
+        master = _let_go(plain[MASTER].to(parameter.device, torch.float32))
+        if rest or isinstance(parameter, nn.Parameter):
+            return {**own_state(self._inner, parameter, rest, group), MASTER: master}
+        # Who keeps states in pieces must know them all before the first step, which would otherwise make them.
+        optimizer = self._optimizer()
+        assert optimizer is not None
+        return {**first_state(optimizer, master, group), MASTER: master}
+
+    @torch.no_grad()
+    def __call__(self, parameter: Tensor, gradient: Tensor, state: State, group: Group) -> None:
+        master = state.pop(MASTER, None)
+        if master is None:
+            self._inner(parameter, gradient, state, group)
+            return
+        try:
+            self._step(master, gradient, state, group)
+            parameter.copy_(master)
+        finally:
+            state[MASTER] = master
+
+    def _step(self, master: Tensor, gradient: Tensor, state: State, group: Group) -> None:
+        count, most = master.numel(), self._piece_elements
+        contiguous = all(v.is_contiguous() for v in (master, gradient, *state.values()) if isinstance(v, Tensor))
+        if most is None or count <= most or not contiguous:
+            self._inner(master, gradient.float(), state, group)
+            return
+        before = dict(state)
+        for start in range(0, count, most):
+            piece = slice(start, min(start + most, count))
+            given = {name: _cut(value, count, piece) for name, value in before.items()}
+            kept = dict(given)
+            self._inner(master.view(-1)[piece], gradient.view(-1)[piece].float(), kept, group)
+            _put(kept, given, state, master, piece)
+
+
+def _let_go(tensor: Tensor) -> Tensor:
+    """A tensor that holds no more memory than its own."""
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+
+
+def _cut(value: Any, count: int, piece: slice) -> Any:
+    """A piece of a state as large as the parameter; of others (the count of steps) each piece gets a copy."""
+    return value.view(-1)[piece] if isinstance(value, Tensor) and value.numel() == count else deepcopy(value)
+
+
+def _put(kept: State, given: State, state: State, master: Tensor, piece: slice) -> None:
+    """What a step of one piece left: new states are written into whole ones, counts are taken over."""
+    for name, value in kept.items():
+        if not isinstance(value, Tensor) or value.shape != (piece.stop - piece.start,):
+            state[name] = value
+        elif value is not given.get(name):
+            whole = state.setdefault(name, torch.empty_like(master, dtype=value.dtype))
+            whole.view(-1)[piece] = value
+
+
+class Masters:
+    """The FP32 masters of an optimizer's parameters, wherever its states are."""
+
+    def __init__(self, steps: ParameterSteps) -> None:
+        self._steps = steps
+        self.of: list[nn.Parameter] = []
+
+    def read(self, parameter: nn.Parameter) -> Tensor:
+        self._steps.finish()
+        master: Tensor = plain_state(self._steps.function, parameter, self._state(parameter))[MASTER]
+        return master.to(parameter.device)
+
+    def write(self, parameter: nn.Parameter, values: Tensor) -> None:
+        if isinstance(self._steps.function, MasterStep):
+            self._state(parameter)[MASTER].copy_(values)
+            return
+        self._steps.finish()
+        plain = plain_state(self._steps.function, parameter, self._state(parameter))
+        plain[MASTER] = values.to(torch.float32, copy=True)
+        made = own_state(self._steps.function, parameter, plain, self._steps.group(parameter))
+        self._steps.optimizer.state[parameter] = made
+
+    def _state(self, parameter: nn.Parameter) -> State:
+        return self._steps.optimizer.state[parameter]
+
+    def put_beside_states(self, parameters: list[nn.Parameter]) -> Undo:
+        self.of = parameters
+        self._steps.state_dtypes.update(dict.fromkeys(parameters, torch.float32))
+        for parameter in parameters:
+            self._state(parameter)[MASTER] = parameter.detach()
+        return self._take_away
+
+    def _take_away(self) -> None:
+        for parameter in self.of:
+            del self._steps.state_dtypes[parameter]
+            state = self._state(parameter)
+            del state[MASTER]
+            if not state:
+                del self._steps.optimizer.state[parameter]
+
+    def keep_state_dicts_plain(self) -> Undo:
+        """The optimizer's state dict holds no masters, and loading one leaves them as they are."""
+        optimizer = self._steps.optimizer
+        with ExitStack() as stack:
+            stack.callback(optimizer.register_state_dict_post_hook(_without_masters).remove)
+            stack.callback(optimizer.register_load_state_dict_pre_hook(self._with_masters).remove)
+            return stack.pop_all().close
+
+    def _with_masters(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+        places = [place for group in state_dict["param_groups"] for place in group["params"]]
+        members = [member for group in optimizer.param_groups for member in group["params"]]
+        place_of = dict(zip(members, places, strict=False))
+        states = state_dict["state"]
+        added = {place_of[p]: {**states.get(place_of[p], {}), MASTER: self.read(p)} for p in self.of if p in place_of}
+        return {**state_dict, "state": {**states, **added}}
+
+
+def _without_masters(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    states = {
+        index: {name: value for name, value in state.items() if name != MASTER}
+        for index, state in state_dict["state"].items()
+    }
+    return {**state_dict, "state": {index: state for index, state in states.items() if state}}
+
+
+def first_state(optimizer: Optimizer, tensor: Tensor, group: Group) -> State:
+    """What an optimizer of torch.optim keeps of a tensor before its first step: nothing where that step makes it."""
+    begin = getattr(type(optimizer), "_init_group", None)
+    if begin is None:
+        return {}
+    one = object.__new__(type(optimizer))
+    one.__dict__.update(optimizer.__dict__)
+    one.state = defaultdict(dict)
+    tensor.grad = torch.zeros_like(tensor)
+    try:
+        begin(one, {**group, "params": [tensor]}, *([] for _ in range(len(signature(begin).parameters) - 2)))
+    finally:
+        tensor.grad = None
+    return one.state[tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MasterWeights(Technique):
+    name: ClassVar[str] = "master-weights"
+    title: ClassVar[str] = "BF16 with FP32 masters"
+    changes: ClassVar[Changes] = Changes.ROUNDING
+    order: ClassVar[int] = 70
+    conflicts: ClassVar[Mapping[str, str]] = {
+        "stochastic-bf16": "that one keeps no FP32 copy of a parameter, this one does",
+        "weight-streaming": "weights that are streamed lie on the host in the type that they had",
+    }
+
+    def why_not(self, training: Training) -> str | None:
+        if not set(wide_parameters(training.model)).intersection(trained_parameters(training.optimizer)):
+            return "no trained parameter is FP32, so there is nothing to narrow"
+        return why_not_narrow(training.model) or why_not_one_by_one(training.optimizer)
+
+    def estimate(self, profile: Profile) -> Estimate:
+        activations = sum(block.kept_bytes + block.input_bytes for block in profile.blocks) + profile.outside_kept_bytes
+        gradients = profile.gradients_bytes // 2
+        saved = activations // 2 + gradients - profile.parameters_bytes // 2
+        why = (
+            f"half of {format_bytes(activations)} of activations and {format_bytes(gradients)} of gradients, less "
+            f"{format_bytes(profile.parameters_bytes // 2)} of BF16 parameters; at least half the time"
+        )
+        return Estimate(saved_bytes=saved, seconds=-(profile.forward_s + profile.backward_s) / 2, why=why)
+
+    def apply(self, training: Training) -> Undo:
+        reason = self.why_not(training)
+        if reason is not None:
+            raise NotApplicable(f"BF16 parameters with FP32 masters cannot be used: {reason}.", hint="Leave it out.")
+        steps = parameter_steps(training.optimizer)
+        masters = Masters(steps)
+        trained = list(trained_parameters(training.optimizer))
+        narrowed = Narrowed(training.model, trained, read=masters.read, write=masters.write)
+        whole = why_not_in_pieces(training.optimizer) is not None
+        function = MasterStep(training.optimizer, steps.function, piece_elements=None if whole else _PIECE_ELEMENTS)
+        with ExitStack() as stack:
+            stack.callback(masters.put_beside_states(narrowed.trained))
+            stack.callback(masters.keep_state_dicts_plain())
+            stack.callback(steps.replace(function))
+            stack.callback(narrowed.apply())
+            stack.callback(training.replace_stepper(OneByOneStepper(training.stepper)))
+            return stack.pop_all().close

@@ -1,0 +1,153 @@
+"""A disk behind the host: activations, weights or optimizer states in a file, where neither GPU nor host has the room.
+
+The same techniques as with the host's memory, with a file at the end of the way. It does not know how fast the disk is
+unless told.
+"""
+
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from tonnage.fit.disk import DiskProblem, DiskSpace
+from tonnage.fit.disk_homes import DiskHome, DiskKeeper, DiskStep
+from tonnage.fit.one_by_one import OneByOneStepper
+from tonnage.fit.parameter_step import parameter_steps, why_not_one_by_one
+from tonnage.fit.profile import Profile
+from tonnage.fit.streaming import place_all
+from tonnage.fit.technique import Estimate, NotApplicable, Technique
+from tonnage.fit.techniques.activation_offload import ActivationOffload
+from tonnage.fit.techniques.weight_streaming import CONFLICTS as streaming_conflicts
+from tonnage.fit.techniques.weight_streaming import (
+    WeightStreaming,
+    check_room,
+    stream_weights,
+    streamed_parameters,
+)
+from tonnage.fit.training import Training, Undo
+from tonnage.fit.virtual import on_virtual_gpu
+from tonnage.units import GIB, MIB, format_bytes
+
+_ORDER = {"weights": 35, "activations": 50, "states": 80}
+_CONFLICTS = {
+    "weights": {
+        "weight-streaming": "both would move the weights of blocks: one to the disk, one to the host",
+        **streaming_conflicts,
+    },
+    "activations": {"activation-offload": "both would move activations: one to the disk, one to the host"},
+    "states": {"host-states": "both would move optimizer states: one to the disk, one to the host"},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nvme(Technique):
+    name: ClassVar[str] = "nvme"
+    title: ClassVar[str] = "on the disk"
+    order: ClassVar[int] = 80
+    conflicts: ClassVar[Mapping[str, str]] = {}
+
+    directory: str
+    what: Literal["weights", "activations", "states"]
+    blocks: tuple[str, ...] = ()  # of weights and activations
+    staging_bytes: int = GIB  # pinned, on the way to and from the disk
+    window_bytes: int | None = None  # of activations: on the GPU at most
+    minimum_bytes: int = MIB  # of activations: smaller storages stay
+    slots: int = 2  # of weights: blocks on the GPU at a time
+    disk_bytes_per_s: float = 2e9  # for the estimate only; measure yours
+
+    def __post_init__(self) -> None:
+        if self.what not in _ORDER:
+            raise NotApplicable(
+                f"The disk was asked to keep {self.what!r}.", hint=f"It keeps one of {', '.join(_ORDER)}."
+            )
+        object.__setattr__(self, "order", _ORDER[self.what])
+        object.__setattr__(self, "conflicts", _CONFLICTS[self.what])
+
+    def why_not(self, training: Training) -> str | None:
+        directory = Path(self.directory)
+        if not directory.is_dir():
+            return f"there is no directory {directory}"
+        if not os.access(directory, os.W_OK):
+            return f"the directory {directory} cannot be written to"
+        if self.what == "states":
+            return why_not_one_by_one(training.optimizer)
+        return self._on_the_host().why_not(training)
+
+    def _on_the_host(self) -> ActivationOffload | WeightStreaming:
+        """The technique that this one lengthens."""
+        if self.what == "weights":
+            return WeightStreaming(blocks=self.blocks, slots=self.slots)
+        return ActivationOffload(blocks=self.blocks, minimum_bytes=self.minimum_bytes, window_bytes=self.window_bytes)
+
+    def estimate(self, profile: Profile) -> Estimate:
+        """The link is never slower than the disk, so the disk's rate takes its place."""
+        rates = {"link_to_host_bytes_per_s": self.disk_bytes_per_s, "link_to_device_bytes_per_s": self.disk_bytes_per_s}
+        if self.what == "states":
+            return self._estimate_states(profile)
+        there = self._on_the_host().estimate(Profile(**{**vars(profile), **rates}))
+        return Estimate(
+            saved_bytes=there.saved_bytes,
+            seconds=there.seconds,
+            host_bytes=self.staging_bytes,
+            pinned_bytes=self.staging_bytes,
+            why=f"{there.why}, at {self.disk_bytes_per_s / 1e9:.1f} GB/s of the disk",
+        )
+
+    def _estimate_states(self, profile: Profile) -> Estimate:
+        share = profile.optimizer_bytes / max(1, profile.parameters_bytes)
+        there_bytes = int(3 * share * profile.largest_parameter_bytes)  # coming, stepped, leaving
+        seconds = 2 * profile.optimizer_bytes / self.disk_bytes_per_s
+        return Estimate(
+            saved_bytes=profile.optimizer_bytes - there_bytes,
+            seconds=seconds,
+            host_bytes=self.staging_bytes,
+            pinned_bytes=self.staging_bytes,
+            why=f"{format_bytes(profile.optimizer_bytes)} of states are read and written in each step, "
+            f"at {self.disk_bytes_per_s / 1e9:.1f} GB/s of the disk",
+        )
+
+    def apply(self, training: Training) -> Undo:
+        reason = self.why_not(training)
+        if reason is not None:
+            raise NotApplicable(
+                f"The disk cannot keep {self.what}: {reason}.", hint="Name another directory, or leave it out."
+            )
+        with ExitStack() as stack:
+            try:
+                space = DiskSpace(Path(self.directory), training.device, staging_bytes=self.staging_bytes)
+                stack.callback(space.close)
+                stack.callback(self._apply(space, training))
+            except DiskProblem as error:
+                raise NotApplicable(str(error), hint=error.hint) from error
+            return stack.pop_all().close
+
+    def _apply(self, space: DiskSpace, training: Training) -> Undo:
+        technique = self._on_the_host() if self.what != "states" else None
+        if isinstance(technique, ActivationOffload):
+            return technique.apply_with(DiskKeeper(space), training)
+        if isinstance(technique, WeightStreaming):
+            self._check_room_for_weights(training)
+            return stream_weights(training, self.blocks, lambda count: DiskHome(space, count), slots=self.slots)
+        return _states_on_disk(space, training)
+
+    def _check_room_for_weights(self, training: Training) -> None:
+        owned = streamed_parameters(training.model, self.blocks)
+        needed_bytes = sum(place_all(parameters)[1] for parameters in owned.values())
+        if not on_virtual_gpu(training.device):
+            check_room(needed_bytes, free_disk_bytes(Path(self.directory)), where=self.directory)
+
+
+def free_disk_bytes(directory: Path) -> int:
+    found = os.statvfs(directory)
+    return found.f_bavail * found.f_frsize
+
+
+def _states_on_disk(space: DiskSpace, training: Training) -> Undo:
+    steps = parameter_steps(training.optimizer)
+    step = DiskStep(steps.function, space, training.device)
+    with ExitStack() as stack:
+        stack.callback(steps.replace(step, finish=step.finish))
+        stack.callback(training.replace_stepper(OneByOneStepper(training.stepper)))
+        return stack.pop_all().close

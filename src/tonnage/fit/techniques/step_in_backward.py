@@ -1,0 +1,70 @@
+"""The optimizer's step inside backward: each parameter is stepped as soon as its gradient is complete.
+
+The gradient is then freed, so that gradients never exist all at once. It does not know how a parameter is stepped.
+"""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch.nn.parallel import DistributedDataParallel
+
+from tonnage.fit.backward_stepper import BackwardStepper
+from tonnage.fit.parameter_step import why_not_one_by_one
+from tonnage.fit.profile import Profile
+from tonnage.fit.technique import Estimate, NotApplicable, Technique
+from tonnage.fit.training import Training, Undo
+from tonnage.units import format_bytes
+
+
+class OneBackwardStepper(BackwardStepper):
+    """Keeps no gradient beyond its step, so that there is nothing to add to and nothing to clip."""
+
+    accumulates = False
+    clips = False
+
+    def begin(self, micro_batches: int) -> None:
+        if micro_batches > 1:
+            raise NotApplicable(
+                f"{micro_batches} micro-batches were asked for, but the first one's gradients are stepped and gone.",
+                hint="Take step-in-backward away, or use one micro-batch.",
+            )
+        super().begin(micro_batches)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepInBackward(Technique):
+    name: ClassVar[str] = "step-in-backward"
+    title: ClassVar[str] = "step inside backward"
+    order: ClassVar[int] = 85
+    conflicts: ClassVar[Mapping[str, str]] = {
+        "micro-batches": "a gradient is stepped and freed before the next micro-batch could add to it",
+    }
+
+    def why_not(self, training: Training) -> str | None:
+        if training.stepper.clip_norm is not None:
+            return "clipping needs the norm of all gradients before the first parameter is stepped"
+        if training.micro_batches > 1:
+            return f"a step accumulates {training.micro_batches} micro-batches, and a stepped gradient cannot grow"
+        if any(isinstance(module, DistributedDataParallel) for module in training.model.modules()):
+            return "DistributedDataParallel averages gradients after they would have been stepped"
+        return why_not_one_by_one(training.optimizer)
+
+    def estimate(self, profile: Profile) -> Estimate:
+        saved = max(0, profile.gradients_bytes - profile.largest_parameter_bytes)
+        why = (
+            f"of {format_bytes(profile.gradients_bytes)} of gradients only the largest, "
+            f"{format_bytes(profile.largest_parameter_bytes)}, is there at a time"
+        )
+        return Estimate(saved_bytes=saved, seconds=0.0, why=why)
+
+    def apply(self, training: Training) -> Undo:
+        reason = self.why_not(training)
+        if reason is not None:
+            raise NotApplicable(f"The step cannot be taken inside backward: {reason}.", hint="Leave it out.")
+        with ExitStack() as stack:
+            stepper = OneBackwardStepper(training.model, training.stepper)
+            stack.callback(stepper.hook_parameters())
+            stack.callback(training.replace_stepper(stepper))
+            return stack.pop_all().close

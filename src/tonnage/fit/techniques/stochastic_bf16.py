@@ -1,0 +1,138 @@
+"""Parameters and optimizer states in BF16 alone, stored by stochastic rounding so that small updates are not lost.
+
+No FP32 copy of anything exists beyond a few values in registers. State dicts are of the types that the model had.
+"""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, Optimizer
+
+from tonnage.fit.narrow import NARROW, Narrowed, why_not_narrow, wide_parameters
+from tonnage.fit.one_by_one import OneByOneStepper
+from tonnage.fit.parameter_step import Group, State, StepFunction, parameter_steps, why_not_one_by_one
+from tonnage.fit.profile import Profile
+from tonnage.fit.stepper import trained_parameters
+from tonnage.fit.stochastic import stochastic_step
+from tonnage.fit.technique import Changes, Estimate, NotApplicable, Technique
+from tonnage.fit.training import Training, Undo
+from tonnage.units import format_bytes
+
+_NOT_KNOWN = ("amsgrad", "differentiable")
+
+
+class StochasticStep:
+    """Steps BF16 parameters with stochastic rounding, others by the function that was there."""
+
+    def __init__(self, inner: StepFunction) -> None:
+        self._inner = inner
+
+    def __call__(self, parameter: Tensor, gradient: Tensor, state: State, group: Group) -> None:
+        step = stochastic_step if parameter.dtype == NARROW else self._inner
+        step(parameter, gradient, state, group)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StochasticBf16(Technique):
+    name: ClassVar[str] = "stochastic-bf16"
+    title: ClassVar[str] = "BF16 with stochastic rounding"
+    changes: ClassVar[Changes] = Changes.NUMERICS
+    order: ClassVar[int] = 70
+    conflicts: ClassVar[Mapping[str, str]] = {
+        "master-weights": "that one keeps an FP32 copy of each parameter, this one none",
+    }
+
+    def why_not(self, training: Training) -> str | None:
+        optimizer = training.optimizer
+        if not isinstance(optimizer, Adam | SGD):
+            return f"the rounding is built into Adam, AdamW and SGD, and this is {type(optimizer).__name__}"
+        for setting in _NOT_KNOWN:
+            if any(group.get(setting) for group in optimizer.param_groups):
+                return f"{type(optimizer).__name__} was made with {setting}=True, which the rounding step does not know"
+        if not {p.dtype for p in trained_parameters(optimizer)} & {torch.float32, NARROW}:
+            return "no trained parameter is FP32 or BF16"
+        return self._why_not_narrow(training) or why_not_one_by_one(optimizer)
+
+    def _why_not_narrow(self, training: Training) -> str | None:
+        if not wide_parameters(training.model):
+            return None
+        if "weight-streaming" in training.applied:
+            return "weights that are streamed lie on the host in FP32; make the model BF16 first"
+        return why_not_narrow(training.model)
+
+    def estimate(self, profile: Profile) -> Estimate:
+        held = profile.parameters_bytes + profile.gradients_bytes + profile.optimizer_bytes
+        activations = sum(block.kept_bytes + block.input_bytes for block in profile.blocks) + profile.outside_kept_bytes
+        why = (
+            f"half of {format_bytes(held)} of parameters, gradients and states and of {format_bytes(activations)} of "
+            "activations, where they are FP32; at least half the time"
+        )
+        seconds = -(profile.forward_s + profile.backward_s + profile.optimizer_s) / 2
+        return Estimate(saved_bytes=(held + activations) // 2, seconds=seconds, why=why)
+
+    def apply(self, training: Training) -> Undo:
+        reason = self.why_not(training)
+        if reason is not None:
+            raise NotApplicable(
+                f"BF16 with stochastic rounding cannot be used: {reason}.", hint="Use AdamW, or master-weights."
+            )
+        steps = parameter_steps(training.optimizer)
+        narrowed = Narrowed(
+            training.model,
+            trained_parameters(training.optimizer),
+            read=lambda parameter: parameter.detach().float(),
+            write=lambda parameter, values: None,  # what torch itself loads into the parameter is all there is
+        )
+        with ExitStack() as stack:
+            stack.callback(narrowed.apply())
+            stack.callback(_narrow_states(training.optimizer, narrowed.trained))
+            stack.callback(steps.replace(StochasticStep(steps.function)))
+            stack.callback(training.replace_stepper(OneByOneStepper(training.stepper)))
+            return stack.pop_all().close
+
+
+def _narrow_states(optimizer: Optimizer, parameters: list[nn.Parameter]) -> Undo:
+    """Hold the states of these parameters in BF16, and give FP32 in state dicts and in the end."""
+    known = set(parameters)
+
+    def cast(dtype: torch.dtype) -> None:
+        for parameter, state in optimizer.state.items():
+            if parameter in known:
+                optimizer.state[parameter] = _cast(state, dtype)
+
+    def widen(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+        members = [member for group in optimizer.param_groups for member in group["params"]]
+        states = state_dict["state"]
+        wide = {i: _cast(state, torch.float32) if members[i] in known else state for i, state in states.items()}
+        return {**state_dict, "state": wide}
+
+    cast(NARROW)
+    handle = optimizer.register_state_dict_post_hook(widen)
+
+    def undo() -> None:
+        handle.remove()
+        cast(torch.float32)
+        _put_counts_back(optimizer)
+
+    return undo
+
+
+def _cast(state: State, dtype: torch.dtype) -> State:
+    return {
+        name: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() and name != "step" else value
+        for name, value in state.items()
+    }
+
+
+def _put_counts_back(optimizer: Optimizer) -> None:
+    """A fused optimizer wants its counts of steps on the device; they were read on the host."""
+    for group in optimizer.param_groups:
+        if group.get("fused") or group.get("capturable"):
+            for parameter in group["params"]:
+                state = optimizer.state.get(parameter, {})
+                if "step" in state:
+                    state["step"] = state["step"].to(parameter.device)

@@ -1,0 +1,228 @@
+"""Attention in tiles of query rows: no more of its scores exist at a time than a tile's, forward and backward.
+
+    mixed = tiled_attention(query, key, value, Scores(scaling=0.125, causal=True, soft_cap=50.0), tile_rows=256)
+
+For what fused kernels cannot do: soft caps, sinks, additive biases with gradients. A tile holds all keys that its rows
+may see, so its softmax is the plain one; backward makes it again from queries and keys. Memory grows with the length
+of the sequence, not its square. It does not know models, see `techniques.tiled_attention`.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """How scores are made and which of them count; what is learned (a bias, sinks) is given beside it."""
+
+    scaling: float
+    soft_cap: float | None = None
+    causal: bool = False
+    window: int | None = None  # how many keys a causal row sees, itself included
+    keys: Tensor | None = None  # (batch, keys): which are no padding
+    mask: Tensor | None = None  # (batch or 1, heads or 1, queries or 1, keys), true where a score counts
+    dropout: float = 0.0
+    seed: int = 0  # of what is dropped
+
+
+def tiled_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scores: Scores,
+    *,
+    tile_rows: int,
+    bias: Tensor | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Attention of (batch, heads, rows, width); several heads of queries may share one of keys.
+
+    `bias` is added to the scores and broadcasts to them; `sinks` holds a score per head that takes part in the softmax
+    and gives nothing. A row that may see no key gives zeros.
+    """
+    return _TiledAttention.apply(query, key, value, bias, sinks, scores, tile_rows)
+
+
+class _TiledAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        bias: Tensor | None,
+        sinks: Tensor | None,
+        scores: Scores,
+        tile_rows: int,
+    ) -> Tensor:
+        ctx.save_for_backward(query, key, value, bias, sinks)
+        ctx.scores, ctx.tile_rows = scores, tile_rows
+        output = query.new_empty(*query.shape[:-1], value.shape[-1])
+        for tile in _tiles(query, key, scores, tile_rows):
+            weights = tile.weights(query, key, bias, sinks)
+            dropped = tile.drop(weights.counted)
+            output[:, :, tile.rows] = tile.mix(dropped.to(value.dtype), value)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, bias, sinks = ctx.saved_tensors
+        wide = torch.promote_types(query.dtype, torch.float32)
+        grads = _Gradients(
+            query=torch.empty_like(query),
+            key=torch.zeros_like(key, dtype=wide),
+            value=torch.zeros_like(value, dtype=wide),
+            bias=torch.zeros_like(bias, dtype=wide) if bias is not None and ctx.needs_input_grad[3] else None,
+            sinks=torch.zeros_like(sinks, dtype=wide) if sinks is not None and ctx.needs_input_grad[4] else None,
+        )
+        for tile in _tiles(query, key, ctx.scores, ctx.tile_rows):
+            _tile_backward(tile, (query, key, value, bias, sinks), upstream, grads)
+        given = (query, key, value, bias, sinks)
+        found = (grads.query, grads.key, grads.value, grads.bias, grads.sinks)
+        narrow = (None if made is None else made.to(leaf.dtype) for made, leaf in zip(found, given, strict=True))
+        return *narrow, None, None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Gradients:
+    """Sums over tiles, in a type wide enough for them."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    bias: Tensor | None
+    sinks: Tensor | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Weights:
+    counted: Tensor  # of each key, before dropout
+    sink: Tensor | None  # of the sink
+    bend: Tensor | None  # the tanh of a soft cap
+
+
+def _tile_backward(
+    tile: "_Tile", leaves: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None], upstream: Tensor, to: _Gradients
+) -> None:
+    query, key, value, bias, sinks = leaves
+    weights = tile.weights(query, key, bias, sinks)
+    above = tile.fold(upstream)
+    to.value[:, :, tile.keys] += tile.fold_heads(tile.drop(weights.counted).to(value.dtype)).mT @ above
+    towards_weights = tile.unfold(above @ value[:, :, tile.keys].mT).to(weights.counted.dtype)
+    towards_weights = tile.drop(towards_weights)
+    mean = (weights.counted * towards_weights).sum(dim=-1, keepdim=True)
+    towards_scores = towards_weights.sub_(mean).mul_(weights.counted)
+    if to.sinks is not None and weights.sink is not None:
+        to.sinks.sub_((weights.sink * mean).sum(dim=(0, 2, 3)))
+    if to.bias is not None:
+        _add_broadcast(to.bias, towards_scores, tile)
+    if weights.bend is not None:
+        towards_scores = torch.ops.aten.tanh_backward(towards_scores, weights.bend)
+    products = tile.fold_heads(towards_scores.mul_(tile.scores.scaling).to(query.dtype))
+    to.query[:, :, tile.rows] = tile.unfold(products @ key[:, :, tile.keys])
+    to.key[:, :, tile.keys] += products.mT @ tile.fold(query)
+
+
+def _add_broadcast(total: Tensor, part: Tensor, tile: "_Tile") -> None:
+    """Add to the region of a tile what was broadcast to it."""
+    rows = tile.rows if total.shape[2] > 1 else slice(None)
+    region = total[:, :, rows, tile.keys]
+    region += part.sum_to_size(region.shape)
+
+
+class _Tile:
+    """Some rows of queries and all keys that they may see."""
+
+    def __init__(self, scores: Scores, rows: slice, keys: slice, groups: int, wide: torch.dtype) -> None:
+        self.scores = scores
+        self.rows = rows
+        self.keys = keys
+        self.groups = groups  # heads of queries to one of keys
+        self.wide = wide
+
+    def fold(self, tensor: Tensor) -> Tensor:
+        """Its rows of (batch, heads, rows, width), with heads that share keys side by side."""
+        return self.fold_heads(tensor[:, :, self.rows])
+
+    def fold_heads(self, tensor: Tensor) -> Tensor:
+        batch, heads, rows, width = tensor.shape
+        return tensor.reshape(batch, heads // self.groups, self.groups * rows, width)
+
+    def unfold(self, tensor: Tensor) -> Tensor:
+        batch, heads, rows, width = tensor.shape
+        return tensor.reshape(batch, heads * self.groups, rows // self.groups, width)
+
+    def mix(self, weights: Tensor, value: Tensor) -> Tensor:
+        return self.unfold(self.fold_heads(weights) @ value[:, :, self.keys])
+
+    def weights(self, query: Tensor, key: Tensor, bias: Tensor | None, sinks: Tensor | None) -> _Weights:
+        products = self.fold(query) @ key[:, :, self.keys].mT
+        values = self.unfold(products).to(self.wide) * self.scores.scaling
+        bend = None
+        if self.scores.soft_cap is not None:
+            bend = values.div_(self.scores.soft_cap).tanh_()
+            values = bend * self.scores.soft_cap
+        if bias is not None:
+            values = values + self._region(bias)
+        for counts in self._masks(values):
+            values.masked_fill_(~counts, float("-inf"))
+        return self._softmax(values, sinks, bend)
+
+    def _softmax(self, values: Tensor, sinks: Tensor | None, bend: Tensor | None) -> _Weights:
+        largest = values.amax(dim=-1, keepdim=True)
+        sink = None if sinks is None else sinks.to(self.wide).view(1, -1, 1, 1)
+        # A row without keys has no largest score; without a floor it would be no number.
+        largest = largest.clamp_min_(torch.finfo(self.wide).min) if sink is None else torch.maximum(largest, sink)
+        weights = values.sub_(largest).exp_()
+        total = weights.sum(dim=-1, keepdim=True)
+        if sink is not None:
+            sink = (sink - largest).exp_()
+            total += sink
+            sink = sink / total
+        return _Weights(counted=weights.div_(total.clamp_min_(torch.finfo(self.wide).tiny)), sink=sink, bend=bend)
+
+    def _masks(self, values: Tensor) -> list[Tensor]:
+        """What counts, by every rule; they broadcast to the scores."""
+        masks = []
+        if self.scores.causal:
+            rows = torch.arange(self.rows.start, self.rows.stop, device=values.device)[:, None]
+            keys = torch.arange(self.keys.start, self.keys.stop, device=values.device)
+            masks.append(keys <= rows)
+            if self.scores.window is not None:
+                masks.append(keys > rows - self.scores.window)
+        if self.scores.keys is not None:
+            masks.append(self.scores.keys[:, None, None, self.keys])
+        if self.scores.mask is not None:
+            masks.append(self._region(self.scores.mask))
+        return masks
+
+    def _region(self, whole: Tensor) -> Tensor:
+        """The part of something that broadcasts to all scores."""
+        return whole[:, :, self.rows if whole.shape[2] > 1 else slice(None), self.keys]
+
+    def drop(self, weights: Tensor) -> Tensor:
+        """The same each time it is asked, forward and backward."""
+        rate = self.scores.dropout
+        if not rate:
+            return weights
+        generator = torch.Generator(weights.device).manual_seed(self.scores.seed + self.rows.start)
+        kept = torch.rand(weights.shape, device=weights.device, generator=generator) >= rate
+        return weights * kept / (1 - rate)
+
+
+def _tiles(query: Tensor, key: Tensor, scores: Scores, tile_rows: int) -> list[_Tile]:
+    count, key_count = query.shape[2], key.shape[2]
+    groups = query.shape[1] // key.shape[1]
+    wide = torch.promote_types(query.dtype, torch.float32)
+    tiles = []
+    for start in range(0, count, tile_rows):
+        stop = min(start + tile_rows, count)
+        first = max(0, start - scores.window + 1) if scores.causal and scores.window is not None else 0
+        keys = slice(first, min(stop, key_count) if scores.causal else key_count)
+        tiles.append(_Tile(scores, slice(start, stop), keys, groups, wide))
+    return tiles

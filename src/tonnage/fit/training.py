@@ -1,0 +1,58 @@
+"""A training as `fit` sees it: a live model, its optimizer, how a loss is made, and how a step is taken.
+
+Techniques change the model in place (its modules' `forward`, its parameters' storage) or replace the parts of a step
+kept here: the contexts around a forward pass and the stepper. Parameter objects are never replaced, and names in
+state dicts never change. It does not know which techniques exist.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from tonnage.fit.stepper import Stepper
+
+Batch = Any  # a tensor, or a mapping, sequence or nesting of them; the first dimension of each tensor is the batch
+Loss = Callable[[nn.Module, Batch], Tensor]
+Undo = Callable[[], None]
+
+
+@dataclass
+class Training:
+    model: nn.Module
+    optimizer: Optimizer
+    loss: Loss
+    sample: Batch
+    device: torch.device
+    stepper: Stepper
+    micro_batches: int = 1
+    # How much a micro-batch's loss weighs in the whole: a name that `batches` knows, or a function of the micro-batch.
+    weighting: str | Callable[[Batch], float | Tensor] = "rows"
+    # Entered around each forward pass, in this order: autocast, hooks on saved tensors.
+    forward_contexts: list[Callable[[], AbstractContextManager[Any]]] = field(default_factory=list)
+    applied: list[str] = field(default_factory=list)  # names, in the order of application
+
+    @contextmanager
+    def forward_pass(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for context in self.forward_contexts:
+                stack.enter_context(context())
+            yield
+
+    def replace_stepper(self, stepper: Stepper) -> Undo:
+        before = self.stepper
+        self.stepper = stepper
+
+        def undo() -> None:
+            self.stepper = before
+
+        return undo
+
+    def around_forward(self, context: Callable[[], AbstractContextManager[Any]]) -> Undo:
+        """Enter a context around each forward pass, inside those already there."""
+        self.forward_contexts.append(context)
+        return lambda: self.forward_contexts.remove(context)

@@ -1,0 +1,165 @@
+"""The loss in chunks, put into whole models."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import torchvision_names  # noqa: F401
+from fit.cases import CASES, Case, assert_same_training, build_training, gradients
+from fit.observed import Largest
+from tonnage.fit.profile import Profile
+from tonnage.fit.technique import NotApplicable
+from tonnage.fit.techniques.chunked_loss import ChunkedLoss
+
+# isort: split
+from transformers import Gemma2Config, Gemma2ForCausalLM
+
+HEADS = {"llama": "", "gpt2": "", "vit": "classifier", "dropout": "head"}
+
+
+@pytest.mark.parametrize("chunk_bytes", [3000, 512 << 20])
+@pytest.mark.parametrize("case", CASES)
+def test_the_training_is_the_same(case: str, chunk_bytes: int) -> None:
+    assert_same_training(CASES[case], ChunkedLoss(chunk_bytes=chunk_bytes, head=HEADS[case]))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_are_equal_and_undo_gives_the_plain_model_back(case: str) -> None:
+    training = build_training(CASES[case])
+    expected = gradients(training)
+    state = list(training.model.state_dict())
+    undo = ChunkedLoss(chunk_bytes=3000, head=HEADS[case]).apply(training)
+    torch.testing.assert_close(gradients(training), expected, rtol=1e-10, atol=1e-10)
+    assert list(training.model.state_dict()) == state
+    undo()
+    assert not any("forward" in module.__dict__ for module in training.model.modules())
+
+
+def _wide(loss: Callable[[nn.Module, dict[str, Tensor]], Tensor], vocabulary: int = 4000) -> Case:
+    """A Gemma 2: a tied head over a vocabulary, its logits capped, and the loss of transformers itself."""
+    config = Gemma2Config(
+        vocab_size=vocabulary,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        final_logit_softcapping=5.0,
+    )
+    tokens = torch.randint(0, vocabulary, (2, 64))
+    labels = tokens.masked_fill(torch.rand(2, 64) < 0.3, -100)
+    return Gemma2ForCausalLM(config), {"input_ids": tokens, "labels": labels}, loss
+
+
+@pytest.mark.parametrize("counted", [None, 50, torch.tensor(50)])
+def test_the_loss_of_transformers_runs_in_chunks(counted: Tensor | int | None) -> None:
+    extra = {} if counted is None else {"num_items_in_batch": counted}
+    training = build_training(lambda: _wide(lambda model, batch: model(**batch, **extra).loss), dtype=torch.float32)
+    expected = gradients(training)
+    ChunkedLoss(chunk_bytes=8 * 4000 * 4).apply(training)
+    with Largest() as largest:
+        found = gradients(training)
+    assert largest.elements <= 4000 * 16  # the head's own gradient; the logits would be eight times that
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_logits_of_a_step_can_be_read_and_text_generated() -> None:
+    training = build_training(lambda: _wide(lambda model, batch: model(**batch).loss), dtype=torch.float32)
+    tokens = training.sample["input_ids"]
+    plain = training.model(**training.sample).logits.detach()
+    written = training.model.generate(tokens[:1, :5], max_new_tokens=4, do_sample=False)
+    ChunkedLoss(chunk_bytes=30_000).apply(training)
+    output = training.model(**training.sample)
+    output.loss.backward()
+    torch.testing.assert_close(output.logits.detach() + 0, plain)
+    assert torch.equal(training.model.generate(tokens[:1, :5], max_new_tokens=4, do_sample=False), written)
+
+
+def test_the_head_of_a_plain_model_is_found_by_its_width() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 100), nn.Tanh(), nn.Linear(100, 2))
+    training = build_training(lambda: (model, None, lambda model, batch: model(batch).sum()))
+    ChunkedLoss().apply(training)
+    assert "forward" in model[1].__dict__
+
+
+class OwnLinear(nn.Linear):
+    pass
+
+
+def _hooked() -> nn.Linear:
+    head = nn.Linear(4, 100)
+    head.register_full_backward_hook(lambda *_: None)
+    return head
+
+
+def _replaced() -> nn.Linear:
+    head = nn.Linear(4, 100)
+    head.forward = lambda x: x  # type: ignore[method-assign]
+    return head
+
+
+@pytest.mark.parametrize(
+    ("head", "settings", "words"),
+    [
+        (lambda: nn.Linear(4, 3), {}, "No linear layer over a vocabulary"),
+        (lambda: nn.Linear(4, 100), {"head": "lm_head"}, "no module 'lm_head'"),
+        (lambda: nn.Linear(4, 100), {"chunk_bytes": 0}, "at least one byte"),
+        (lambda: OwnLinear(4, 100), {}, "OwnLinear"),
+        (_hooked, {}, "backward hooks"),
+        (_replaced, {}, "forward of its own"),
+    ],
+)
+def test_what_cannot_be_is_said(head: Callable[[], nn.Module], settings: dict[str, object], words: str) -> None:
+    training = build_training(lambda: (nn.Sequential(head()), None, lambda model, batch: model(batch).sum()))
+    with pytest.raises(NotApplicable, match=words):
+        ChunkedLoss(**settings).apply(training)
+
+
+def test_the_estimate_is_the_arithmetic_of_chunks() -> None:
+    numbers = {name: 1 for name in Profile.__dataclass_fields__ if name not in ("device", "virtual", "blocks")}
+    known = {"logits_bytes": 4000, "loss_peak_bytes": 24_000, "largest_parameter_bytes": 500, "optimizer_s": 0.0}
+    profile = Profile(device="NVIDIA H200", virtual=True, blocks=(), **{**numbers, **known})
+    assert ChunkedLoss(chunk_bytes=1000).estimate(profile).saved_bytes == 24_000 - 3 * 1000 - 2 * 500
+    assert ChunkedLoss(chunk_bytes=9000).estimate(profile).saved_bytes == 24_000 - 3 * 4000 - 500
+
+
+# In a process of its own: autograd counts the devices at the first backward pass of a process.
+PEAKS = """
+import torch, tonnage
+from torch import nn
+from tonnage.fit.stepper import Stepper
+from tonnage.fit.techniques.chunked_loss import ChunkedLoss
+from tonnage.fit.training import Training
+
+def loss(model, batch):
+    return nn.functional.cross_entropy(model(batch["x"]).float(), batch["y"])
+
+with tonnage.virtual_gpu("h200"):
+    model = nn.Sequential(nn.Linear(256, 32768, bias=False)).to("cuda", torch.bfloat16)
+    optimizer = torch.optim.SGD(model.parameters())
+    batch = {"x": torch.ones(8192, 256, device="cuda", dtype=torch.bfloat16),
+             "y": torch.zeros(8192, device="cuda", dtype=torch.int64)}
+    training = Training(model=model, optimizer=optimizer, loss=loss, sample=batch, device=torch.device("cuda"),
+                        stepper=Stepper(optimizer))
+    for technique in (None, ChunkedLoss(chunk_bytes=64 << 20)):
+        if technique:
+            technique.apply(training)
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        loss(model, batch).backward()
+        print(torch.cuda.max_memory_allocated() - before)
+        model.zero_grad()
+"""
+
+
+def test_on_the_virtual_gpu_a_chunk_and_the_heads_gradient_are_all_there_is() -> None:
+    done = subprocess.run([sys.executable, "-c", PEAKS], capture_output=True, text=True, check=True)
+    plain_bytes, chunked_bytes = map(int, done.stdout.split())
+    logits_bytes, chunk_bytes, head_bytes = 512 << 20, 64 << 20, 16 << 20
+    assert plain_bytes > 5 * logits_bytes
+    assert chunked_bytes == pytest.approx(3 * chunk_bytes + 2 * head_bytes, rel=0.02)
