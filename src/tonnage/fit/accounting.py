@@ -5,31 +5,41 @@ from collections.abc import Sequence
 from tonnage.fit.choosing import peak_of
 from tonnage.fit.placement import PLAIN, Holdings, Placement, step_overhead_s, surroundings
 from tonnage.fit.plan import Row
-from tonnage.fit.solver import Layout, Solution, block_modes, scaled_outside
-from tonnage.fit.survey import KEEP, SizeProfile, Survey
+from tonnage.fit.solver import Layout, Solution, block_modes, outside_at
+from tonnage.fit.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, SizeProfile, Survey
 from tonnage.fit.technique import Technique
 from tonnage.units import format_bytes
 
 Cost = tuple[int, float]  # peak, seconds of a step
+_WITHOUT_LINK = {BLOCK_OFFLOAD: BLOCK, OFFLOAD: KEEP}
 
 
 def plain_cost(survey: Survey, holdings: Holdings) -> Cost:
     """The whole batch at once, nothing changed; from one row, to which the rest is in proportion."""
     size = survey.sizes[min(survey.sizes)]
     return _cost(
-        size, Layout(rows=survey.rows, micro_batches=1, slices=survey.rows // size.rows, sliced=False), PLAIN, holdings
+        survey,
+        size,
+        Layout(rows=survey.rows, micro_batches=1, slices=survey.rows // size.rows, sliced=False),
+        PLAIN,
+        holdings,
     )
 
 
 def _cost(
-    size: SizeProfile, layout: Layout, placement: Placement, holdings: Holdings, names: Sequence[str] = ()
+    survey: Survey,
+    size: SizeProfile,
+    layout: Layout,
+    placement: Placement,
+    holdings: Holdings,
+    names: Sequence[str] = (),
 ) -> Cost:
     modes = block_modes(size, layout, offload=False)
     wanted = names or [KEEP] * len(modes)
     taken = [
         next((mode for mode in ways if mode.name == name), ways[0]) for ways, name in zip(modes, wanted, strict=True)
     ]
-    outside = scaled_outside(size.outside, layout.slices)
+    outside = outside_at(survey.sizes, layout.rows)
     backward_s = sum(mode.backward_s for mode in taken)
     around = surroundings(
         placement, holdings, outside, budget_bytes=0, micro_batches=layout.micro_batches, backward_s=backward_s
@@ -55,14 +65,14 @@ def account_rows(
         before = after
     layout, size = solution.layout, survey.sizes[_measured_rows(solution.layout)]
     if layout.micro_batches > 1:
-        after = _cost(size, layout, PLAIN, holdings)
+        after = _cost(survey, size, layout, PLAIN, holdings)
         why = f"{layout.micro_batches} of {layout.rows} rows: activations of one at a time, gradients stay between them"
         rows.append(_row(titles["micro-batches"], before, after, why))
         before = after
     final = solution.peak_bytes, solution.step_s
     rest = [t for t in techniques if t.name in ("recompute", "activation-offload", "host-states", "step-in-backward")]
     for index, technique in enumerate(rest):
-        after = final if index == len(rest) - 1 else _with(technique, size, layout, holdings, solution, before)
+        after = final if index == len(rest) - 1 else _with(technique, survey, size, solution, holdings, before)
         rows.append(_row(technique, before, after, _why(technique, solution, holdings)))
         before = after
     return tuple(rows)
@@ -73,13 +83,21 @@ def _measured_rows(layout: Layout) -> int:
 
 
 def _with(
-    technique: Technique, size: SizeProfile, layout: Layout, holdings: Holdings, solution: Solution, before: Cost
+    technique: Technique, survey: Survey, size: SizeProfile, solution: Solution, holdings: Holdings, before: Cost
 ) -> Cost:
+    layout = solution.layout
     if technique.name == "recompute":
-        return _cost(size, layout, PLAIN, holdings, solution.choice.modes)
+        staying = [_WITHOUT_LINK.get(name, name) for name in solution.choice.modes]
+        return _cost(survey, size, layout, PLAIN, holdings, staying)
     if technique.name == "activation-offload":
-        return before[0] - solution.choice.moved_bytes, before[1]
-    return _cost(size, layout, solution.placement, holdings, solution.choice.modes)
+        return before[0] - _moved_bytes(technique, size, solution), before[1]
+    return _cost(survey, size, layout, solution.placement, holdings, solution.choice.modes)
+
+
+def _moved_bytes(technique: Technique, size: SizeProfile, solution: Solution) -> int:
+    settings, slices = technique.settings(), solution.layout.slices
+    blocks = [size.kept(name) for name in settings["blocks"]]
+    return slices * sum(block.kept_bytes if settings["what"] == "kept" else block.input_bytes for block in blocks)
 
 
 def _why(technique: Technique, solution: Solution, holdings: Holdings) -> str:
@@ -90,7 +108,8 @@ def _why(technique: Technique, solution: Solution, holdings: Holdings) -> str:
             f"{n} {name}" for name, n in counts.items()
         )
     if technique.name == "activation-offload":
-        return f"{format_bytes(choice.moved_bytes)} cross the link behind the computation"
+        blocks = len(technique.settings()["blocks"])
+        return f"of {blocks} blocks {technique.settings()['what']}: crosses the link behind the computation"
     if technique.name == "host-states":
         moved = holdings.states_bytes - solution.states_on_gpu_bytes
         return (

@@ -21,15 +21,40 @@ from tonnage.fit.training import Training
 # Cheapest first. Each saves memory, time or both on every model that can use it.
 _ALWAYS = ("allocator", "fused-attention", "chunked-loss", "fp8", "autocast", "compile")
 
+# Of logits at a time: as many as matter little beside the rest.
+_LARGEST_CHUNK_BYTES, _LEAST_CHUNK_BYTES = 512 << 20, 64 << 20
 
-def always_paying(training: Training, allowed: frozenset[str]) -> Iterator[Technique]:
+
+def always_paying(training: Training, allowed: frozenset[str], budget_bytes: int) -> Iterator[Technique]:
     """Those that this training can use, asked one after the other: each sees the ones before it in place."""
+    settings = {"chunked-loss": {"chunk_bytes": min(_LARGEST_CHUNK_BYTES, max(_LEAST_CHUNK_BYTES, budget_bytes // 32))}}
     for name in _ALWAYS:
         if name not in allowed or (name == "autocast" and not _wide(training)):
             continue
-        technique = technique_class(name)()
+        technique = technique_class(name)(**settings.get(name, {}))
         if technique.why_not(training) is None:
             yield technique
+
+
+def narrower_parameters(training: Training, allowed: frozenset[str]) -> list[Technique]:
+    """BF16 parameters and gradients, the FP32 ones among the optimizer's states, where those may be on the host."""
+    if not {"master-weights", "host-states"} <= allowed or "master-weights" in training.applied or not _wide(training):
+        return []
+    technique = technique_class("master-weights")()
+    return [technique] if technique.why_not(training) is None else []
+
+
+def tiling(training: Training, allowed: frozenset[str]) -> Iterator[Technique]:
+    """Tiles for what is not tiled yet. Compiled blocks have no norms to tile: theirs are fused."""
+    for name in ("tiled-mlp", "tiled-norm"):
+        if (
+            name in allowed
+            and name not in training.applied
+            and not ("compile" in training.applied and name == "tiled-norm")
+        ):
+            technique = technique_class(name)()
+            if technique.why_not(training) is None:
+                yield technique
 
 
 def _wide(training: Training) -> bool:
@@ -37,10 +62,19 @@ def _wide(training: Training) -> bool:
     return all(parameter.dtype is torch.float32 for parameter in trained_parameters(training.optimizer))
 
 
-def coarse(holdings: Holdings, training: Training, allowed: frozenset[str]) -> Holdings:
-    """What is held where states may be coarser than they were."""
-    if "eight-bit-states" not in allowed or technique_class("eight-bit-states")().why_not(training) is not None:
-        return holdings
+def coarser_states(training: Training, allowed: frozenset[str]) -> list[Technique]:
+    """8-bit states and, for BF16 parameters, updates that are rounded at random: where they are allowed and not in place."""
+    names = [
+        name for name in ("stochastic-bf16", "eight-bit-states") if name in allowed and name not in training.applied
+    ]
+    narrow = all(parameter.dtype is torch.bfloat16 for parameter in trained_parameters(training.optimizer))
+    techniques = [technique_class(name)() for name in names if narrow or name != "stochastic-bf16"]
+    usable = [technique for technique in techniques if technique.why_not(training) is None]
+    return usable if any(technique.name == "eight-bit-states" for technique in usable) else []
+
+
+def with_coarse_states(holdings: Holdings, training: Training) -> Holdings:
+    """Two numbers of 8 bits for each element, and an FP32 scale for each block of 256 of both."""
     elements = sum(parameter.numel() for parameter in trained_parameters(training.optimizer))
     return replace(holdings, states_bytes=min(holdings.states_bytes, elements * 2 + elements * 8 // 256))
 

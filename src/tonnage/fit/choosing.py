@@ -67,9 +67,16 @@ def choose_modes(blocks: Sequence[Sequence[Mode]], around: Surroundings) -> Choi
         constraints=LinearConstraint(*program.constraints()),
         integrality=program.integrality(),
         bounds=program.bounds(),
-        options={"mip_rel_gap": 1e-3, "time_limit": 4.0},
+        options={"mip_rel_gap": 2e-3, "time_limit": 2.0},
     )
     return program.read(solution.x) if solution.x is not None else None
+
+
+def least_seconds(blocks: Sequence[Sequence[Mode]], around: Surroundings) -> float:
+    """A bound on any choice: the same program with blocks that may be divided between modes; infinite where none fits."""
+    program = _Program(blocks, around)
+    relaxed = milp(program.costs(), constraints=LinearConstraint(*program.constraints()), bounds=program.bounds())
+    return float(relaxed.fun) if relaxed.x is not None else np.inf
 
 
 def spread(taken: Sequence[Mode], kinds: Sequence[object]) -> list[Mode]:

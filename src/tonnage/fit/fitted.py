@@ -48,9 +48,9 @@ class Applied:
     def keep(self, count: int) -> None:
         """Take away all but the first `count`."""
         while len(self._placed) > count:
-            _, undo = self._placed.pop()
+            self._placed[-1][1]()  # one that refuses stays in place
+            self._placed.pop()
             self.training.applied.pop()
-            undo()
 
     def take_away(self) -> None:
         """All of it: the training is as it was."""
@@ -61,14 +61,18 @@ class Applied:
     def plain_model(self) -> Iterator[None]:
         """The model without what was done to it; how a step is taken stays."""
         on_model = [index for index, (technique, _) in enumerate(self._placed) if technique.order < _MODEL_SIDE]
+        stepper = self.training.stepper
         for index in reversed(on_model):
             self._placed[index][1]()
+        below, self.training.stepper = self.training.stepper, stepper
         try:
             yield
         finally:
+            self.training.stepper = below
             for index in on_model:
                 technique = self._placed[index][0]
                 self._placed[index] = technique, technique.apply(self.training)
+            self.training.stepper = stepper
 
 
 class Fitted:

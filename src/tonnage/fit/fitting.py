@@ -17,14 +17,21 @@ from torch.optim import Optimizer
 
 from tonnage.errors import RequestError
 from tonnage.fit.accounting import account_rows, plain_cost
-from tonnage.fit.assembly import always_paying, assemble, coarse
+from tonnage.fit.assembly import (
+    always_paying,
+    assemble,
+    coarser_states,
+    narrower_parameters,
+    tiling,
+    with_coarse_states,
+)
 from tonnage.fit.checks import check_loss, check_request
 from tonnage.fit.fitted import Applied, Fitted
 from tonnage.fit.holdings import find_holdings
 from tonnage.fit.host import free_host_bytes
 from tonnage.fit.measuring import undisturbed
 from tonnage.fit.meter import Meter
-from tonnage.fit.outlook import does_not_fit
+from tonnage.fit.outlook import does_not_fit, smallest_budget
 from tonnage.fit.placement import Holdings
 from tonnage.fit.plan import Plan, read_plan
 from tonnage.fit.registry import NAMES, find_conflict
@@ -32,7 +39,7 @@ from tonnage.fit.rehearsal import Rehearsed, rehearse
 from tonnage.fit.solver import Solution, solve
 from tonnage.fit.stepper import Stepper
 from tonnage.fit.survey import Survey
-from tonnage.fit.technique import Changes
+from tonnage.fit.technique import Changes, Technique
 from tonnage.fit.techniques.micro_batches import MicroBatches
 from tonnage.fit.techniques.recompute import Recompute
 from tonnage.fit.training import Batch, Loss, Training
@@ -156,14 +163,67 @@ class Fitting:
     def _look(self) -> None:
         """Survey the plain training, and again with each technique that always pays."""
         self._check_loss()
-        self.stages = [("plain", self._survey(rows=1))]
-        for technique in always_paying(self.training, self.request.allowed):
+        self._add_stage("plain")
+        for technique in always_paying(self.training, self.request.allowed, self.request.budget_bytes):
             self.request.say(f"trying {technique.title}")
             self.applied.add([technique])
-            self.stages.append((technique.name, self._survey(rows=1)))
+            self._add_stage(technique.name)
+        self._settle()
+
+    def _settle(self) -> None:
+        """What is in place now stays for every budget."""
+        if not self.stages:
+            raise RequestError(
+                "Not even one row of the sample can be run through one block, or through the loss, on this card.",
+                hint="Give fit a sample with a shorter sequence.",
+            )
         self.base = len(self.applied.techniques)
         self.survey = self.stages[-1][1]
         self.holdings = find_holdings(self.training, self.meter, self.survey.blocks, self.request.host_bytes)
+        if "eight-bit-states" in self.training.applied:
+            self.holdings = with_coarse_states(self.holdings, self.training)
+
+    def _add_stage(self, name: str) -> None:
+        """A stage that does not even fit block by block has no numbers."""
+        survey = Survey(self.training, self.meter)
+        with suppress(torch.OutOfMemoryError):
+            survey.at(1)
+            self.stages.append((name, survey))
+        with suppress(torch.OutOfMemoryError):
+            if survey.rows > 1:
+                survey.at(2)  # a second point: not all of it grows with the batch
+        torch.cuda.empty_cache()
+
+    def _coarsen(self) -> bool:
+        """Where nothing fits and it was allowed: states of 8 bits."""
+        techniques = coarser_states(self.training, self.request.allowed)
+        if techniques:
+            self.applied.add(techniques)
+            self.base = len(self.applied.techniques)
+            self.holdings = with_coarse_states(self.holdings, self.training)
+        return bool(techniques)
+
+    def _resort(self) -> bool:
+        """The next of the techniques that are kept for where nothing fits; whether there was one."""
+        return self._narrow() or self._coarsen() or self._tile()
+
+    def _narrow(self) -> bool:
+        """Where nothing fits: FP32 parameters among the states, which can be on the host."""
+        return self._resort_to(narrower_parameters(self.training, self.request.allowed))
+
+    def _tile(self) -> bool:
+        """Where nothing fits: long sequences in tiles, which cost a second forward pass of what is tiled."""
+        return self._resort_to(list(tiling(self.training, self.request.allowed)))
+
+    def _resort_to(self, techniques: Sequence[Technique]) -> bool:
+        for technique in techniques:
+            self.request.say(f"trying {technique.title}")
+            self.applied.add([technique])
+            self._add_stage(technique.name)
+        if techniques:
+            self._settle()
+            self._measure_sizes()
+        return bool(techniques)
 
     def _plan(self, solution: Solution) -> Plan:
         plain_peak, plain_s = plain_cost(self.stages[0][1], self.holdings)
@@ -184,13 +244,8 @@ class Fitting:
     def _check_loss(self) -> None:
         from tonnage.fit.batches import take_rows
 
-        with self.training.forward_pass():
+        with self.training.forward_pass(), suppress(torch.OutOfMemoryError):
             check_loss(self.training.loss(self.training.model, take_rows(self.training.sample, slice(0, 1))))
-
-    def _survey(self, *, rows: int) -> Survey:
-        survey = Survey(self.training, self.meter)
-        survey.at(rows)
-        return survey
 
     def _measure_sizes(self) -> None:
         """Every micro-batch size worth trying, from the smallest up, as long as it fits alone."""
@@ -212,32 +267,62 @@ class Fitting:
 
     def _close_the_loop(self) -> tuple[Solution, Rehearsed | None]:
         wanted = budget = self.request.budget_bytes
-        for last in (False,) * (_ROUNDS - 1) + (True,):
+        for _ in range(_ROUNDS):
             solution = self._fastest(budget)
-            self.applied.add(assemble(solution, self.survey, self.training))
-            if not self.measure:
-                return solution, None
-            measured = self._rehearse()
-            self.request.say(f"predicted {format_bytes(solution.peak_bytes)}, measured {measured.words}")
-            if last or measured.peak_reserved_bytes <= wanted:
+            if solution is None:
+                break
+            measured = self._try(solution)
+            if measured is None or measured.peak_reserved_bytes <= wanted:
                 return solution, measured
-            self.applied.keep(self.base)
+            self._back_to_base()
             # What the model did not see it will not see next time either.
             budget = min(budget, solution.peak_bytes) - (measured.peak_reserved_bytes - wanted)
-        raise AssertionError("the last round returns")
+        return self._smallest()
 
-    def _fastest(self, budget_bytes: int) -> Solution:
-        frame: dict[str, Any] = {
+    def _back_to_base(self) -> None:
+        """States that only the rehearsal made are dropped, not brought back; with masters among them they stay."""
+        if self.fresh and "master-weights" not in self.training.applied:
+            self.training.optimizer.state.clear()
+        self.applied.keep(self.base)
+
+    def _try(self, solution: Solution) -> Rehearsed | None:
+        """Put it in place, and measure it where that is wanted."""
+        self.applied.add(assemble(solution, self.survey, self.training))
+        if not self.measure:
+            return None
+        measured = self._rehearse()
+        self.request.say(f"predicted {format_bytes(solution.peak_bytes)}, measured {measured.words}")
+        return measured
+
+    def _fastest(self, budget_bytes: int) -> Solution | None:
+        solutions = solve(self.survey.sizes, self.holdings, budget_bytes=budget_bytes, **self._frame())
+        if not solutions and self._resort():
+            return self._fastest(budget_bytes)
+        return solutions[0] if solutions else None
+
+    def _smallest(self) -> tuple[Solution, Rehearsed | None]:
+        """The solution of least memory where it fits after all; else an error that says what it takes, as measured."""
+        while self._resort():
+            pass
+        holdings = self.holdings
+        solution = smallest_budget(self.survey, holdings, **self._frame())
+        needed_bytes = solution.peak_bytes if solution else 0
+        if solution and self.measure and needed_bytes < self.meter.free_bytes():
+            measured = self._try(solution)
+            assert measured is not None
+            if measured.peak_reserved_bytes <= self.request.budget_bytes:
+                return solution, measured
+            needed_bytes = max(needed_bytes, measured.peak_reserved_bytes)
+            self._back_to_base()
+        raise does_not_fit(holdings, self.request.budget_bytes, solution, needed_bytes)
+
+    def _frame(self) -> dict[str, Any]:
+        return {
             "batch_rows": self.survey.rows,
             "sliceable": self._slices(),
             "divisible": self.divides,
             "allowed": self.request.allowed,
         }
-        holdings = coarse(self.holdings, self.training, self.request.allowed)
-        solutions = solve(self.survey.sizes, holdings, budget_bytes=budget_bytes, **frame)
-        if not solutions:
-            raise does_not_fit(self.survey, holdings, self.request.budget_bytes, **frame)
-        return solutions[0]
 
     def _rehearse(self) -> Rehearsed:
         try:

@@ -7,6 +7,7 @@ of one large one. Nothing of the training is touched.
 import time
 from collections.abc import Iterator
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,8 +34,11 @@ def find_holdings(training: Training, meter: Meter, blocks: dict[str, nn.Module]
     trained = list(trained_parameters(optimizer))
     inside = {id(parameter) for block in blocks.values() for parameter in block.parameters()}
     states, temporary, seconds = probe_optimizer(optimizer, meter, trained)
+    if "master-weights" in training.applied:
+        wide = [nn.Parameter(torch.empty(p.shape, device="meta"), requires_grad=False) for p in trained]
+        states = probe_optimizer(optimizer, meter, wide)[0] + parameter_bytes(wide)
     return Holdings(
-        parameters_bytes=model_bytes(training.model),
+        parameters_bytes=model_bytes(training.model) + _held_besides(training, meter),
         gradients_bytes=parameter_bytes(trained),
         states_bytes=states,
         outside_gradients_bytes=parameter_bytes(p for p in trained if id(p) not in inside),
@@ -48,6 +52,15 @@ def find_holdings(training: Training, meter: Meter, blocks: dict[str, nn.Module]
         link_bytes_per_s=link_rate(meter),
         bandwidth_bytes_per_s=card_of(meter.device).bandwidth_bytes_per_s * calibration().optimizer_ceiling,
         host_step_s=host_step_seconds(trained),
+    )
+
+
+def _held_besides(training: Training, meter: Meter) -> int:
+    """The sample, the libraries' workspaces and whatever else is on the card already."""
+    known = [*training.model.parameters(), *training.model.buffers(), *tensors_of(training.optimizer)]
+    gradients = [p.grad for p in training.model.parameters() if p.grad is not None]
+    return max(
+        0, meter.allocated_bytes - parameter_bytes({id(t): t for t in [*known, *gradients] if t.is_cuda}.values())
     )
 
 
@@ -92,9 +105,8 @@ def _probe_elements(trained: list[nn.Parameter], dtype: torch.dtype) -> tuple[in
 def _alone(optimizer: Optimizer, parameter: nn.Parameter) -> Optimizer:
     """The same optimizer over one parameter, with a learning rate of its own."""
     group = {name: value for name, value in optimizer.param_groups[0].items() if name not in ("params", "param_names")}
-    small = type(optimizer).__new__(
-        type(optimizer)
-    )  # a copy would have its states checked, and techniques keep their own
+    # Not a copy: that would look into the states, which techniques keep in a form of their own.
+    small: Any = object.__new__(type(optimizer))
     small.__dict__ = dict(optimizer.__dict__)
     small.state = type(optimizer.state)(dict)
     small.param_groups = [{**group, "params": [parameter]}]

@@ -74,7 +74,7 @@ class _Pages(mmap.mmap):
     registered_at = 0
 
     def __del__(self) -> None:
-        if self.registered_at:
+        if self.registered_at and torch.cuda.is_available():  # a virtual GPU may be gone by now
             torch.cuda.synchronize()  # no copy may be under way; buffers die when a technique is undone, not in a step
             torch.cuda.cudart().cudaHostUnregister(self.registered_at)
 

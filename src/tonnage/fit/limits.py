@@ -32,8 +32,9 @@ from tonnage.units import format_bytes, parse_bytes
 
 # The first real step is predicted to take this share of the budget: what the prediction misses fits into the rest.
 _FIRST_SHARE = 0.85
-# The second, corrected by the first, leaves this much.
+# The second, corrected by the first, takes this share; where the first was too large there is no third to try.
 _LAST_SHARE = 0.995
+_SAFE_SHARE = 0.9
 # Parts are measured again at this share of the answer, from where the way to it is short. Alone they take far less.
 _SHORT_WAY = 0.9
 _REFINEMENTS = 4
@@ -45,7 +46,7 @@ class Found:
     """The size, and what one step of it takes on the GPU."""
 
     size: int  # rows, or tokens of a sequence
-    predicted_peak_bytes: int  # allocated, before any step of about this size was run
+    predicted_peak_bytes: int  # allocated, from the step's parts alone
     measured_peak_bytes: int  # allocated in a real step of this size
     reserved_peak_bytes: int  # by PyTorch in that step: what the budget holds
     steps_run: int  # of about this size, to confirm it
@@ -116,6 +117,8 @@ def _training(
             raise RequestError(
                 "What was fitted is another model or optimizer.", hint="Give fitted.model and fitted.optimizer."
             )
+        if clip_norm is not None:
+            raise RequestError("What was fitted clips as it was told.", hint="Give clip_norm to fit, not here.")
         check_sample(sample, fitted.training.device)
         yield replace(fitted.training, loss=loss, sample=sample), fitted.techniques
         return
@@ -182,8 +185,11 @@ class _Search:
             nearer = self.axis.down(int(answer * _SHORT_WAY))
             if not nearer or any(nearer <= size <= answer for size in self.curve.sizes):
                 return
-            with suppress(torch.OutOfMemoryError):
-                self.curve.measure(nearer)
+            self._look(nearer)
+
+    def _look(self, size: int) -> None:
+        with suppress(torch.OutOfMemoryError):
+            self.curve.measure(size)
 
     def _largest(self, peak: Callable[[int], int], limit_bytes: float) -> int:
         """The largest size whose peak is within the limit, by doubling and halving; 0 where none is."""
@@ -218,8 +224,8 @@ class _Search:
     def _confirm(self) -> Found:
         first = self._step(self._largest(self.curve.peak, self.budget_bytes * _FIRST_SHARE) or self.axis.smallest)
         fits = first.reserved_peak_bytes <= self.budget_bytes
-        share = _LAST_SHARE if fits else _FIRST_SHARE
-        size = self._largest(self._corrected(first), self.budget_bytes * share)
+        share = _LAST_SHARE if fits else _SAFE_SHARE
+        size = self._second_size(first, self.budget_bytes * share)
         if fits and size <= first.size:
             return first
         second = self._step(size) if size else first
@@ -228,6 +234,14 @@ class _Search:
         if fits:
             return replace(first, steps_run=self.steps_run)
         raise self._does_not_fit(second.size, second.reserved_peak_bytes)
+
+    def _second_size(self, first: Found, limit_bytes: float) -> int:
+        """Never beyond where parts were measured: chunks and tiles that divide anew make the curve jump."""
+        size = self._largest(self._corrected(first), limit_bytes)
+        if size <= first.size:
+            return size
+        self._look(size)
+        return min(size, self._largest(self._corrected(first), limit_bytes))
 
     def _corrected(self, seen: Found) -> Callable[[int], int]:
         """What was missed is in proportion to the step; what was too much stays as it is."""

@@ -22,9 +22,8 @@ class DoesNotFit(TonnageError, MemoryError):
         self.smallest_bytes = smallest_bytes
 
 
-def does_not_fit(survey: Survey, holdings: Holdings, budget_bytes: int, **frame: Any) -> DoesNotFit:
-    """`frame`: what `solve` was given besides."""
-    smallest = smallest_budget(survey, holdings, **frame)
+def does_not_fit(holdings: Holdings, budget_bytes: int, smallest: Solution | None, needed_bytes: int) -> DoesNotFit:
+    """`smallest`: the solution of least memory, which needs so many bytes."""
     problem = (
         f"Nothing that keeps the gradients fits {format_bytes(budget_bytes)}: parameters take "
         f"{format_bytes(holdings.parameters_bytes)}, gradients {format_bytes(holdings.gradients_bytes)}, optimizer states "
@@ -33,12 +32,13 @@ def does_not_fit(survey: Survey, holdings: Holdings, budget_bytes: int, **frame:
     if smallest is None:
         hint = "Even one row with every technique does not fit this card: use a shorter sequence, or more GPUs."
         return DoesNotFit(problem, hint=hint, smallest_bytes=None)
-    hint = f"The smallest budget that would do is {format_bytes(smallest.peak_bytes)}, with {_words(smallest)}{_card(smallest)}"
-    return DoesNotFit(problem, hint=hint, smallest_bytes=smallest.peak_bytes)
+    words, card = _words(smallest), _card(needed_bytes)
+    hint = f"The smallest budget that would do is {format_bytes(needed_bytes)}, with {words}{card}"
+    return DoesNotFit(problem, hint=hint, smallest_bytes=needed_bytes)
 
 
 def smallest_budget(survey: Survey, holdings: Holdings, **frame: Any) -> Solution | None:
-    """By halving: a smaller budget never yields more memory."""
+    """By halving: a smaller budget never yields more memory. `frame`: what `solve` is given besides."""
 
     def best(budget_bytes: int) -> Solution | None:
         found = solve(survey.sizes, holdings, budget_bytes=budget_bytes, **frame)
@@ -65,9 +65,9 @@ def _words(solution: Solution) -> str:
     return ", ".join(parts) or "the same techniques"
 
 
-def _card(solution: Solution) -> str:
+def _card(needed_bytes: int) -> str:
     """The smallest card of the catalogue that holds it, with 5 % to spare for the context."""
-    fits = [gpu for gpu in all_gpus() if gpu.maker == "NVIDIA" and gpu.memory_bytes * 0.95 > solution.peak_bytes]
+    fits = [gpu for gpu in all_gpus() if gpu.maker == "NVIDIA" and gpu.memory_bytes * 0.95 > needed_bytes]
     if not fits:
         return "; no single card has that much."
     smallest = min(fits, key=lambda gpu: gpu.memory_bytes)

@@ -5,8 +5,9 @@ few, an even sample of them where there are many. So neither run needs room for 
 by row where rows do not mix. Nothing is stepped.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from tonnage.errors import TonnageError
-from tonnage.fit.batches import batch_rows, split
+from tonnage.fit.batches import Part, batch_rows, split
 from tonnage.fit.measuring import undisturbed
-from tonnage.fit.randomness import active_dropout
+from tonnage.fit.technique import NotApplicable
+from tonnage.fit.techniques.micro_batches import find_weighting, why_rows_mix
 from tonnage.fit.training import Batch, Training
 
 if TYPE_CHECKING:
@@ -49,10 +51,10 @@ class Proof:
 
 def prove(fitted: "Fitted", batch: Batch) -> Proof:
     training = fitted.training
-    loss, found = _gradients(training, batch, training.micro_batches)
+    loss, found = _gradients(training, split(batch, training.micro_batches, training.weighting))
     with fitted.plain():
-        plain_loss, expected = _gradients(training, batch, _plain_parts(training, batch))
-    errors = {name: _error(found[name], gradient) for name, gradient in expected.items()}
+        plain_loss, expected = _gradients(training, _plain_parts(training, batch))
+    errors = {name: _error(found.get(name), gradient) for name, gradient in expected.items()}
     worst = max(errors, key=errors.__getitem__)
     narrowest = max(_TOLERANCES[gradient.dtype] for gradient in _narrow(training))
     proof = Proof(
@@ -70,9 +72,13 @@ def prove(fitted: "Fitted", batch: Batch) -> Proof:
     return proof
 
 
-def _plain_parts(training: Training, batch: Batch) -> int:
-    """Row by row, unless rows draw random numbers from one stream."""
-    return training.micro_batches if active_dropout(training.model) else batch_rows(batch)
+def _plain_parts(training: Training, batch: Batch) -> list[Part]:
+    """Row by row where their losses make up the whole; else as fit divides it."""
+    divided = "micro-batches" in training.applied
+    with suppress(NotApplicable):
+        if why_rows_mix(training.model) is None:
+            return split(batch, batch_rows(batch), training.weighting if divided else find_weighting(training))
+    return split(batch, training.micro_batches, training.weighting)
 
 
 def _narrow(training: Training) -> Iterator[Tensor]:
@@ -82,17 +88,19 @@ def _narrow(training: Training) -> Iterator[Tensor]:
         yield torch.zeros((), dtype=torch.bfloat16)
 
 
-def _error(found: Tensor, expected: Tensor) -> float:
+def _error(found: Tensor | None, expected: Tensor) -> float:
+    if found is None:
+        return math.inf
     norm = expected.norm()
     return float((found - expected).norm() / norm) if norm > 0 else float(found.norm())
 
 
-def _gradients(training: Training, batch: Batch, parts: int) -> tuple[float, dict[str, Tensor]]:
-    """The loss of the batch, and of each gradient a sample in FP64 on the host."""
+def _gradients(training: Training, parts: Sequence[Part]) -> tuple[float, dict[str, Tensor]]:
+    """The loss of the batch in its parts, and of each gradient a sample in FP64 on the host."""
     total = 0.0
     with undisturbed(training.model, training.device), _sampled(training.model) as samples:
         torch.manual_seed(0)
-        for part in split(batch, parts, training.weighting):
+        for part in parts:
             with training.forward_pass():
                 loss = part.weigh(training.loss(training.model, part.batch))
             loss.backward()

@@ -16,7 +16,8 @@ from torch.optim import Optimizer
 
 from tonnage.fit.measuring import undisturbed
 from tonnage.fit.meter import Meter
-from tonnage.fit.parameter_step import StateStep, parameter_steps, why_not_one_by_one
+from tonnage.fit.parameter_step import parameter_steps, why_not_one_by_one
+from tonnage.fit.pieces import Piece
 from tonnage.fit.step import take_step
 from tonnage.fit.training import Batch, Training, Undo
 from tonnage.units import format_bytes
@@ -102,12 +103,16 @@ def _zero_like(value: Any) -> Any:
 
 @torch.no_grad()
 def _forget_steps(optimizer: Optimizer) -> None:
-    """The first real step is the first: counts are zero again, as the states are."""
-    steps = parameter_steps(optimizer) if why_not_one_by_one(optimizer) is None else None
-    for parameter, state in list(optimizer.state.items()):
-        if steps and isinstance(steps.function, StateStep):
-            optimizer.state[parameter] = steps.function.own_state(parameter, {}, steps.group(parameter))
-        elif isinstance(step := state.get("step"), Tensor):
-            step.zero_()
-        elif step is not None:
-            state["step"] = 0
+    """The first real step is the first: counts are zero again, as the states still are."""
+    for state in optimizer.state.values():
+        for part in [state, *(piece.state for value in state.values() for piece in _pieces(value))]:
+            step = part.get("step")
+            if isinstance(step, Tensor):
+                step.zero_()
+            elif step is not None:
+                part["step"] = 0
+
+
+def _pieces(value: Any) -> list[Piece]:
+    """Of a parameter whose states are divided between GPU and host."""
+    return [piece for piece in value if isinstance(piece, Piece)] if isinstance(value, list) else []

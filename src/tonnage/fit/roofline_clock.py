@@ -77,7 +77,8 @@ def _attention_operations(name: str, args: Any) -> float:
     backward = "backward" in name
     query, key, value = tensors[1:4] if backward else tensors[:3]
     rows, heads, length, width = query.shape
-    forward = 2 * rows * heads * length * key.shape[2] * (width + value.shape[3])
+    causal = any(argument is True for argument in args)
+    forward = 2 * rows * heads * length * key.shape[2] * (width + value.shape[3]) * (0.5 if causal else 1.0)
     return forward * 2.5 if backward else forward
 
 

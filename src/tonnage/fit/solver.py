@@ -7,13 +7,15 @@ slices. It does not know how a technique is applied.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from tonnage.fit.choosing import Choice, Mode, choose_modes
+import numpy as np
+
+from tonnage.fit.choosing import Choice, Mode, Surroundings, choose_modes, least_seconds
 from tonnage.fit.placement import Holdings, Placement, states_on_gpu, step_overhead_s, suitable, surroundings
 from tonnage.fit.profile import BlockProfile, OutsideProfile
 from tonnage.fit.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, SizeProfile
 
-# Copies under way that an offload keeps on the GPU, at least.
-LEAST_WINDOW_BYTES = 1 << 30
+# Solutions after which no slower frame is looked at.
+_ENOUGH = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +39,23 @@ class Solution:
     step_s: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """One layout, placement and use of the link: what is left to choose is each block's mode."""
+
+    layout: Layout
+    placement: Placement
+    window_bytes: int
+    modes: list[list[Mode]]
+    around: Surroundings
+    outside: OutsideProfile
+    overhead_s: float
+
+    def step_s(self, micro_batch_s: float) -> float:
+        of_outside = self.outside.forward_s + self.outside.backward_s
+        return self.layout.micro_batches * (micro_batch_s + of_outside) + self.overhead_s
+
+
 def solve(
     sizes: dict[int, SizeProfile],
     holdings: Holdings,
@@ -47,15 +66,36 @@ def solve(
     divisible: bool,
     allowed: frozenset[str],
 ) -> list[Solution]:
-    """All that fits, fastest first."""
-    found = [
-        solution
+    """What fits, fastest first. Frames are tried in the order of a bound on their time, until none can be faster."""
+    frames = [
+        _frame(sizes, holdings, layout, placement, budget_bytes, moved, allowed)
         for layout in layouts(sizes, batch_rows, sliceable=sliceable, divisible=divisible)
         for placement in suitable(holdings, layout.micro_batches, allowed)
-        for offloads in (False, True)[: 1 + ("activation-offload" in allowed)]
-        if (solution := _solve_one(sizes, holdings, layout, placement, budget_bytes, offloads, allowed)) is not None
+        for moved in ((), (BLOCK_OFFLOAD,), (BLOCK_OFFLOAD, OFFLOAD))[: 3 if "activation-offload" in allowed else 1]
     ]
-    return sorted(found, key=lambda solution: (solution.step_s, solution.peak_bytes))
+    bounds = [(frame.step_s(least_seconds(frame.modes, frame.around)), frame) for frame in frames]
+    found: list[Solution] = []
+    for bound_s, frame in sorted((pair for pair in bounds if np.isfinite(pair[0])), key=lambda pair: pair[0]):
+        if len(found) >= _ENOUGH and bound_s >= found[_ENOUGH - 1].step_s:
+            break
+        choice = choose_modes(frame.modes, frame.around)
+        if choice is not None:
+            found.append(_solution(frame, holdings, choice))
+            found.sort(key=lambda solution: (solution.step_s, solution.peak_bytes))
+    return found
+
+
+def _solution(frame: Frame, holdings: Holdings, choice: Choice) -> Solution:
+    layout, placement = frame.layout, frame.placement
+    return Solution(
+        layout=layout,
+        placement=placement,
+        choice=choice,
+        window_bytes=frame.window_bytes,
+        states_on_gpu_bytes=states_on_gpu(placement, holdings, layout.micro_batches, choice.unmoved_bytes),
+        peak_bytes=choice.peak_bytes,
+        step_s=frame.step_s(choice.micro_batch_s) + choice.exposed_states_s,
+    )
 
 
 def layouts(sizes: dict[int, SizeProfile], batch_rows: int, *, sliceable: bool, divisible: bool) -> Iterator[Layout]:
@@ -67,22 +107,21 @@ def layouts(sizes: dict[int, SizeProfile], batch_rows: int, *, sliceable: bool, 
             yield Layout(rows=batch_rows, micro_batches=1, slices=-(-batch_rows // rows), sliced=sliceable)
 
 
-def _solve_one(
+def _frame(
     sizes: dict[int, SizeProfile],
     holdings: Holdings,
     layout: Layout,
     placement: Placement,
     budget_bytes: int,
-    offloads: bool,
+    moved: tuple[str, ...],
     allowed: frozenset[str],
-) -> Solution | None:
+) -> Frame:
     size = sizes[layout.rows] if layout.slices == 1 else sizes[-(-layout.rows // layout.slices)]
-    modes = block_modes(size, layout, offload=offloads)
-    if "recompute" not in allowed:
-        modes = [[mode for mode in ways if mode.name in (KEEP, OFFLOAD)] for ways in modes]
-    outside = scaled_outside(size.outside, layout.slices)
+    wanted = {KEEP, *moved} if "recompute" not in allowed else None
+    modes = _only(block_modes(size, layout, offload=True), {OFFLOAD, BLOCK_OFFLOAD} - set(moved), wanted)
+    outside = outside_at(sizes, layout.rows)
     backward_s = sum(ways[0].backward_s for ways in modes)
-    window = offload_window(modes) if offloads else 0
+    window = offload_window(modes) if moved else 0
     around = surroundings(
         placement,
         holdings,
@@ -92,25 +131,32 @@ def _solve_one(
         backward_s=backward_s,
         extra_bytes=window,
     )
-    choice = choose_modes(modes, around)
-    if choice is None or (offloads and not choice.moved_bytes):
-        return None
-    micro_batch_s = choice.micro_batch_s + outside.forward_s + outside.backward_s
-    step_s = layout.micro_batches * micro_batch_s + choice.exposed_states_s
-    return Solution(
+    overhead_s = step_overhead_s(placement, holdings, layout.micro_batches, backward_s)
+    return Frame(
         layout=layout,
         placement=placement,
-        choice=choice,
         window_bytes=window,
-        states_on_gpu_bytes=states_on_gpu(placement, holdings, layout.micro_batches, choice.unmoved_bytes),
-        peak_bytes=choice.peak_bytes,
-        step_s=step_s + step_overhead_s(placement, holdings, layout.micro_batches, backward_s),
+        modes=modes,
+        around=around,
+        outside=outside,
+        overhead_s=overhead_s,
     )
 
 
+def _only(modes: list[list[Mode]], without: set[str], wanted: set[str] | None) -> list[list[Mode]]:
+    """The lists of modes with fewer in them; blocks that shared a list share it still."""
+    fewer = {
+        id(ways): [m for m in ways if m.name not in without and (wanted is None or m.name in wanted)] for ways in modes
+    }
+    return [fewer[id(ways)] for ways in modes]
+
+
 def offload_window(modes: Sequence[Sequence[Mode]]) -> int:
-    """A whole block's copies: they then spread over the blocks that follow instead of holding up the next operator."""
-    return max([LEAST_WINDOW_BYTES, *(mode.moved_bytes for ways in modes for mode in ways)])
+    """Two inputs; or a whole block's copies, which then spread over the blocks that follow instead of holding them up."""
+    moved = [(mode.name, mode.moved_bytes) for ways in modes for mode in ways]
+    inputs = max((size for name, size in moved if name == BLOCK_OFFLOAD), default=0)
+    kept = max((size for name, size in moved if name == OFFLOAD), default=0)
+    return max(2 * inputs, kept)
 
 
 def block_modes(size: SizeProfile, layout: Layout, *, offload: bool) -> list[list[Mode]]:
@@ -125,13 +171,29 @@ def block_modes(size: SizeProfile, layout: Layout, *, offload: bool) -> list[lis
     return [made[id(ways), size.kinds[block]] for ways, block in zip(modes, size.kinds, strict=True)]
 
 
-def scaled_outside(outside: OutsideProfile, factor: int) -> OutsideProfile:
-    """The same for a batch so many times as large."""
+def outside_at(sizes: dict[int, SizeProfile], rows: int) -> OutsideProfile:
+    """At a size that was measured, or in line with the two nearest below: a part of it does not grow with the batch."""
+    if rows in sizes:
+        return sizes[rows].outside
+    measured = sorted(sizes)[-2:]
+    low, high = measured[0], measured[-1]
+    if low == high:
+        return _in_line(
+            OutsideProfile(kept_bytes=0, peak_bytes=0, forward_s=0.0, backward_s=0.0), sizes[high].outside, rows / high
+        )
+    return _in_line(sizes[low].outside, sizes[high].outside, (rows - low) / (high - low))
+
+
+def _in_line(low: OutsideProfile, high: OutsideProfile, share: float) -> OutsideProfile:
+    def at(field: str) -> float:
+        below, above = getattr(low, field), getattr(high, field)
+        return max(0.0, below + share * (above - below))
+
     return OutsideProfile(
-        kept_bytes=outside.kept_bytes * factor,
-        peak_bytes=outside.peak_bytes * factor,
-        forward_s=outside.forward_s * factor,
-        backward_s=outside.backward_s * factor,
+        kept_bytes=round(at("kept_bytes")),
+        peak_bytes=round(at("peak_bytes")),
+        forward_s=at("forward_s"),
+        backward_s=at("backward_s"),
     )
 
 

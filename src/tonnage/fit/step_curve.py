@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tonnage.fit.assembly import coarse
+from tonnage.fit.assembly import with_coarse_states
 from tonnage.fit.batches import batch_rows, take_rows
 from tonnage.fit.choosing import Mode, Surroundings, peak_of
 from tonnage.fit.holdings import find_holdings
@@ -42,7 +42,7 @@ _BEND = 2e-3
 class ByteMeter(Meter):
     """Bytes alone: time is not asked for, so nothing is run to find it."""
 
-    def seconds(self, run: Callable[[], object], *, repeats: int = 2) -> float:
+    def seconds(self, run: Callable[[], object], *, least_s: float = 0.0) -> float:
         return 0.0
 
 
@@ -109,7 +109,7 @@ class StepCurve:
 
     def _offloaded(self, modes: list[Mode]) -> list[Mode]:
         """What offloaded blocks leave on its way to the host is one window for all of them, not one for each."""
-        window = max((t.window_bytes for t in self._techniques if isinstance(t, ActivationOffload)), default=0)
+        window = max((t.window_bytes or 0 for t in self._techniques if isinstance(t, ActivationOffload)), default=0)
         left, waiting = [], window
         for mode in modes:
             if ActivationOffload.name in mode.name:
@@ -125,7 +125,8 @@ class StepCurve:
         """By the nearest sizes that were measured."""
         sizes = sorted(sorted(self._seen, key=lambda seen: abs(seen - size))[: self.degree + 1])
         seen = np.array([self._seen[one][label] for one in sizes], dtype=float)
-        return tuple(extrapolate(sizes, column, size) for column in seen.T)
+        least = seen[-1] if size > sizes[-1] else np.zeros_like(seen[-1])  # what fell on the way will not go on falling
+        return tuple(max(int(low), extrapolate(sizes, column, size)) for low, column in zip(least, seen.T, strict=True))
 
     def _ways(self, block: str) -> str:
         """What techniques do to this block in particular."""
@@ -148,7 +149,8 @@ class StepCurve:
     def _states_on_gpu(self, held: Holdings) -> int:
         if (host := self._host_states()) is not None:
             return min(host.gpu_bytes, held.states_bytes)
-        return coarse(held, self.training, frozenset(self.training.applied)).states_bytes
+        coarse = "eight-bit-states" in self.training.applied
+        return (with_coarse_states(held, self.training) if coarse else held).states_bytes
 
     def _around(self, outside: OutsideProfile) -> Surroundings:
         """States are among what is allocated, so a placement matters for its gradients alone: do they stay or pass?"""
@@ -180,21 +182,22 @@ def _mode(label: str, sizes: tuple[int, ...]) -> Mode:
 
 
 def extrapolate(sizes: Sequence[int], values: Sequence[float], size: int) -> int:
-    """The value at `size` of the curve through these points: a line, or a parabola where three points show a bend.
+    """The value at `size` of the curve through one to three points: straight lines, or a parabola where it bends up.
 
     A bend below the allocator's rounding is none: at a hundred times the size it would be ten thousand times as large.
+    What bends down (a chunk that is full) goes on as it went last.
     """
-    assert len(sizes) == len(values), "one value a size"
+    assert len(sizes) == len(values) <= 3, "one value a size"
     if len(sizes) == 1:
         return int(values[0] * size / sizes[0])
-    first, last = (sizes[0], values[0]), (sizes[-1], values[-1])
-    slope = (last[1] - first[1]) / (last[0] - first[0])
-    straight = last[1] + slope * (size - last[0])
     if len(sizes) == 2:
-        return max(0, round(straight))
-    middle = sizes[1], values[1]
-    chord = first[1] + slope * (middle[0] - first[0])
-    if chord - middle[1] <= _BEND * abs(last[1]):
-        return max(0, round(straight))
-    bend = (chord - middle[1]) / ((middle[0] - first[0]) * (last[0] - middle[0]))
-    return max(0, round(straight + bend * (size - first[0]) * (size - last[0])))
+        slope = (values[1] - values[0]) / (sizes[1] - sizes[0])
+        return max(0, round(values[1] + slope * (size - sizes[1])))
+    whole_slope = (values[2] - values[0]) / (sizes[2] - sizes[0])
+    rise = values[0] + whole_slope * (sizes[1] - sizes[0]) - values[1]
+    if rise > _BEND * abs(values[2]):
+        bend = rise / ((sizes[1] - sizes[0]) * (sizes[2] - sizes[1]))
+        straight = values[2] + whole_slope * (size - sizes[2])
+        return max(0, round(straight + bend * (size - sizes[0]) * (size - sizes[2])))
+    side = slice(1, 3) if size > sizes[1] else slice(0, 2)
+    return extrapolate(sizes[side], values[side], size)

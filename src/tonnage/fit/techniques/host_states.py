@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
+from tonnage.errors import RequestError
 from tonnage.fit.backward_stepper import BackwardStepper
 from tonnage.fit.host import HostMemoryExhausted, free_host_bytes
 from tonnage.fit.host_step import DEVICE_SLOTS, HOST_SLOTS, DeviceWay, HostWay, pieces_of
@@ -166,7 +167,13 @@ class HostStates(Technique):
                 stepper = BackwardStepper(training.model, training.stepper)
             stack.callback(stepper.hook_parameters())
             stack.callback(training.replace_stepper(stepper))
-            return stack.pop_all().close
+            put_back = stack.pop_all().close
+
+        def undo() -> None:
+            _check_room_on_gpu(training)
+            put_back()
+
+        return undo
 
     def _check_host_memory(self, way: Way, training: Training) -> None:
         needed, steps = -self.gpu_bytes, parameter_steps(training.optimizer)
@@ -189,6 +196,21 @@ class HostStates(Technique):
         way = HostWay(inner, training.optimizer, training.device, **sizes)
         stack.callback(way.close)
         return way
+
+
+def _check_room_on_gpu(training: Training) -> None:
+    """Raise, before anything moves, where the states could not come back."""
+    if training.device.type != "cuda":
+        return
+    pieces = [piece for state in training.optimizer.state.values() for piece in pieces_of(state) if piece.started]
+    needed = sum(piece.packing.byte_count for piece in pieces if piece.buffer is not None)
+    free = torch.cuda.mem_get_info(training.device)[0]
+    free += torch.cuda.memory_reserved(training.device) - torch.cuda.memory_allocated(training.device)
+    if needed > free:
+        raise RequestError(
+            f"{format_bytes(needed)} of optimizer states are on the host, and the GPU has {format_bytes(free)} free.",
+            hint="Go on with the fit, or save model.state_dict() and optimizer.state_dict(), which are plain, and reload.",
+        )
 
 
 def _place_all(way: Way, training: Training, stack: ExitStack) -> None:

@@ -55,7 +55,7 @@ class MicroBatches(Technique):
             _why_not_settings(self)
             or _why_not_rows(self, training)
             or _why_not_stepper(training)
-            or _why_not_modules(training.model, resampled=self.dropout == "resampled")
+            or why_rows_mix(training.model, resampled=self.dropout == "resampled")
         )
 
     def estimate(self, profile: Profile) -> Estimate:
@@ -123,7 +123,8 @@ def _why_not_stepper(training: Training) -> str | None:
     return None
 
 
-def _why_not_modules(model: nn.Module, *, resampled: bool) -> str | None:
+def why_rows_mix(model: nn.Module, *, resampled: bool = False) -> str | None:
+    """Why the rows of a batch are not the same alone, or None."""
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
             return f"{name} normalises over the batch, and its statistics would be those of a micro-batch."

@@ -1,0 +1,238 @@
+"""`tonnage.fit` for Lightning.
+
+    trainer = lightning.Trainer(callbacks=[FitCallback(budget="40 GiB")])
+    trainer.fit(module, loader)
+
+The training is fitted on its first batch and plain again when training ends. Lightning keeps its loop, loggers, schedulers
+and checkpoints; forward, backward and the optimizer's step of automatic optimization are fit's. Which techniques are in
+place is not known here.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from inspect import signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from tonnage.errors import RequestError
+from tonnage.fit.batches import batch_rows, split
+from tonnage.fit.fitted import Fitted
+from tonnage.fit.plan import Plan
+from tonnage.fit.step import accumulate
+from tonnage.fit.training import Batch, Training, Undo
+from tonnage.integrations.fit_options import FitOptions, shared_out
+
+if TYPE_CHECKING or "pytorch_lightning" not in sys.modules or "lightning" in sys.modules:
+    from lightning.pytorch.callbacks import Callback
+    from lightning.pytorch.utilities.model_helpers import is_overridden
+else:
+    from pytorch_lightning.callbacks import Callback
+    from pytorch_lightning.utilities.model_helpers import is_overridden
+
+# What a fitted module does otherwise; one of its own would be passed over.
+_HOOKS = ("backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping")
+
+
+class FitCallback(Callback):
+    """Makes a Lightning training fit a byte budget. The arguments are those of `tonnage.fit`.
+
+    `fitted` is what fit returned, from the first batch on.
+    """
+
+    def __init__(
+        self,
+        *,
+        budget: str | int | None = None,
+        host: str | int | None = None,
+        exact: bool = True,
+        allow: Sequence[str] = (),
+        without: Sequence[str] = (),
+        plan: Plan | str | Path | None = None,
+        measure: bool = True,
+        verbose: bool = False,
+    ) -> None:
+        self._options = FitOptions(
+            budget=budget,
+            host=host,
+            exact=exact,
+            allow=allow,
+            without=without,
+            plan=plan,
+            measure=measure,
+            verbose=verbose,
+        )
+        self._active = False
+        self.fitted: Fitted | None = None
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Before anything is computed: say what cannot work."""
+        for problem, hint in _problems(trainer, pl_module):
+            raise RequestError(f"This training cannot be fitted: {problem}.", hint=hint)
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """The first batch is the sample."""
+        if not self._active:
+            self.fitted = _fit(trainer, pl_module, self._options, batch, batch_idx)
+            self._active = True
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """The module and its optimizer as they were, with what they have learnt."""
+        self._undo()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """As well where training broke off."""
+        self._undo()
+
+    def _undo(self) -> None:
+        if self._active and self.fitted is not None:
+            self._active = False
+            self.fitted.undo()
+
+
+def _problems(trainer: Any, module: Any) -> Iterator[tuple[str, str]]:
+    if not module.automatic_optimization:
+        yield "automatic_optimization is off, so that the loop is the module's own", "Use tonnage.fit in training_step."
+    if len(trainer.optimizers) != 1:
+        yield f"it has {len(trainer.optimizers)} optimizers, and fit places the states of one", "Use one optimizer."
+    strategy = type(trainer.strategy).__name__
+    if trainer.world_size > 1 or not strategy.startswith("SingleDevice"):
+        yield f"{strategy} wraps the model for several devices", "Train on one: Trainer(devices=1)."
+    if getattr(trainer.precision_plugin, "scaler", None) is not None:
+        yield "precision='16-mixed' scales the loss outside of fit", "Use precision='bf16-mixed'."
+    if trainer.gradient_clip_val and str(trainer.gradient_clip_algorithm or "norm").lower().endswith("value"):
+        yield "gradients are clipped by value, and fit clips by their norm", 'Use gradient_clip_algorithm="norm".'
+    if "dataloader_iter" in signature(module.training_step).parameters:
+        yield "training_step takes its batches from the data loader itself", "Let it take a batch."
+    for name in _HOOKS:
+        if is_overridden(name, module):
+            yield f"the module has a {name} of its own, which fit would pass over", f"Leave {name} out."
+
+
+def _refused(trainer: Any) -> Iterator[tuple[str, str]]:
+    if "mixed" in str(trainer.precision):
+        yield "autocast", f"precision={trainer.precision!r} does the same"
+    if trainer.accumulate_grad_batches > 1:
+        yield "step-in-backward", "a step has several backward passes (accumulate_grad_batches), whose gradients add up"
+
+
+def _fit(trainer: Any, module: Any, options: FitOptions, batch: Batch, batch_idx: int) -> Fitted:
+    plain_step = PlainStep(trainer, module, batch_idx)
+    with _silent(module):
+        fitted = options.fit(
+            module,
+            trainer.optimizers[0],
+            loss=plain_step,
+            sample=batch,
+            clip_norm=trainer.gradient_clip_val or None,
+            refused=dict(_refused(trainer)),
+            gradients_wait=trainer.accumulate_grad_batches > 1,
+        )
+    fitted.afterwards(_drive(module, Steps(trainer, fitted.training, plain_step)))
+    return fitted
+
+
+@contextmanager
+def _silent(module: Any) -> Iterator[None]:
+    """Steps that only measure are not logged."""
+    with ExitStack() as stack:
+        for name in ("log", "log_dict"):
+            stack.callback(_replace(module, name, lambda *_, **__: None))
+        yield
+
+
+class PlainStep:
+    """The module's own training_step, under Lightning's precision."""
+
+    def __init__(self, trainer: Any, module: Any, batch_idx: int) -> None:
+        self.function: Callable[..., Any] = module.training_step
+        self.rest: tuple[Any, ...] = (batch_idx,) if len(signature(self.function).parameters) > 1 else ()
+        self.output: Any = None  # the latest
+        self._trainer = trainer
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
+        with self._trainer.precision_plugin.train_step_context():
+            output = self.function(batch, *self.rest)
+        if output is None:
+            raise RequestError(
+                "training_step returned None, to leave out a batch.", hint="Return a loss of zero instead."
+            )
+        self.output = {k: v for k, v in output.items() if k != "loss"} if isinstance(output, Mapping) else {}
+        return output["loss"] if isinstance(output, Mapping) else output
+
+
+class Steps:
+    """Automatic optimization by fit: the hooks of a LightningModule that its Trainer calls."""
+
+    def __init__(self, trainer: Any, training: Training, plain_step: PlainStep) -> None:
+        self._trainer, self._training, self._plain_step = trainer, training, plain_step
+        self._rows = -(-batch_rows(training.sample) // training.micro_batches)
+        self._begun = False
+
+    def training_step(self, batch: Batch, *rest: Any) -> Any:
+        """Forward and backward of a batch, in micro-batches. Extra outputs are passed on where there is one."""
+        batches, training = self._trainer.accumulate_grad_batches, self._training
+        self._plain_step.rest = rest
+        parts = split(batch, -(-batch_rows(batch) // self._rows), training.weighting)
+        if not self._begun:
+            training.stepper.begin(len(parts) * batches)
+            self._begun = True
+        try:
+            # Lightning's autocast is on here, and backward must not run under it.
+            with torch.autocast(training.device.type, enabled=False):
+                closes = not self._trainer.fit_loop._should_accumulate()
+                loss = accumulate(training, shared_out(parts, 1 / batches), closes=closes) * batches
+        except BaseException:
+            self._begun = False
+            raise
+        return {**(self._plain_step.output if len(parts) == 1 else {}), "loss": loss}
+
+    def backward(self, loss: Tensor, *_: Any, **__: Any) -> None:
+        """It is over already."""
+
+    def optimizer_zero_grad(self, *_: Any, **__: Any) -> None:
+        """Lightning asks for it between forward and backward; the stepper does it as a step begins."""
+
+    def configure_gradient_clipping(self, *_: Any, **__: Any) -> None:
+        """The stepper clips."""
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        optimizer_closure()
+        self._trainer.precision_plugin._after_closure(self._training.model, self._training.optimizer)
+        self._begun = False
+        self._training.stepper.finish()
+
+
+def _drive(module: Any, steps: Steps) -> Undo:
+    with ExitStack() as stack:
+        for name in ("training_step", *_HOOKS):
+            stack.callback(_replace(module, name, _instead_of(getattr(module, name), getattr(steps, name))))
+        return stack.pop_all().close
+
+
+def _instead_of(plain: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that has the signature of another: Lightning reads it to know what to pass."""
+
+    @wraps(plain)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return called
+
+
+def _replace(module: Any, name: str, function: Callable[..., Any]) -> Undo:
+    """A method of this module alone."""
+    before = module.__dict__.get(name)
+    module.__dict__[name] = function
+
+    def undo() -> None:
+        if before is None:
+            del module.__dict__[name]
+        else:
+            module.__dict__[name] = before
+
+    return undo

@@ -1,0 +1,107 @@
+"""Largest batch and longest sequence: answers on the virtual GPU, and what is wrong with a request."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import tonnage
+from tonnage.errors import RequestError
+from tonnage.units import GIB
+
+BUDGET_BYTES = 6 * GIB
+PLAIN = ("batch", "sequence", "eager sequence", "at most")
+CHANGED = ("batch under a plan", "micro-batches", "sequence when fitted")
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    script = Path(__file__).with_name("virtual_limits.py")
+    process = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=400)
+    assert process.returncode == 0, process.stderr
+    return dict(json.loads(process.stdout))
+
+
+@pytest.mark.parametrize("case", [*PLAIN, "batch of the card"])
+def test_a_plain_step_takes_what_was_predicted(found: dict[str, Any], case: str) -> None:
+    answer = found[case]
+    assert answer["predicted_peak_bytes"] == pytest.approx(answer["measured_peak_bytes"], rel=0.01)
+
+
+@pytest.mark.parametrize("case", CHANGED)
+def test_a_step_with_techniques_takes_about_what_was_predicted(found: dict[str, Any], case: str) -> None:
+    answer = found[case]
+    assert answer["predicted_peak_bytes"] == pytest.approx(answer["measured_peak_bytes"], rel=0.06)
+
+
+@pytest.mark.parametrize("case", [*PLAIN, *CHANGED])
+def test_the_answer_is_within_the_budget_and_took_two_steps_at_most(found: dict[str, Any], case: str) -> None:
+    assert found[case]["reserved_peak_bytes"] <= BUDGET_BYTES
+    assert 1 <= found[case]["steps_run"] <= 2
+
+
+@pytest.mark.parametrize(("case", "unit"), [("batch", 1), ("sequence", 64), ("eager sequence", 64)])
+def test_one_more_would_not_fit(found: dict[str, Any], case: str, unit: int) -> None:
+    answer = found[case]
+    assert answer["size"] % unit == 0
+    assert answer["reserved_peak_bytes"] * (answer["size"] + 2 * unit) / answer["size"] > BUDGET_BYTES
+
+
+def test_without_a_budget_the_card_is_filled(found: dict[str, Any]) -> None:
+    answer, whole = found["batch of the card"], tonnage.find_gpu("h200").memory_bytes
+    assert 0.95 * whole < answer["reserved_peak_bytes"] <= whole
+
+
+def test_what_squares_with_the_tokens_makes_them_fewer(found: dict[str, Any]) -> None:
+    assert found["eager sequence"]["size"] < 0.7 * found["sequence"]["size"]
+
+
+def test_techniques_make_room_for_more(found: dict[str, Any]) -> None:
+    assert found["batch under a plan"]["size"] > 2 * found["batch"]["size"]
+    assert found["micro-batches"]["size"] > found["batch"]["size"]
+    assert found["micro-batches"]["size"] % 2 == 0
+    assert found["sequence when fitted"]["size"] > found["sequence"]["size"]
+
+
+def test_the_limits_that_were_given_hold(found: dict[str, Any]) -> None:
+    assert found["at most"]["size"] == 6
+    assert found["at most"]["steps_run"] == 1
+
+
+@pytest.mark.parametrize("case", [*PLAIN, "batch of the card", "batch under a plan", "micro-batches"])
+def test_nothing_has_changed_afterwards(found: dict[str, Any], case: str) -> None:
+    assert found[case]["unchanged"]
+
+
+def test_a_budget_that_is_too_small_is_told_with_what_one_row_takes(found: dict[str, Any]) -> None:
+    assert found["too small"].startswith("DoesNotFit: A step of 1 rows takes 1.")
+    assert "fitted=" in found["too small"]
+
+
+def test_a_budget_that_the_card_does_not_have_is_refused(found: dict[str, Any]) -> None:
+    assert "this card has 139" in found["too large"]
+
+
+def test_what_was_fitted_must_be_this_model(found: dict[str, Any]) -> None:
+    assert found["another optimizer"].startswith("RequestError: What was fitted is another model")
+
+
+def test_a_model_on_the_cpu_is_refused() -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(RequestError, match="this model is on 'cpu'"):
+        tonnage.largest_batch(model, optimizer, loss=lambda m, x: m(x).sum(), sample=torch.zeros(2, 4))
+
+
+def test_a_sample_on_another_device_is_refused() -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(RequestError, match="The sample is on meta and the model on cpu"):
+        tonnage.longest_sequence(
+            model, optimizer, loss=lambda m, x: m(x).sum(), sample=torch.zeros(2, 4, device="meta")
+        )
