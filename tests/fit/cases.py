@@ -42,19 +42,19 @@ def _tokens(vocabulary: int, rows: int = 4, length: int = 12) -> dict[str, Tenso
     return {"input_ids": tokens, "labels": labels}
 
 
-def llama() -> Case:
+def llama(layers: int = 3) -> Case:
     config = LlamaConfig(
         vocab_size=96,
         hidden_size=32,
         intermediate_size=64,
-        num_hidden_layers=3,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
     )
     return LlamaForCausalLM(config), _tokens(96), _next_token_loss
 
 
-def gpt2(dropout: float = 0.1) -> Case:
+def gpt2(dropout: float = 0.1, layers: int = 3) -> Case:
     """Tied embeddings, biases, learned positions, dropout."""
     config = GPT2Config(
         vocab_size=96,
@@ -62,7 +62,7 @@ def gpt2(dropout: float = 0.1) -> Case:
         eos_token_id=0,
         n_positions=32,
         n_embd=32,
-        n_layer=3,
+        n_layer=layers,
         n_head=4,
         embd_pdrop=dropout,
         attn_pdrop=dropout,
@@ -71,13 +71,13 @@ def gpt2(dropout: float = 0.1) -> Case:
     return GPT2LMHeadModel(config), _tokens(96), _next_token_loss
 
 
-def vit() -> Case:
+def vit(layers: int = 3) -> Case:
     config = ViTConfig(
         image_size=32,
         patch_size=8,
         hidden_size=32,
         intermediate_size=64,
-        num_hidden_layers=3,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_labels=10,
     )

@@ -177,6 +177,21 @@ def test_what_cannot_be_seen_raises() -> None:
         Through.apply(logits)
 
 
+def test_a_gradient_that_would_be_lost_in_a_function_is_an_error() -> None:
+    class Sines(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, logits: Tensor) -> Tensor:
+            return logits.sin()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            return gradient
+
+    sines = Sines.apply(defer(*_leaves(), chunk_bytes=CHUNK_BYTES))
+    with pytest.raises(LogitsHidden, match="would not reach the head"):
+        sines.sum().backward()
+
+
 def test_errors_of_cross_entropy_are_its_own() -> None:
     logits = defer(*_leaves(), chunk_bytes=CHUNK_BYTES).detach()
     with pytest.raises(ValueError, match="batch_size"):

@@ -6,7 +6,7 @@ from tonnage.fit.choosing import peak_of
 from tonnage.fit.placement import PLAIN, Holdings, Placement, step_overhead_s, surroundings
 from tonnage.fit.plan import Row
 from tonnage.fit.solver import Layout, Solution, block_modes, outside_at
-from tonnage.fit.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, SizeProfile, Survey
+from tonnage.fit.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, OPERATORS, SizeProfile, Survey
 from tonnage.fit.technique import Technique
 from tonnage.units import format_bytes
 
@@ -103,7 +103,8 @@ def _moved_bytes(technique: Technique, size: SizeProfile, solution: Solution) ->
 def _why(technique: Technique, solution: Solution, holdings: Holdings) -> str:
     choice = solution.choice
     if technique.name == "recompute":
-        counts = {name: choice.modes.count(name) for name in dict.fromkeys(choice.modes)}
+        shown = ["by operator" if name.startswith(OPERATORS) else name for name in choice.modes]
+        counts = {name: shown.count(name) for name in dict.fromkeys(shown)}
         return "the fastest choice of modes within the budget: " + ", ".join(
             f"{n} {name}" for name, n in counts.items()
         )

@@ -9,7 +9,7 @@ from tonnage.fit.placement import HOST_GRADIENTS, PIECE_BYTES, STEP_IN_BACKWARD,
 from tonnage.fit.registry import technique_class
 from tonnage.fit.solver import Solution
 from tonnage.fit.stepper import trained_parameters
-from tonnage.fit.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, Survey
+from tonnage.fit.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, Survey, recompute_mode
 from tonnage.fit.technique import Technique
 from tonnage.fit.techniques.activation_offload import ActivationOffload
 from tonnage.fit.techniques.host_states import HostStates
@@ -94,7 +94,7 @@ def _recompute(modes: dict[str, str], slices: int) -> Iterator[Technique]:
     names = {BLOCK_OFFLOAD: BLOCK, OFFLOAD: KEEP}
     recomputed = {block: names.get(mode, mode) for block, mode in modes.items() if names.get(mode, mode) != KEEP}
     if recomputed:
-        yield Recompute(modes=recomputed, slices=slices)
+        yield Recompute(modes={block: recompute_mode(mode) for block, mode in recomputed.items()}, slices=slices)
 
 
 def _offload(modes: dict[str, str], window_bytes: int) -> Iterator[Technique]:

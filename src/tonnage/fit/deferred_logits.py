@@ -147,6 +147,9 @@ class DeferredLogits(Tensor):
         )
         deferred.recipe = recipe
         deferred.computed = None
+        if deferred.requires_grad:
+            with torch._C.DisableTorchFunctionSubclass():
+                deferred.register_hook(_gradient_ends_here)
         return deferred
 
     @classmethod
@@ -176,6 +179,14 @@ class DeferredLogits(Tensor):
             f"The logits reached {operator} in a way that does not let them be computed when they are read.",
             hint="Take the technique chunked-loss away, or read the logits with an ordinary operation first (logits + 0).",
         )
+
+
+def _gradient_ends_here(gradient: Tensor) -> None:
+    """What reads logits reads the computed ones, but for an autograd.Function: those are not told to us."""
+    raise LogitsHidden(
+        "An autograd.Function took deferred logits as its input, and their gradient would not reach the head.",
+        hint="Take chunked-loss away, or name the layer over the vocabulary with head=.",
+    )
 
 
 def _name_of(function: Callable[..., Any]) -> str:

@@ -34,6 +34,25 @@ class BlockCall:
         """The tensor that flows from block to block: the first of floating type."""
         return next(leaf for leaf in tree_leaves((self.args, self.kwargs)) if _floats(leaf))
 
+    def with_gradient(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments, with what flows from block to block as a leaf that wants its gradient."""
+        hidden = self.hidden
+
+        def leaf(value: Any) -> Any:
+            return hidden.detach().requires_grad_() if value is hidden else value
+
+        args, kwargs = tree_map(leaf, (self.args, self.kwargs))
+        return args, kwargs
+
+    @contextmanager
+    def surroundings(self, training: Training) -> Iterator[None]:
+        """The contexts around a forward pass, and the autocast that the caller's own loss may enter."""
+        narrow = torch.autocast(
+            training.device.type, self.autocast, enabled=self.autocast is not None, cache_enabled=False
+        )
+        with training.forward_pass(), narrow:
+            yield
+
 
 def bytes_of(tree: Any) -> int:
     """Of the storages in a nesting, each once."""
@@ -189,17 +208,8 @@ def _run_block(training: Training, block: nn.Module, call: BlockCall) -> None:
 
 
 def _forward_block(training: Training, block: nn.Module, call: BlockCall) -> Any:
-    hidden = call.hidden
-
-    def leaf(value: Any) -> Any:
-        return hidden.detach().requires_grad_() if value is hidden else value
-
-    args, kwargs = tree_map(leaf, (call.args, call.kwargs))
-    narrow = call.autocast is not None
-    with (
-        training.forward_pass(),
-        torch.autocast(training.device.type, call.autocast, enabled=narrow, cache_enabled=False),
-    ):
+    args, kwargs = call.with_gradient()
+    with call.surroundings(training):
         return block(*args, **kwargs)
 
 

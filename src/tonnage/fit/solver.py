@@ -213,7 +213,7 @@ def _larger(mode: Mode, kept: BlockProfile, layout: Layout) -> Mode:
             forward_peak_bytes=mode.forward_peak_bytes * slices,
             backward_peak_bytes=mode.backward_peak_bytes * slices,
         )
-    # Beside the slice: the whole output or gradient of the input, and the block's gradients, the sum and a slice's.
+    # Beside the slice: the whole output or gradient of the input, and the sum of the block's gradients.
     passing_bytes = kept.input_bytes * slices
     return replace(
         whole,
@@ -221,5 +221,5 @@ def _larger(mode: Mode, kept: BlockProfile, layout: Layout) -> Mode:
         backward_peak_bytes=mode.backward_peak_bytes
         + (slices - 1) * mode.moved_bytes
         + passing_bytes
-        + 2 * kept.parameters_bytes,
+        + kept.parameters_bytes,
     )

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor, nn
 
 import torchvision_names  # noqa: F401
-from fit.cases import CASES, Case, assert_same_training, build_training, gradients
+from fit.cases import CASES, Case, assert_same_parameters, assert_same_training, build_training, gradients
 from fit.observed import Largest
 from tonnage.fit.profile import Profile
+from tonnage.fit.step import take_step
 from tonnage.fit.technique import NotApplicable
-from tonnage.fit.techniques.chunked_loss import ChunkedLoss
+from tonnage.fit.techniques.chunked_loss import ChunkedLoss, find_head
+from tonnage.fit.techniques.micro_batches import MicroBatches
 
 # isort: split
 from transformers import Gemma2Config, Gemma2ForCausalLM
@@ -87,6 +89,25 @@ def test_the_head_of_a_plain_model_is_found_by_its_width() -> None:
     assert "forward" in model[1].__dict__
 
 
+def test_a_micro_batch_without_labels_adds_nothing() -> None:
+    plain, fitted = build_training(CASES["llama"]), build_training(CASES["llama"])
+    for training in (plain, fitted):
+        training.sample["labels"][:2] = -100
+    ChunkedLoss().apply(fitted)
+    MicroBatches(count=2).apply(fitted)
+    for _ in range(2):
+        expected, found = (take_step(training, training.sample) for training in (plain, fitted))
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    assert_same_parameters(plain.model, fitted.model, 1e-10)
+
+
+def test_a_layer_before_the_blocks_is_no_head() -> None:
+    """The hand-written model's first layer is wider than its input; its head is narrower, and must be named."""
+    training = build_training(CASES["dropout"])
+    assert find_head(training.model) is None
+    assert ChunkedLoss(head="head").why_not(training) is None
+
+
 class OwnLinear(nn.Linear):
     pass
 
@@ -133,7 +154,8 @@ PEAKS = """
 import torch, tonnage
 from torch import nn
 from tonnage.fit.stepper import Stepper
-from tonnage.fit.techniques.chunked_loss import ChunkedLoss
+from tonnage.fit.techniques.chunked_loss import ChunkedLoss, find_head
+from tonnage.fit.techniques.micro_batches import MicroBatches
 from tonnage.fit.training import Training
 
 def loss(model, batch):

@@ -1,9 +1,11 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LinearLR
 
 from fit.cases import CASES, Case, assert_same_parameters, assert_same_training, build_training, gradients, take_step
@@ -135,3 +137,27 @@ def test_undo_leaves_nothing_behind() -> None:
     undo()
     assert training.stepper is before
     assert all(not parameter._post_accumulate_grad_hooks for parameter in training.model.parameters())
+
+
+class _Half(torch.autograd.Function):
+    """Takes two parameters and gives a gradient to one."""
+
+    @staticmethod
+    def forward(ctx: Any, used: Tensor, unused: Tensor) -> Tensor:
+        return used.sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient.expand(3), None
+
+
+def test_a_parameter_that_a_function_takes_without_a_gradient_stays() -> None:
+    training = build_training(
+        lambda: (nn.ParameterList([torch.ones(3), torch.ones(3)]), None, lambda m, _: _Half.apply(*m))
+    )
+    StepInBackward().apply(training)
+    take_step(training, 0)
+    used, unused = training.model
+    assert (used < 1).all()
+    assert torch.equal(unused, torch.ones(3, dtype=torch.float64))
+    assert used.grad is None

@@ -82,18 +82,20 @@ class ChunkedLoss(Technique):
 
 
 def find_head(model: nn.Module) -> nn.Module | None:
-    """The layer that a model of transformers calls its output; else the widest linear layer outside the blocks."""
+    """The layer that a model of transformers calls its output; else the widest linear layer after the blocks."""
     named = getattr(model, "get_output_embeddings", None)
     found = named() if named is not None else None
     if isinstance(found, nn.Module):
         return found
     blocks = tuple(f"{name}." for name in find_blocks(model))
-    outside = [
+    names = [name for name, _ in model.named_modules()]
+    last = max((place for place, name in enumerate(names) if name.startswith(blocks)), default=-1)
+    after = [
         module
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and not name.startswith(blocks) and module.out_features > module.in_features
+        for name, module in list(model.named_modules())[last + 1 :]
+        if isinstance(module, nn.Linear) and module.out_features > module.in_features
     ]
-    return max(outside, key=lambda module: module.out_features, default=None)
+    return max(after, key=lambda module: module.out_features, default=None)
 
 
 def _why_not_head(name: str, head: nn.Module) -> str | None:
