@@ -418,6 +418,7 @@ def facts() -> dict[str, Any]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "commit": commit.stdout.strip() or None,
+        "date": time.strftime("%Y-%m-%d"),
     }
 
 

@@ -15,6 +15,10 @@ PUBLIC = {
     "TonnageError",
     "__version__",
     "find_gpu",
+    "fit",
+    "fit_trainer",
+    "largest_batch",
+    "longest_sequence",
     "read_recording",
     "record_on_oom",
     "virtual_gpu",
@@ -27,7 +31,7 @@ def test_the_public_names_are_exactly_these() -> None:
     assert tonnage.__all__ == sorted(tonnage.__all__)
 
 
-@pytest.mark.parametrize("name", sorted(PUBLIC - {"virtual_gpu"}))
+@pytest.mark.parametrize("name", sorted(PUBLIC - {"fit", "fit_trainer", "virtual_gpu"}))
 def test_every_public_name_is_there(name: str) -> None:
     home = tonnage._HOMES.get(name)
     expected = getattr(importlib.import_module(home), name) if home else tonnage.__version__

@@ -193,9 +193,12 @@ def _too_small() -> dict[str, Any]:
     except DoesNotFit as error:
         problem, smallest = str(error), error.smallest_bytes
     plain = is_plain(model, optimizer)
-    fitted = tonnage.fit(model, optimizer, loss=loss, sample=batch, budget=smallest, host="8 GiB")
-    fitted.undo()
     found = {"problem": problem, "smallest": smallest, "parameters": parameters_bytes, "plain": plain}
+    try:
+        fitted = tonnage.fit(model, optimizer, loss=loss, sample=batch, budget=smallest, host="8 GiB")
+    except DoesNotFit as error:
+        return {**found, "measured": error.smallest_bytes}
+    fitted.undo()
     return {**found, "measured": fitted.measured.peak_reserved_bytes}
 
 

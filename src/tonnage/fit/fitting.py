@@ -38,7 +38,7 @@ from tonnage.fit.registry import NAMES, find_conflict
 from tonnage.fit.rehearsal import Rehearsed, rehearse
 from tonnage.fit.solver import Solution, solve
 from tonnage.fit.stepper import Stepper
-from tonnage.fit.survey import Survey
+from tonnage.fit.survey import BLOCK, Survey
 from tonnage.fit.technique import Changes, Technique
 from tonnage.fit.techniques.micro_batches import MicroBatches
 from tonnage.fit.techniques.recompute import Recompute
@@ -46,6 +46,7 @@ from tonnage.fit.training import Batch, Loss, Training
 from tonnage.units import format_bytes, parse_bytes
 
 Say = Callable[[str], None]
+_SEGMENT_BYTES = 2 << 20
 _ROUNDS = 4  # of choosing, measuring and correcting
 
 
@@ -111,11 +112,24 @@ def apply_plan(training: Training, plan: Plan) -> Fitted:
         raise RequestError(f"The plan cannot be applied: {problem}.", hint="Make it again with tonnage.fit.")
     applied = Applied(training)
     try:
-        applied.add(plan.techniques)
+        applied.add(plan.techniques if _made_here(plan, training) else [_without_operators(t) for t in plan.techniques])
     except BaseException:
         applied.take_away()
         raise
     return Fitted(training, applied, plan, None)
+
+
+def _made_here(plan: Plan, training: Training) -> bool:
+    here = torch.cuda.get_device_name(training.device) if training.device.type == "cuda" else training.device.type
+    return (plan.device, plan.torch) == (here, torch.__version__)
+
+
+def _without_operators(technique: Technique) -> Technique:
+    """Which operators a block calls is a matter of device, type and version: elsewhere such blocks are recomputed whole."""
+    if not isinstance(technique, Recompute):
+        return technique
+    modes = {block: mode if isinstance(mode, str) else BLOCK for block, mode in technique.modes.items()}
+    return replace(technique, modes=modes)
 
 
 class Fitting:
@@ -158,6 +172,8 @@ class Fitting:
             yield
         except BaseException:
             self.applied.take_away()
+            if self.fresh:
+                self.training.optimizer.state.clear()  # a rehearsal made them
             raise
 
     def _look(self) -> None:
@@ -180,6 +196,7 @@ class Fitting:
             )
         self.base = len(self.applied.techniques)
         self.survey = self.stages[-1][1]
+        self.survey.detail()
         self.holdings = find_holdings(self.training, self.meter, self.survey.blocks, self.request.host_bytes)
         if "eight-bit-states" in self.training.applied:
             self.holdings = with_coarse_states(self.holdings, self.training)
@@ -231,6 +248,7 @@ class Fitting:
         return Plan(
             techniques=self.applied.techniques,
             device=torch.cuda.get_device_name(self.training.device),
+            torch=torch.__version__,
             batch_rows=self.survey.rows,
             budget_bytes=self.request.budget_bytes,
             host_budget_bytes=self.request.host_bytes,
@@ -313,7 +331,8 @@ class Fitting:
             assert measured is not None
             if measured.peak_reserved_bytes <= self.request.budget_bytes:
                 return solution, measured
-            needed_bytes = max(needed_bytes, measured.peak_reserved_bytes)
+            # A segment more: what the libraries hold may stand in another place next time.
+            needed_bytes = max(needed_bytes, measured.peak_reserved_bytes) + _SEGMENT_BYTES
             self._back_to_base()
         raise does_not_fit(holdings, self.request.budget_bytes, solution, needed_bytes)
 

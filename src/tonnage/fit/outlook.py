@@ -9,7 +9,7 @@ from tonnage.fit.survey import Survey
 from tonnage.hardware import all_gpus
 from tonnage.units import format_bytes
 
-_PRECISION_BYTES = 64 << 20
+_PRECISION = 1 / 128  # of the smallest budget
 
 
 class DoesNotFit(TonnageError, MemoryError):
@@ -47,7 +47,7 @@ def smallest_budget(survey: Survey, holdings: Holdings, **frame: Any) -> Solutio
     high = 4 * survey.meter.capacity_bytes
     found = best(high)
     low = holdings.parameters_bytes
-    while found is not None and min(high, found.peak_bytes) - low > _PRECISION_BYTES:
+    while found is not None and min(high, found.peak_bytes) - low > _PRECISION * found.peak_bytes:
         high = min(high, found.peak_bytes)
         middle = (low + high) // 2
         smaller = best(middle)

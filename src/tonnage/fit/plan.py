@@ -35,6 +35,7 @@ class Plan:
     plain_peak_bytes: int
     plain_step_s: float
     host_bytes: int = 0
+    torch: str = ""  # the version that it was made with
     rows: tuple[Row, ...] = field(default=())
 
     def to_json(self) -> dict[str, Any]:

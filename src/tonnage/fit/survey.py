@@ -15,7 +15,6 @@ from tonnage.fit.choosing import Mode
 from tonnage.fit.frontier import frontier
 from tonnage.fit.measuring import (
     BlockCall,
-    Calls,
     bytes_of,
     capture_calls,
     dropped_gradients,
@@ -72,6 +71,7 @@ class Survey:
         self.blocks = find_blocks(training.model)
         self.rows = batch_rows(training.sample)
         self.sizes: dict[int, SizeProfile] = {}
+        self._ways_of: dict[str, dict[str, BlockProfile]] = {}  # by what a kind is without its inputs
 
     def at(self, rows: int) -> SizeProfile:
         if rows not in self.sizes:
@@ -81,22 +81,40 @@ class Survey:
     def _measure(self, rows: int) -> SizeProfile:
         batch = take_rows(self.training.sample, slice(0, rows))
         calls = capture_calls(self.training, self.blocks, batch)
-        blocks = {kind: self._ways(kind, calls) for kind in calls.by_kind}
+        blocks = {
+            kind: {KEEP: measure_block(self.training, self.meter, name, self.blocks[name], call)}
+            for kind, (name, call) in calls.by_kind.items()
+        }
         outside = measure_outside(self.training, self.meter, self.blocks, calls, batch)
-        return SizeProfile(rows, calls.kinds, blocks, outside)
+        return SizeProfile(rows, calls.kinds, self._with_ways(blocks) if self._ways_of else blocks, outside)
 
-    def _ways(self, kind: str, calls: Calls) -> dict[str, BlockProfile]:
-        name, call = calls.by_kind[kind]
+    def detail(self) -> None:
+        """Measure the parts and operators of blocks too, at the smallest size; at others they are in proportion."""
+        if self._ways_of:
+            return
+        calls = capture_calls(self.training, self.blocks, take_rows(self.training.sample, slice(0, min(self.sizes))))
+        for kind, (name, call) in calls.by_kind.items():
+            self._ways_of[_stem(kind)] = self._measure_ways(name, call)
+        self.sizes = {rows: replace(size, blocks=self._with_ways(size.blocks)) for rows, size in self.sizes.items()}
+
+    def _measure_ways(self, name: str, call: BlockCall) -> dict[str, BlockProfile]:
         block = self.blocks[name]
-        kept = measure_block(self.training, self.meter, name, block, call)
-        if self.sizes:
-            return {KEEP: kept, **self._parts_in_proportion(name, kept)}
-        ways = {KEEP: kept}
+        ways = {KEEP: measure_block(self.training, self.meter, name, block, call)}
         for mode in [*_part_modes(block), *self._operator_modes(block, call)]:
             with self._placed(Recompute(modes={name: recompute_mode(mode)})) as placed:
                 if placed:
                     ways[mode] = measure_block(self.training, self.meter, name, block, call)
-        return {mode: way for mode, way in ways.items() if mode == KEEP or _worthwhile(way, kept)}
+        return {mode: way for mode, way in ways.items() if mode == KEEP or _worthwhile(way, ways[KEEP])}
+
+    def _with_ways(self, blocks: dict[str, dict[str, BlockProfile]]) -> dict[str, dict[str, BlockProfile]]:
+        """A part's share of its block is the same at every size; compiling it for each would take long."""
+        return {
+            kind: self._in_proportion(self._ways_of.get(_stem(kind), {}), ways[KEEP]) for kind, ways in blocks.items()
+        }
+
+    def _in_proportion(self, measured: dict[str, BlockProfile], kept: BlockProfile) -> dict[str, BlockProfile]:
+        parts = {mode: way for mode, way in measured.items() if mode != KEEP}
+        return {KEEP: kept, **{mode: _in_proportion(way, measured[KEEP], kept) for mode, way in parts.items()}}
 
     def _operator_modes(self, block: nn.Module, call: BlockCall) -> list[str]:
         """The fastest choices of operators at a few numbers of bytes. A compiled block shows none."""
@@ -109,12 +127,6 @@ class Survey:
         choices = frontier(operators, bytes_of(call.hidden), levels=_OPERATOR_LEVELS)
         return [OPERATORS + ",".join(choice.mode) for choice in choices[1:-1] if choice.kept]
 
-    def _parts_in_proportion(self, name: str, kept: BlockProfile) -> dict[str, BlockProfile]:
-        """A part's share of its block is the same at every size; compiling it for each would take long."""
-        first = next(iter(self.sizes.values()))
-        ways = first.blocks[first.kinds[name]]
-        return {mode: _in_proportion(way, ways[KEEP], kept) for mode, way in ways.items() if mode != KEEP}
-
     @contextmanager
     def _placed(self, technique: Recompute) -> Iterator[bool]:
         try:
@@ -126,6 +138,11 @@ class Survey:
             yield True
         finally:
             undo()
+
+
+def _stem(kind: str) -> str:
+    """A kind whatever the size of its inputs."""
+    return kind.rpartition("|")[0]
 
 
 def recompute_mode(name: str) -> str | list[str]:

@@ -65,7 +65,8 @@ class _Watcher(importlib.abc.MetaPathFinder):
         library = torch.library.Library("torchvision", "FRAGMENT")
         _libraries.append(library)
         for schema in _DECLARED:
-            library.define(schema)
+            if not hasattr(torch.ops.torchvision, schema.partition("(")[0]):  # somebody may have named them before
+                library.define(schema)
 
     def _and_then(self, name: str, act: Callable[[ModuleType], None]) -> importlib.machinery.ModuleSpec | None:
         spec = self._plain_spec(name)
