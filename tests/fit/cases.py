@@ -18,7 +18,7 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from tonnage.fit.stepper import Stepper
+from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.technique import Technique
 from tonnage.fit.training import Training
 

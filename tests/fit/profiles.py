@@ -1,6 +1,6 @@
 """A profile with round numbers, for estimates that can be reckoned by hand."""
 
-from tonnage.fit.profile import BlockProfile, Profile
+from tonnage.fit.measure.profile import BlockProfile, Profile
 from tonnage.units import GIB
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tonnage.fit.profile import BlockProfile, OperatorProfile, Profile
+from tonnage.fit.measure.profile import BlockProfile, OperatorProfile, Profile
 from tonnage.units import GIB, MIB
 
 OPERATORS = (

@@ -12,8 +12,8 @@ from fit.cases import CASES, Case, build_training, dropout_net, gpt2, llama
 from fit.test_plan import make_plan
 from tonnage.fit.fitted import Fitted
 from tonnage.fit.fitting import apply_plan
+from tonnage.fit.measure.profile import Profile
 from tonnage.fit.modules import replace_forward
-from tonnage.fit.profile import Profile
 from tonnage.fit.proof import NotTheSame
 from tonnage.fit.technique import Estimate, Technique
 from tonnage.fit.techniques.activation_offload import ActivationOffload

@@ -31,7 +31,7 @@ def _stack_step(*techniques: object, width: int = 64, rows: int = 8192) -> int:
     from torch import nn
 
     from fit.cases import take_step
-    from tonnage.fit.stepper import Stepper
+    from tonnage.fit.stepping.stepper import Stepper
     from tonnage.fit.training import Training
     from tonnage.virtual import virtual_gpu
 

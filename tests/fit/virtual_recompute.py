@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tonnage.fit import replay
-from tonnage.fit.frontier import frontier
-from tonnage.fit.operators import profile_operators, roofline_clock
-from tonnage.fit.roofline_clock import card_of
-from tonnage.fit.sliced import first_calls
-from tonnage.fit.stepper import Stepper
+from tonnage.fit.choose.frontier import frontier
+from tonnage.fit.measure.roofline_clock import card_of
+from tonnage.fit.recomputing import replay
+from tonnage.fit.recomputing.operators import profile_operators, roofline_clock
+from tonnage.fit.recomputing.sliced import first_calls
+from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.techniques.recompute import Recompute
 from tonnage.fit.training import Training
 from tonnage.virtual import virtual_gpu

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tonnage.fit.chunked_cross_entropy import CrossEntropy, Head, add_product, chunked_cross_entropy
+from tonnage.fit.layers.chunked_cross_entropy import CrossEntropy, Head, add_product, chunked_cross_entropy
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 

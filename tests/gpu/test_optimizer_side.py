@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from tonnage.fit.eight_bit import CODES, EightBitStep
-from tonnage.fit.parameter_step import parameter_steps
-from tonnage.fit.stepper import Stepper
+from tonnage.fit.stepping.eight_bit import CODES, EightBitStep
+from tonnage.fit.stepping.parameter_step import parameter_steps
+from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.technique import Technique
 from tonnage.fit.techniques.eight_bit_states import EightBitStates
 from tonnage.fit.techniques.host_states import HostStates

@@ -9,7 +9,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
 from tonnage.errors import RequestError
-from tonnage.fit.batches import tensors
+from tonnage.fit.stepping.batches import tensors
 from tonnage.fit.training import Batch
 
 # Models that fit has changed and not yet given back.

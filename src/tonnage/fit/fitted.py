@@ -8,13 +8,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tonnage.errors import RequestError
-from tonnage.fit.account import account
 from tonnage.fit.checks import FITTED
+from tonnage.fit.choose.account import account
 from tonnage.fit.modules import without_cache
 from tonnage.fit.plan import Plan
 from tonnage.fit.proof import Proof, prove
 from tonnage.fit.rehearsal import Rehearsed
-from tonnage.fit.step import take_step
+from tonnage.fit.stepping.step import take_step
 from tonnage.fit.technique import Technique
 from tonnage.fit.training import Batch, Training, Undo
 

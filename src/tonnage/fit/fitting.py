@@ -16,8 +16,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from tonnage.errors import RequestError
-from tonnage.fit.accounting import account_rows, plain_cost
-from tonnage.fit.assembly import (
+from tonnage.fit.checks import check_loss, check_request
+from tonnage.fit.choose.accounting import account_rows, plain_cost
+from tonnage.fit.choose.assembly import (
     always_paying,
     assemble,
     coarser_states,
@@ -25,20 +26,19 @@ from tonnage.fit.assembly import (
     tiling,
     with_coarse_states,
 )
-from tonnage.fit.checks import check_loss, check_request
+from tonnage.fit.choose.outlook import does_not_fit, smallest_budget
+from tonnage.fit.choose.placement import Holdings
+from tonnage.fit.choose.solver import Solution, solve
 from tonnage.fit.fitted import Applied, Fitted
-from tonnage.fit.holdings import find_holdings
-from tonnage.fit.host import free_host_bytes
-from tonnage.fit.measuring import undisturbed
-from tonnage.fit.meter import Meter
-from tonnage.fit.outlook import does_not_fit, smallest_budget
-from tonnage.fit.placement import Holdings
+from tonnage.fit.measure.holdings import find_holdings
+from tonnage.fit.measure.measuring import undisturbed
+from tonnage.fit.measure.meter import Meter
+from tonnage.fit.measure.survey import BLOCK, Survey
+from tonnage.fit.moving.host import free_host_bytes
 from tonnage.fit.plan import Plan, read_plan
 from tonnage.fit.registry import NAMES, find_conflict
 from tonnage.fit.rehearsal import Rehearsed, rehearse
-from tonnage.fit.solver import Solution, solve
-from tonnage.fit.stepper import Stepper
-from tonnage.fit.survey import BLOCK, Survey
+from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.technique import Changes, Technique
 from tonnage.fit.techniques.micro_batches import MicroBatches
 from tonnage.fit.techniques.recompute import Recompute
@@ -261,7 +261,7 @@ class Fitting:
         )
 
     def _check_loss(self) -> None:
-        from tonnage.fit.batches import take_rows
+        from tonnage.fit.stepping.batches import take_rows
 
         with self.training.forward_pass(), suppress(torch.OutOfMemoryError):
             check_loss(self.training.loss(self.training.model, take_rows(self.training.sample, slice(0, 1))))

@@ -16,16 +16,16 @@ from torch.optim import Optimizer
 
 from tonnage.errors import RequestError
 from tonnage.fit.checks import check_loss, check_request, check_sample
+from tonnage.fit.choose.outlook import DoesNotFit
 from tonnage.fit.fitted import Fitted
 from tonnage.fit.fitting import apply_plan
-from tonnage.fit.growth import Axis, Rows, Tokens
-from tonnage.fit.measuring import undisturbed
-from tonnage.fit.meter import Meter
-from tonnage.fit.outlook import DoesNotFit
+from tonnage.fit.measure.growth import Axis, Rows, Tokens
+from tonnage.fit.measure.measuring import undisturbed
+from tonnage.fit.measure.meter import Meter
+from tonnage.fit.measure.step_curve import StepCurve
 from tonnage.fit.plan import Plan, read_plan
 from tonnage.fit.rehearsal import Rehearsed, rehearse
-from tonnage.fit.step_curve import StepCurve
-from tonnage.fit.stepper import Stepper
+from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.technique import Technique
 from tonnage.fit.training import Batch, Loss, Training
 from tonnage.units import format_bytes, parse_bytes

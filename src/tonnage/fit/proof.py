@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from tonnage.errors import TonnageError
-from tonnage.fit.batches import Part, batch_rows, split
-from tonnage.fit.measuring import undisturbed
+from tonnage.fit.measure.measuring import undisturbed
+from tonnage.fit.stepping.batches import Part, batch_rows, split
 from tonnage.fit.technique import NotApplicable
 from tonnage.fit.techniques.micro_batches import find_weighting, why_rows_mix
 from tonnage.fit.training import Batch, Training

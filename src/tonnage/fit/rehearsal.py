@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from tonnage.fit.measuring import undisturbed
-from tonnage.fit.meter import Meter
-from tonnage.fit.parameter_step import parameter_steps, why_not_one_by_one
-from tonnage.fit.pieces import Piece
-from tonnage.fit.step import take_step
+from tonnage.fit.measure.measuring import undisturbed
+from tonnage.fit.measure.meter import Meter
+from tonnage.fit.stepping.parameter_step import parameter_steps, why_not_one_by_one
+from tonnage.fit.stepping.pieces import Piece
+from tonnage.fit.stepping.step import take_step
 from tonnage.fit.training import Batch, Training, Undo
 from tonnage.units import format_bytes
 

@@ -16,7 +16,7 @@ from enum import Enum
 from typing import Any, ClassVar
 
 from tonnage.errors import TonnageError
-from tonnage.fit.profile import Profile
+from tonnage.fit.measure.profile import Profile
 from tonnage.fit.training import Training, Undo
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from tonnage.fit.stepper import Stepper
+from tonnage.fit.stepping.stepper import Stepper
 
 Batch = Any  # a tensor, or a mapping, sequence or nesting of them; the first dimension of each tensor is the batch
 Loss = Callable[[nn.Module, Batch], Tensor]

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from tonnage.errors import RequestError
-from tonnage.fit.batches import batch_rows, split
 from tonnage.fit.fitted import Fitted
 from tonnage.fit.plan import Plan
-from tonnage.fit.step import accumulate
+from tonnage.fit.stepping.batches import batch_rows, split
+from tonnage.fit.stepping.step import accumulate
 from tonnage.fit.training import Batch, Training, Undo
 from tonnage.integrations.fit_options import FitOptions, shared_out
 

@@ -8,13 +8,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from tonnage.errors import RequestError
-from tonnage.fit.batches import Part
 from tonnage.fit.fitted import Fitted
 from tonnage.fit.fitting import fit
-from tonnage.fit.measuring import parameter_bytes
-from tonnage.fit.meter import Meter
+from tonnage.fit.measure.measuring import parameter_bytes
+from tonnage.fit.measure.meter import Meter
 from tonnage.fit.plan import Plan, read_plan
-from tonnage.fit.stepper import trained_parameters
+from tonnage.fit.stepping.batches import Part
+from tonnage.fit.stepping.stepper import trained_parameters
 from tonnage.fit.training import Batch, Loss
 from tonnage.units import parse_bytes
 

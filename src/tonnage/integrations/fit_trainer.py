@@ -25,10 +25,10 @@ from torch.optim import Optimizer
 from transformers import Trainer
 
 from tonnage.errors import RequestError
-from tonnage.fit.batches import tensors
 from tonnage.fit.fitted import Fitted
 from tonnage.fit.plan import Plan
-from tonnage.fit.stepper import Stepper
+from tonnage.fit.stepping.batches import tensors
+from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.technique import NotApplicable
 from tonnage.fit.techniques.autocast import Autocast, ScaledStepper
 from tonnage.fit.techniques.micro_batches import MicroBatches, find_weighting

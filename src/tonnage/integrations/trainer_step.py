@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from tonnage.errors import RequestError
-from tonnage.fit.backward_stepper import BackwardStepper
-from tonnage.fit.batches import Part, batch_rows, split
-from tonnage.fit.step import accumulate
+from tonnage.fit.stepping.backward_stepper import BackwardStepper
+from tonnage.fit.stepping.batches import Part, batch_rows, split
+from tonnage.fit.stepping.step import accumulate
 from tonnage.fit.training import Training
 from tonnage.integrations.fit_options import shared_out
 

@@ -8,9 +8,9 @@ from torch.utils.checkpoint import checkpoint
 from fit.cases import CASES, assert_same_training, build_training, gradients, take_step
 from fit.profiles import four_blocks
 from fit.virtual_peaks import peaks
-from tonnage.fit.host import HostMemoryExhausted
 from tonnage.fit.modules import find_blocks, replace_forward
-from tonnage.fit.saved_tensors import OffloadWindow
+from tonnage.fit.moving.host import HostMemoryExhausted
+from tonnage.fit.moving.saved_tensors import OffloadWindow
 from tonnage.fit.technique import NotApplicable
 from tonnage.fit.techniques.activation_offload import ActivationOffload
 from tonnage.units import GIB, MIB

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 import torchvision_names  # noqa: F401
 from fit.cases import CASES, Case, assert_same_parameters, assert_same_training, build_training, gradients
 from fit.observed import Largest
-from tonnage.fit.profile import Profile
-from tonnage.fit.step import take_step
+from tonnage.fit.measure.profile import Profile
+from tonnage.fit.stepping.step import take_step
 from tonnage.fit.technique import NotApplicable
 from tonnage.fit.techniques.chunked_loss import ChunkedLoss, find_head
 from tonnage.fit.techniques.micro_batches import MicroBatches
@@ -153,7 +153,7 @@ def test_the_estimate_is_the_arithmetic_of_chunks() -> None:
 PEAKS = """
 import torch, tonnage
 from torch import nn
-from tonnage.fit.stepper import Stepper
+from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.techniques.chunked_loss import ChunkedLoss, find_head
 from tonnage.fit.techniques.micro_batches import MicroBatches
 from tonnage.fit.training import Training

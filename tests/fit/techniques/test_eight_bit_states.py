@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fit.cases import Case, build_training, take_step
-from tonnage.fit.stepper import Stepper
+from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.technique import NotApplicable, Technique
 from tonnage.fit.techniques.eight_bit_states import EightBitStates
 from tonnage.fit.techniques.host_states import HostStates

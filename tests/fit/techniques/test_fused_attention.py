@@ -26,7 +26,7 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from tonnage.fit.profile import BlockProfile, OperatorProfile, Profile
+from tonnage.fit.measure.profile import BlockProfile, OperatorProfile, Profile
 from tonnage.fit.technique import NotApplicable
 from tonnage.fit.techniques.fused_attention import AttentionWeightsNotMade, FusedAttention
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from fit.cases import CASES, Case, assert_same_parameters, assert_same_training, build_training, take_step
-from tonnage.fit import host_step
-from tonnage.fit.host_step import pieces_of
-from tonnage.fit.parameter_step import parameter_steps
-from tonnage.fit.stepper import Stepper
+from tonnage.fit.stepping import host_step
+from tonnage.fit.stepping.host_step import pieces_of
+from tonnage.fit.stepping.parameter_step import parameter_steps
+from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.technique import NotApplicable, Technique
 from tonnage.fit.techniques import host_states
 from tonnage.fit.techniques.host_states import HostStates
@@ -281,7 +281,7 @@ def test_refuses_with_the_reason() -> None:
 BYTES = """
 import torch, tonnage
 from torch import nn
-from tonnage.fit.stepper import Stepper
+from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.techniques.host_states import HostStates
 from tonnage.fit.training import Training
 

@@ -9,8 +9,8 @@ from torch import Tensor, distributed, nn
 
 from fit.cases import CASES, Case, DropoutNet, assert_same_parameters, build_training
 from fit.round_profile import profile
-from tonnage.fit.step import take_step
-from tonnage.fit.stepper import Stepper
+from tonnage.fit.stepping.step import take_step
+from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.technique import NotApplicable
 from tonnage.fit.techniques.micro_batches import MicroBatches
 from tonnage.fit.training import Training

@@ -7,10 +7,10 @@ import pytest
 
 from fit.cases import CASES, assert_same_parameters, assert_same_training, build_training, take_step
 from fit.profiles import four_blocks
-from tonnage.fit.disk_homes import DiskStep
 from tonnage.fit.modules import find_blocks
-from tonnage.fit.parameter_step import parameter_steps
-from tonnage.fit.stepper import Stepper
+from tonnage.fit.moving.disk_homes import DiskStep
+from tonnage.fit.stepping.parameter_step import parameter_steps
+from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.technique import NotApplicable
 from tonnage.fit.techniques.eight_bit_states import EightBitStates
 from tonnage.fit.techniques.nvme import Nvme, free_disk_bytes

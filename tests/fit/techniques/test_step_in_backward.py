@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LinearLR
 
 from fit.cases import CASES, Case, assert_same_parameters, assert_same_training, build_training, gradients, take_step
-from tonnage.fit.backward_stepper import BackwardBroken
+from tonnage.fit.stepping.backward_stepper import BackwardBroken
 from tonnage.fit.technique import NotApplicable
 from tonnage.fit.techniques.step_in_backward import StepInBackward
 
@@ -36,7 +36,7 @@ def test_no_gradient_outlives_its_step() -> None:
 PEAKS = """
 import torch, tonnage
 from torch import nn
-from tonnage.fit.stepper import Stepper
+from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.techniques.step_in_backward import StepInBackward
 from tonnage.fit.training import Training
 

@@ -9,7 +9,7 @@ from fit.cases import CASES, assert_same_parameters, assert_same_training, build
 from fit.profiles import four_blocks
 from fit.virtual_peaks import peaks
 from tonnage.fit.modules import find_blocks, replace_forward
-from tonnage.fit.stepper import Stepper
+from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.technique import NotApplicable, Technique
 from tonnage.fit.techniques.activation_offload import ActivationOffload
 from tonnage.fit.techniques.host_states import HostStates

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from tonnage.fit.block_names import why_not_blocks
-from tonnage.fit.host import PinnedPool, host_limit_bytes
+from tonnage.fit.measure.profile import BlockProfile, Profile
 from tonnage.fit.modules import replace_forward
-from tonnage.fit.profile import BlockProfile, Profile
-from tonnage.fit.saved_tensors import (
+from tonnage.fit.moving.host import PinnedPool, host_limit_bytes
+from tonnage.fit.moving.saved_tensors import (
     Keeper,
     OffloadWindow,
     Packed,

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import torch
 
-from tonnage.fit.profile import Profile
+from tonnage.fit.measure.profile import Profile
 from tonnage.fit.technique import Estimate, NotApplicable, Technique
 from tonnage.fit.training import Training, Undo
 from tonnage.units import format_bytes

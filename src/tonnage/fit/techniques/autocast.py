@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from tonnage.fit.profile import Profile
-from tonnage.fit.stepper import Stepper, trained_parameters
+from tonnage.fit.measure.profile import Profile
+from tonnage.fit.stepping.stepper import Stepper, trained_parameters
 from tonnage.fit.technique import Changes, Estimate, NotApplicable, Technique
 from tonnage.fit.training import Training, Undo
 from tonnage.fit.virtual import on_virtual_gpu

@@ -1,6 +1,6 @@
 """The loss in chunks: the head over the vocabulary and its cross-entropy without ever holding all logits.
 
-The head returns deferred logits (`tonnage.fit.deferred_logits`), which the loss of the model, of a library or of the
+The head returns deferred logits (`tonnage.fit.layers.deferred_logits`), which the loss of the model, of a library or of the
 user turns into chunks. It does not know which loss that is.
 """
 
@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from tonnage.fit.deferred_logits import defer
+from tonnage.fit.layers.deferred_logits import defer
+from tonnage.fit.measure.profile import Profile
 from tonnage.fit.modules import find_blocks, replace_forward
-from tonnage.fit.profile import Profile
 from tonnage.fit.technique import Estimate, NotApplicable, Technique
 from tonnage.fit.training import Training, Undo
 from tonnage.units import format_bytes

@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from tonnage.fit.measure.profile import OperatorProfile, Profile
 from tonnage.fit.modules import find_blocks, replace_forward, without_cache
-from tonnage.fit.profile import OperatorProfile, Profile
 from tonnage.fit.randomness import active_dropout
 from tonnage.fit.technique import Changes, Estimate, NotApplicable, Technique
 from tonnage.fit.training import Training, Undo

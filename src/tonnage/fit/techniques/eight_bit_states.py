@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from torch.optim import SGD, Adam
 
-from tonnage.fit.eight_bit import EightBitStep
-from tonnage.fit.one_by_one import OneByOneStepper
-from tonnage.fit.parameter_step import parameter_steps, why_not_in_pieces
-from tonnage.fit.profile import Profile
+from tonnage.fit.measure.profile import Profile
+from tonnage.fit.stepping.eight_bit import EightBitStep
+from tonnage.fit.stepping.one_by_one import OneByOneStepper
+from tonnage.fit.stepping.parameter_step import parameter_steps, why_not_in_pieces
 from tonnage.fit.technique import Changes, Estimate, NotApplicable, Technique
 from tonnage.fit.training import Training, Undo
 from tonnage.units import format_bytes

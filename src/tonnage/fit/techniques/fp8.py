@@ -12,9 +12,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from tonnage.fit.fp8_matmul import MULTIPLE, fp8_linear
+from tonnage.fit.layers.fp8_matmul import MULTIPLE, fp8_linear
+from tonnage.fit.measure.profile import Profile
 from tonnage.fit.modules import find_blocks, replace_forward
-from tonnage.fit.profile import Profile
 from tonnage.fit.technique import Changes, Estimate, NotApplicable, Technique
 from tonnage.fit.training import Training, Undo
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tonnage.errors import TonnageError
-from tonnage.fit.attention import (
+from tonnage.fit.layers.attention import (
     attention_models,
     dropout_of,
     eager_configs,
@@ -25,8 +25,8 @@ from tonnage.fit.attention import (
     soft_cap_of,
     why_not_dropout,
 )
+from tonnage.fit.measure.profile import Profile
 from tonnage.fit.modules import replace_forward
-from tonnage.fit.profile import Profile
 from tonnage.fit.technique import Estimate, NotApplicable, Technique
 from tonnage.fit.training import Training, Undo
 from tonnage.units import format_bytes

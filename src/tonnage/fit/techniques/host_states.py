@@ -15,14 +15,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
 from tonnage.errors import RequestError
-from tonnage.fit.backward_stepper import BackwardStepper
-from tonnage.fit.host import HostMemoryExhausted, free_host_bytes
-from tonnage.fit.host_step import DEVICE_SLOTS, HOST_SLOTS, DeviceWay, HostWay, pieces_of
-from tonnage.fit.one_by_one import gradient_norm
-from tonnage.fit.parameter_step import parameter_steps, why_not_in_pieces
-from tonnage.fit.pieces import Piece
-from tonnage.fit.profile import Profile
-from tonnage.fit.stepper import Stepper, trained_parameters
+from tonnage.fit.measure.profile import Profile
+from tonnage.fit.moving.host import HostMemoryExhausted, free_host_bytes
+from tonnage.fit.stepping.backward_stepper import BackwardStepper
+from tonnage.fit.stepping.host_step import DEVICE_SLOTS, HOST_SLOTS, DeviceWay, HostWay, pieces_of
+from tonnage.fit.stepping.one_by_one import gradient_norm
+from tonnage.fit.stepping.parameter_step import parameter_steps, why_not_in_pieces
+from tonnage.fit.stepping.pieces import Piece
+from tonnage.fit.stepping.stepper import Stepper, trained_parameters
 from tonnage.fit.technique import Estimate, NotApplicable, Technique
 from tonnage.fit.training import Training, Undo
 from tonnage.fit.virtual import on_virtual_gpu

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from tonnage.fit.narrow import Narrowed, why_not_narrow, wide_parameters
-from tonnage.fit.one_by_one import OneByOneStepper
-from tonnage.fit.parameter_step import (
+from tonnage.fit.measure.profile import Profile
+from tonnage.fit.stepping.narrow import Narrowed, why_not_narrow, wide_parameters
+from tonnage.fit.stepping.one_by_one import OneByOneStepper
+from tonnage.fit.stepping.parameter_step import (
     Group,
     ParameterSteps,
     State,
@@ -31,8 +32,7 @@ from tonnage.fit.parameter_step import (
     why_not_in_pieces,
     why_not_one_by_one,
 )
-from tonnage.fit.profile import Profile
-from tonnage.fit.stepper import trained_parameters
+from tonnage.fit.stepping.stepper import trained_parameters
 from tonnage.fit.technique import Changes, Estimate, NotApplicable, Technique
 from tonnage.fit.training import Training, Undo
 from tonnage.units import format_bytes

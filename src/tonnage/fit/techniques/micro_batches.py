@@ -14,7 +14,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from tonnage.fit.batches import (
+from tonnage.fit.measure.profile import Profile
+from tonnage.fit.randomness import active_dropout
+from tonnage.fit.stepping.batches import (
     IGNORED_LABEL,
     WEIGHTINGS,
     BadBatch,
@@ -24,9 +26,7 @@ from tonnage.fit.batches import (
     split,
     take_rows,
 )
-from tonnage.fit.profile import Profile
-from tonnage.fit.randomness import active_dropout
-from tonnage.fit.stepper import Stepper
+from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.technique import Estimate, NotApplicable, Technique
 from tonnage.fit.training import Batch, Training, Undo
 from tonnage.fit.virtual import on_virtual_gpu

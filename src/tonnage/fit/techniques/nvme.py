@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from tonnage.fit.disk import DiskProblem, DiskSpace
-from tonnage.fit.disk_homes import DiskHome, DiskKeeper, DiskStep
-from tonnage.fit.one_by_one import OneByOneStepper
-from tonnage.fit.parameter_step import parameter_steps, why_not_one_by_one
-from tonnage.fit.profile import Profile
-from tonnage.fit.streaming import place_all
+from tonnage.fit.measure.profile import Profile
+from tonnage.fit.moving.disk import DiskProblem, DiskSpace
+from tonnage.fit.moving.disk_homes import DiskHome, DiskKeeper, DiskStep
+from tonnage.fit.moving.streaming import place_all
+from tonnage.fit.stepping.one_by_one import OneByOneStepper
+from tonnage.fit.stepping.parameter_step import parameter_steps, why_not_one_by_one
 from tonnage.fit.technique import Estimate, NotApplicable, Technique
 from tonnage.fit.techniques.activation_offload import ActivationOffload
 from tonnage.fit.techniques.weight_streaming import CONFLICTS as streaming_conflicts

@@ -1,6 +1,6 @@
 """Recompute: blocks whose forward runs again in backward, whole, in part, or operator by operator.
 
-It does not know how the modes were chosen: `fit.frontier` makes the choice within a block, the solver that between blocks.
+It does not know how the modes were chosen: `choose.frontier` makes the choice within a block, the solver that between blocks.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tonnage.fit.frontier import needed
+from tonnage.fit.choose.frontier import needed
+from tonnage.fit.measure.profile import BlockProfile, OperatorProfile, Profile
 from tonnage.fit.modules import find_blocks, replace_forward
-from tonnage.fit.profile import BlockProfile, OperatorProfile, Profile
 from tonnage.fit.randomness import active_dropout
-from tonnage.fit.replay import Replayer
-from tonnage.fit.rerun import Rerun
-from tonnage.fit.sliced import SlicedRerun, check_rows_apart
+from tonnage.fit.recomputing.replay import Replayer
+from tonnage.fit.recomputing.rerun import Rerun
+from tonnage.fit.recomputing.sliced import SlicedRerun, check_rows_apart
 from tonnage.fit.technique import Estimate, NotApplicable, Technique
 from tonnage.fit.training import Training, Undo
 from tonnage.units import format_bytes

@@ -10,9 +10,9 @@ from typing import ClassVar
 
 from torch.nn.parallel import DistributedDataParallel
 
-from tonnage.fit.backward_stepper import BackwardStepper
-from tonnage.fit.parameter_step import why_not_one_by_one
-from tonnage.fit.profile import Profile
+from tonnage.fit.measure.profile import Profile
+from tonnage.fit.stepping.backward_stepper import BackwardStepper
+from tonnage.fit.stepping.parameter_step import why_not_one_by_one
 from tonnage.fit.technique import Estimate, NotApplicable, Technique
 from tonnage.fit.training import Training, Undo
 from tonnage.units import format_bytes

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
-from tonnage.fit.narrow import NARROW, Narrowed, why_not_narrow, wide_parameters
-from tonnage.fit.one_by_one import OneByOneStepper
-from tonnage.fit.parameter_step import Group, State, StepFunction, parameter_steps, why_not_one_by_one
-from tonnage.fit.profile import Profile
-from tonnage.fit.stepper import trained_parameters
-from tonnage.fit.stochastic import stochastic_step
+from tonnage.fit.measure.profile import Profile
+from tonnage.fit.stepping.narrow import NARROW, Narrowed, why_not_narrow, wide_parameters
+from tonnage.fit.stepping.one_by_one import OneByOneStepper
+from tonnage.fit.stepping.parameter_step import Group, State, StepFunction, parameter_steps, why_not_one_by_one
+from tonnage.fit.stepping.stepper import trained_parameters
+from tonnage.fit.stepping.stochastic import stochastic_step
 from tonnage.fit.technique import Changes, Estimate, NotApplicable, Technique
 from tonnage.fit.training import Training, Undo
 from tonnage.units import format_bytes

@@ -1,7 +1,7 @@
 """Attention in tiles, for models of transformers whose attention no fused kernel computes: soft caps, sinks, biases.
 
 Registered with transformers as one more way of attention, with masks of a line per batch row where the plain way makes
-a square. It does not know how a tile is computed: see `tonnage.fit.tiled_softmax`.
+a square. It does not know how a tile is computed: see `tonnage.fit.layers.tiled_softmax`.
 """
 
 import inspect
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tonnage.errors import TonnageError
-from tonnage.fit.attention import (
+from tonnage.fit.layers.attention import (
     attention_models,
     dropout_of,
     eager_configs,
@@ -24,9 +24,9 @@ from tonnage.fit.attention import (
     set_implementation,
     why_not_dropout,
 )
-from tonnage.fit.profile import Profile
+from tonnage.fit.layers.tiled_softmax import Scores, tiled_attention
+from tonnage.fit.measure.profile import Profile
 from tonnage.fit.technique import Estimate, NotApplicable, Technique
-from tonnage.fit.tiled_softmax import Scores, tiled_attention
 from tonnage.fit.training import Training, Undo
 from tonnage.units import format_bytes
 

@@ -11,11 +11,11 @@ from typing import ClassVar
 
 from torch import nn
 
+from tonnage.fit.layers.tiles import mixes_rows, sharded, tile_all
+from tonnage.fit.measure.profile import OperatorProfile, Profile
 from tonnage.fit.modules import find_blocks
-from tonnage.fit.profile import OperatorProfile, Profile
 from tonnage.fit.randomness import active_dropout
 from tonnage.fit.technique import Estimate, NotApplicable, Technique
-from tonnage.fit.tiles import mixes_rows, sharded, tile_all
 from tonnage.fit.training import Training, Undo
 from tonnage.units import format_bytes
 

@@ -16,13 +16,21 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from tonnage.fit.block_names import why_not_blocks
-from tonnage.fit.host import CopyLane, HostMemoryExhausted, host_limit_bytes
+from tonnage.fit.measure.profile import Profile
 from tonnage.fit.modules import replace_forward
-from tonnage.fit.one_by_one import OneByOneStepper
-from tonnage.fit.parameter_step import parameter_steps, why_not_one_by_one
-from tonnage.fit.profile import Profile
-from tonnage.fit.saved_tensors import Packed, bytes_of, saved_by, storage_key
-from tonnage.fit.streaming import BlockWeights, Home, Nowhere, PinnedHome, StreamedTensor, WeightStreamer, place_all
+from tonnage.fit.moving.host import CopyLane, HostMemoryExhausted, host_limit_bytes
+from tonnage.fit.moving.saved_tensors import Packed, bytes_of, saved_by, storage_key
+from tonnage.fit.moving.streaming import (
+    BlockWeights,
+    Home,
+    Nowhere,
+    PinnedHome,
+    StreamedTensor,
+    WeightStreamer,
+    place_all,
+)
+from tonnage.fit.stepping.one_by_one import OneByOneStepper
+from tonnage.fit.stepping.parameter_step import parameter_steps, why_not_one_by_one
 from tonnage.fit.technique import Estimate, NotApplicable, Technique
 from tonnage.fit.training import Training, Undo
 from tonnage.units import format_bytes

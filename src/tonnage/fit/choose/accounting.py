@@ -1,0 +1,129 @@
+"""What each technique saves and costs, as the difference that it makes where it was added. No measurement of its own."""
+
+from collections.abc import Sequence
+
+from tonnage.fit.choose.choosing import peak_of
+from tonnage.fit.choose.placement import PLAIN, Holdings, Placement, step_overhead_s, surroundings
+from tonnage.fit.choose.solver import Layout, Solution, block_modes, outside_at
+from tonnage.fit.measure.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, OPERATORS, SizeProfile, Survey
+from tonnage.fit.plan import Row
+from tonnage.fit.technique import Technique
+from tonnage.units import format_bytes
+
+Cost = tuple[int, float]  # peak, seconds of a step
+_WITHOUT_LINK = {BLOCK_OFFLOAD: BLOCK, OFFLOAD: KEEP}
+
+
+def plain_cost(survey: Survey, holdings: Holdings) -> Cost:
+    """The whole batch at once, nothing changed; from one row, to which the rest is in proportion."""
+    size = survey.sizes[min(survey.sizes)]
+    return _cost(
+        survey,
+        size,
+        Layout(rows=survey.rows, micro_batches=1, slices=survey.rows // size.rows, sliced=False),
+        PLAIN,
+        holdings,
+    )
+
+
+def _cost(
+    survey: Survey,
+    size: SizeProfile,
+    layout: Layout,
+    placement: Placement,
+    holdings: Holdings,
+    names: Sequence[str] = (),
+) -> Cost:
+    modes = block_modes(size, layout, offload=False)
+    wanted = names or [KEEP] * len(modes)
+    taken = [
+        next((mode for mode in ways if mode.name == name), ways[0]) for ways, name in zip(modes, wanted, strict=True)
+    ]
+    outside = outside_at(survey.sizes, layout.rows)
+    backward_s = sum(mode.backward_s for mode in taken)
+    around = surroundings(
+        placement, holdings, outside, budget_bytes=0, micro_batches=layout.micro_batches, backward_s=backward_s
+    )
+    micro_batch_s = sum(mode.forward_s for mode in taken) + backward_s + outside.forward_s + outside.backward_s
+    seconds = micro_batch_s * layout.micro_batches
+    return peak_of(taken, around), seconds + step_overhead_s(placement, holdings, layout.micro_batches, backward_s)
+
+
+def account_rows(
+    stages: Sequence[tuple[str, Survey]],
+    survey: Survey,
+    holdings: Holdings,
+    solution: Solution,
+    techniques: Sequence[Technique],
+) -> tuple[Row, ...]:
+    """One row a technique, in the order in which they were added."""
+    titles = {technique.name: technique for technique in techniques}
+    rows, before = [], plain_cost(stages[0][1], holdings)
+    for name, stage in stages[1:]:
+        after = plain_cost(stage, holdings)
+        rows.append(_row(titles[name], before, after, "always pays: measured on one row, in proportion for the batch"))
+        before = after
+    layout, size = solution.layout, survey.sizes[_measured_rows(solution.layout)]
+    if layout.micro_batches > 1:
+        after = _cost(survey, size, layout, PLAIN, holdings)
+        why = f"{layout.micro_batches} of {layout.rows} rows: activations of one at a time, gradients stay between them"
+        rows.append(_row(titles["micro-batches"], before, after, why))
+        before = after
+    final = solution.peak_bytes, solution.step_s
+    rest = [t for t in techniques if t.name in ("recompute", "activation-offload", "host-states", "step-in-backward")]
+    for index, technique in enumerate(rest):
+        after = final if index == len(rest) - 1 else _with(technique, survey, size, solution, holdings, before)
+        rows.append(_row(technique, before, after, _why(technique, solution, holdings)))
+        before = after
+    return tuple(rows)
+
+
+def _measured_rows(layout: Layout) -> int:
+    return -(-layout.rows // layout.slices)
+
+
+def _with(
+    technique: Technique, survey: Survey, size: SizeProfile, solution: Solution, holdings: Holdings, before: Cost
+) -> Cost:
+    layout = solution.layout
+    if technique.name == "recompute":
+        staying = [_WITHOUT_LINK.get(name, name) for name in solution.choice.modes]
+        return _cost(survey, size, layout, PLAIN, holdings, staying)
+    if technique.name == "activation-offload":
+        return before[0] - _moved_bytes(technique, size, solution), before[1]
+    return _cost(survey, size, layout, solution.placement, holdings, solution.choice.modes)
+
+
+def _moved_bytes(technique: Technique, size: SizeProfile, solution: Solution) -> int:
+    settings, slices = technique.settings(), solution.layout.slices
+    blocks = [size.kept(name) for name in settings["blocks"]]
+    return slices * sum(block.kept_bytes if settings["what"] == "kept" else block.input_bytes for block in blocks)
+
+
+def _why(technique: Technique, solution: Solution, holdings: Holdings) -> str:
+    choice = solution.choice
+    if technique.name == "recompute":
+        shown = ["by operator" if name.startswith(OPERATORS) else name for name in choice.modes]
+        counts = {name: shown.count(name) for name in dict.fromkeys(shown)}
+        return "the fastest choice of modes within the budget: " + ", ".join(
+            f"{n} {name}" for name, n in counts.items()
+        )
+    if technique.name == "activation-offload":
+        blocks = len(technique.settings()["blocks"])
+        return f"of {blocks} blocks {technique.settings()['what']}: crosses the link behind the computation"
+    if technique.name == "host-states":
+        moved = holdings.states_bytes - solution.states_on_gpu_bytes
+        return (
+            f"{format_bytes(moved)} of states on the host, {choice.exposed_states_s:.2f} s of their copies not hidden"
+        )
+    return "each gradient is gone as soon as it is made"
+
+
+def _row(technique: Technique, before: Cost, after: Cost, why: str) -> Row:
+    return Row(
+        name=technique.name,
+        title=technique.title,
+        saved_bytes=before[0] - after[0],
+        seconds=after[1] - before[1],
+        why=why,
+    )

@@ -1,0 +1,119 @@
+"""From a solution to the techniques that make it real, and the techniques that are worth having in any case."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from tonnage.fit.choose.placement import HOST_GRADIENTS, PIECE_BYTES, STEP_IN_BACKWARD, WINDOW_BYTES, Holdings
+from tonnage.fit.choose.solver import Solution
+from tonnage.fit.measure.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, Survey, recompute_mode
+from tonnage.fit.registry import technique_class
+from tonnage.fit.stepping.stepper import trained_parameters
+from tonnage.fit.technique import Technique
+from tonnage.fit.techniques.activation_offload import ActivationOffload
+from tonnage.fit.techniques.host_states import HostStates
+from tonnage.fit.techniques.micro_batches import MicroBatches
+from tonnage.fit.techniques.recompute import Recompute
+from tonnage.fit.techniques.step_in_backward import StepInBackward
+from tonnage.fit.training import Training
+
+# Cheapest first. Each saves memory, time or both on every model that can use it.
+_ALWAYS = ("allocator", "fused-attention", "chunked-loss", "fp8", "autocast", "compile")
+
+# Of logits at a time: as many as matter little beside the rest.
+_LARGEST_CHUNK_BYTES, _LEAST_CHUNK_BYTES = 512 << 20, 64 << 20
+
+
+def always_paying(training: Training, allowed: frozenset[str], budget_bytes: int) -> Iterator[Technique]:
+    """Those that this training can use, asked one after the other: each sees the ones before it in place."""
+    settings = {"chunked-loss": {"chunk_bytes": min(_LARGEST_CHUNK_BYTES, max(_LEAST_CHUNK_BYTES, budget_bytes // 32))}}
+    for name in _ALWAYS:
+        if name not in allowed or (name == "autocast" and not _wide(training)):
+            continue
+        technique = technique_class(name)(**settings.get(name, {}))
+        if technique.why_not(training) is None:
+            yield technique
+
+
+def narrower_parameters(training: Training, allowed: frozenset[str]) -> list[Technique]:
+    """BF16 parameters and gradients, the FP32 ones among the optimizer's states, where those may be on the host."""
+    if not {"master-weights", "host-states"} <= allowed or "master-weights" in training.applied or not _wide(training):
+        return []
+    technique = technique_class("master-weights")()
+    return [technique] if technique.why_not(training) is None else []
+
+
+def tiling(training: Training, allowed: frozenset[str]) -> Iterator[Technique]:
+    """Tiles for what is not tiled yet. Compiled blocks have no norms to tile: theirs are fused."""
+    for name in ("tiled-mlp", "tiled-norm"):
+        if (
+            name in allowed
+            and name not in training.applied
+            and not ("compile" in training.applied and name == "tiled-norm")
+        ):
+            technique = technique_class(name)()
+            if technique.why_not(training) is None:
+                yield technique
+
+
+def _wide(training: Training) -> bool:
+    """Whether matrix products run in FP32, so that a narrower type would speed them up."""
+    return all(parameter.dtype is torch.float32 for parameter in trained_parameters(training.optimizer))
+
+
+def coarser_states(training: Training, allowed: frozenset[str]) -> list[Technique]:
+    """8-bit states and, for BF16 parameters, updates that are rounded at random: where they are allowed and not in place."""
+    names = [
+        name for name in ("stochastic-bf16", "eight-bit-states") if name in allowed and name not in training.applied
+    ]
+    narrow = all(parameter.dtype is torch.bfloat16 for parameter in trained_parameters(training.optimizer))
+    techniques = [technique_class(name)() for name in names if narrow or name != "stochastic-bf16"]
+    usable = [technique for technique in techniques if technique.why_not(training) is None]
+    return usable if any(technique.name == "eight-bit-states" for technique in usable) else []
+
+
+def with_coarse_states(holdings: Holdings, training: Training) -> Holdings:
+    """Two numbers of 8 bits for each element, and an FP32 scale for each block of 256 of both."""
+    elements = sum(parameter.numel() for parameter in trained_parameters(training.optimizer))
+    return replace(holdings, states_bytes=min(holdings.states_bytes, elements * 2 + elements * 8 // 256))
+
+
+def assemble(solution: Solution, survey: Survey, training: Training) -> tuple[Technique, ...]:
+    """Techniques beyond those that are in place already."""
+    modes = dict(zip(survey.sizes[min(survey.sizes)].kinds, solution.choice.modes, strict=True))
+    return (
+        *_recompute(modes, solution.layout.slices if solution.layout.sliced else 1),
+        *_offload(modes, solution.window_bytes),
+        *_placement(solution),
+        *([MicroBatches(count=solution.layout.micro_batches)] if solution.layout.micro_batches > 1 else []),
+    )
+
+
+def _recompute(modes: dict[str, str], slices: int) -> Iterator[Technique]:
+    names = {BLOCK_OFFLOAD: BLOCK, OFFLOAD: KEEP}
+    recomputed = {block: names.get(mode, mode) for block, mode in modes.items() if names.get(mode, mode) != KEEP}
+    if recomputed:
+        yield Recompute(modes={block: recompute_mode(mode) for block, mode in recomputed.items()}, slices=slices)
+
+
+def _offload(modes: dict[str, str], window_bytes: int) -> Iterator[Technique]:
+    for mode, what in ((OFFLOAD, "kept"), (BLOCK_OFFLOAD, "inputs")):
+        blocks = tuple(block for block, taken in modes.items() if taken == mode)
+        if blocks:
+            yield ActivationOffload(blocks=blocks, what=what, window_bytes=window_bytes)  # type: ignore[arg-type]
+
+
+def _placement(solution: Solution) -> Iterator[Technique]:
+    placement = solution.placement
+    if placement == STEP_IN_BACKWARD:
+        yield StepInBackward()
+    elif placement.splits_states:
+        on_host = placement == HOST_GRADIENTS
+        yield HostStates(
+            gpu_bytes=solution.states_on_gpu_bytes,
+            how="host" if on_host else "device",
+            gradients="host" if on_host and solution.layout.micro_batches > 1 else "device",
+            piece_bytes=PIECE_BYTES,
+            window_bytes=WINDOW_BYTES,
+        )

@@ -1,0 +1,224 @@
+"""Which block is kept, recomputed or sent to the host: an integer program over bytes and seconds. No torch.
+
+Every moment of a step at which memory may be highest is one constraint: the forward pass of each block, the loss, the
+backward pass of each block. So the answer is a bound at each moment, not a ratio, and a smaller budget never yields
+more memory. Links to the host are resources too: what crosses them while the GPU computes is free, the rest is paid.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import csr_matrix, lil_matrix
+
+GIB = float(1 << 30)  # the program's unit of memory: numbers near one keep the solver exact
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mode:
+    """One way to run a block: what it leaves behind, what it needs on top while it runs, and its time."""
+
+    name: str
+    resident_bytes: int  # between its forward and its backward
+    forward_peak_bytes: int  # beyond what was there when its forward began
+    backward_peak_bytes: int  # beyond what was there when its backward began
+    forward_s: float
+    backward_s: float
+    moved_bytes: int = 0  # to the host in forward, and back in backward
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What is there besides the blocks' activations, in one micro-batch."""
+
+    budget_bytes: int
+    fixed_bytes: int  # parameters, states and gradients that stay throughout
+    outside_kept_bytes: int
+    outside_peak_bytes: int  # highest point of head, loss and their backward, beyond what blocks left behind
+    gradient_bytes: Sequence[int] = ()  # of each block, where gradients appear as backward goes; () where they do not
+    outside_gradient_bytes: int = 0  # of the head, which come first
+    step_peak_bytes: int = 0  # beyond `fixed_bytes` while the optimizer steps: all gradients, temporaries
+    movable_states_bytes: int = 0  # optimizer states that may be on the host instead, to the byte
+    states_s_per_byte: float = 0.0  # time over the link for each byte of states on the host
+    states_window_s: float = 0.0  # as much of it hides behind computation
+    host_bytes: int = 0  # free for moved activations and states
+    link_bytes_per_s: float = 50e9
+    s_per_moved_byte: float = 4.2e-12  # a copy there and back slows what it runs beside (measured on an H200)
+    micro_batches: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    modes: tuple[str, ...]  # of each block, in order
+    unmoved_bytes: int  # of what could be on the host instead: states
+    micro_batch_s: float
+    exposed_states_s: float
+    peak_bytes: int
+    moved_bytes: int
+
+
+def choose_modes(blocks: Sequence[Sequence[Mode]], around: Surroundings) -> Choice | None:
+    """The fastest modes within the budget, or None where nothing fits."""
+    program = _Program(blocks, around)
+    solution = milp(
+        program.costs(),
+        constraints=LinearConstraint(*program.constraints()),
+        integrality=program.integrality(),
+        bounds=program.bounds(),
+        options={"mip_rel_gap": 2e-3, "time_limit": 2.0},
+    )
+    if solution.x is None:
+        return None
+    choice = program.read(solution.x)
+    over_bytes = choice.peak_bytes - around.budget_bytes
+    # The solver takes a constraint to hold within a millionth: about a kibibyte here. A budget is a budget.
+    return (
+        choice
+        if over_bytes <= 0
+        else choose_modes(blocks, replace(around, budget_bytes=around.budget_bytes - 2 * over_bytes))
+    )
+
+
+def least_seconds(blocks: Sequence[Sequence[Mode]], around: Surroundings) -> float:
+    """A bound on any choice: the same program with blocks that may be divided between modes; infinite where none fits."""
+    program = _Program(blocks, around)
+    relaxed = milp(program.costs(), constraints=LinearConstraint(*program.constraints()), bounds=program.bounds())
+    return float(relaxed.fun) if relaxed.x is not None else np.inf
+
+
+def spread(taken: Sequence[Mode], kinds: Sequence[object]) -> list[Mode]:
+    """The same modes with those that use the link spread evenly over equal blocks, the last one spared.
+
+    The program counts the link's time in all; blocks in a row would wait for each other.
+    """
+    spread_out = list(taken)
+    for kind in dict.fromkeys(kinds):
+        places = [index for index, other in enumerate(kinds) if other == kind]
+        moving = [taken[index] for index in places if taken[index].moved_bytes]
+        staying = [taken[index] for index in places if not taken[index].moved_bytes]
+        room = max(1, len(places) - 1)
+        chosen = {int((turn + 0.5) * room / len(moving)) for turn in range(len(moving))} if staying else set()
+        if len(chosen) != len(moving):
+            continue
+        for turn, index in enumerate(places):
+            spread_out[index] = moving.pop() if turn in chosen else staying.pop()
+    return spread_out
+
+
+class _Program:
+    """Columns: one per block and mode, then states on the host (GiB), exposed seconds of forward, backward, states."""
+
+    def __init__(self, blocks: Sequence[Sequence[Mode]], around: Surroundings) -> None:
+        self.blocks, self.around = blocks, around
+        self.starts = np.cumsum([0, *(len(modes) for modes in blocks)])
+        count = int(self.starts[-1])
+        self.states, self.late_out, self.late_in, self.late_states = range(count, count + 4)
+        self.columns = count + 4
+
+    def costs(self) -> np.ndarray[Any, Any]:
+        costs = np.zeros(self.columns)
+        for column, mode in self._modes():
+            costs[column] = mode.forward_s + mode.backward_s + mode.moved_bytes * self.around.s_per_moved_byte
+        costs[self.late_out] = costs[self.late_in] = 1.0
+        costs[self.late_states] = 1.0 / self.around.micro_batches
+        costs[self.states] = GIB * self.around.s_per_moved_byte / self.around.micro_batches
+        return costs
+
+    def integrality(self) -> np.ndarray[Any, Any]:
+        return np.array([1] * int(self.starts[-1]) + [0] * 4)
+
+    def bounds(self) -> Bounds:
+        upper = np.ones(self.columns)
+        upper[self.states] = self.around.movable_states_bytes / GIB
+        upper[self.late_out :] = np.inf
+        return Bounds(np.zeros(self.columns), upper)
+
+    def constraints(self) -> tuple[csr_matrix, np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        rows = [*self._one_mode_each(), *self._moments(), *self._links()]
+        matrix = lil_matrix((len(rows), self.columns))
+        for index, (coefficients, _, _) in enumerate(rows):
+            for column, value in coefficients.items():
+                matrix[index, column] = value
+        return csr_matrix(matrix), np.array([row[1] for row in rows]), np.array([row[2] for row in rows])
+
+    def read(self, values: np.ndarray[Any, Any]) -> Choice:
+        taken = [modes[int(np.argmax(values[start : start + len(modes)]))] for modes, start in self._ranges()]
+        moved_states = round(float(values[self.states]) * GIB)
+        even = spread(taken, [id(modes) for modes in self.blocks])
+        if peak_of(even, self.around, moved_states) <= self.around.budget_bytes:
+            taken = even
+        seconds = sum(mode.forward_s + mode.backward_s for mode in taken)
+        return Choice(
+            modes=tuple(mode.name for mode in taken),
+            unmoved_bytes=self.around.movable_states_bytes - moved_states,
+            micro_batch_s=seconds + float(values[self.late_out] + values[self.late_in]),
+            exposed_states_s=float(values[self.late_states]),
+            peak_bytes=peak_of(taken, self.around, moved_states),
+            moved_bytes=sum(mode.moved_bytes for mode in taken),
+        )
+
+    def _modes(self) -> list[tuple[int, Mode]]:
+        return [(start + offset, mode) for modes, start in self._ranges() for offset, mode in enumerate(modes)]
+
+    def _ranges(self) -> list[tuple[Sequence[Mode], int]]:
+        return list(zip(self.blocks, (int(start) for start in self.starts[:-1]), strict=True))
+
+    def _one_mode_each(self) -> list[tuple[dict[int, float], float, float]]:
+        return [({start + i: 1.0 for i in range(len(modes))}, 1.0, 1.0) for modes, start in self._ranges()]
+
+    def _moments(self) -> list[tuple[dict[int, float], float, float]]:
+        """At each moment: what earlier blocks left, what this one needs, less the states that moved."""
+        around, ranges = self.around, self._ranges()
+        left: dict[int, float] = {}
+        rows = []
+        gradients = sum(around.gradient_bytes) + around.outside_gradient_bytes if around.gradient_bytes else 0
+        for index, (modes, start) in enumerate(ranges):
+            forward = left | {start + i: mode.forward_peak_bytes / GIB for i, mode in enumerate(modes)}
+            rows.append(self._at_most(forward, 0))
+            if around.gradient_bytes:
+                gradients -= around.gradient_bytes[index]
+            backward = left | {
+                start + i: (mode.resident_bytes + mode.backward_peak_bytes) / GIB for i, mode in enumerate(modes)
+            }
+            rows.append(self._at_most(backward, around.outside_kept_bytes + gradients))
+            left = left | {start + i: mode.resident_bytes / GIB for i, mode in enumerate(modes)}
+        rows.append(self._at_most(left, around.outside_peak_bytes))
+        rows.append(self._at_most({}, around.step_peak_bytes))
+        return rows
+
+    def _at_most(self, coefficients: dict[int, float], extra_bytes: int) -> tuple[dict[int, float], float, float]:
+        room = (
+            self.around.budget_bytes - self.around.fixed_bytes - self.around.movable_states_bytes - extra_bytes
+        ) / GIB
+        return coefficients | {self.states: -1.0}, -np.inf, room
+
+    def _links(self) -> list[tuple[dict[int, float], float, float]]:
+        """Late seconds are at least what the link needs beyond the time that blocks compute."""
+        around, rate = self.around, self.around.link_bytes_per_s
+        moved = {column: mode.moved_bytes for column, mode in self._modes()}
+        out = {column: moved[column] / rate - mode.forward_s for column, mode in self._modes()}
+        back = {column: moved[column] / rate - mode.backward_s for column, mode in self._modes()}
+        states = {self.states: around.states_s_per_byte * GIB, self.late_states: -1.0}
+        host = {column: count / GIB for column, count in moved.items()} | {self.states: 1.0}
+        return [
+            (out | {self.late_out: -1.0}, -np.inf, 0.0),
+            (back | {self.late_in: -1.0}, -np.inf, 0.0),
+            (states, -np.inf, around.states_window_s),
+            (host, -np.inf, around.host_bytes / GIB),
+        ]
+
+
+def peak_of(taken: Sequence[Mode], around: Surroundings, moved_states_bytes: int = 0) -> int:
+    """The highest of all moments of one micro-batch and of the optimizer's step."""
+    base = around.fixed_bytes + around.movable_states_bytes - moved_states_bytes
+    left, highest = 0, around.step_peak_bytes
+    gradients = sum(around.gradient_bytes) + around.outside_gradient_bytes if around.gradient_bytes else 0
+    for index, mode in enumerate(taken):
+        if around.gradient_bytes:
+            gradients -= around.gradient_bytes[index]
+        backward = mode.resident_bytes + mode.backward_peak_bytes + around.outside_kept_bytes + gradients
+        highest = max(highest, left + mode.forward_peak_bytes, left + backward)
+        left += mode.resident_bytes
+    return base + max(highest, left + around.outside_peak_bytes)

@@ -1,0 +1,175 @@
+"""Which operators of a block to keep and which to run again: for each number of bytes, the fastest choice.
+
+Plain arithmetic over operators that were profiled; nothing here knows torch, or more than one block.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import csr_array
+
+from tonnage.fit.measure.profile import OperatorProfile
+
+_LEVELS = 24  # byte levels between keeping nothing and keeping everything
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorChoice:
+    """One way to recompute a block: the outputs of `kept` stay, the rest is made again."""
+
+    kept: tuple[int, ...]
+    names: tuple[str, ...]  # of the kept operators
+    kept_bytes: int  # the block's input included
+    seconds: float  # of what runs again
+
+    @property
+    def mode(self) -> list[str]:
+        """For `Recompute(modes=...)`: each index with the name that must be found there."""
+        return [f"{index}:{name}" for index, name in zip(self.kept, self.names, strict=True)]
+
+
+@dataclass(frozen=True)
+class _Group:
+    """An operator that makes a storage, with those that write into it afterwards: kept or made again together."""
+
+    root: OperatorProfile
+    seconds: float
+    inputs: frozenset[int]
+    forced: bool  # cannot be run again
+
+
+def frontier(
+    operators: Sequence[OperatorProfile], input_bytes: int, levels: int = _LEVELS
+) -> tuple[OperatorChoice, ...]:
+    """Choices from the fewest bytes to the most; each one with more bytes takes strictly less time."""
+    groups = _groups(operators)
+    program = _Program(operators, groups)
+    least, most = program.least_bytes, program.most_bytes
+    limits = sorted({least + (most - least) * level // levels for level in range(levels + 1)})
+    choices = [program.solve(limit, input_bytes) for limit in limits]
+    return _pareto(choice for choice in choices if choice is not None)
+
+
+def _pareto(choices: Iterable[OperatorChoice]) -> tuple[OperatorChoice, ...]:
+    found: list[OperatorChoice] = []
+    for choice in sorted(choices, key=lambda c: (c.kept_bytes, c.seconds)):
+        if not found or choice.seconds < found[-1].seconds:
+            found.append(choice)
+    assert all(a.kept_bytes < b.kept_bytes for a, b in pairwise(found))
+    return tuple(found)
+
+
+def _groups(operators: Sequence[OperatorProfile]) -> list[_Group]:
+    writers: dict[int, list[OperatorProfile]] = {}
+    for operator in operators:
+        if operator.writes and operator.base is not None:
+            writers.setdefault(operator.base, []).append(operator)
+    roots = [operator for operator in operators if operator.output_bytes]
+    return [_group(root, writers.get(root.index, [])) for root in roots]
+
+
+def _group(root: OperatorProfile, writers: Sequence[OperatorProfile]) -> _Group:
+    members = (root, *writers)
+    return _Group(
+        root=root,
+        seconds=sum(member.seconds for member in members),
+        inputs=frozenset(index for member in members for index in member.inputs) - {root.index},
+        forced=not all(member.repeatable for member in members),
+    )
+
+
+def needed(operators: Sequence[OperatorProfile], kept: Collection[int], always: Iterable[int] = ()) -> frozenset[int]:
+    """The operators that must run again for backward where `kept` stay. Views are free and not among them."""
+    groups = {group.root.index: group for group in _groups(operators)}
+    wanted = [index for index, group in groups.items() if group.root.kept_bytes]
+    found = {index for index in always if index not in groups}
+    wanted += [index for index in always if index in groups]
+    wanted += [source for index in found for source in operators[index].inputs]
+    while wanted:
+        index = wanted.pop()
+        if index in kept or index in found:
+            continue
+        found.add(index)
+        wanted.extend(groups[index].inputs)
+    return frozenset(found | {o.index for o in operators if o.writes and o.base in found})
+
+
+class _Program:
+    """Binary `keep`, and `again` (between 0 and 1, whole wherever `keep` is) for each storage that the block makes.
+
+    again[i] >= 1 - keep[i]               where backward reads i
+    again[j] >= again[i] - keep[j]        where i reads j
+    """
+
+    def __init__(self, operators: Sequence[OperatorProfile], groups: Sequence[_Group]) -> None:
+        self._operators = operators
+        self._groups = groups
+        self._place = {group.root.index: place for place, group in enumerate(groups)}
+        self._bytes = np.array([group.root.output_bytes for group in groups], dtype=float)
+        self._seconds = np.array([group.seconds for group in groups])
+        self._may_keep = np.array([group.root.keepable or group.forced for group in groups], dtype=float)
+        self._must_keep = np.array([group.forced for group in groups], dtype=float)
+        read = [group for group in groups if group.root.kept_bytes and group.root.keepable]
+        self.least_bytes = int(self._bytes @ self._must_keep)
+        self.most_bytes = max(self.least_bytes, sum(group.root.output_bytes for group in read))
+
+    def solve(self, limit_bytes: int, input_bytes: int) -> OperatorChoice | None:
+        count = len(self._groups)
+        if not count:
+            return OperatorChoice(kept=(), names=(), kept_bytes=input_bytes, seconds=0.0)
+        scale = max(self._seconds.sum(), 1e-12)
+        result = milp(
+            np.append(np.zeros(count), self._seconds / scale),
+            integrality=np.repeat([1, 0], count),
+            bounds=Bounds(
+                np.concatenate([self._must_keep, np.zeros(count)]), np.append(self._may_keep, np.ones(count))
+            ),
+            constraints=[self._dependencies(), self._budget(limit_bytes)],
+        )
+        return None if result.x is None else self._choice(result.x[:count] > 0.5, input_bytes)
+
+    def _choice(self, keep: "np.ndarray[tuple[int], np.dtype[np.bool_]]", input_bytes: int) -> OperatorChoice:
+        chosen = {group.root.index for group, is_kept in zip(self._groups, keep, strict=True) if is_kept}
+        kept = [self._operators[index] for index in self._without_idle(chosen)]
+        return OperatorChoice(
+            kept=tuple(root.index for root in kept),
+            names=tuple(root.name for root in kept),
+            kept_bytes=input_bytes + sum(root.output_bytes for root in kept),
+            seconds=self._again_s({root.index for root in kept}),
+        )
+
+    def _without_idle(self, chosen: set[int]) -> list[int]:
+        """Less what need not be kept: within the solver's tolerance small ones come along for nothing."""
+        forced = {group.root.index for group in self._groups if group.forced}
+        for index in sorted(chosen - forced):
+            if self._again_s(chosen - {index}) <= self._again_s(chosen):
+                chosen = chosen - {index}
+        return sorted(chosen)
+
+    def _again_s(self, kept: set[int]) -> float:
+        return sum(self._operators[index].seconds for index in sorted(needed(self._operators, kept)))
+
+    def _dependencies(self) -> LinearConstraint:
+        count = len(self._groups)
+        rows: list[list[tuple[int, float]]] = []
+        lower: list[float] = []
+        for place, group in enumerate(self._groups):
+            if group.root.kept_bytes:
+                rows.append([(place, 1.0), (count + place, 1.0)])
+                lower.append(1.0)
+            for source in group.inputs:
+                other = self._place[source]
+                rows.append([(other, 1.0), (count + other, 1.0), (count + place, -1.0)])
+                lower.append(0.0)
+        entries = [(row, column, value) for row, cells in enumerate(rows) for column, value in cells]
+        at_row, at_column, values = zip(*entries, strict=True) if entries else ((), (), ())
+        matrix = csr_array((values, (at_row, at_column)), shape=(len(rows), 2 * count))
+        return LinearConstraint(matrix, lb=np.array(lower))
+
+    def _budget(self, limit_bytes: int) -> LinearConstraint:
+        unit = max(float(self._bytes.max()), 1.0)
+        row = np.append(self._bytes / unit, np.zeros(len(self._groups)))
+        return LinearConstraint(row.reshape(1, -1), ub=np.array([limit_bytes / unit + 1e-9]))

@@ -1,0 +1,157 @@
+"""Where gradients and optimizer states live, and what that costs in memory and time. No torch.
+
+| placement        | gradients              | states                 | micro-batches | clipping |
+|------------------|------------------------|------------------------|---------------|----------|
+| plain            | all, on the GPU        | on the GPU             | any           | yes      |
+| step-in-backward | one at a time          | on the GPU             | one           | no       |
+| host-states      | all; one at a time     | split, GPU and host    | any; one      | yes; no  |
+| host-gradients   | one at a time, to host | split, GPU and host    | any           | yes      |
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from tonnage.fit.choose.choosing import Surroundings
+from tonnage.fit.measure.profile import OutsideProfile
+
+
+class Gradients(Enum):
+    STAY = "stay"  # all of them are there from the first micro-batch on
+    GROW = "grow"  # they appear as backward goes, and go after the step
+    PASS = "pass"  # each goes as soon as it is complete
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holdings:
+    """What a training holds apart from activations, and how fast its optimizer and its links are."""
+
+    parameters_bytes: int
+    gradients_bytes: int
+    states_bytes: int
+    outside_gradients_bytes: int  # of parameters that belong to no block
+    block_gradients_bytes: tuple[int, ...]
+    largest_gradient_bytes: int
+    step_temporary_bytes: int  # what the optimizer's own step makes beyond states and gradients
+    optimizer_s: float
+    clips: bool
+    steps_one_by_one: bool
+    host_bytes: int
+    link_bytes_per_s: float
+    bandwidth_bytes_per_s: float  # of the GPU's memory
+    host_step_s: float  # of the optimizer's step over all parameters on the host's cores
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    name: str
+    splits_states: bool = False
+
+    @property
+    def technique(self) -> str:
+        return "host-states" if self.splits_states else self.name
+
+    def suits(self, holdings: Holdings, micro_batches: int) -> bool:
+        if self == PLAIN:
+            return True
+        if not holdings.steps_one_by_one:
+            return False
+        if self == STEP_IN_BACKWARD:
+            return micro_batches == 1 and not holdings.clips
+        return holdings.host_bytes > 0 and holdings.states_bytes > 0
+
+    def gradients(self, holdings: Holdings, micro_batches: int) -> Gradients:
+        if self in (STEP_IN_BACKWARD, HOST_GRADIENTS):
+            return Gradients.PASS
+        if micro_batches > 1:
+            return Gradients.STAY
+        return Gradients.PASS if self == HOST_STATES and not holdings.clips else Gradients.GROW
+
+
+PLAIN = Placement(name="plain")
+STEP_IN_BACKWARD = Placement(name="step-in-backward")
+HOST_STATES = Placement(name="host-states", splits_states=True)
+HOST_GRADIENTS = Placement(name="host-gradients", splits_states=True)
+PLACEMENTS = (PLAIN, STEP_IN_BACKWARD, HOST_STATES, HOST_GRADIENTS)
+# States on their way to the GPU and back pass through three buffers of this size.
+PIECE_BYTES = 64 << 20
+# Gradients that wait for their states, at most.
+WINDOW_BYTES = 512 << 20
+
+
+def suitable(holdings: Holdings, micro_batches: int, allowed: frozenset[str]) -> Iterator[Placement]:
+    return (p for p in PLACEMENTS if p.suits(holdings, micro_batches) and (p == PLAIN or p.technique in allowed))
+
+
+def surroundings(
+    placement: Placement,
+    holdings: Holdings,
+    outside: OutsideProfile,
+    *,
+    budget_bytes: int,
+    micro_batches: int,
+    backward_s: float,
+    extra_bytes: int = 0,
+) -> Surroundings:
+    """The frame that a placement sets for the choice of modes. `backward_s` hides what crosses the link."""
+    gradients = placement.gradients(holdings, micro_batches)
+    grows, splits = gradients is Gradients.GROW, placement.splits_states
+    fixed = holdings.parameters_bytes + extra_bytes + _staging_bytes(placement, holdings)
+    movable = movable_bytes(placement, holdings, micro_batches)
+    return Surroundings(
+        budget_bytes=budget_bytes,
+        fixed_bytes=fixed
+        + (holdings.gradients_bytes if gradients is Gradients.STAY else 0)
+        + (0 if splits else holdings.states_bytes),
+        outside_kept_bytes=outside.kept_bytes,
+        outside_peak_bytes=outside.peak_bytes,
+        gradient_bytes=holdings.block_gradients_bytes if grows else (),
+        outside_gradient_bytes=holdings.outside_gradients_bytes if grows else 0,
+        step_peak_bytes=(holdings.gradients_bytes if grows else 0)
+        + (holdings.step_temporary_bytes if placement == PLAIN else 0),
+        movable_states_bytes=movable,
+        states_s_per_byte=_states_s(placement, holdings) / max(1, movable),
+        states_window_s=0.0 if holdings.clips else backward_s,
+        host_bytes=holdings.host_bytes,
+        link_bytes_per_s=holdings.link_bytes_per_s,
+        micro_batches=micro_batches,
+    )
+
+
+def _staging_bytes(placement: Placement, holdings: Holdings) -> int:
+    """On the GPU: states on their way, or a gradient that waits for its copy."""
+    if placement == HOST_STATES:
+        return 3 * PIECE_BYTES + WINDOW_BYTES
+    return holdings.largest_gradient_bytes if placement == HOST_GRADIENTS else 0
+
+
+def movable_bytes(placement: Placement, holdings: Holdings, micro_batches: int) -> int:
+    """What may be on the host instead: states, and the sums of gradients that go with them."""
+    if not placement.splits_states:
+        return 0
+    summed = placement == HOST_GRADIENTS and micro_batches > 1
+    return holdings.states_bytes + (holdings.gradients_bytes if summed else 0)
+
+
+def states_on_gpu(placement: Placement, holdings: Holdings, micro_batches: int, unmoved_bytes: int) -> int:
+    """Of what stays on the GPU, the states."""
+    movable = movable_bytes(placement, holdings, micro_batches)
+    return unmoved_bytes * holdings.states_bytes // movable if movable else holdings.states_bytes
+
+
+def _states_s(placement: Placement, holdings: Holdings) -> float:
+    """Where all states are on the host: over the link both ways at once; or the host's own step, whichever is longer."""
+    if placement == HOST_GRADIENTS:
+        link_s = max(holdings.gradients_bytes, holdings.parameters_bytes) / holdings.link_bytes_per_s
+        return max(holdings.host_step_s, link_s)
+    return holdings.states_bytes / holdings.link_bytes_per_s
+
+
+def step_overhead_s(placement: Placement, holdings: Holdings, micro_batches: int, backward_s: float) -> float:
+    """Beyond forward, backward and what the link cannot hide: accumulation and the step itself."""
+    added_s = 3 * holdings.gradients_bytes / holdings.bandwidth_bytes_per_s
+    if placement == HOST_GRADIENTS:
+        # Each micro-batch's gradients are added on the host beside its backward.
+        on_host_s = max(holdings.gradients_bytes / holdings.link_bytes_per_s, holdings.host_step_s * 3 / 5)
+        added_s = max(0.0, on_host_s - backward_s)
+    return (micro_batches - 1) * added_s + holdings.optimizer_s

@@ -1,0 +1,225 @@
+"""The fastest set of techniques within the budgets of GPU and host: every layout and placement, each solved exactly.
+
+A layout is how the batch is divided: into micro-batches of so many rows, or into one batch whose blocks recompute in
+slices. It does not know how a technique is applied.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tonnage.fit.choose.choosing import Choice, Mode, Surroundings, choose_modes, least_seconds
+from tonnage.fit.choose.placement import Holdings, Placement, states_on_gpu, step_overhead_s, suitable, surroundings
+from tonnage.fit.measure.profile import BlockProfile, OutsideProfile
+from tonnage.fit.measure.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, SizeProfile
+
+# Solutions after which no slower frame is looked at.
+_ENOUGH = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """`micro_batches` of `rows` each; what is recomputed of a block runs in `slices`."""
+
+    rows: int
+    micro_batches: int
+    slices: int = 1
+    sliced: bool = True  # False: the size is in proportion to one that was measured, and nothing runs in slices
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solution:
+    layout: Layout
+    placement: Placement
+    choice: Choice
+    window_bytes: int  # of copies under way, where activations are offloaded
+    states_on_gpu_bytes: int
+    peak_bytes: int
+    step_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """One layout, placement and use of the link: what is left to choose is each block's mode."""
+
+    layout: Layout
+    placement: Placement
+    window_bytes: int
+    modes: list[list[Mode]]
+    around: Surroundings
+    outside: OutsideProfile
+    overhead_s: float
+
+    def step_s(self, micro_batch_s: float) -> float:
+        of_outside = self.outside.forward_s + self.outside.backward_s
+        return self.layout.micro_batches * (micro_batch_s + of_outside) + self.overhead_s
+
+
+def solve(
+    sizes: dict[int, SizeProfile],
+    holdings: Holdings,
+    *,
+    batch_rows: int,
+    budget_bytes: int,
+    sliceable: bool,
+    divisible: bool,
+    allowed: frozenset[str],
+) -> list[Solution]:
+    """What fits, fastest first. Frames are tried in the order of a bound on their time, until none can be faster."""
+    frames = [
+        _frame(sizes, holdings, layout, placement, budget_bytes, moved, allowed)
+        for layout in layouts(sizes, batch_rows, sliceable=sliceable, divisible=divisible)
+        for placement in suitable(holdings, layout.micro_batches, allowed)
+        for moved in ((), (BLOCK_OFFLOAD,), (BLOCK_OFFLOAD, OFFLOAD))[: 3 if "activation-offload" in allowed else 1]
+    ]
+    bounds = [(frame.step_s(least_seconds(frame.modes, frame.around)), frame) for frame in frames]
+    found: list[Solution] = []
+    for bound_s, frame in sorted((pair for pair in bounds if np.isfinite(pair[0])), key=lambda pair: pair[0]):
+        if len(found) >= _ENOUGH and bound_s >= found[_ENOUGH - 1].step_s:
+            break
+        choice = choose_modes(frame.modes, frame.around)
+        if choice is not None:
+            found.append(_solution(frame, holdings, choice))
+            found.sort(key=lambda solution: (solution.step_s, solution.peak_bytes))
+    return found
+
+
+def _solution(frame: Frame, holdings: Holdings, choice: Choice) -> Solution:
+    layout, placement = frame.layout, frame.placement
+    return Solution(
+        layout=layout,
+        placement=placement,
+        choice=choice,
+        window_bytes=frame.window_bytes,
+        states_on_gpu_bytes=states_on_gpu(placement, holdings, layout.micro_batches, choice.unmoved_bytes),
+        peak_bytes=choice.peak_bytes,
+        step_s=frame.step_s(choice.micro_batch_s) + choice.exposed_states_s,
+    )
+
+
+def layouts(sizes: dict[int, SizeProfile], batch_rows: int, *, sliceable: bool, divisible: bool) -> Iterator[Layout]:
+    """Sizes that were measured, as micro-batches or as slices; where neither may be, in proportion for the whole batch."""
+    for rows in sorted(sizes):
+        if divisible or rows == batch_rows:
+            yield Layout(rows=rows, micro_batches=-(-batch_rows // rows))
+        if rows < batch_rows:
+            yield Layout(rows=batch_rows, micro_batches=1, slices=-(-batch_rows // rows), sliced=sliceable)
+
+
+def _frame(
+    sizes: dict[int, SizeProfile],
+    holdings: Holdings,
+    layout: Layout,
+    placement: Placement,
+    budget_bytes: int,
+    moved: tuple[str, ...],
+    allowed: frozenset[str],
+) -> Frame:
+    size = sizes[layout.rows] if layout.slices == 1 else sizes[-(-layout.rows // layout.slices)]
+    wanted = {KEEP, *moved} if "recompute" not in allowed else None
+    modes = _only(block_modes(size, layout, offload=True), {OFFLOAD, BLOCK_OFFLOAD} - set(moved), wanted)
+    outside = outside_at(sizes, layout.rows)
+    backward_s = sum(ways[0].backward_s for ways in modes)
+    window = offload_window(modes) if moved else 0
+    around = surroundings(
+        placement,
+        holdings,
+        outside,
+        budget_bytes=budget_bytes,
+        micro_batches=layout.micro_batches,
+        backward_s=backward_s,
+        extra_bytes=window,
+    )
+    overhead_s = step_overhead_s(placement, holdings, layout.micro_batches, backward_s)
+    return Frame(
+        layout=layout,
+        placement=placement,
+        window_bytes=window,
+        modes=modes,
+        around=around,
+        outside=outside,
+        overhead_s=overhead_s,
+    )
+
+
+def _only(modes: list[list[Mode]], without: set[str], wanted: set[str] | None) -> list[list[Mode]]:
+    """The lists of modes with fewer in them; blocks that shared a list share it still."""
+    fewer = {
+        id(ways): [m for m in ways if m.name not in without and (wanted is None or m.name in wanted)] for ways in modes
+    }
+    return [fewer[id(ways)] for ways in modes]
+
+
+def offload_window(modes: Sequence[Sequence[Mode]]) -> int:
+    """Two inputs; or a whole block's copies, which then spread over the blocks that follow instead of holding them up."""
+    moved = [(mode.name, mode.moved_bytes) for ways in modes for mode in ways]
+    inputs = max((size for name, size in moved if name == BLOCK_OFFLOAD), default=0)
+    kept = max((size for name, size in moved if name == OFFLOAD), default=0)
+    return max(2 * inputs, kept)
+
+
+def block_modes(size: SizeProfile, layout: Layout, *, offload: bool) -> list[list[Mode]]:
+    modes = size.modes(offload=offload)
+    if layout.slices == 1:
+        return modes
+    made: dict[tuple[int, str], list[Mode]] = {}
+    for ways, block in zip(modes, size.kinds, strict=True):
+        kind = size.kinds[block]
+        if (id(ways), kind) not in made:
+            made[id(ways), kind] = [_larger(mode, size.kept(block), layout) for mode in ways]
+    return [made[id(ways), size.kinds[block]] for ways, block in zip(modes, size.kinds, strict=True)]
+
+
+def outside_at(sizes: dict[int, SizeProfile], rows: int) -> OutsideProfile:
+    """At a size that was measured, or in line with the two nearest below: a part of it does not grow with the batch."""
+    if rows in sizes:
+        return sizes[rows].outside
+    measured = sorted(sizes)[-2:]
+    low, high = measured[0], measured[-1]
+    if low == high:
+        return _in_line(
+            OutsideProfile(kept_bytes=0, peak_bytes=0, forward_s=0.0, backward_s=0.0), sizes[high].outside, rows / high
+        )
+    return _in_line(sizes[low].outside, sizes[high].outside, (rows - low) / (high - low))
+
+
+def _in_line(low: OutsideProfile, high: OutsideProfile, share: float) -> OutsideProfile:
+    def at(field: str) -> float:
+        below, above = getattr(low, field), getattr(high, field)
+        return max(0.0, below + share * (above - below))
+
+    return OutsideProfile(
+        kept_bytes=round(at("kept_bytes")),
+        peak_bytes=round(at("peak_bytes")),
+        forward_s=at("forward_s"),
+        backward_s=at("backward_s"),
+    )
+
+
+def _larger(mode: Mode, kept: BlockProfile, layout: Layout) -> Mode:
+    """A mode for a batch `slices` times as large: what is recomputed may run slice by slice, what is kept runs whole."""
+    slices = layout.slices
+    whole = replace(
+        mode,
+        forward_s=mode.forward_s * slices,
+        backward_s=mode.backward_s * slices,
+        resident_bytes=mode.resident_bytes * slices,
+        moved_bytes=mode.moved_bytes * slices,
+    )
+    if mode.name not in (BLOCK, BLOCK_OFFLOAD) or not layout.sliced:
+        return replace(
+            whole,
+            forward_peak_bytes=mode.forward_peak_bytes * slices,
+            backward_peak_bytes=mode.backward_peak_bytes * slices,
+        )
+    # Beside the slice: the whole output or gradient of the input, and the sum of the block's gradients.
+    passing_bytes = kept.input_bytes * slices
+    return replace(
+        whole,
+        forward_peak_bytes=kept.forward_peak_bytes - kept.kept_bytes + passing_bytes,
+        backward_peak_bytes=mode.backward_peak_bytes
+        + (slices - 1) * mode.moved_bytes
+        + passing_bytes
+        + kept.parameters_bytes,
+    )

@@ -1,0 +1,1 @@
+"""Parts of a model computed in less memory, or faster."""

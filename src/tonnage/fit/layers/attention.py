@@ -1,0 +1,121 @@
+"""Which attention a model runs, and how models of transformers are switched from one to another.
+
+Only their configurations are read and written: no import of transformers is needed to ask. It does not know how any
+attention is computed.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+from torch import nn
+
+from tonnage.fit.measure.profile import OperatorProfile, Profile
+from tonnage.fit.technique import NotApplicable
+from tonnage.fit.training import Undo
+
+_DROPOUTS = (
+    "attention_dropout attention_probs_dropout_prob attn_pdrop attn_dropout attn_drop_rate attention_drop_rate".split()
+)
+DROPOUT_SETTINGS = ("same", "resampled")
+
+
+def attention_models(model: nn.Module) -> dict[str, nn.Module]:
+    """The outermost models of transformers by name: the model itself, or those that it holds."""
+    found: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        inside = any(outer == "" or name.startswith(outer + ".") for outer in found)
+        if not inside and hasattr(module, "set_attn_implementation"):
+            found[name] = module
+    return found
+
+
+def configs_of(model: nn.Module) -> list[Any]:
+    """Every configuration of a model of transformers and its parts, once each."""
+    found = {id(config): config for part in _parts(model) for config in _with_parts(part.config)}
+    return list(found.values())
+
+
+def _parts(model: nn.Module) -> Iterator[Any]:
+    return (module for module in model.modules() if hasattr(module, "set_attn_implementation"))
+
+
+def _with_parts(config: Any) -> Iterator[Any]:
+    yield config
+    for name in getattr(config, "sub_configs", ()):
+        part = getattr(config, name, None)
+        if part is not None:
+            yield from _with_parts(part)
+
+
+def eager_configs(model: nn.Module) -> list[Any]:
+    """Of those parts that compute attention operator by operator."""
+    return [config for config in configs_of(model) if config._attn_implementation == "eager"]
+
+
+def soft_cap_of(config: Any) -> float | None:
+    """What bounds the attention's scores (Gemma 2), not the logits of the model."""
+    caps = [value for name, value in vars(config).items() if name.startswith("att") and "cap" in name and value]
+    return caps[0] if caps and isinstance(caps[0], int | float) else None
+
+
+def has_sinks(model: nn.Module) -> bool:
+    """Whether each head has a score of its own that takes part in the softmax and gives nothing (gpt-oss)."""
+    return any(name.rpartition(".")[2] == "sinks" for name, _ in model.named_parameters())
+
+
+def dropout_of(model: nn.Module) -> float:
+    """The largest rate at which attention weights of a model of transformers are dropped as it stands."""
+    if not model.training:
+        return 0.0
+    rates = [getattr(config, name, 0.0) for config in configs_of(model) for name in _DROPOUTS]
+    for module in model.modules():
+        if "Attention" in type(module).__name__:  # T5's rate is that of all its dropouts
+            dropout = getattr(module, "dropout", 0.0)
+            rates.append(dropout.p if isinstance(dropout, nn.Dropout) else dropout)
+    return max((float(rate) for rate in rates if isinstance(rate, int | float)), default=0.0)
+
+
+def why_not_dropout(rate: float, setting: str) -> str | None:
+    if setting not in DROPOUT_SETTINGS:
+        return f'dropout={setting!r} is neither "same" nor "resampled".'
+    if rate == 0 or setting == "resampled":
+        return None
+    return (
+        f"Attention drops weights at a rate of {rate:g}: this attention draws other random numbers than the plain one. "
+        'dropout="resampled" accepts that.'
+    )
+
+
+def set_implementation(model: nn.Module, implementation: str) -> Undo:
+    """Let a model of transformers compute its attention another way; NotApplicable where it cannot."""
+    before = [(config, config._attn_implementation) for config in configs_of(model)]
+
+    def undo() -> None:
+        for config, had in before:
+            config._attn_implementation_internal = had
+
+    with ExitStack() as stack:
+        stack.callback(undo)
+        try:
+            # Of parts that hold a copy of the whole's configuration (T5), transformers sets the whole's alone.
+            for part in _parts(model):
+                if part.config._attn_implementation != implementation:
+                    part.set_attn_implementation(implementation)
+        except (ValueError, ImportError) as error:
+            raise NotApplicable(f"transformers refuses {implementation!r} attention: {error}") from error
+        if not any(config._attn_implementation == implementation for config, _ in before):
+            raise NotApplicable(f"{type(model).__name__} cannot change its attention while it lives.")
+        stack.pop_all()
+    return undo
+
+
+def score_operators(profile: Profile) -> list[OperatorProfile]:
+    """The operators of all blocks that write a matrix of scores: softmax and what has its size or, widened, twice it."""
+    return [operator for block in profile.blocks for operator in _scores_of(block.operators)]
+
+
+def _scores_of(operators: tuple[OperatorProfile, ...]) -> list[OperatorProfile]:
+    sizes = {operator.output_bytes for operator in operators if "softmax" in operator.name}
+    near = {factor * size // 2 for size in sizes for factor in (1, 2, 4)} - {0}
+    return [operator for operator in operators if operator.output_bytes in near]

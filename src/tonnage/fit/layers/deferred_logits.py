@@ -1,0 +1,413 @@
+"""Logits that are not computed until something reads them: what a head returns while the chunked loss is in place.
+
+A deferred tensor remembers the head's input and what was done to the logits since: rows sliced, viewed or flattened,
+types changed, soft caps. Meeting `cross_entropy` it is computed chunk by chunk and never whole; meeting anything else it
+becomes the plain logits, as if they had always been there. So losses of any author run unchanged.
+
+It does not know models nor techniques. What PyTorch hides from tensor subclasses (an `autograd.Function` that takes the
+logits) raises rather than compute something wrong.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils._pytree import tree_map
+
+from tonnage.errors import TonnageError
+from tonnage.fit.layers.chunked_cross_entropy import (
+    CrossEntropy,
+    Head,
+    Operation,
+    chunked_cross_entropy,
+    divide_rows,
+    logits_dtype,
+)
+
+
+class LogitsOutdated(TonnageError, RuntimeError):
+    """Deferred logits were read after the weights that make them had changed."""
+
+
+class LogitsHidden(TonnageError, RuntimeError):
+    """Deferred logits reached an operation that cannot be seen from here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How to make the logits: the head's parts and what was done since."""
+
+    hidden: Tensor  # (..., width); its leading dimensions are those of the logits
+    weight: Tensor
+    bias: Tensor | None
+    versions: tuple[int, ...]  # of weight and bias, when the logits would have been computed
+    dtype: torch.dtype  # of the head's multiplication
+    chunk_bytes: int
+    operations: tuple[Operation, ...] = ()
+    classes_second: bool = False  # (batch, classes, positions), as cross_entropy wants them
+
+    @property
+    def shape(self) -> torch.Size:
+        *rows, _ = self.hidden.shape
+        classes = self.weight.shape[0]
+        return torch.Size([rows[0], classes, *rows[1:]] if self.classes_second else [*rows, classes])
+
+    @property
+    def requires_grad(self) -> bool:
+        return any(leaf is not None and leaf.requires_grad for leaf in (self.hidden, self.weight, self.bias))
+
+    @property
+    def logits_dtype(self) -> torch.dtype:
+        return logits_dtype(self.dtype, self.operations)
+
+    def then(self, name: str, argument: Any = None) -> "DeferredLogits":
+        return DeferredLogits(replace(self, operations=(*self.operations, (name, argument))))
+
+    def with_rows(self, hidden: Tensor) -> "DeferredLogits":
+        return DeferredLogits(replace(self, hidden=hidden))
+
+    def head(self) -> Head:
+        """With all rows in one dimension."""
+        return Head(
+            hidden=self.hidden.reshape(-1, self.hidden.shape[-1]),
+            weight=self.weight,
+            bias=self.bias,
+            dtype=self.dtype,
+            operations=self.operations,
+        )
+
+    def detached(self) -> "Recipe":
+        bias = None if self.bias is None else self.bias.detach()
+        return replace(self, hidden=self.hidden.detach(), weight=self.weight.detach(), bias=bias)
+
+    def compute(self) -> Tensor:
+        """The plain logits, by the operations that the plain model would have run."""
+        self.check_versions()
+        leaves = (self.hidden, self.weight, self.bias)
+        hidden, weight, bias = (leaf if leaf is None else leaf.to(self.dtype) for leaf in leaves)
+        with torch.autocast(self.hidden.device.type, enabled=False):
+            logits = functional.linear(hidden, weight, bias)
+            for name, argument in self.operations:
+                logits = logits.tanh() if name == "tanh" else getattr(logits, name)(argument)
+        return logits.movedim(-1, 1) if self.classes_second else logits
+
+    def check_versions(self) -> None:
+        if self.versions != versions(self.weight, self.bias):
+            raise LogitsOutdated(
+                "The logits of an earlier forward pass were read after the head's weights had changed.",
+                hint="Read them before optimizer.step(), or keep them with logits.detach().clone() in the forward pass.",
+            )
+
+
+def versions(weight: Tensor, bias: Tensor | None) -> tuple[int, ...]:
+    """Counts of in-place changes, shared by views and detached tensors."""
+    return tuple(leaf._version for leaf in (weight, bias) if leaf is not None)
+
+
+def defer(hidden: Tensor, weight: Tensor, bias: Tensor | None, *, chunk_bytes: int) -> Tensor:
+    """The logits `linear(hidden, weight, bias)`, deferred. Under autocast in its type, as the plain head would be."""
+    device = hidden.device.type
+    autocast = torch.is_autocast_enabled(device) and hidden.dtype != torch.float64
+    dtype = torch.get_autocast_dtype(device) if autocast else hidden.dtype
+    if not torch.is_grad_enabled():
+        hidden, weight = hidden.detach(), weight.detach()
+        bias = None if bias is None else bias.detach()
+    recipe = Recipe(
+        hidden=hidden,
+        weight=weight,
+        bias=bias,
+        dtype=dtype,
+        chunk_bytes=chunk_bytes,
+        versions=versions(weight, bias),
+    )
+    return DeferredLogits(recipe)
+
+
+class DeferredLogits(Tensor):
+    """A tensor without storage. Once read it holds the real logits, and everything goes to them."""
+
+    recipe: Recipe
+    computed: Tensor | None
+
+    @staticmethod
+    def __new__(cls, recipe: Recipe) -> "DeferredLogits":
+        deferred = Tensor._make_wrapper_subclass(
+            cls,
+            recipe.shape,
+            dtype=recipe.logits_dtype,
+            device=recipe.hidden.device,
+            requires_grad=recipe.requires_grad and torch.is_grad_enabled(),
+        )
+        deferred.recipe = recipe
+        deferred.computed = None
+        if deferred.requires_grad:
+            with torch._C.DisableTorchFunctionSubclass():
+                deferred.register_hook(_gradient_ends_here)
+        return deferred
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        function: Callable[..., Any],
+        types: tuple[type, ...],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        name = _name_of(function)
+        if name in _METADATA:
+            with torch._C.DisableTorchFunctionSubclass():
+                return function(*args, **kwargs)
+        if "input" in kwargs:
+            args = (kwargs.pop("input"), *args)
+        result = _record(name, args, kwargs)
+        if result is not NotImplemented:
+            return result
+        real = partial(_real, keep=torch.is_grad_enabled() or _changes(name))
+        return function(*tree_map(real, args), **tree_map(real, kwargs))
+
+    @classmethod
+    def __torch_dispatch__(cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise LogitsHidden(
+            f"The logits reached {operator} in a way that does not let them be computed when they are read.",
+            hint="Take the technique chunked-loss away, or read the logits with an ordinary operation first (logits + 0).",
+        )
+
+
+def _gradient_ends_here(gradient: Tensor) -> None:
+    """What reads logits reads the computed ones, but for an autograd.Function: those are not told to us."""
+    raise LogitsHidden(
+        "An autograd.Function took deferred logits as its input, and their gradient would not reach the head.",
+        hint="Take chunked-loss away, or name the layer over the vocabulary with head=.",
+    )
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    """ "view" of the method, "shape" of the attribute."""
+    name = function.__name__
+    return function.__self__.__name__ if name == "__get__" else name  # type: ignore[attr-defined]
+
+
+def _record(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a call on deferred logits gives without computing them, or NotImplemented."""
+    logits = args[0] if args else None
+    if name not in _DEFERRED or not isinstance(logits, DeferredLogits) or logits.computed is not None:
+        return NotImplemented
+    try:
+        signature(_DEFERRED[name]).bind(*args, **kwargs)
+    except TypeError:  # a spelling of the call that is not recorded
+        return NotImplemented
+    return _DEFERRED[name](*args, **kwargs)
+
+
+def _changes(name: str) -> bool:
+    """Whether a function of this name changes its tensor in place: `mul_`, `__setitem__`, `__iadd__`."""
+    return (name.endswith("_") and not name.endswith("__")) or name.startswith(("__set", "__i"))
+
+
+def _real(value: Any, *, keep: bool) -> Any:
+    """The real logits of deferred ones. A look at them without gradients leaves the loss its chunks."""
+    if not isinstance(value, DeferredLogits):
+        return value
+    recipe = value.recipe
+    if value.computed is None and recipe.requires_grad and not keep:
+        return recipe.detached().compute()
+    if value.computed is None:
+        if recipe.requires_grad and torch.is_grad_enabled():
+            warnings.warn(_WHOLE, stacklevel=2)
+        with torch.set_grad_enabled(recipe.requires_grad):
+            value.computed = recipe.compute()
+    return value.computed
+
+
+_WHOLE = (
+    "The loss reads the logits by other means than cross_entropy, so they are computed whole and chunked-loss saves "
+    "nothing. Use torch.nn.functional.cross_entropy, or take chunked-loss away."
+)
+
+_METADATA = frozenset(
+    "shape dtype device layout ndim requires_grad is_cuda is_cpu is_meta is_sparse is_nested is_quantized itemsize nbytes "
+    "size dim ndimension numel nelement element_size is_floating_point is_complex is_signed get_device __len__".split()
+)
+
+
+def _cast(dtype: torch.dtype) -> Callable[..., Any]:
+    return lambda logits: logits.recipe.then("to", dtype)
+
+
+def _to(logits: DeferredLogits, *args: Any, **kwargs: Any) -> Any:
+    kwargs.pop("copy", None)  # what is computed later is a copy
+    device, dtype, _, memory_format = torch._C._nn._parse_to(*args, **kwargs)
+    here = logits.recipe.hidden.device
+    elsewhere = device is not None and device not in (here, torch.device(here.type))
+    if elsewhere or memory_format is not None or (dtype is not None and not dtype.is_floating_point):
+        return NotImplemented
+    return logits if dtype in (None, logits.recipe.logits_dtype) else logits.recipe.then("to", dtype)
+
+
+def _number(name: str) -> Callable[..., Any]:
+    def record(logits: DeferredLogits, other: Any, **kwargs: Any) -> Any:
+        if kwargs or isinstance(other, bool) or not isinstance(other, int | float):
+            return NotImplemented
+        return logits.recipe.then(name, other)
+
+    return record
+
+
+def _reshape(logits: DeferredLogits, *shape: Any) -> Any:
+    """Rows take another shape where the classes stay the last dimension."""
+    recipe = logits.recipe
+    sizes = list(shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape)
+    if recipe.classes_second or not sizes or not all(isinstance(size, int) for size in sizes):
+        return NotImplemented
+    known = math.prod(size for size in sizes if size != -1)
+    if sizes.count(-1) == 1 and known:
+        sizes[sizes.index(-1)] = math.prod(recipe.shape) // known
+    if math.prod(sizes) != math.prod(recipe.shape) or sizes[-1] != recipe.shape[-1]:
+        return NotImplemented
+    return recipe.with_rows(recipe.hidden.reshape(*sizes[:-1], recipe.hidden.shape[-1]))
+
+
+def _flatten(logits: DeferredLogits, start_dim: int = 0, end_dim: int = -1) -> Any:
+    shape = logits.recipe.shape
+    start, end = start_dim % len(shape), end_dim % len(shape)
+    if start > end or end == len(shape) - 1:
+        return NotImplemented
+    return _reshape(logits, *shape[:start], math.prod(shape[start : end + 1]), *shape[end + 1 :])
+
+
+def _index(logits: DeferredLogits, index: Any) -> Any:
+    """Rows chosen in any way, and a range of the classes."""
+    recipe = logits.recipe
+    parts = _spelled_out(index if isinstance(index, tuple) else (index,), len(recipe.shape))
+    if recipe.classes_second or parts is None:
+        return NotImplemented
+    rows, classes = parts
+    hidden = recipe.hidden[rows] if rows else recipe.hidden
+    if classes == slice(None):
+        return recipe.with_rows(hidden)
+    bias = None if recipe.bias is None else recipe.bias[classes]
+    return DeferredLogits(replace(recipe, hidden=hidden, weight=recipe.weight[classes], bias=bias))
+
+
+def _spelled_out(index: tuple[Any, ...], dimensions: int) -> tuple[tuple[Any, ...], slice] | None:
+    """An index as its part over rows and its slice of classes; None where it is more than that."""
+    if not all(isinstance(part, int | slice | Tensor) or part is Ellipsis for part in index):
+        return None
+    if any(isinstance(part, bool | DeferredLogits) for part in index):
+        return None
+    taken = sum(_dimensions_of(part) for part in index)
+    if any(part is Ellipsis for part in index):
+        place = next(number for number, part in enumerate(index) if part is Ellipsis)
+        index = (*index[:place], *[slice(None)] * (dimensions - taken), *index[place + 1 :])
+        taken = dimensions
+    if taken < dimensions:
+        return index, slice(None)
+    classes = index[-1]
+    return (index[:-1], classes) if taken == dimensions and isinstance(classes, slice) else None
+
+
+def _dimensions_of(part: Any) -> int:
+    if isinstance(part, Tensor):
+        return part.dim() if part.dtype == torch.bool else 1
+    return 0 if part is Ellipsis else 1
+
+
+def _transpose(logits: DeferredLogits, first: int, second: int) -> Any:
+    order = list(range(len(logits.recipe.shape)))
+    order[first], order[second] = order[second], order[first]
+    return _permute(logits, *order)
+
+
+def _permute(logits: DeferredLogits, *order: Any) -> Any:
+    """Only the move of the classes behind the batch, where `cross_entropy` looks for them."""
+    recipe = logits.recipe
+    dimensions = len(recipe.shape)
+    given = order[0] if len(order) == 1 and isinstance(order[0], tuple | list) else order
+    moved = [0, dimensions - 1, *range(1, dimensions - 1)]
+    if recipe.classes_second or dimensions < 3 or [place % dimensions for place in given] != moved:
+        return NotImplemented
+    return DeferredLogits(replace(recipe, classes_second=True))
+
+
+def _argmax(logits: DeferredLogits, dim: int | None = None, keepdim: bool = False) -> Any:
+    recipe = logits.recipe.detached()
+    if dim is None or recipe.classes_second or dim % len(recipe.shape) != len(recipe.shape) - 1:
+        return NotImplemented
+    rows = recipe.hidden.reshape(-1, recipe.hidden.shape[-1])
+    chunks = divide_rows(rows.shape[0], recipe.weight.shape[0] * recipe.dtype.itemsize, recipe.chunk_bytes)
+    best = torch.cat([replace(recipe, hidden=rows[chunk]).compute().argmax(-1) for chunk in chunks])
+    best = best.reshape(recipe.shape[:-1])
+    return best.unsqueeze(-1) if keepdim else best
+
+
+def _cross_entropy(
+    input: DeferredLogits,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Any:
+    recipe = input.recipe
+    rows = _rows_of(recipe, target)
+    unusual = size_average is not None or reduce is not None or reduction not in ("mean", "sum", "none")
+    constants = all(not value.requires_grad for value in (target, weight) if value is not None)
+    if rows is None or unusual or not constants or not 0 <= label_smoothing <= 1:
+        return NotImplemented
+    recipe.check_versions()
+    loss = CrossEntropy(
+        target=rows,
+        class_weight=weight,
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        reduction=reduction,
+    )
+    losses = chunked_cross_entropy(recipe.head(), loss, chunk_bytes=recipe.chunk_bytes)
+    return losses.reshape(recipe.hidden.shape[:-1]) if reduction == "none" else losses
+
+
+def _rows_of(recipe: Recipe, target: Tensor) -> Tensor | None:
+    """A target with one row a prediction; None where it does not suit these logits."""
+    leading = recipe.hidden.shape[:-1]
+    suits = len(leading) == 1 or (recipe.classes_second and len(leading) > 1)
+    if not suits or not math.prod(leading) or target.device != recipe.hidden.device:
+        return None
+    if target.shape == leading and target.dtype == torch.int64:
+        return target.reshape(-1)
+    if target.shape == recipe.shape and target.is_floating_point() and not isinstance(target, DeferredLogits):
+        last = target.movedim(1, -1) if recipe.classes_second else target
+        return last.reshape(-1, recipe.weight.shape[0])
+    return None
+
+
+_DEFERRED: dict[str, Callable[..., Any]] = {
+    "float": _cast(torch.float32),
+    "double": _cast(torch.float64),
+    "half": _cast(torch.float16),
+    "bfloat16": _cast(torch.bfloat16),
+    "to": _to,
+    "contiguous": lambda logits: logits,
+    "clone": lambda logits: DeferredLogits(logits.recipe),
+    "detach": lambda logits: DeferredLogits(logits.recipe.detached()),
+    "tanh": lambda logits: logits.recipe.then("tanh"),
+    "mul": _number("mul"),
+    "div": _number("div"),
+    "view": _reshape,
+    "reshape": _reshape,
+    "flatten": _flatten,
+    "__getitem__": _index,
+    "transpose": _transpose,
+    "permute": _permute,
+    "argmax": _argmax,
+    "cross_entropy": _cross_entropy,
+}

@@ -1,0 +1,1 @@
+"""Bytes and seconds of a live training, measured block by block on the device that is there."""

@@ -1,0 +1,148 @@
+"""What a training holds apart from activations, found by asking the optimizer and the links on a small scale.
+
+An optimizer's states are those of two small parameters of each type that it steps, its temporaries and its pace those
+of one large one. Nothing of the training is touched.
+"""
+
+import time
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from tonnage.budget.roofline import calibration
+from tonnage.fit.choose.placement import Holdings
+from tonnage.fit.measure.measuring import parameter_bytes
+from tonnage.fit.measure.meter import Meter
+from tonnage.fit.measure.roofline_clock import card_of
+from tonnage.fit.moving.host import CopyLane, free_host_bytes, pinned
+from tonnage.fit.stepping.parameter_step import why_not_one_by_one
+from tonnage.fit.stepping.stepper import trained_parameters
+from tonnage.fit.training import Training
+
+_PROBE_BYTES = 64 << 20
+# Parameters, gradients and states that 16 cores step beside a backward pass, measured on the host of an H200. Alone they
+# reach five times that: launching kernels and stepping want the same cores.
+_HOST_STEP_BYTES_PER_S = 18.6e9
+
+
+def find_holdings(training: Training, meter: Meter, blocks: dict[str, nn.Module], host_bytes: int | None) -> Holdings:
+    optimizer = training.optimizer
+    trained = list(trained_parameters(optimizer))
+    inside = {id(parameter) for block in blocks.values() for parameter in block.parameters()}
+    states, temporary, seconds = probe_optimizer(optimizer, meter, trained)
+    if "master-weights" in training.applied:
+        wide = [nn.Parameter(torch.empty(p.shape, device="meta"), requires_grad=False) for p in trained]
+        states = probe_optimizer(optimizer, meter, wide)[0] + parameter_bytes(wide)
+    return Holdings(
+        parameters_bytes=model_bytes(training.model) + _held_besides(training, meter),
+        gradients_bytes=parameter_bytes(trained),
+        states_bytes=states,
+        outside_gradients_bytes=parameter_bytes(p for p in trained if id(p) not in inside),
+        block_gradients_bytes=tuple(_trained_bytes(block) for block in blocks.values()),
+        largest_gradient_bytes=max(parameter_bytes([parameter]) for parameter in trained),
+        step_temporary_bytes=temporary,
+        optimizer_s=seconds,
+        clips=training.stepper.clip_norm is not None,
+        steps_one_by_one=why_not_one_by_one(optimizer) is None,
+        host_bytes=free_host_bytes() if host_bytes is None else host_bytes,
+        link_bytes_per_s=link_rate(meter),
+        bandwidth_bytes_per_s=card_of(meter.device).bandwidth_bytes_per_s * calibration().optimizer_ceiling,
+        host_step_s=host_step_seconds(trained),
+    )
+
+
+def _held_besides(training: Training, meter: Meter) -> int:
+    """The sample, the libraries' workspaces and whatever else is on the card already."""
+    known = [*training.model.parameters(), *training.model.buffers(), *tensors_of(training.optimizer)]
+    gradients = [p.grad for p in training.model.parameters() if p.grad is not None]
+    return max(
+        0, meter.allocated_bytes - parameter_bytes({id(t): t for t in [*known, *gradients] if t.is_cuda}.values())
+    )
+
+
+def model_bytes(model: nn.Module) -> int:
+    """Parameters and buffers, tied ones once."""
+    return parameter_bytes(model.parameters()) + parameter_bytes(model.buffers())
+
+
+def _trained_bytes(module: nn.Module) -> int:
+    return parameter_bytes(parameter for parameter in module.parameters() if parameter.requires_grad)
+
+
+def probe_optimizer(optimizer: Optimizer, meter: Meter, trained: list[nn.Parameter]) -> tuple[int, int, float]:
+    """Bytes of all states, bytes that a step makes on top, and seconds of a step, by proportion."""
+    total = parameter_bytes(trained)
+    states = temporary = 0
+    seconds = 0.0
+    for dtype in {parameter.dtype for parameter in trained}:
+        share = parameter_bytes(p for p in trained if p.dtype == dtype)
+        probe = nn.Parameter(torch.zeros(_probe_elements(trained, dtype), dtype=dtype, device=meter.device))
+        small = _alone(optimizer, probe)
+        probe.grad = torch.zeros_like(probe)
+        with meter.watch() as first:
+            small.step()
+        with meter.watch() as second:
+            small.step()
+        scale = share / parameter_bytes([probe])
+        states += int(first.kept_bytes * scale)
+        temporary += int(second.peak_bytes * (scale if _works_on_all(optimizer) else 1))
+        seconds += meter.seconds(small.step) * scale
+    assert total or not states
+    return states, temporary, seconds
+
+
+def _probe_elements(trained: list[nn.Parameter], dtype: torch.dtype) -> tuple[int, int]:
+    """A matrix, for optimizers that factor theirs; as large as all parameters at most."""
+    elements = sum(parameter.numel() for parameter in trained if parameter.dtype == dtype)
+    rows = max(1, min(elements, _PROBE_BYTES // dtype.itemsize) // 1024)
+    return rows, 1024
+
+
+def _alone(optimizer: Optimizer, parameter: nn.Parameter) -> Optimizer:
+    """The same optimizer over one parameter, with a learning rate of its own."""
+    group = {name: value for name, value in optimizer.param_groups[0].items() if name not in ("params", "param_names")}
+    # Not a copy: that would look into the states, which techniques keep in a form of their own.
+    small: Any = object.__new__(type(optimizer))
+    small.__dict__ = dict(optimizer.__dict__)
+    small.state = type(optimizer.state)(dict)
+    small.param_groups = [{**group, "params": [parameter]}]
+    return small
+
+
+def _works_on_all(optimizer: Optimizer) -> bool:
+    """Whether temporaries span all parameters: foreach does unless it is off or fused takes its place."""
+    group = optimizer.param_groups[0]
+    return "foreach" in group and group["foreach"] is not False and not group.get("fused")
+
+
+@cache
+def _measured_link_rate(device: torch.device) -> float:
+    size = 256 << 20
+    host, here, lane = pinned(size, device), torch.empty(size, dtype=torch.uint8, device=device), CopyLane(device)
+    lane.copy(host, here).done()
+    started = time.perf_counter()
+    for source, target in ((host, here), (here, host)):
+        lane.copy(source, target).done()
+    return 2 * size / (time.perf_counter() - started)
+
+
+def link_rate(meter: Meter) -> float:
+    """Bytes a second to or from pinned memory."""
+    if not meter.virtual:
+        return _measured_link_rate(meter.device)
+    gpu = card_of(meter.device)
+    return max(gpu.pcie_bytes_per_s, gpu.c2c_bytes_per_s) * calibration().host_link_ceiling
+
+
+def host_step_seconds(trained: list[nn.Parameter]) -> float:
+    """Of the same step on the host's cores, from the bytes that it walks."""
+    return sum(5 * parameter_bytes([parameter]) for parameter in trained) / _HOST_STEP_BYTES_PER_S
+
+
+def tensors_of(optimizer: Optimizer) -> Iterator[Tensor]:
+    for state in optimizer.state.values():
+        yield from (value for value in state.values() if isinstance(value, Tensor))

@@ -1,0 +1,227 @@
+"""What a training costs, micro-batch size by micro-batch size, in every way that its blocks can be run.
+
+Each kind of block is measured once for each size: as it stands, and with its parts recomputed. From those follow the
+modes that the solver chooses among. It does not know budgets nor which mode is best.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from tonnage.fit.choose.choosing import Mode
+from tonnage.fit.choose.frontier import frontier
+from tonnage.fit.measure.measuring import (
+    BlockCall,
+    bytes_of,
+    capture_calls,
+    dropped_gradients,
+    measure_block,
+    measure_outside,
+)
+from tonnage.fit.measure.meter import Meter
+from tonnage.fit.measure.profile import BlockProfile, OutsideProfile
+from tonnage.fit.measure.roofline_clock import card_of
+from tonnage.fit.modules import find_blocks
+from tonnage.fit.recomputing.operators import event_clock, profile_operators, roofline_clock
+from tonnage.fit.stepping.batches import batch_rows, take_rows
+from tonnage.fit.technique import NotApplicable
+from tonnage.fit.techniques.recompute import Recompute
+from tonnage.fit.training import Training
+
+KEEP, BLOCK, OFFLOAD, BLOCK_OFFLOAD = "keep", "block", "offload", "block+offload"
+OPERATORS = "operators:"  # and the calls whose outputs stay: "operators:17:aten.mm.default,20:aten.mm.default"
+_OPERATOR_LEVELS = 6
+# A part is worth recomputing alone where it leaves at least this share of what its block keeps.
+_WORTHWHILE = 0.1
+_STALL_S_PER_BYTE = 1.5e-11  # 23 GB each way took 0.34 s longer, 41 GB 0.85 s
+_PARTS = ("mlp", "ffn", "feed_forward", "attn", "attention")
+
+
+@dataclass(frozen=True)
+class SizeProfile:
+    """One micro-batch of so many rows."""
+
+    rows: int
+    kinds: dict[str, str]  # block → kind
+    blocks: dict[str, dict[str, BlockProfile]]  # kind → "keep" or "part:mlp" → what it costs
+    outside: OutsideProfile
+
+    def modes(self, *, offload: bool) -> list[list[Mode]]:
+        """Of each block, in order, every way to run it."""
+        by_kind = {kind: _modes(ways, offload=offload) for kind, ways in self.blocks.items()}
+        return [by_kind[kind] for kind in self.kinds.values()]
+
+    @property
+    def alone_bytes(self) -> int:
+        """What it takes to measure one of its blocks, or the rest, alone."""
+        blocks = (way.kept_bytes + way.forward_peak_bytes for ways in self.blocks.values() for way in ways.values())
+        return max([self.outside.peak_bytes, *blocks])
+
+    def kept(self, block: str) -> BlockProfile:
+        return self.blocks[self.kinds[block]][KEEP]
+
+
+class Survey:
+    """Measures a size when it is first asked for. The techniques that always pay are in place already."""
+
+    def __init__(self, training: Training, meter: Meter) -> None:
+        self.training, self.meter = training, meter
+        self.blocks = find_blocks(training.model)
+        self.rows = batch_rows(training.sample)
+        self.sizes: dict[int, SizeProfile] = {}
+        self._ways_of: dict[str, dict[str, BlockProfile]] = {}  # by what a kind is without its inputs
+
+    def at(self, rows: int) -> SizeProfile:
+        if rows not in self.sizes:
+            self.sizes[rows] = self._measure(rows)
+        return self.sizes[rows]
+
+    def _measure(self, rows: int) -> SizeProfile:
+        batch = take_rows(self.training.sample, slice(0, rows))
+        calls = capture_calls(self.training, self.blocks, batch)
+        blocks = {
+            kind: {KEEP: measure_block(self.training, self.meter, name, self.blocks[name], call)}
+            for kind, (name, call) in calls.by_kind.items()
+        }
+        outside = measure_outside(self.training, self.meter, self.blocks, calls, batch)
+        return SizeProfile(rows, calls.kinds, self._with_ways(blocks) if self._ways_of else blocks, outside)
+
+    def detail(self) -> None:
+        """Measure the parts and operators of blocks too, at the smallest size; at others they are in proportion."""
+        if self._ways_of:
+            return
+        calls = capture_calls(self.training, self.blocks, take_rows(self.training.sample, slice(0, min(self.sizes))))
+        for kind, (name, call) in calls.by_kind.items():
+            self._ways_of[_stem(kind)] = self._measure_ways(name, call)
+        self.sizes = {rows: replace(size, blocks=self._with_ways(size.blocks)) for rows, size in self.sizes.items()}
+
+    def _measure_ways(self, name: str, call: BlockCall) -> dict[str, BlockProfile]:
+        block = self.blocks[name]
+        ways = {KEEP: measure_block(self.training, self.meter, name, block, call)}
+        for mode in [*_part_modes(block), *self._operator_modes(block, call)]:
+            with self._placed(Recompute(modes={name: recompute_mode(mode)})) as placed:
+                if placed:
+                    ways[mode] = measure_block(self.training, self.meter, name, block, call)
+        return {mode: way for mode, way in ways.items() if mode == KEEP or _worthwhile(way, ways[KEEP])}
+
+    def _with_ways(self, blocks: dict[str, dict[str, BlockProfile]]) -> dict[str, dict[str, BlockProfile]]:
+        """A part's share of its block is the same at every size; compiling it for each would take long."""
+        return {
+            kind: self._in_proportion(self._ways_of.get(_stem(kind), {}), ways[KEEP]) for kind, ways in blocks.items()
+        }
+
+    def _in_proportion(self, measured: dict[str, BlockProfile], kept: BlockProfile) -> dict[str, BlockProfile]:
+        parts = {mode: way for mode, way in measured.items() if mode != KEEP}
+        return {KEEP: kept, **{mode: _in_proportion(way, measured[KEEP], kept) for mode, way in parts.items()}}
+
+    def _operator_modes(self, block: nn.Module, call: BlockCall) -> list[str]:
+        """The fastest choices of operators at a few numbers of bytes. A compiled block shows none."""
+        if "compile" in self.training.applied:
+            return []
+        clock = roofline_clock(card_of(self.meter.device)) if self.meter.virtual else event_clock
+        args, kwargs = call.with_gradient()
+        with dropped_gradients(block), call.surroundings(self.training):
+            operators = profile_operators(block, args, kwargs, clock)
+        choices = frontier(operators, bytes_of(call.hidden), levels=_OPERATOR_LEVELS)
+        return [OPERATORS + ",".join(choice.mode) for choice in choices[1:-1] if choice.kept]
+
+    @contextmanager
+    def _placed(self, technique: Recompute) -> Iterator[bool]:
+        try:
+            undo = technique.apply(self.training)
+        except NotApplicable:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            undo()
+
+
+def _stem(kind: str) -> str:
+    """A kind whatever the size of its inputs."""
+    return kind.rpartition("|")[0]
+
+
+def recompute_mode(name: str) -> str | list[str]:
+    """A mode as `Recompute` takes it."""
+    return name.removeprefix(OPERATORS).split(",") if name.startswith(OPERATORS) else name
+
+
+def _in_proportion(way: BlockProfile, its_kept: BlockProfile, kept: BlockProfile) -> BlockProfile:
+    """`way` at the size of `kept`, as it was beside `its_kept`."""
+
+    def scaled(field: str) -> int:
+        return round(getattr(way, field) * getattr(kept, field) / max(1, getattr(its_kept, field)))
+
+    return replace(
+        kept,
+        kept_bytes=scaled("kept_bytes"),
+        forward_peak_bytes=scaled("forward_peak_bytes"),
+        backward_peak_bytes=scaled("backward_peak_bytes"),
+        forward_s=way.forward_s * kept.forward_s / its_kept.forward_s,
+        backward_s=way.backward_s * kept.backward_s / its_kept.backward_s,
+    )
+
+
+def _part_modes(block: nn.Module) -> list[str]:
+    names = [name for name, child in block.named_children() if any(True for _ in child.parameters())]
+    return [f"part:{name}" for name in names if any(part in name.lower() for part in _PARTS) and "norm" not in name]
+
+
+def _worthwhile(way: BlockProfile, kept: BlockProfile) -> bool:
+    return way.kept_bytes < (1 - _WORTHWHILE) * kept.kept_bytes
+
+
+def _modes(ways: dict[str, BlockProfile], *, offload: bool) -> list[Mode]:
+    kept = ways[KEEP]
+    modes = [_as_it_is(name, way) for name, way in ways.items()]
+    modes.append(_recomputed(BLOCK, kept, resident_bytes=kept.input_bytes, moved_bytes=0))
+    if offload:
+        modes.append(_offloaded(kept))
+        modes.append(_recomputed(BLOCK_OFFLOAD, kept, resident_bytes=0, moved_bytes=kept.input_bytes))
+    return modes
+
+
+def _as_it_is(name: str, way: BlockProfile) -> Mode:
+    return Mode(
+        name=name,
+        resident_bytes=way.kept_bytes,
+        forward_peak_bytes=way.forward_peak_bytes,
+        backward_peak_bytes=way.backward_peak_bytes,
+        forward_s=way.forward_s,
+        backward_s=way.backward_s,
+    )
+
+
+def _recomputed(name: str, kept: BlockProfile, *, resident_bytes: int, moved_bytes: int) -> Mode:
+    """Forward runs again in backward, and all that it keeps is there then."""
+    again_bytes = max(kept.forward_peak_bytes, kept.kept_bytes + kept.backward_peak_bytes)
+    return Mode(
+        name=name,
+        resident_bytes=resident_bytes,
+        forward_peak_bytes=kept.forward_peak_bytes,
+        backward_peak_bytes=again_bytes + moved_bytes,
+        forward_s=kept.forward_s,
+        backward_s=kept.backward_s + kept.forward_s,
+        moved_bytes=moved_bytes,
+    )
+
+
+def _offloaded(kept: BlockProfile) -> Mode:
+    """What backward keeps is on the host meanwhile, and back while it runs.
+
+    Copies of that size slow what they run beside and wait for each other: in all cases measured on an H200 they cost this
+    much more than the link's own time that could not be hidden.
+    """
+    return Mode(
+        name=OFFLOAD,
+        resident_bytes=0,
+        forward_peak_bytes=kept.forward_peak_bytes,
+        backward_peak_bytes=kept.kept_bytes + kept.backward_peak_bytes,
+        forward_s=kept.forward_s,
+        backward_s=kept.backward_s + kept.kept_bytes * _STALL_S_PER_BYTE,
+        moved_bytes=kept.kept_bytes,
+    )

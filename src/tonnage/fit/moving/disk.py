@@ -1,0 +1,242 @@
+"""Room on a disk behind pinned staging buffers: one file, read and written by threads of its own.
+
+The file has no name: it is unlinked as soon as it is open, so that nothing is left behind, whatever happens. It is read
+and written past the page cache where the file system allows it: what is kept there is read once, and memory that the
+cache would take is what there is too little of. It does not know what the bytes mean.
+"""
+
+import errno
+import os
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Condition
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from tonnage.errors import TonnageError
+from tonnage.fit.moving.host import CopyLane, PinnedPool, Ticket, has_streams, pinned
+from tonnage.fit.virtual import on_virtual_gpu
+from tonnage.units import MIB, format_bytes
+
+ALIGNMENT_BYTES = 4096  # of places and lengths in a file that is read past the page cache
+_THREADS = 4
+_CHUNK_BYTES = 16 * MIB  # of one call to the system
+_Result = TypeVar("_Result")
+
+
+class DiskProblem(TonnageError, OSError):
+    """A directory that cannot be used, or a disk that is full."""
+
+
+@dataclass(frozen=True)
+class Extent:
+    """A range of the file."""
+
+    start: int
+    byte_count: int
+
+
+class DiskSpace:
+    """Extents of one file, and copies between them and GPU memory."""
+
+    def __init__(self, directory: Path, device: torch.device, *, staging_bytes: int) -> None:
+        self.device = device
+        self._has_values = not on_virtual_gpu(device)
+        self._file = _open_unnamed(directory)
+        self._directory = directory
+        self.file_bytes = 0
+        self._free: dict[int, list[Extent]] = defaultdict(list)
+        self._latest: dict[int, Future[Any]] = {}
+        self._staging = _Staging(device, staging_bytes)
+        self._store_lane, self.load_lane = CopyLane(device), CopyLane(device)
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tonnage-disk")
+
+    def close(self) -> None:
+        self._threads.shutdown()
+        os.close(self._file)
+
+    def take(self, byte_count: int) -> Extent:
+        if self._free[byte_count]:
+            return self._free[byte_count].pop()
+        extent = Extent(self.file_bytes, byte_count)
+        if self._has_values:
+            self._grow(_aligned(byte_count))
+        self.file_bytes += _aligned(byte_count)
+        return extent
+
+    def give(self, extent: Extent) -> None:
+        self._free[extent.byte_count].append(extent)
+
+    def _grow(self, byte_count: int) -> None:
+        try:
+            os.posix_fallocate(self._file, self.file_bytes, byte_count)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+            raise DiskProblem(
+                f"{format_bytes(byte_count)} more are needed in {self._directory}, beside {format_bytes(self.file_bytes)} "
+                "there already, and its disk is full.",
+                hint="Free space there, or name a directory on another disk.",
+            ) from error
+
+    def store(self, source: Tensor, extent: Extent, *, start: int = 0) -> "Stored":
+        """Write GPU bytes to part of an extent, after what the current stream has been given so far."""
+        staged = self._staging.take(source.numel())
+        copied = self._store_lane.copy(source, staged[: source.numel()])
+
+        def write() -> None:
+            copied.done()
+            self.write(staged, extent.start + start)
+
+        return Stored(copied, self._submit(extent, staged, write))
+
+    def load(self, extent: Extent, target: Tensor) -> "Loaded":
+        """Read an extent into GPU memory, after what the current stream has been given so far."""
+        staged = self._staging.take(extent.byte_count)
+        now = self._now()
+
+        def read() -> Ticket:
+            self.read(staged, extent.start)
+            ticket = self._copy_in(staged[: extent.byte_count], target, now)
+            ticket.done()
+            return ticket
+
+        return Loaded(self._submit(extent, staged, read))
+
+    def _submit(self, extent: Extent, staged: Tensor, work: Callable[[], _Result]) -> "Future[_Result]":
+        """One after another on the same extent. Those before it were started before, so that none waits in a circle."""
+        before = self._latest.get(extent.start)
+
+        def run() -> _Result:
+            try:
+                if before is not None:
+                    before.result()
+                return work()
+            finally:
+                self._staging.give(staged)
+
+        future = self._threads.submit(run)
+        self._latest[extent.start] = future
+        return future
+
+    def _now(self) -> Any:
+        return torch.cuda.current_stream(self.device).record_event() if has_streams(self.device) else None
+
+    def _copy_in(self, source: Tensor, target: Tensor, after: Any) -> Ticket:
+        """From a thread of ours, whose current stream is not the computation's."""
+        lane = self.load_lane
+        if lane.stream is None:
+            return lane.copy(source, target)
+        with torch.cuda.stream(lane.stream):
+            lane.stream.wait_event(after)
+            return lane.copy(source, target)
+
+    def read(self, buffer: Tensor, start: int) -> None:
+        """Into host memory, at once. The buffer is aligned and its length too."""
+        self._in_chunks(buffer, start, lambda piece, place: os.preadv(self._file, [piece], place))
+
+    def write(self, buffer: Tensor, start: int) -> None:
+        self._in_chunks(buffer, start, lambda piece, place: os.pwritev(self._file, [piece], place))
+
+    def _in_chunks(self, buffer: Tensor, start: int, move: Callable[[memoryview, int], int]) -> None:
+        view = memoryview(buffer.numpy())
+        done = 0 if self._has_values else len(view)
+        while done < len(view):
+            moved = move(view[done : done + _CHUNK_BYTES], start + done)
+            if moved <= 0:
+                raise DiskProblem(f"The file in {self._directory} ended early at {start + done} bytes.")
+            done += moved
+
+    def settle(self, extent: Extent) -> None:
+        """Wait until all that was begun with it is done."""
+        latest = self._latest.get(extent.start)
+        if latest is not None:
+            latest.result()
+
+    def read_all(self, extent: Extent) -> Tensor:
+        """Into host memory of its own, once all that was stored is there."""
+        self.settle(extent)
+        buffer = pinned(_aligned(extent.byte_count), torch.device("cpu"))
+        self.read(buffer, extent.start)
+        return buffer[: extent.byte_count]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A write under way: the GPU memory is free after `copied`, the file has it after `written`."""
+
+    copied: Ticket
+    written: "Future[None]"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A read under way."""
+
+    ticket: "Future[Ticket]"
+
+    def wait(self) -> None:
+        """Let the host wait for the disk, and the current stream for the copy."""
+        self.ticket.result().wait()
+
+
+class _Staging:
+    """Pinned buffers on their way, `limit_bytes` of them at most, or one that is larger: who comes then waits."""
+
+    def __init__(self, device: torch.device, limit_bytes: int) -> None:
+        self._pool = PinnedPool(device, limit_bytes)
+        self._limit_bytes = limit_bytes
+        self._used_bytes = 0
+        self._changed = Condition()
+
+    def take(self, byte_count: int) -> Tensor:
+        size = _aligned(byte_count)
+        with self._changed:
+            self._changed.wait_for(lambda: not self._used_bytes or self._used_bytes + size <= self._limit_bytes)
+            self._used_bytes += size
+            self._pool.limit_bytes = max(self._limit_bytes, self._used_bytes)
+            return self._pool.take(size)
+
+    def give(self, buffer: Tensor) -> None:
+        with self._changed:
+            self._used_bytes -= buffer.numel()
+            self._pool.give(buffer)
+            self._changed.notify_all()
+
+
+def _aligned(byte_count: int) -> int:
+    return -(-byte_count // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def _open_unnamed(directory: Path) -> int:
+    try:
+        made, name = tempfile.mkstemp(prefix="tonnage-", dir=directory)
+    except OSError as error:
+        raise DiskProblem(
+            f"No file can be made in {directory}: {error.strerror}.", hint="Name a directory that can be written to."
+        ) from error
+    try:
+        return _open_direct(name) or os.dup(made)
+    finally:
+        os.close(made)
+        os.unlink(name)
+
+
+def _open_direct(name: str) -> int | None:
+    """The file past the page cache, or None on a file system that does not know it: some say so only when written to."""
+    try:
+        file = os.open(name, os.O_RDWR | os.O_DIRECT)
+    except OSError:
+        return None
+    try:
+        os.pwritev(file, [memoryview(pinned(ALIGNMENT_BYTES, torch.device("cpu")).numpy())], 0)
+    except OSError:
+        os.close(file)
+        return None
+    return file

@@ -1,0 +1,1 @@
+"""Forward passes that run again in backward."""

@@ -1,0 +1,248 @@
+"""The operator calls of one forward pass of a block: what each makes, what backward keeps of it, and what it takes.
+
+Calls are counted below autograd, in order, with gradients on; that count is the operator's index everywhere in `fit`.
+It does not know what is worth keeping.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tonnage.fit.measure.profile import OperatorProfile
+from tonnage.fit.measure.roofline_clock import matrix_operations, operator_seconds
+from tonnage.hardware import Gpu
+
+# Runs one operator and says how long it takes, when asked after the pass.
+Clock = Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], tuple[Any, Callable[[], float]]]
+Layout = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
+
+# Autograd's own: their number depends on who looks at saved tensors.
+UNCOUNTED = frozenset({torch.ops.aten.detach.default})
+_COLLECTIVES = ("c10d", "_c10d_functional", "_dtensor")
+
+
+@dataclass
+class Operator:
+    """One call, as it was seen."""
+
+    function: OpOverload
+    module: str
+    inputs: tuple[int, ...]
+    base: int | None  # the operator whose storage it gives a view of or writes into
+    layouts: tuple[Layout, ...]  # of its output tensors
+    made_bytes: int
+    differentiated: bool  # whether autograd saw it; False inside a function with a backward of its own
+    external: bool  # gives a view of or writes into what came from outside
+    read_s: Callable[[], float]
+    saved_bytes: int = 0
+    keepable: bool = True
+    writers: list[int] = field(default_factory=list)  # later calls that write into its storage
+
+    @property
+    def writes(self) -> bool:
+        return self.function._schema.is_mutable
+
+    @property
+    def random(self) -> bool:
+        return torch.Tag.nondeterministic_seeded in self.function.tags
+
+    @property
+    def repeatable(self) -> bool:
+        """Not so for what other processes take part in, or what changes a tensor from outside."""
+        outside = self.external and self.writes
+        return self.function.namespace not in _COLLECTIVES and not outside
+
+    @property
+    def can_be_left_out(self) -> bool:
+        """Where nobody reads it: not what a function with its own backward may hold on to, nor what gives no tensor."""
+        in_place = self.function._schema.arguments[:1]
+        writes_first = bool(in_place) and in_place[0].alias_info is not None and in_place[0].alias_info.is_write
+        returns = self.function._schema.returns
+        plain = bool(self.layouts) and len(self.layouts) == len(returns) and (not self.writes or writes_first)
+        return self.differentiated and self.repeatable and plain
+
+    @property
+    def is_view(self) -> bool:
+        return not self.made_bytes and not self.writes and (self.external or self.base is not None)
+
+
+class Recorder(TorchDispatchMode):
+    """Notes every operator called within it. `saving` around the same pass tells what backward keeps."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        super().__init__()
+        self.operators: list[Operator] = []
+        self.module = ""
+        self.overlooked = False  # other hooks hid from `saving` what an operator saved
+        self._pack: object = None
+        self._clock = clock or untimed
+        self._makers: dict[int, int] = {}  # storage -> the operator that made it
+        self._reads: dict[int, int] = {}  # maker -> the last operator that read its storage
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in UNCOUNTED:
+            return func(*args, **kwargs)
+        self.overlooked = self.overlooked or _pack_hook() is not self._pack
+        given = {_storage(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        outputs, read_s = self._clock(func, args, kwargs)
+        self._note(func, given, outputs, read_s)
+        return outputs
+
+    def _note(self, func: OpOverload, given: set[int], outputs: Any, read_s: Callable[[], float]) -> None:
+        index = len(self.operators)
+        tensors = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
+        made = {_storage(t): t.untyped_storage().nbytes() for t in tensors if _storage(t) not in given}
+        shared = [_storage(t) for t in tensors if _storage(t) in given]
+        sources = tuple(sorted({self._makers[key] for key in given if key in self._makers}))
+        operator = Operator(
+            function=func,
+            module=self.module,
+            inputs=sources,
+            base=next((self._makers[key] for key in shared if key in self._makers), None),
+            layouts=tuple((t.shape, t.stride(), t.dtype, t.device) for t in tensors),
+            made_bytes=sum(made.values()),
+            differentiated=torch.is_grad_enabled(),
+            external=any(key not in self._makers for key in shared),
+            read_s=read_s,
+        )
+        self._note_write(operator, index)
+        self._makers |= dict.fromkeys(made, index)
+        self.operators.append(operator)
+
+    def _note_write(self, operator: Operator, index: int) -> None:
+        base = operator.base
+        if operator.writes and base is not None:
+            root = self.operators[base]
+            root.writers.append(index)
+            # Kept, it would hold the later value when what read the earlier one runs again.
+            root.keepable = root.keepable and base not in self._reads
+        elif not operator.is_view:
+            self._reads |= dict.fromkeys(operator.inputs, index)
+
+    @contextmanager
+    def saving(self, *, hold: bool) -> Iterator[None]:
+        """Note what is saved for backward; without `hold` nothing is, and there is no backward."""
+        seen: set[int] = set()
+
+        def pack(tensor: Tensor) -> Tensor | None:
+            key = _storage(tensor)
+            if key in self._makers and key not in seen:
+                self.operators[self._makers[key]].saved_bytes += tensor.untyped_storage().nbytes()
+            seen.add(key)
+            # Detached: an operator's output would hold the operator's node, which holds it.
+            return tensor.detach() if hold else None
+
+        self._pack = pack
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            yield
+
+
+def profile_operators(
+    block: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], clock: Clock
+) -> tuple[OperatorProfile, ...]:
+    """Every operator call of one forward pass of the block."""
+    recorder = Recorder(clock)
+    with named_modules(block, recorder), recorder.saving(hold=True), recorder, torch.enable_grad():
+        outputs = block(*args, **kwargs)
+    del outputs
+    return tuple(profile_of(index, operator) for index, operator in enumerate(recorder.operators))
+
+
+def profile_of(index: int, operator: Operator) -> OperatorProfile:
+    return OperatorProfile(
+        index=index,
+        name=str(operator.function),
+        module=operator.module,
+        output_bytes=operator.made_bytes,
+        kept_bytes=operator.saved_bytes,
+        seconds=operator.read_s(),
+        inputs=operator.inputs,
+        base=operator.base,
+        writes=operator.writes,
+        keepable=operator.keepable and bool(operator.made_bytes),
+        repeatable=operator.repeatable,
+    )
+
+
+@contextmanager
+def named_modules(block: nn.Module, recorder: Recorder) -> Iterator[None]:
+    """Let the recorder know which module inside the block calls."""
+    handles = []
+    stack: list[str] = []
+
+    def enter(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any) -> None:
+            stack.append(recorder.module)
+            recorder.module = name
+
+        return hook
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        recorder.module = stack.pop()
+
+    try:
+        for name, module in block.named_modules():
+            handles.append(module.register_forward_pre_hook(enter(name)))
+            handles.append(module.register_forward_hook(leave, always_call=True))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def untimed(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Callable[[], float]]:
+    return func(*args, **kwargs), lambda: 0.0
+
+
+def operations_clock(
+    func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, Callable[[], float]]:
+    """Not seconds but operations of matrix products."""
+    outputs = func(*args, **kwargs)
+    operations = matrix_operations(func, args, kwargs, outputs)
+    return outputs, lambda: operations
+
+
+def event_clock(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Callable[[], float]]:
+    """Measured on the current CUDA device, between two events."""
+    before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    before.record()
+    outputs = func(*args, **kwargs)
+    after.record()
+
+    def read_s() -> float:
+        after.synchronize()
+        return before.elapsed_time(after) / 1e3
+
+    return outputs, read_s
+
+
+def roofline_clock(gpu: Gpu) -> Clock:
+    """By arithmetic: what an operator would take on that card."""
+
+    def clock(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Callable[[], float]]:
+        outputs = func(*args, **kwargs)
+        seconds = operator_seconds(gpu, func, args, kwargs, outputs)
+        return outputs, lambda: seconds
+
+    return clock
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _pack_hook() -> object:
+    """The hook that sees what is saved for backward now."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks[0] if hooks else None

@@ -1,0 +1,195 @@
+"""A forward pass run again, less what was kept and what nobody reads.
+
+The first pass sets the outputs of chosen operators aside. The second hands them out again, leaves out what backward does not
+read (the last product of a block, mostly), and runs the rest. It does not know modules or autograd functions.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from tonnage.errors import TonnageError
+from tonnage.fit.choose.frontier import needed
+from tonnage.fit.recomputing.operators import UNCOUNTED, Layout, Operator, Recorder, operations_clock, profile_of
+
+# Below this, leaving out a product saves less time than looking at every operator costs the host.
+_WORTHWHILE_OPERATIONS = 2e11
+_MOST_PLANS = 8  # one for each set of input shapes
+
+Run = Callable[[], tuple[Tensor, ...]]
+RandomStates = tuple[Tensor, ...]
+
+
+class OperatorsDiffer(TonnageError, RuntimeError):
+    """A block calls other operators than it did when it was profiled, or when it first ran."""
+
+
+@dataclass
+class Stash:
+    """What the first pass set aside, by operator."""
+
+    outputs: dict[int, tuple[OpOverload, Any]] = field(default_factory=dict)
+    random: dict[int, RandomStates] = field(default_factory=dict)
+
+    def storages(self) -> set[int]:
+        leaves = tree_leaves([outputs for _, outputs in self.outputs.values()])
+        return {leaf.untyped_storage()._cdata for leaf in leaves if isinstance(leaf, Tensor)}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is known of a pass on inputs of one set of shapes."""
+
+    functions: tuple[OpOverload, ...]
+    skipped: Mapping[int, tuple[Layout, ...]]  # with the layouts that stand in for their outputs
+
+
+class _Counted(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in UNCOUNTED:
+            return func(*args, **(kwargs or {}))
+        self.count += 1
+        return self.call(self.count - 1, func, args, kwargs or {})
+
+    def call(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        raise NotImplementedError
+
+
+class _First(_Counted):
+    def __init__(self, kept: Mapping[int, str | None], random_states: Callable[[], RandomStates]) -> None:
+        super().__init__()
+        self.stash = Stash()
+        self._kept = kept
+        self._random_states = random_states
+
+    def call(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.stash.random[index] = self._random_states()
+        outputs = func(*args, **kwargs)
+        if index in self._kept:
+            _check_name(index, self._kept[index], func)
+            self.stash.outputs[index] = func, _detached(outputs)
+        return outputs
+
+
+class _Again(_Counted):
+    def __init__(self, stash: Stash, plan: Plan | None, set_random: Callable[[RandomStates], None]) -> None:
+        super().__init__()
+        self._stash = stash
+        self._storages = stash.storages()
+        self._plan = plan
+        self._set_random = set_random
+
+    def call(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._check(index, func)
+        if index in self._stash.outputs:
+            return _detached(self._stash.outputs[index][1])
+        if func._schema.is_mutable and self._is_written_already(args):
+            return args[0]
+        if self._plan is not None and index in self._plan.skipped:
+            return _stand_in(func, args, self._plan.skipped[index])
+        if index in self._stash.random:
+            self._set_random(self._stash.random[index])
+        return func(*args, **kwargs)
+
+    def _check(self, index: int, func: OpOverload) -> None:
+        if index in self._stash.outputs:
+            _check_name(index, str(self._stash.outputs[index][0]), func)
+        if self._plan is not None and (index >= len(self._plan.functions) or self._plan.functions[index] is not func):
+            raise OperatorsDiffer(f"Operator {index} is {func} now and was another before.")
+
+    def _is_written_already(self, args: tuple[Any, ...]) -> bool:
+        """What was kept holds its last value."""
+        first = args[0] if args else None
+        return isinstance(first, Tensor) and first.untyped_storage()._cdata in self._storages
+
+
+def _detached(outputs: Any) -> Any:
+    """Over the same storages; autograd puts its marks on the others."""
+    return tree_map_only(Tensor, Tensor.detach, outputs)
+
+
+def _check_name(index: int, expected: str | None, func: OpOverload) -> None:
+    if expected is not None and expected != str(func):
+        raise OperatorsDiffer(
+            f"Operator {index} of the block was {expected} when it was chosen to be kept and is {func} now.",
+            hint="Profile the model again as it runs now (same device, dtype, attention and autocast), or use mode 'block'.",
+        )
+
+
+def _stand_in(func: OpOverload, args: tuple[Any, ...], layouts: Sequence[Layout]) -> Any:
+    """Tensors of the right shape with no values."""
+    if func._schema.is_mutable:
+        return args[0]
+    made = [torch.empty_strided(shape, stride, dtype=dtype, device=device) for shape, stride, dtype, device in layouts]
+    return made[0] if len(func._schema.returns) == 1 else tuple(made)
+
+
+class Replayer:
+    """Two passes of one forward: `first` and `again`. Operators in `kept` (index -> name, or None) are set aside."""
+
+    def __init__(self, kept: Mapping[int, str | None]) -> None:
+        self.kept = kept
+        self._plans: dict[object, Plan | None] = {}
+
+    def first(self, run: Run, random_states: Callable[[], RandomStates]) -> tuple[tuple[Tensor, ...], Stash]:
+        """With gradients on, so that the operators are those of the second pass; nothing is saved for backward."""
+        mode = _First(self.kept, random_states)
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(lambda t: None, lambda t: t), mode:
+            outputs = run()
+        missing = [index for index in self.kept if index not in mode.stash.outputs]
+        if missing:
+            raise OperatorsDiffer(
+                f"Operator {missing[0]} of the block was to be kept, but it calls only {mode.count}.",
+                hint="Profile the model again as it runs now, or use mode 'block'.",
+            )
+        return tuple(output.detach() for output in outputs), mode.stash
+
+    def again(
+        self, run: Run, shapes: object, stash: Stash, set_random: Callable[[RandomStates], None]
+    ) -> tuple[Tensor, ...]:
+        """With gradients on, as the caller sees to."""
+        if shapes not in self._plans and len(self._plans) < _MOST_PLANS:
+            with _Again(stash, None, set_random):
+                outputs, self._plans[shapes] = self._learn(run)
+            return outputs
+        plan = self._plans.get(shapes)
+        if plan is None and not self.kept:
+            return run()
+        try:
+            with _Again(stash, plan, set_random):
+                return run()
+        except OperatorsDiffer:
+            if plan is None:
+                raise
+            self._plans[shapes] = None
+            return self.again(run, shapes, stash, set_random)
+
+    def _learn(self, run: Run) -> tuple[tuple[Tensor, ...], Plan | None]:
+        recorder = Recorder(operations_clock)
+        with recorder.saving(hold=True), recorder:
+            outputs = run()
+        return outputs, None if recorder.overlooked else self._plan(recorder.operators)
+
+    def _plan(self, operators: Sequence[Operator]) -> Plan | None:
+        profile = [profile_of(index, operator) for index, operator in enumerate(operators)]
+        # Without states for each draw, all must be drawn, in order.
+        drawn = not self.kept
+        always = [i for i, o in enumerate(operators) if not o.can_be_left_out or (drawn and o.random)]
+        running = needed(profile, self.kept, always)
+        idle = [i for i, o in enumerate(operators) if not o.is_view and i not in running and i not in self.kept]
+        if sum(profile[index].seconds for index in idle) < _WORTHWHILE_OPERATIONS and not self.kept:
+            return None
+        return Plan(tuple(o.function for o in operators), {index: operators[index].layouts for index in idle})

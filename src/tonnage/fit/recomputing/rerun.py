@@ -1,0 +1,256 @@
+"""Run a module again in backward instead of keeping what its forward made.
+
+The forward leaves only the module's inputs, through autograd's saved tensors, so that hooks on those see them. Backward
+runs it again with the same random numbers and casts, and hands each parameter's gradient to autograd once, complete.
+It does not know which modules are worth it.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from tonnage.fit.recomputing.replay import RandomStates, Replayer, Stash
+from tonnage.fit.technique import NotApplicable
+
+Forward = Callable[..., Any]
+Gradients = Sequence[Tensor | None]
+Ends = Sequence[GradientEdge | None]
+_TENSOR = object()  # stands where a tensor was taken out of a nesting
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a forward pass reads beyond its arguments: casts and the random generators."""
+
+    device: torch.device
+    casts: tuple[tuple[str, torch.dtype, bool], ...]
+    random: RandomStates  # generator states before the forward; none where it drew nothing
+
+    @classmethod
+    def now(cls, device: torch.device) -> "Surroundings":
+        kinds = dict.fromkeys((device.type, "cpu"))
+        casts = tuple((kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)) for kind in kinds)
+        return cls(device, casts, random_states(device))
+
+    def without_unused_random(self) -> "Surroundings":
+        """To be called after the forward: states that did not move need not be brought back."""
+        after = random_states(self.device)
+        unmoved = all(torch.equal(old, new) for old, new in zip(self.random, after, strict=True))
+        return Surroundings(self.device, self.casts, ()) if unmoved else self
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for kind, dtype, enabled in self.casts:
+                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False))
+            if self.random:
+                stack.callback(self.set_random, random_states(self.device))
+                self.set_random(self.random)
+            yield
+
+    def set_random(self, states: RandomStates) -> None:
+        torch.set_rng_state(states[0])
+        if len(states) > 1:
+            torch.cuda.set_rng_state(states[1], self.device)
+
+
+def random_states(device: torch.device) -> RandomStates:
+    """Of the host's generator and the device's own. Both live on the host: nothing waits."""
+    host = torch.get_rng_state()
+    return (host, torch.cuda.get_rng_state(device)) if device.type == "cuda" else (host,)
+
+
+@dataclass(eq=False)
+class Call:
+    """One call of a forward. Tensors that need a gradient are taken out of `leaves`; `run` puts others in their place."""
+
+    forward: Forward
+    leaves: list[Any]
+    spec: TreeSpec
+    places: tuple[int, ...]
+    parameters: tuple[nn.Parameter, ...]
+    surroundings: Surroundings
+    stash: Stash = field(default_factory=Stash)
+    output_leaves: list[Any] = field(default_factory=list)  # `_TENSOR` where one stands
+    output_spec: TreeSpec | None = None
+
+    def run(self, inputs: Sequence[Tensor], leaves: Sequence[Any] | None = None) -> tuple[Tensor, ...]:
+        """The tensors among the outputs. `leaves` may stand for the call's own."""
+        filled = list(self.leaves if leaves is None else leaves)
+        for place, tensor in zip(self.places, inputs, strict=True):
+            filled[place] = tensor
+        args, kwargs = tree_unflatten(filled, self.spec)
+        outputs, self.output_spec = tree_flatten(self.forward(*args, **kwargs))
+        self.output_leaves = [_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in outputs]
+        return tuple(leaf for leaf in outputs if isinstance(leaf, Tensor))
+
+    def outputs(self, tensors: Sequence[Tensor]) -> Any:
+        """What the forward returned, around these tensors."""
+        given = iter(tensors)
+        leaves = [next(given) if leaf is _TENSOR else leaf for leaf in self.output_leaves]
+        assert self.output_spec is not None
+        return tree_unflatten(leaves, self.output_spec)
+
+
+class Rerun:
+    """Takes the place of a module's forward. Without gradients to compute it is that forward.
+
+    Where `replayer` is given, operators that it keeps are not run again, nor those that backward does not need. Where the
+    forward is compiled there are no operators to see: give none.
+    """
+
+    def __init__(self, module: nn.Module, forward: Forward, replayer: Replayer | None) -> None:
+        self.module = module
+        self.forward = forward
+        self.replayer = replayer
+        self._checked = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled() or _holds_tokens(self.module, args, kwargs):
+            return self.forward(*args, **kwargs)
+        leaves, spec = tree_flatten(without_cache(args, kwargs))
+        places = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad)
+        parameters = tuple(p for p in self.module.parameters() if p.requires_grad)
+        if not places and not parameters:
+            return self.forward(*args, **kwargs)
+        inputs = [leaves[place] for place in places]
+        surroundings = Surroundings.now(_device(leaves, parameters))
+        bare = [None if i in places else leaf for i, leaf in enumerate(leaves)]
+        call = Call(self.forward, bare, spec, places, parameters, surroundings)
+        return call.outputs(_Rerun.apply(self, call, *inputs, *parameters))
+
+    def first(self, call: Call, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The forward pass, which keeps nothing but what the replayer sets aside."""
+        if self.replayer is None or not self.replayer.kept:
+            return call.run(inputs)
+        fresh = [tensor.detach().requires_grad_() for tensor in inputs]
+        device = call.surroundings.device
+        outputs, call.stash = self.replayer.first(lambda: call.run(fresh), lambda: random_states(device))
+        return outputs
+
+    def differentiate(self, call: Call, inputs: Sequence[Tensor], gradients: Gradients) -> Gradients:
+        """Gradients of the inputs and then of the parameters."""
+        fresh = [tensor.detach().requires_grad_() for tensor in inputs]
+        ends = self.again(call, fresh, call.leaves)
+        if not torch._C._autograd._get_current_graph_task_keep_graph():
+            # From here on backward alone holds what was kept, and lets go of it on its way.
+            call.stash.outputs.clear()
+        return self.gradients(ends, gradients, [*fresh, *call.parameters])
+
+    def again(self, call: Call, inputs: Sequence[Tensor], leaves: Sequence[Any]) -> Ends:
+        """Where gradients of the outputs enter. (The outputs themselves are not held: backward does not read them.)"""
+
+        def run() -> tuple[Tensor, ...]:
+            return call.run(inputs, leaves)
+
+        with call.surroundings.again(), torch.enable_grad():
+            if self.replayer is None:
+                outputs = run()
+            else:
+                shapes = _shapes(inputs, leaves)
+                outputs = self.replayer.again(run, shapes, call.stash, call.surroundings.set_random)
+        if not self._checked:
+            self._check_reads_only(outputs, [*inputs, *call.parameters])
+            self._checked = True
+        return [get_gradient_edge(output) if output.requires_grad else None for output in outputs]
+
+    def gradients(self, ends: Ends, gradients: Gradients, wanted: Sequence[Tensor]) -> Gradients:
+        pairs = [(e, g) for e, g in zip(ends, gradients, strict=True) if e is not None and g is not None]
+        if not pairs:
+            return [None] * len(wanted)
+        edges, starts = zip(*pairs, strict=True)
+        return torch.autograd.grad(edges, wanted, starts, allow_unused=True)
+
+    def _check_reads_only(self, outputs: Sequence[Tensor], known: Sequence[Tensor]) -> None:
+        """A parameter from elsewhere would silently lose this module's share of its gradient."""
+        ids = {id(tensor) for tensor in known}
+        for leaf in _graph_leaves(outputs):
+            if id(leaf) not in ids:
+                raise NotApplicable(
+                    f"{type(self.module).__name__} reads a tensor of shape {list(leaf.shape)} that needs a gradient but "
+                    "is neither its argument nor its own parameter: running it again would lose that gradient.",
+                    hint="Keep this block as it is: leave its name out of the recompute modes.",
+                )
+
+
+class _Rerun(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rerun: Rerun, call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.rerun, ctx.call = rerun, call
+        ctx.set_materialize_grads(False)
+        inputs = tensors[: len(call.places)]
+        with _no_cast_cache():
+            outputs = rerun.first(call, inputs)
+        call.surroundings = call.surroundings.without_unused_random()
+        ctx.save_for_backward(*inputs)
+        ctx.mark_non_differentiable(*(o for o in outputs if not (o.is_floating_point() or o.is_complex())))
+        return outputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+        return (None, None, *ctx.rerun.differentiate(ctx.call, ctx.saved_tensors, gradients))
+
+
+@contextmanager
+def _no_cast_cache() -> Iterator[None]:
+    """Without gradients, autocast would cache casts that later uses of the weight could not be differentiated through."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+
+
+def without_cache(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments without a cache of keys and values, which the second run would fill a second time."""
+    kept = tuple(None if _is_cache(arg) else arg for arg in args)
+    named = {name: None if _is_cache(arg) else arg for name, arg in kwargs.items()}
+    if named.get("use_cache"):
+        named["use_cache"] = False
+    return kept, named
+
+
+def _is_cache(value: object) -> bool:
+    caches = sys.modules.get("transformers.cache_utils")
+    return caches is not None and isinstance(value, caches.Cache)
+
+
+def _holds_tokens(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a cache brings keys of earlier tokens, which the block must then see: it runs plainly."""
+    caches = [value for value in (*args, *kwargs.values()) if _is_cache(value)]
+    if not caches:
+        return False
+    indices = (getattr(child, "layer_idx", None) for child in module.modules())
+    layer = next((index for index in indices if isinstance(index, int)), 0)
+    return any(cache.get_seq_length(layer) > 0 for cache in caches)
+
+
+def _device(leaves: Sequence[Any], parameters: Sequence[nn.Parameter]) -> torch.device:
+    tensors = [leaf for leaf in (*leaves, *parameters) if isinstance(leaf, Tensor)]
+    return next((tensor.device for tensor in tensors if tensor.is_cuda), tensors[0].device)
+
+
+def _shapes(inputs: Sequence[Tensor], leaves: Sequence[Any]) -> tuple[object, ...]:
+    return tuple((leaf.shape, leaf.stride(), leaf.dtype) for leaf in (*inputs, *leaves) if isinstance(leaf, Tensor))
+
+
+def _graph_leaves(outputs: Sequence[Tensor]) -> Iterator[Tensor]:
+    waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        if hasattr(node, "variable"):
+            yield node.variable
+        found = {after for after, _ in node.next_functions if after is not None} - seen
+        seen |= found
+        waiting.extend(found)

@@ -1,0 +1,165 @@
+"""Sliced recompute: a block runs over slices of the batch, forward and again in backward.
+
+What a block makes on the way then exists for one slice at a time, as with micro-batches, but the batch is still one:
+each parameter's gradient is summed here and reaches autograd once. Only for blocks that treat rows independently.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from tonnage.fit.recomputing.replay import Replayer
+from tonnage.fit.recomputing.rerun import Call, Forward, Gradients, Rerun, random_states, without_cache
+from tonnage.fit.technique import NotApplicable
+from tonnage.fit.training import Training
+from tonnage.fit.virtual import on_virtual_gpu
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+_HINT = "Set slices=1, or keep this block."
+
+
+class SlicedRerun(Rerun):
+    """Takes the place of a block's forward. A batch of fewer rows than slices is cut into single rows."""
+
+    def __init__(self, module: nn.Module, forward: Forward, replayer: Replayer | None, slices: int) -> None:
+        super().__init__(module, forward, replayer)
+        self.slices = slices
+
+    def first(self, call: Call, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        rows = batch_rows(inputs or call.leaves)
+        whole: list[Tensor] = []
+        for part in row_slices(rows, self.slices):
+            tensors = [take_rows(tensor, rows, part) for tensor in inputs]
+            outputs = call.run(tensors, [take_rows(leaf, rows, part) for leaf in call.leaves])
+            whole = whole or [output.new_empty((rows, *output.shape[1:])) for output in outputs]
+            for target, output in zip(whole, outputs, strict=True):
+                target[part].copy_(output)
+            del outputs
+        return tuple(whole)
+
+    def differentiate(self, call: Call, inputs: Sequence[Tensor], gradients: Gradients) -> Gradients:
+        rows = batch_rows(inputs or call.leaves)
+        sums = _Sums(inputs, rows)
+        for part in row_slices(rows, self.slices):
+            fresh = [take_rows(tensor.detach(), rows, part).requires_grad_() for tensor in inputs]
+            ends = self.again(call, fresh, [take_rows(leaf, rows, part) for leaf in call.leaves])
+            starts = [None if g is None else g[part] for g in gradients]
+            sums.add(self.gradients(ends, starts, [*fresh, *call.parameters]), part)
+            del ends
+        return sums.all(len(inputs) + len(call.parameters))
+
+
+class _Sums:
+    """Gradients over slices: of a sliced input side by side, of all else added up."""
+
+    def __init__(self, inputs: Sequence[Tensor], rows: int) -> None:
+        self._side_by_side = [has_rows(tensor, rows) for tensor in inputs]
+        self._inputs = inputs
+        self._totals: dict[int, Tensor] = {}
+
+    def add(self, gradients: Gradients, part: slice) -> None:
+        found = {index: gradient for index, gradient in enumerate(gradients) if gradient is not None}
+        for index in [i for i in found if i < len(self._inputs) and self._side_by_side[i]]:
+            if index not in self._totals:
+                self._totals[index] = torch.zeros_like(self._inputs[index])
+            self._totals[index][part].copy_(found.pop(index))
+        added = [index for index in found if index in self._totals]
+        if added:
+            torch._foreach_add_([self._totals[i] for i in added], [found.pop(i) for i in added])
+        self._totals |= found
+
+    def all(self, count: int) -> Gradients:
+        return [self._totals.pop(index, None) for index in range(count)]
+
+
+def row_slices(rows: int, slices: int) -> Iterator[slice]:
+    """As even as can be, the longer ones first."""
+    count = min(rows, slices)
+    size, longer = divmod(rows, count)
+    start = 0
+    for index in range(count):
+        stop = start + size + (index < longer)
+        yield slice(start, stop)
+        start = stop
+
+
+def batch_rows(leaves: Sequence[Any]) -> int:
+    """The first dimension of the first tensor of real numbers: what flows from block to block comes first."""
+    return next(leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point())
+
+
+def has_rows(leaf: object, rows: int) -> bool:
+    """Whether a tensor has a row for each of the batch. A plain vector never does: positions are one."""
+    return isinstance(leaf, Tensor) and leaf.dim() > 1 and leaf.shape[0] == rows
+
+
+def take_rows(leaf: Any, rows: int, part: slice) -> Any:
+    return leaf[part] if has_rows(leaf, rows) else leaf
+
+
+class _Reached(Exception):
+    """Every kind of block has been seen: the rest of the forward pass is not needed."""
+
+
+def check_rows_apart(training: Training, names: Sequence[str]) -> None:
+    """Raise NotApplicable where a block mixes rows of the batch: each kind is tried on two rows, together and alone."""
+    blocks = {type(block): (name, block) for name in reversed(names) for block in [training.model.get_submodule(name)]}
+    devices = [training.device] if training.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices), torch.no_grad(), training.forward_pass():
+        for name, call in first_calls(training, dict(blocks.values())).items():
+            _check_block(name, training.model.get_submodule(name), call, training.device)
+
+
+def first_calls(training: Training, blocks: Mapping[str, nn.Module]) -> dict[str, Arguments]:
+    """Arguments of the first call of each block in a loss on the sample, which ends there. A cache is left out."""
+    calls: dict[str, Arguments] = {}
+
+    def note(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            calls.setdefault(name, without_cache(args, kwargs))
+            if len(calls) == len(blocks):
+                raise _Reached
+
+        return hook
+
+    with ExitStack() as stack:
+        for name, block in blocks.items():
+            stack.callback(block.register_forward_pre_hook(note(name), with_kwargs=True).remove)
+        stack.enter_context(suppress(_Reached))
+        training.loss(training.model, training.sample)
+    return calls
+
+
+def _check_block(name: str, block: nn.Module, call: Arguments, device: torch.device) -> None:
+    leaves, spec = tree_flatten(call)
+    rows = batch_rows(leaves)
+    if rows < 2:
+        raise NotApplicable(f"The sample reaches {name} with one row, which cannot be sliced.", hint="Set slices=1.")
+
+    def run(part: slice) -> list[Tensor]:
+        args, kwargs = tree_unflatten([take_rows(leaf, rows, part) for leaf in leaves], spec)
+        return [leaf for leaf in tree_flatten(block.forward(*args, **kwargs))[0] if isinstance(leaf, Tensor)]
+
+    before = random_states(device)
+    together, *alone = run(slice(0, 2)), run(slice(0, 1)), run(slice(1, 2))
+    if any(not torch.equal(*pair) for pair in zip(before, random_states(device), strict=True)):
+        raise NotApplicable(
+            f"{name} draws random numbers, and slices would draw others than the whole batch.", hint=_HINT
+        )
+    for whole, first, second in zip(together, *alone, strict=True):
+        if whole.shape[:1] != (2,) or first.shape[:1] != (1,):
+            raise NotApplicable(f"{name} returns {list(whole.shape)}, which has no batch dimension.", hint=_HINT)
+        if not on_virtual_gpu(device) and not _close(whole, torch.cat([first, second])):
+            raise NotApplicable(f"{name} mixes the rows of a batch: two rows alone give other values.", hint=_HINT)
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    """Up to the rounding of kernels that divide their sums by shape."""
+    if not one.is_floating_point():
+        return torch.equal(one, other)
+    scale = one.abs().amax().double()
+    return bool((one - other).abs().amax().double() <= 64 * torch.finfo(one.dtype).eps * scale)

@@ -1,0 +1,1 @@
+"""How a batch becomes gradients, and gradients new parameters."""

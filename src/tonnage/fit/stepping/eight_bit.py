@@ -1,0 +1,237 @@
+"""Optimizer states in 8 bits an element, with one FP32 scale for each block of them, and the step on such states.
+
+A code is a place on a power curve between zero and the largest magnitude of its block. The first moment has a sign and
+is squared, q → (q/127)²: steps are fine where values are small. The second moment spans the square of that range, so it
+is raised to the fourth, q → ((q+1)/256)⁴; its root, which the step divides by, is then off by less than 3 % down to a
+fiftieth of the block's largest. Its lowest level is not zero: a tiny second moment must not turn into a huge step.
+
+Values are rounded up or down at random, right in the mean. A second moment moves by a thousandth a step, less than any
+8-bit spacing: rounded to nearest it would stand still for ever.
+"""
+
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from tonnage.fit.stepping.parameter_step import Group, PlainStep, State, StateStep, StepFunction, own_state, plain_state
+from tonnage.fit.stepping.pieces import flat, flat_like
+from tonnage.fit.stepping.stochastic import AdamStep, SgdStep
+from tonnage.fit.techniques.stochastic_bf16 import StochasticStep
+from tonnage.fit.virtual import on_virtual_gpu
+
+SMALL_ELEMENTS = 4096  # below, states stay as they are: little to save, and norms and biases are delicate
+_CHUNK_ELEMENTS = 2**22  # of FP32 temporaries: 16 MiB each, about a dozen at a time
+_SCALES = ".scales"
+
+
+@dataclass(frozen=True)
+class Code:
+    """The levels ((q + bias) / top) ** power, with or without a sign, for q up to `largest`."""
+
+    signed: bool
+    top: int
+    bias: int
+    power: int
+    largest: int
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.int8 if self.signed else torch.uint8
+
+    def level(self, place: Tensor) -> Tensor:
+        return ((place + self.bias) / self.top) ** self.power
+
+    def quantise(self, values: Tensor, block: int, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Codes and scales of flat values; `noise` in [0, 1) for each rounds at random, none rounds to the nearest."""
+        rows = _in_blocks(values.float(), block)
+        scales = rows.abs().amax(1)
+        size = (rows.abs() / scales.clamp_min(torch.finfo(torch.float32).tiny)[:, None]).clamp_(max=1.0)
+        lower = (size ** (1 / self.power) * self.top - self.bias).floor_().clamp_(0, self.largest)
+        # The root above is rounded: where it fell into the next interval, come back.
+        lower -= (self.level(lower) > size).logical_and_(lower > 0).float()
+        below = self.level(lower)
+        share = (size - below) / (self.level(lower + 1) - below)
+        up = share > (0.5 if noise is None else _in_blocks(noise, block))
+        place = (lower + up).clamp_(max=self.largest)
+        codes = (place * rows.sign() if self.signed else place).to(self.dtype)
+        return codes.view(-1)[: values.numel()], scales
+
+    def dequantise(self, codes: Tensor, scales: Tensor, block: int) -> Tensor:
+        rows = _in_blocks(codes, block).float()
+        levels = self.level(rows.abs()) * scales[:, None]
+        return (levels * rows.sign() if self.signed else levels).view(-1)[: codes.numel()]
+
+
+def _in_blocks(values: Tensor, block: int) -> Tensor:
+    return pad(values, (0, -values.numel() % block)).view(-1, block)
+
+
+SIGNED = Code(signed=True, top=127, bias=0, power=2, largest=127)
+UNSIGNED = Code(signed=False, top=256, bias=1, power=4, largest=255)
+CODES = {"exp_avg": SIGNED, "momentum_buffer": SIGNED, "exp_avg_sq": UNSIGNED, "max_exp_avg_sq": UNSIGNED}
+
+
+class EightBitStep(StateStep):
+    """Widens a chunk's states, steps it by the function that was there, narrows them again.
+
+    On a GPU with Triton, Adam and SGD are one kernel instead, as long as nothing but a rounding stands inside.
+    """
+
+    def __init__(self, inner: StepFunction, block: int) -> None:
+        self.inner = inner
+        self.block = block
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    @torch.no_grad()
+    def __call__(self, parameter: Tensor, gradient: Tensor, state: State, group: Group) -> None:
+        if parameter.numel() < SMALL_ELEMENTS:
+            self.inner(parameter, gradient, state, group)
+            return
+        parameter, gradient = flat(parameter), flat_like(gradient, parameter)
+        if self._has_kernel(parameter, group):
+            self._step_by_kernel(parameter, gradient, state, group)
+            return
+        before = dict(state)
+        for start, stop in _chunks(parameter.numel()):
+            piece = slice(start, stop)
+            opened = self._open(before, piece, parameter)
+            self._step_chunk(parameter[piece], gradient[piece], opened, group)
+            self._close(opened, state, piece, parameter)
+
+    def plain_state(self, parameter: Tensor, state: State) -> State:
+        dtype = torch.float32 if "master" in state else parameter.dtype
+        widened = {
+            name: self._widen(name, value, state, parameter, dtype)
+            for name, value in state.items()
+            if not name.endswith(_SCALES)
+        }
+        return plain_state(self.inner, parameter, widened)
+
+    def own_state(self, parameter: Tensor, plain: State, group: Group) -> State:
+        state = own_state(self.inner, parameter, plain, group)
+        if parameter.numel() < SMALL_ELEMENTS:
+            return state
+        for name in [name for name in state if name in CODES and isinstance(state[name], Tensor)]:
+            values = flat_like(state[name], parameter)
+            self._make_codes(name, state, parameter)
+            for start, stop in _chunks(parameter.numel()):
+                self._write(name, values[start:stop], state, slice(start, stop), noise=None)
+        return state
+
+    def _step_chunk(self, parameter: Tensor, gradient: Tensor, opened: State, group: Group) -> None:
+        wide = torch.promote_types(parameter.dtype, torch.float32)
+        if parameter.dtype == wide or not isinstance(self.inner, PlainStep):
+            self.inner(parameter, gradient, opened, group)
+            return
+        # The optimizer's own step wants one type throughout.
+        value = parameter.to(wide)
+        self.inner(value, gradient.to(wide), opened, group)
+        parameter.copy_(value)
+
+    def _open(self, state: State, piece: slice, parameter: Tensor) -> State:
+        """Of one chunk: states widened, others of the parameter's size in place, counts copied."""
+        opened: State = {}
+        wide = torch.promote_types(parameter.dtype, torch.float32)
+        for name, value in state.items():
+            if name + _SCALES in state:
+                scales = state[name + _SCALES][self._blocks(piece)]
+                opened[name] = CODES[name].dequantise(value[piece], scales, self.block).to(wide)
+            elif isinstance(value, Tensor) and value.numel() == parameter.numel():
+                opened[name] = flat(value)[piece]
+            elif not name.endswith(_SCALES):
+                opened[name] = deepcopy(value)
+        return opened
+
+    def _close(self, opened: State, state: State, piece: slice, parameter: Tensor) -> None:
+        for name, value in opened.items():
+            if name in CODES and isinstance(value, Tensor):
+                self._make_codes(name, state, parameter)
+                noise = torch.rand(value.shape, device=value.device, generator=self._generator(value.device))
+                self._write(name, value, state, piece, noise)
+            elif not isinstance(value, Tensor) or value.dim() == 0:
+                state[name] = value
+
+    def _make_codes(self, name: str, state: State, parameter: Tensor) -> None:
+        if name + _SCALES not in state:
+            count, device = parameter.numel(), parameter.device
+            state[name] = torch.empty(count, dtype=CODES[name].dtype, device=device)
+            state[name + _SCALES] = torch.empty(-(-count // self.block), dtype=torch.float32, device=device)
+
+    def _write(self, name: str, values: Tensor, state: State, piece: slice, noise: Tensor | None) -> None:
+        codes, scales = CODES[name].quantise(values, self.block, noise)
+        state[name][piece] = codes
+        state[name + _SCALES][self._blocks(piece)] = scales
+
+    def _blocks(self, piece: slice) -> slice:
+        return slice(piece.start // self.block, -(-piece.stop // self.block))
+
+    def _widen(self, name: str, value: Any, state: State, parameter: Tensor, dtype: torch.dtype) -> Any:
+        if name + _SCALES not in state:
+            return value
+        whole = torch.empty_like(parameter, dtype=dtype, device=value.device)
+        for start, stop in _chunks(parameter.numel()):
+            piece = slice(start, stop)
+            scales = state[name + _SCALES][self._blocks(piece)]
+            flat(whole)[piece] = CODES[name].dequantise(value[piece], scales, self.block).to(dtype)
+        return whole
+
+    def _generator(self, device: torch.device) -> torch.Generator:
+        """One of our own: the model's random draws stay as they are."""
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device).manual_seed(torch.initial_seed())
+        return self._generators[device]
+
+    # One kernel on a GPU ----------------------------------------------------------------------------------------------
+
+    def _has_kernel(self, parameter: Tensor, group: Group) -> bool:
+        virtual = on_virtual_gpu(parameter.device)
+        return (
+            parameter.is_cuda
+            and isinstance(self.inner, PlainStep | StochasticStep)
+            and parameter.dtype in (torch.float32, torch.bfloat16, torch.float16)
+            and not group.get("amsgrad")
+            and (virtual or find_spec("triton") is not None)
+        )
+
+    def _step_by_kernel(self, parameter: Tensor, gradient: Tensor, state: State, group: Group) -> None:
+        first = not any(name in CODES for name in state)
+        adam = "betas" in group
+        for name in ("exp_avg", "exp_avg_sq") if adam else ("momentum_buffer",) if group["momentum"] else ():
+            self._make_codes(name, state, parameter)
+            if first:
+                state[name].zero_()
+                state[name + _SCALES].zero_()
+        if adam:
+            numbers: AdamStep | SgdStep = AdamStep.of(group, _count_step(state))
+        else:
+            numbers = SgdStep.of(group)
+        if on_virtual_gpu(parameter.device):
+            return  # the kernel allocates nothing, and there are no values to change
+        from tonnage.fit.stepping import eight_bit_kernels
+
+        stochastic = isinstance(self.inner, StochasticStep) and parameter.dtype == torch.bfloat16
+        seed = int(torch.randint(2**31 - 1, (), generator=self._generator(torch.device("cpu"))).item())
+        options = eight_bit_kernels.Options(block=self.block, seed=seed, stochastic=stochastic, first=first)
+        if isinstance(numbers, AdamStep):
+            average, square = ((state[name], state[name + _SCALES]) for name in ("exp_avg", "exp_avg_sq"))
+            eight_bit_kernels.adam(parameter, gradient, average, square, numbers, options)
+        else:
+            buffer = (state["momentum_buffer"], state["momentum_buffer" + _SCALES]) if numbers.momentum else None
+            eight_bit_kernels.sgd(parameter, gradient, buffer, numbers, options)
+
+
+def _chunks(count: int) -> Iterator[tuple[int, int]]:
+    return ((start, min(start + _CHUNK_ELEMENTS, count)) for start in range(0, count, _CHUNK_ELEMENTS))
+
+
+def _count_step(state: State) -> int:
+    """This step's number. The count lives on the host, where reading it waits for nothing."""
+    step = state.get("step", torch.zeros((), dtype=torch.float32)).cpu() + 1
+    state["step"] = step
+    return int(step.item())

@@ -1,0 +1,214 @@
+"""The step on 8-bit states as one pass over memory. Imported only with Triton.
+
+A program handles a few whole blocks, so that their new scales are known before their codes are written. The arithmetic
+is that of `eight_bit.Code`, whose words explain it.
+"""
+
+# What Triton compiles has no types of Python's.
+# mypy: disable-error-code="no-untyped-def, import-not-found"
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tonnage.fit.stepping.stochastic import AdamStep, SgdStep
+from tonnage.fit.stepping.stochastic_kernels import round_stochastically
+
+Coded = tuple[Tensor, Tensor]  # codes and scales
+_TILE_ELEMENTS = 2048
+_ROUNDS: tl.constexpr = tl.constexpr(7)  # the fewest of Philox that pass the usual tests of randomness
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    block: int
+    seed: int
+    stochastic: bool  # whether BF16 parameters are rounded at random
+    first: bool  # whether this is the first step of the parameter
+
+    @property
+    def rows(self) -> int:
+        return max(1, _TILE_ELEMENTS // self.block)
+
+
+def adam(
+    parameter: Tensor,
+    gradient: Tensor,
+    average: Coded,
+    square: Coded,
+    numbers: AdamStep,
+    options: Options,
+) -> None:
+    grid = (triton.cdiv(parameter.numel(), options.rows * options.block),)
+    with torch.cuda.device_of(parameter):
+        _adam_kernel[grid](
+            parameter,
+            gradient,
+            *average,
+            *square,
+            parameter.numel(),
+            options.seed,
+            numbers.average_gain,
+            numbers.square_gain,
+            numbers.size,
+            numbers.root_scale,
+            numbers.eps,
+            numbers.shrink,
+            numbers.decay,
+            numbers.sign,
+            STOCHASTIC=options.stochastic,
+            ROWS=options.rows,
+            BLOCK=options.block,
+        )
+
+
+def sgd(
+    parameter: Tensor,
+    gradient: Tensor,
+    buffer: Coded | None,
+    numbers: SgdStep,
+    options: Options,
+) -> None:
+    # Without momentum nothing is kept; the parameter stands in for codes that nobody reads.
+    codes, scales = buffer or (parameter, parameter)
+    grid = (triton.cdiv(parameter.numel(), options.rows * options.block),)
+    with torch.cuda.device_of(parameter):
+        _sgd_kernel[grid](
+            parameter,
+            gradient,
+            codes,
+            scales,
+            parameter.numel(),
+            options.seed,
+            numbers.rate,
+            numbers.momentum,
+            numbers.gain,
+            numbers.decay,
+            numbers.sign,
+            MOMENTUM=numbers.momentum != 0,
+            FIRST=options.first,
+            NESTEROV=numbers.nesterov,
+            STOCHASTIC=options.stochastic,
+            ROWS=options.rows,
+            BLOCK=options.block,
+        )
+
+
+@triton.jit
+def _share(bits):
+    """24 random bits as a number in [0, 1)."""
+    return (bits & 0xFFFFFF).to(tl.float32) * (1.0 / 16777216.0)
+
+
+@triton.jit
+def _relative(values, scales):
+    return tl.minimum(tl.abs(values) / tl.maximum(scales, 1.17549435e-38)[:, None], 1.0)
+
+
+@triton.jit
+def _signed_level(place):
+    root = place * (1.0 / 127.0)
+    return root * root
+
+
+@triton.jit
+def _unsigned_level(place):
+    root = (place + 1.0) * (1.0 / 256.0)
+    return root * root * (root * root)
+
+
+@triton.jit
+def _signed_codes(values, scales, noise):
+    size = _relative(values, scales)
+    lower = tl.floor(tl.sqrt(size) * 127.0)
+    lower = tl.where((_signed_level(lower) > size) & (lower > 0.0), lower - 1.0, lower)
+    below = _signed_level(lower)
+    share = (size - below) / (_signed_level(lower + 1.0) - below)
+    place = tl.minimum(tl.where(share > noise, lower + 1.0, lower), 127.0)
+    return tl.where(values < 0.0, -place, place).to(tl.int8)
+
+
+@triton.jit
+def _unsigned_codes(values, scales, noise):
+    size = _relative(values, scales)
+    lower = tl.maximum(tl.floor(tl.sqrt(tl.sqrt(size)) * 256.0 - 1.0), 0.0)
+    lower = tl.where((_unsigned_level(lower) > size) & (lower > 0.0), lower - 1.0, lower)
+    below = _unsigned_level(lower)
+    share = (size - below) / (_unsigned_level(lower + 1.0) - below)
+    return tl.minimum(tl.where(share > noise, lower + 1.0, lower), 255.0).to(tl.uint8)
+
+
+@triton.jit
+def _signed_values(codes, scales):
+    place = codes.to(tl.float32)
+    levels = _signed_level(tl.abs(place)) * scales[:, None]
+    return tl.where(place < 0.0, -levels, levels)
+
+
+@triton.jit
+def _store_parameter(parameter, at, inside, value, bits, STOCHASTIC: tl.constexpr):
+    if STOCHASTIC:
+        tl.store(parameter + at, round_stochastically(value, bits.to(tl.uint32, bitcast=True) & 0xFFFF), mask=inside)
+    else:
+        tl.store(parameter + at, value.to(parameter.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["seed"])
+def _adam_kernel(
+    parameter, gradient, average, average_scales, square, square_scales, count, seed,
+    average_gain, square_gain, size, root_scale, eps, shrink, decay, sign,
+    STOCHASTIC: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    at = row[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    inside = at < count
+    row_inside = row * BLOCK < count
+    noise_0, noise_1, noise_2, _ = tl.randint4x(seed, at.to(tl.int32), n_rounds=_ROUNDS)
+
+    value = tl.load(parameter + at, mask=inside, other=0.0).to(tl.float32)
+    slope = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32) * sign + decay * value
+    scale = tl.load(average_scales + row, mask=row_inside, other=0.0)
+    first = _signed_values(tl.load(average + at, mask=inside, other=0), scale)
+    scale = tl.load(square_scales + row, mask=row_inside, other=0.0)
+    second = _unsigned_level(tl.load(square + at, mask=inside, other=0).to(tl.float32)) * scale[:, None]
+
+    first = first + average_gain * (slope - first)
+    second = second * (1.0 - square_gain) + square_gain * slope * slope
+    value = value * shrink - size * first / (tl.sqrt(second) * root_scale + eps)
+    _store_parameter(parameter, at, inside, value, noise_0, STOCHASTIC)
+
+    scale = tl.max(tl.where(inside, tl.abs(first), 0.0), axis=1)
+    tl.store(average_scales + row, scale, mask=row_inside)
+    tl.store(average + at, _signed_codes(first, scale, _share(noise_1)), mask=inside)
+    scale = tl.max(tl.where(inside, second, 0.0), axis=1)
+    tl.store(square_scales + row, scale, mask=row_inside)
+    tl.store(square + at, _unsigned_codes(second, scale, _share(noise_2)), mask=inside)
+
+
+@triton.jit(do_not_specialize=["seed"])
+def _sgd_kernel(
+    parameter, gradient, buffer, buffer_scales, count, seed, rate, momentum, gain, decay, sign,
+    MOMENTUM: tl.constexpr, FIRST: tl.constexpr, NESTEROV: tl.constexpr, STOCHASTIC: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    at = row[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    inside = at < count
+    row_inside = row * BLOCK < count
+    noise_0, noise_1, _, _ = tl.randint4x(seed, at.to(tl.int32), n_rounds=_ROUNDS)
+
+    value = tl.load(parameter + at, mask=inside, other=0.0).to(tl.float32)
+    slope = tl.load(gradient + at, mask=inside, other=0.0).to(tl.float32) * sign + decay * value
+    if MOMENTUM:
+        mean = slope
+        if not FIRST:
+            scale = tl.load(buffer_scales + row, mask=row_inside, other=0.0)
+            mean = _signed_values(tl.load(buffer + at, mask=inside, other=0), scale) * momentum + gain * slope
+        scale = tl.max(tl.where(inside, tl.abs(mean), 0.0), axis=1)
+        tl.store(buffer_scales + row, scale, mask=row_inside)
+        tl.store(buffer + at, _signed_codes(mean, scale, _share(noise_1)), mask=inside)
+        slope = slope + momentum * mean if NESTEROV else mean
+    _store_parameter(parameter, at, inside, value - rate * slope, noise_0, STOCHASTIC)

@@ -1,0 +1,378 @@
+"""Optimizer states on the host, and two ways to step them.
+
+`DeviceWay` brings a piece's states to the device through a few staging slots, steps there and takes them back: copies
+in both directions run beside the computation. `HostWay` takes gradient and parameter to the host, steps there on a
+thread of its own and brings the new parameter back. Neither knows which optimizer it is, nor when backward runs.
+"""
+
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Adagrad, Adam, Optimizer
+
+from tonnage.fit.moving.host import has_streams, pinned
+from tonnage.fit.stepping.parameter_step import Group, State, StateStep, StepFunction, own_state
+from tonnage.fit.stepping.pieces import Piece, Probe, cut_state, flat, flat_like, join
+from tonnage.fit.virtual import on_virtual_gpu
+
+_PIECES = "pieces"  # the one state of a parameter under these ways
+DEVICE_SLOTS = 3  # one coming, one being stepped, one going
+HOST_SLOTS = 6
+LEAST_ELEMENTS = 4096  # of a piece, and each is a multiple: kernels stay aligned, 8-bit states keep their blocks
+
+
+class Lane:
+    """A stream beside the computation's. Without streams, things happen at once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device) if has_streams(device) else None
+
+    def current(self) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(self.stream) if self.stream is not None else nullcontext()
+
+    def wait(self, event: "torch.cuda.Event | None") -> None:
+        if self.stream is not None and event is not None:
+            self.stream.wait_event(event)
+
+    def copy(self, pairs: Sequence[tuple[Tensor, Tensor]], after: Sequence["torch.cuda.Event | None"]) -> Any:
+        """Copy each source into its target after these events; an event that says when it is done."""
+        if self.stream is None:
+            for source, target in pairs:
+                target.copy_(source)
+            return None
+        for event in after:
+            self.wait(event)
+        with self.current():
+            for source, target in pairs:
+                target.copy_(source, non_blocking=True)
+            return self.stream.record_event()
+
+
+def pieces_of(state: State) -> list[Piece]:
+    """The pieces of a parameter whose states are kept in one of these ways."""
+    return state[_PIECES]
+
+
+def _now(device: torch.device) -> Any:
+    """An event after what the current stream has been given so far."""
+    return torch.cuda.current_stream(device).record_event() if has_streams(device) else None
+
+
+@dataclass
+class _Slot:
+    """A staging buffer of the device."""
+
+    buffer: Tensor
+    free: Any = None  # an event: when it may be overwritten
+    stepped: Any = None  # an event: when what it holds was stepped
+
+
+class PiecewiseStep(StateStep):
+    """Steps a parameter piece by piece: those on the device where they are, the others in a way of its own."""
+
+    def __init__(self, inner: StepFunction, device: torch.device, *, gpu_bytes: int, piece_bytes: int) -> None:
+        self.inner = inner
+        self.device = device
+        self.piece_bytes = piece_bytes
+        self.largest_bytes = 0  # of the parameter's part of a piece on the host
+        self.largest_state_bytes = 0
+        self._gpu_bytes_left = gpu_bytes
+        self._pieces: dict[int, list[Piece]] = {}  # by the parameter's id
+        self._probe = Probe(inner)
+        self.in_lane = Lane(device)
+        self.out_lane = Lane(device)
+
+    @abstractmethod
+    def step_on_host(self, parameter: Tensor, gradient: Tensor, piece: Piece, group: Group) -> None:
+        """Step a piece whose states are on the host; `parameter` and `gradient` are its flat parts."""
+
+    @torch.no_grad()
+    def __call__(self, parameter: Tensor, gradient: Tensor, state: State, group: Group) -> None:
+        if _PIECES not in state:
+            state.update(self.own_state(parameter, {}, group))
+        parameter, gradient = flat(parameter), flat_like(gradient, parameter)
+        for piece in state[_PIECES]:
+            if piece.buffer is None:
+                self.inner(piece.of(parameter), piece.of(gradient), piece.state, group)
+                piece.started = True
+            else:
+                self.step_on_host(piece.of(parameter), piece.of(gradient), piece, group)
+
+    def plain_state(self, parameter: Tensor, state: State) -> State:
+        return join(self.inner, parameter, state[_PIECES]) if state else {}
+
+    def own_state(self, parameter: Tensor, plain: State, group: Group) -> State:
+        if id(parameter) not in self._pieces:
+            self._pieces[id(parameter)] = self._cut(parameter, plain, group)
+        pieces = self._pieces[id(parameter)]
+        for piece in pieces:
+            piece.forget()
+        for piece in pieces if plain else ():
+            target = self.home(piece.of(flat(parameter)), piece)
+            piece.keep(own_state(self.inner, target, cut_state(plain, parameter, piece), group))
+        return {_PIECES: pieces}
+
+    def state_bytes(self, parameter: Tensor, state: State, group: Group) -> int:
+        """Of all states of a parameter, as the inner function has them or would have them."""
+        if state:
+            return sum(value.nbytes for value in state.values() if isinstance(value, Tensor) and value.dim())
+        return self._probe.packing(parameter, parameter.numel(), {}, group).state_bytes
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Let the current stream, and the host where it must, wait for the new parameters."""
+
+    def home(self, parameter: Tensor, piece: Piece) -> Tensor:
+        """A tensor of the piece's elements on the device where its states are stepped."""
+        return parameter
+
+    def _cut(self, parameter: Tensor, plain: State, group: Group) -> list[Piece]:
+        """Pieces of a parameter: what still fits the device's share first, then those on the host."""
+        count = parameter.numel()
+        per_element = max(1, self._probe.packing(parameter, count, plain, group).state_bytes / max(1, count))
+        on_device = self._elements_on_device(parameter, per_element, plain, group)
+        stride = max(1, int(self.piece_bytes / per_element / LEAST_ELEMENTS)) * LEAST_ELEMENTS
+        edges = [0, *([on_device] if on_device else []), *range(on_device + stride, count, stride), count]
+        pieces = [
+            Piece(start, stop, self._probe.packing(parameter, stop - start, plain, group))
+            for start, stop in pairwise(edges)
+            if stop > start or count == 0
+        ]
+        for piece in pieces:
+            self._place(piece, parameter.dtype.itemsize, on_host=piece.start >= on_device and count > 0)
+        return pieces
+
+    def _elements_on_device(self, parameter: Tensor, per_element: float, plain: State, group: Group) -> int:
+        """As many as the share that is left can hold. States that share a scale make bytes not quite proportional."""
+        count = min(parameter.numel(), int(self._gpu_bytes_left / per_element))
+        while (needed := self._probe.packing(parameter, count, plain, group).state_bytes) > self._gpu_bytes_left:
+            count = min(count - 1, int(count * self._gpu_bytes_left / needed))
+        return count
+
+    def _place(self, piece: Piece, itemsize: int, *, on_host: bool) -> None:
+        if on_host:
+            self.largest_bytes = max(self.largest_bytes, (piece.stop - piece.start) * itemsize)
+            self.largest_state_bytes = max(self.largest_state_bytes, piece.packing.byte_count)
+            piece.buffer = pinned(piece.packing.byte_count, self.device)
+        else:
+            self._gpu_bytes_left -= piece.packing.state_bytes
+
+
+class DeviceWay(PiecewiseStep):
+    """States come to the device through staging slots and go back; the step is the device's own, bit by bit.
+
+    It runs on a stream of its own, so that backward does not wait for the link. Gradients wait for their states: at
+    most `window_bytes` of them beside the largest one, then backward waits too.
+    """
+
+    def __init__(
+        self, inner: StepFunction, device: torch.device, *, gpu_bytes: int, piece_bytes: int, window_bytes: int
+    ) -> None:
+        super().__init__(inner, device, gpu_bytes=gpu_bytes, piece_bytes=piece_bytes)
+        self._slots: list[_Slot] = []
+        self._turn = 0
+        self._step_lane = Lane(device)
+        self._window_bytes = window_bytes
+        self._waiting: deque[tuple[Tensor, Any]] = deque()
+        self._waiting_bytes = 0
+
+    def step_on_host(self, parameter: Tensor, gradient: Tensor, piece: Piece, group: Group) -> None:
+        slot = self._next_slot(piece.packing.byte_count)
+        complete = _now(self.device)
+        with self._step_lane.current():
+            self._step_lane.wait(complete)
+            self._step_staged(slot, parameter, gradient, piece, group)
+        self._hold(gradient, slot.stepped)
+
+    def finish(self) -> None:
+        while self._waiting:
+            self._let_go()
+
+    def _step_staged(self, slot: "_Slot", parameter: Tensor, gradient: Tensor, piece: Piece, group: Group) -> None:
+        assert piece.buffer is not None
+        staged = slot.buffer[: piece.packing.byte_count]
+        if piece.started:
+            self._step_lane.wait(self.in_lane.copy([(piece.buffer, staged)], after=[slot.free, piece.written]))
+        else:
+            self._step_lane.wait(slot.free)
+        state = {**piece.state, **piece.packing.views(staged)} if piece.started else {}
+        self.inner(parameter, gradient, state, group)
+        piece.state = piece.packing.store(state, staged)
+        piece.started = True
+        slot.stepped = _now(self.device)
+        slot.free = piece.written = self.out_lane.copy([(staged, piece.buffer)], after=[slot.stepped])
+
+    def _hold(self, gradient: Tensor, stepped: Any) -> None:
+        self._waiting.append((gradient, stepped))
+        self._waiting_bytes += gradient.nbytes
+        while self._waiting_bytes > self._window_bytes:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """The oldest gradient, once the current stream may use its memory again."""
+        gradient, stepped = self._waiting.popleft()
+        self._waiting_bytes -= gradient.nbytes
+        if stepped is not None:
+            torch.cuda.current_stream(self.device).wait_event(stepped)
+
+    def _next_slot(self, byte_count: int) -> _Slot:
+        while len(self._slots) < DEVICE_SLOTS:
+            self._slots.append(_Slot(torch.empty(0, dtype=torch.uint8, device=self.device)))
+        self._turn = (self._turn + 1) % DEVICE_SLOTS
+        slot = self._slots[self._turn]
+        if slot.buffer.numel() < byte_count:
+            self._grow(slot, max(byte_count, self.largest_state_bytes))
+        return slot
+
+    def _grow(self, slot: _Slot, byte_count: int) -> None:
+        """Once in a training, unless parameters are added to the optimizer later."""
+        if slot.free is not None:
+            slot.free.synchronize()
+        slot.buffer = torch.empty(byte_count, dtype=torch.uint8, device=self.device)
+        slot.free = _now(self.device)
+
+
+@dataclass
+class _HostSlot:
+    """A pinned place for one piece's parameter and gradient on their way."""
+
+    buffer: Tensor
+    free: Any = None  # when the new parameter has left it
+    gradient: Tensor | None = None  # of the device, held until it has been copied
+
+    def views(self, count: int, dtype: torch.dtype, largest_bytes: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        byte_count = count * dtype.itemsize
+        if self.buffer.numel() < 2 * byte_count:
+            if self.free is not None:
+                self.free.synchronize()
+            self.buffer = pinned(2 * max(byte_count, largest_bytes), device)
+        return self.buffer[:byte_count].view(dtype), self.buffer[byte_count : 2 * byte_count].view(dtype)
+
+
+class HostWay(PiecewiseStep):
+    """The step is the host's, on a thread beside backward. Gradients may be summed on the host before.
+
+    At most `HOST_SLOTS` pieces are under way: a backward pass that is faster than the host waits for it here, and so
+    the gradients that are still on the device are bounded.
+    """
+
+    def __init__(
+        self, inner: StepFunction, optimizer: Optimizer, device: torch.device, *, gpu_bytes: int, piece_bytes: int
+    ) -> None:
+        super().__init__(inner, device, gpu_bytes=gpu_bytes, piece_bytes=piece_bytes)
+        self._has_fused = isinstance(optimizer, Adam | SGD | Adagrad)
+        self._has_values = not on_virtual_gpu(device)
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="tonnage-host-step")
+        self._under_way: list[Future[None]] = []
+        self._slots: SimpleQueue[_HostSlot] = SimpleQueue()
+        for _ in range(HOST_SLOTS):
+            self._slots.put(_HostSlot(torch.empty(0, dtype=torch.uint8)))
+
+    def close(self) -> None:
+        self._worker.shutdown()
+
+    def finish(self) -> None:
+        under_way, self._under_way = self._under_way, []
+        for future in under_way:
+            future.exception()
+        for future in under_way:
+            future.result()
+        for _ in range(self._slots.qsize() if not self._has_values else 0):
+            slot = self._slots.get()
+            slot.gradient = None
+            self._slots.put(slot)
+        if self.in_lane.stream is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self.in_lane.stream)
+
+    def home(self, parameter: Tensor, piece: Piece) -> Tensor:
+        return parameter if piece.buffer is None else torch.empty_like(parameter, device="cpu")
+
+    def step_on_host(self, parameter: Tensor, gradient: Tensor | None, piece: Piece, group: Group) -> None:
+        """Step by this gradient and what was added before."""
+        slot, here, gradient_here = self._take_slot(parameter)
+        pairs = [(parameter, here)] if gradient is None else [(parameter, here), (gradient, gradient_here)]
+        copied = self.out_lane.copy(pairs, after=[slot.free, _now(self.device)])
+        slot.gradient = gradient
+        added = piece.gradient if piece.has_gradient else None
+        gradients = [g for g in (added, None if gradient is None else gradient_here) if g is not None]
+        piece.has_gradient = False
+        options = self._host_group(group, parameter.dtype)
+        self._send(slot, copied, lambda: self._step(slot, parameter, here, gradients, piece, options))
+
+    @torch.no_grad()
+    def add(self, parameter: Tensor, gradient: Tensor, pieces: Sequence[Piece]) -> None:
+        """Sum a micro-batch's gradient on the host."""
+        gradient = flat_like(gradient, parameter)
+        for piece in pieces:
+            part = piece.of(gradient)
+            if piece.gradient is None:
+                piece.gradient = pinned(part.nbytes, self.device).view(part.dtype)
+            total = piece.gradient
+            slot, _, here = self._take_slot(part)
+            slot.gradient = part
+            target = here if piece.has_gradient else total
+            copied = self.out_lane.copy([(part, target)], after=[slot.free, _now(self.device)])
+            self._send(slot, copied, partial(total.add_, here) if piece.has_gradient else None)
+            piece.has_gradient = True
+
+    def step_added(self, parameter: Tensor, pieces: Sequence[Piece], group: Group) -> None:
+        """Step by what was added alone."""
+        for piece in pieces:
+            if piece.has_gradient:
+                self.step_on_host(piece.of(flat(parameter)), None, piece, group)
+
+    def _take_slot(self, part: Tensor) -> tuple[_HostSlot, Tensor, Tensor]:
+        """A free slot, and places in it for two tensors like this part; waits where all are under way."""
+        slot = self._slots.get()
+        try:
+            return slot, *slot.views(part.numel(), part.dtype, self.largest_bytes, self.device)
+        except BaseException:
+            self._slots.put(slot)
+            raise
+
+    def _send(self, slot: _HostSlot, copied: Any, work: Callable[[], object] | None) -> None:
+        """Once the copy is there: let the device's gradient go, do the work on the host, free the slot."""
+
+        def run() -> None:
+            try:
+                if copied is not None:
+                    copied.synchronize()
+                slot.gradient = None
+                if work is not None:
+                    with torch.no_grad():
+                        work()
+            finally:
+                slot.gradient = None
+                self._slots.put(slot)
+
+        if self._has_values:
+            self._under_way.append(self._worker.submit(run))
+        else:  # nothing to compute; gradients stay as long as they would at most
+            self._slots.put(slot)
+
+    def _step(
+        self, slot: _HostSlot, parameter: Tensor, here: Tensor, gradients: list[Tensor], piece: Piece, group: Group
+    ) -> None:
+        gradient = gradients[0] if len(gradients) == 1 else gradients[0].add_(gradients[1])
+        state = piece.whole_state() if piece.started else {}
+        self.inner(here, gradient, state, group)
+        piece.keep(state)
+        slot.free = self.in_lane.copy([(here, parameter)], after=[])
+
+    def _host_group(self, group: Group, dtype: torch.dtype) -> Group:
+        """The same options by the host's fastest way: one vectorised pass over all threads."""
+        if not self._has_fused or group.get("differentiable"):
+            return dict(group)
+        # PyTorch's fused SGD of the CPU makes wrong momenta of 16-bit types (as of 2.13).
+        fused = dtype.itemsize >= 4 or "momentum" not in group
+        return {**group, "fused": fused, "foreach": None, "capturable": False}

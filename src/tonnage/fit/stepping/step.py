@@ -1,0 +1,34 @@
+"""One optimizer step of a training on one batch, micro-batch by micro-batch. It does not know which techniques apply."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from tonnage.fit.stepping.batches import Part, split
+from tonnage.fit.training import Batch, Training
+
+
+def take_step(training: Training, batch: Batch) -> Tensor:
+    """The loss of the whole batch, after the step. Where something raises, gradients are as they were before."""
+    parts = split(batch, training.micro_batches, training.weighting)
+    training.stepper.begin(len(parts))
+    total = accumulate(training, parts)
+    training.stepper.finish()
+    return total
+
+
+def accumulate(training: Training, parts: Sequence[Part], *, closes: bool = True) -> Tensor:
+    """The losses of these parts in one, their gradients added; `closes`: the last of them is the step's last."""
+    total: Tensor | None = None
+    try:
+        for index, part in enumerate(parts):
+            with training.forward_pass():
+                loss = part.weigh(training.loss(training.model, part.batch))
+            training.stepper.backward(loss, last=closes and index == len(parts) - 1)
+            total = loss.detach() if total is None else total + loss.detach()
+            del loss
+    except BaseException:
+        training.stepper.abandon()
+        raise
+    assert total is not None
+    return total

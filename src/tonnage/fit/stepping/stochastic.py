@@ -1,0 +1,190 @@
+"""Adam, AdamW and SGD on BF16 parameters with BF16 states: computed in FP32, stored by stochastic rounding.
+
+A value between two neighbours of BF16 becomes the upper one with a probability that is its distance from the lower
+one, so its mean is kept. Rounding to nearest would lose every update that is smaller than half the spacing (1/256 of
+the value), and a second moment could never fall: 0.999 of a BF16 number is the same number.
+
+It steps one parameter, or a flat piece of one, and does not know who drives the step.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from tonnage.fit.stepping.parameter_step import Group, State
+from tonnage.fit.virtual import on_virtual_gpu
+
+_CHUNK_ELEMENTS = 2**22  # of FP32 temporaries: 16 MiB each, about eight at a time
+
+
+def round_stochastically(values: Tensor) -> Tensor:
+    """FP32 as BF16, up or down at random, right in the mean. What is not finite stays what it is."""
+    noise = torch.randint(2**16, values.shape, dtype=torch.int32, device=values.device)
+    # The upper half of an FP32 number is a BF16 number: a carry out of the lower half goes to the next one in magnitude.
+    bits = noise.add_(values.view(torch.int32)).bitwise_and_(-(2**16))
+    return torch.where(values.isfinite(), bits.view(torch.float32), values).to(torch.bfloat16)
+
+
+def stochastic_step(parameter: Tensor, gradient: Tensor, state: State, group: Group) -> None:
+    """Step one BF16 tensor as torch.optim's Adam, AdamW or SGD would, with the group's own settings."""
+    with torch.no_grad():
+        if "betas" in group:
+            _step_adam(parameter.detach(), gradient, state, AdamStep.of(group, _count_step(parameter, state)))
+        else:
+            _step_sgd(parameter.detach(), gradient, state, SgdStep.of(group))
+
+
+# Adam -----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamStep:
+    """The numbers of one step, the same for all elements."""
+
+    average_gain: float  # 1 - beta1
+    square_gain: float  # 1 - beta2
+    size: float  # learning rate over the first bias correction
+    root_scale: float  # one over the root of the second bias correction
+    eps: float
+    shrink: float  # what decoupled weight decay leaves of a parameter
+    decay: float  # weight decay that goes through the gradient
+    sign: float  # of the gradient: -1 where it is climbed
+
+    @classmethod
+    def of(cls, group: Group, step: int) -> "AdamStep":
+        beta1, beta2 = (float(beta) for beta in group["betas"])
+        rate, decay = float(group["lr"]), float(group["weight_decay"])
+        decoupled = bool(group.get("decoupled_weight_decay"))
+        return cls(
+            average_gain=1 - beta1,
+            square_gain=1 - beta2,
+            size=rate / (1 - beta1**step),
+            root_scale=(1 - beta2**step) ** -0.5,
+            eps=float(group["eps"]),
+            shrink=1 - rate * decay if decoupled else 1.0,
+            decay=0.0 if decoupled else decay,
+            sign=-1.0 if group["maximize"] else 1.0,
+        )
+
+
+def _count_step(parameter: Tensor, state: State) -> int:
+    """This step's number. The count lives on the host, where reading it waits for nothing."""
+    if "step" not in state:
+        state["step"] = torch.zeros((), dtype=torch.float32)
+        state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+    if state["step"].is_cuda:  # as a fused optimizer makes or loads it
+        state["step"] = state["step"].cpu()
+    state["step"] += 1
+    return max(1, int(state["step"].item()))
+
+
+def _step_adam(parameter: Tensor, gradient: Tensor, state: State, numbers: AdamStep) -> None:
+    tensors = (parameter, gradient, state["exp_avg"], state["exp_avg_sq"])
+    if on_virtual_gpu(parameter.device):
+        return  # the kernel allocates nothing, and there are no values to change
+    if _fused(*tensors):
+        from tonnage.fit.stepping.stochastic_kernels import adam
+
+        adam(*tensors, numbers)
+        return
+    for chunk in _chunks(*tensors):
+        _adam_chunk(numbers, *chunk)
+
+
+def _adam_chunk(numbers: AdamStep, parameter: Tensor, gradient: Tensor, average: Tensor, square: Tensor) -> None:
+    value, slope = parameter.float(), gradient.float() * numbers.sign
+    if numbers.decay:
+        slope = slope.add(value, alpha=numbers.decay)
+    first = average.float().lerp_(slope, numbers.average_gain)
+    second = square.float().mul_(1 - numbers.square_gain).addcmul_(slope, slope, value=numbers.square_gain)
+    divisor = second.sqrt().mul_(numbers.root_scale).add_(numbers.eps)
+    value = (value * numbers.shrink).addcdiv_(first, divisor, value=-numbers.size)
+    for target, exact in ((parameter, value), (average, first), (square, second)):
+        _store(target, exact)
+
+
+# SGD ------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class SgdStep:
+    """The numbers of one step, the same for all elements."""
+
+    rate: float
+    momentum: float
+    gain: float  # of a new gradient in the momentum: 1 - dampening
+    nesterov: bool
+    decay: float
+    sign: float  # of the gradient: -1 where it is climbed
+
+    @classmethod
+    def of(cls, group: Group) -> "SgdStep":
+        return cls(
+            rate=float(group["lr"]),
+            momentum=float(group["momentum"]),
+            gain=1 - float(group["dampening"]),
+            nesterov=bool(group["nesterov"]),
+            decay=float(group["weight_decay"]),
+            sign=-1.0 if group["maximize"] else 1.0,
+        )
+
+
+def _step_sgd(parameter: Tensor, gradient: Tensor, state: State, numbers: SgdStep) -> None:
+    first = numbers.momentum != 0 and state.get("momentum_buffer") is None
+    if first:
+        state["momentum_buffer"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+    # Without momentum nothing is kept; the parameter stands in for a buffer that nobody reads.
+    buffer = state["momentum_buffer"] if numbers.momentum else parameter
+    if on_virtual_gpu(parameter.device):
+        return
+    if _fused(parameter, gradient, buffer):
+        from tonnage.fit.stepping.stochastic_kernels import sgd
+
+        sgd(parameter, gradient, buffer, numbers, first=first)
+        return
+    for chunk in _chunks(parameter, gradient, buffer):
+        _sgd_chunk(numbers, first, *chunk)
+
+
+def _sgd_chunk(numbers: SgdStep, first: bool, parameter: Tensor, gradient: Tensor, buffer: Tensor) -> None:
+    value = parameter.float()
+    slope = (gradient.float() * numbers.sign).add_(value, alpha=numbers.decay)
+    if numbers.momentum:
+        mean = slope if first else buffer.float().mul_(numbers.momentum).add_(slope, alpha=numbers.gain)
+        _store(buffer, mean)
+        slope = slope.add(mean, alpha=numbers.momentum) if numbers.nesterov else mean
+    _store(parameter, value.sub_(slope, alpha=numbers.rate))
+
+
+# Where the work is done -----------------------------------------------------------------------------------------------
+
+
+def _store(target: Tensor, exact: Tensor) -> None:
+    """States may be wider than the parameter, where someone else narrows them."""
+    target.copy_(round_stochastically(exact) if target.dtype == torch.bfloat16 else exact)
+
+
+def _fused(*tensors: Tensor) -> bool:
+    """Whether one kernel can do it: on a GPU with Triton, parameter and states in BF16, all elements in the same order."""
+    parameter, _, *states = tensors
+    narrow = all(tensor.dtype == torch.bfloat16 for tensor in (parameter, *states))
+    on_gpu = all(tensor.is_cuda and tensor.is_contiguous() for tensor in tensors)
+    return narrow and on_gpu and has_triton()
+
+
+@cache
+def has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def _chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Flat pieces of tensors of one shape, or the tensors themselves where they lie in different orders."""
+    if not all(tensor.is_contiguous() for tensor in tensors):
+        yield tensors
+        return
+    yield from zip(*(tensor.view(-1).split(_CHUNK_ELEMENTS) for tensor in tensors), strict=True)

@@ -1,0 +1,164 @@
+"""What each placement holds on the GPU, and what it costs, with holdings made by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from tonnage.fit.choose.choosing import Surroundings, peak_of
+from tonnage.fit.choose.placement import (
+    HOST_GRADIENTS,
+    HOST_STATES,
+    PIECE_BYTES,
+    PLACEMENTS,
+    PLAIN,
+    STEP_IN_BACKWARD,
+    WINDOW_BYTES,
+    Gradients,
+    Holdings,
+    Placement,
+    movable_bytes,
+    states_on_gpu,
+    step_overhead_s,
+    suitable,
+    surroundings,
+)
+from tonnage.fit.measure.profile import OutsideProfile
+from tonnage.units import GIB
+
+ALL = frozenset({"step-in-backward", "host-states"})
+HELD = Holdings(
+    parameters_bytes=16 * GIB,
+    gradients_bytes=16 * GIB,
+    states_bytes=32 * GIB,
+    outside_gradients_bytes=2 * GIB,
+    block_gradients_bytes=(7 * GIB, 7 * GIB),
+    largest_gradient_bytes=GIB,
+    step_temporary_bytes=3 * GIB,
+    optimizer_s=0.05,
+    clips=False,
+    steps_one_by_one=True,
+    host_bytes=64 * GIB,
+    link_bytes_per_s=32.0 * GIB,
+    bandwidth_bytes_per_s=4800.0 * GIB,
+    host_step_s=2.0,
+)
+OUTSIDE = OutsideProfile(kept_bytes=GIB, peak_bytes=4 * GIB, forward_s=0.1, backward_s=0.2)
+
+
+def around(placement: Placement, held: Holdings = HELD, micro_batches: int = 1) -> Surroundings:
+    return surroundings(
+        placement, held, OUTSIDE, budget_bytes=80 * GIB, micro_batches=micro_batches, backward_s=1.0, extra_bytes=5
+    )
+
+
+def names(held: Holdings, micro_batches: int, allowed: frozenset[str] = ALL) -> list[str]:
+    return [placement.name for placement in suitable(held, micro_batches, allowed)]
+
+
+def test_every_placement_suits_one_batch_without_clipping() -> None:
+    assert names(HELD, 1) == [placement.name for placement in PLACEMENTS]
+
+
+def test_a_step_inside_backward_sees_neither_the_sum_nor_the_norm_of_gradients() -> None:
+    assert "step-in-backward" not in names(HELD, 2)
+    assert "step-in-backward" not in names(replace(HELD, clips=True), 1)
+
+
+@pytest.mark.parametrize(
+    "held",
+    [replace(HELD, steps_one_by_one=False), replace(HELD, host_bytes=0), replace(HELD, states_bytes=0)],
+    ids=["steps all at once", "no host", "no states"],
+)
+def test_nothing_goes_to_the_host_where_it_cannot(held: Holdings) -> None:
+    assert not {"host-states", "host-gradients"} & set(names(held, 1))
+
+
+def test_only_what_is_allowed_is_tried() -> None:
+    assert names(HELD, 1, frozenset()) == ["plain"]
+    assert names(HELD, 1, frozenset({"host-states"})) == ["plain", "host-states", "host-gradients"]
+
+
+@pytest.mark.parametrize(
+    ("placement", "micro_batches", "clips", "expected"),
+    [
+        (PLAIN, 1, False, Gradients.GROW),
+        (PLAIN, 2, False, Gradients.STAY),
+        (STEP_IN_BACKWARD, 1, False, Gradients.PASS),
+        (HOST_STATES, 1, False, Gradients.PASS),
+        (HOST_STATES, 1, True, Gradients.GROW),
+        (HOST_STATES, 2, False, Gradients.STAY),
+        (HOST_GRADIENTS, 2, True, Gradients.PASS),
+    ],
+)
+def test_what_gradients_do(placement: Placement, micro_batches: int, clips: bool, expected: Gradients) -> None:
+    assert placement.gradients(replace(HELD, clips=clips), micro_batches) is expected
+
+
+def test_plain_holds_all_and_gradients_grow_until_the_step() -> None:
+    frame = around(PLAIN)
+    assert frame.fixed_bytes == 48 * GIB + 5
+    assert frame.gradient_bytes == HELD.block_gradients_bytes
+    assert frame.step_peak_bytes == (16 + 3) * GIB
+    assert frame.movable_states_bytes == 0
+    assert peak_of([], frame) == (48 + 19) * GIB + 5
+
+
+def test_with_micro_batches_gradients_are_there_throughout() -> None:
+    frame = around(PLAIN, micro_batches=2)
+    assert frame.fixed_bytes == (48 + 16) * GIB + 5
+    assert frame.gradient_bytes == ()
+    assert frame.step_peak_bytes == 3 * GIB
+
+
+def test_a_step_inside_backward_holds_no_gradients_and_no_temporaries() -> None:
+    frame = around(STEP_IN_BACKWARD)
+    assert frame.fixed_bytes == 48 * GIB + 5
+    assert (frame.gradient_bytes, frame.step_peak_bytes) == ((), 0)
+
+
+def test_states_that_may_move_are_no_longer_fixed() -> None:
+    frame = around(HOST_STATES)
+    assert frame.fixed_bytes == 16 * GIB + 5 + 3 * PIECE_BYTES + WINDOW_BYTES
+    assert frame.movable_states_bytes == 32 * GIB
+    assert frame.states_s_per_byte * 32 * GIB == pytest.approx(1.0)
+    assert frame.states_window_s == 1.0
+    assert around(HOST_STATES, replace(HELD, clips=True)).states_window_s == 0.0
+
+
+def test_the_sums_of_gradients_go_with_the_states() -> None:
+    assert movable_bytes(HOST_GRADIENTS, HELD, 1) == 32 * GIB
+    assert movable_bytes(HOST_GRADIENTS, HELD, 4) == 48 * GIB
+    assert movable_bytes(HOST_STATES, HELD, 4) == 32 * GIB
+    assert movable_bytes(PLAIN, HELD, 4) == 0
+
+
+@pytest.mark.parametrize(
+    ("placement", "micro_batches", "unmoved_gib", "states_gib"),
+    [(PLAIN, 1, 0, 32), (HOST_STATES, 1, 8, 8), (HOST_GRADIENTS, 1, 8, 8), (HOST_GRADIENTS, 2, 24, 16)],
+)
+def test_of_what_stays_the_states_are_their_share(
+    placement: Placement, micro_batches: int, unmoved_gib: int, states_gib: int
+) -> None:
+    assert states_on_gpu(placement, HELD, micro_batches, unmoved_gib * GIB) == states_gib * GIB
+
+
+def test_the_host_s_own_step_is_the_longer_of_its_cores_and_the_link() -> None:
+    frame = around(HOST_GRADIENTS)
+    assert frame.states_s_per_byte * frame.movable_states_bytes == pytest.approx(2.0)
+    quick = around(HOST_GRADIENTS, replace(HELD, host_step_s=0.1))
+    assert quick.states_s_per_byte * quick.movable_states_bytes == pytest.approx(0.5)
+
+
+def test_accumulation_is_paid_once_for_each_batch_after_the_first() -> None:
+    assert step_overhead_s(PLAIN, HELD, 1, 1.0) == pytest.approx(0.05)
+    assert step_overhead_s(PLAIN, HELD, 3, 1.0) == pytest.approx(0.05 + 2 * 3 * 16 / 4800)
+    # On the host it hides behind backward, as far as that goes: 1.2 s of cores beside 1 s.
+    assert step_overhead_s(HOST_GRADIENTS, HELD, 3, 1.0) == pytest.approx(0.05 + 2 * 0.2)
+    assert step_overhead_s(HOST_GRADIENTS, HELD, 3, 5.0) == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS, ids=lambda placement: placement.name)
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_no_placement_takes_more_than_plain_once_all_states_moved(placement: Placement, micro_batches: int) -> None:
+    frame = around(placement, micro_batches=micro_batches)
+    assert peak_of([], frame, frame.movable_states_bytes) <= peak_of([], around(PLAIN, micro_batches=micro_batches))

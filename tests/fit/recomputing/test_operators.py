@@ -1,0 +1,103 @@
+"""What is seen of a forward pass, operator by operator."""
+
+import weakref
+
+import torch
+from torch import Tensor, nn
+
+from tonnage.fit.measure.profile import OperatorProfile
+from tonnage.fit.recomputing.operators import Recorder, operations_clock, profile_operators, untimed
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 8, bias=False), nn.Linear(8, 4, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(self.up(x).tanh())
+
+
+def _by_name(operators: tuple[OperatorProfile, ...], name: str) -> list[OperatorProfile]:
+    return [operator for operator in operators if operator.name == f"aten.{name}"]
+
+
+def _profile(function: object, *tensors: Tensor) -> tuple[OperatorProfile, ...]:
+    module = nn.Module()
+    module.forward = function  # type: ignore[assignment]
+    return profile_operators(module, tensors, {}, untimed)
+
+
+def test_each_call_has_its_bytes_its_module_and_its_sources() -> None:
+    operators = profile_operators(Block(), (torch.randn(3, 4, requires_grad=True),), {}, operations_clock)
+    up, down = _by_name(operators, "mm.default")
+    (tanh,) = _by_name(operators, "tanh.default")
+    (add,) = _by_name(operators, "add.Tensor")
+    assert [operator.index for operator in operators] == list(range(len(operators)))
+    assert (up.module, down.module, tanh.module) == ("up", "down", "")
+    assert (up.output_bytes, tanh.output_bytes, down.output_bytes) == (96, 96, 48)
+    assert (up.kept_bytes, tanh.kept_bytes, down.kept_bytes, add.kept_bytes) == (0, 96, 0, 0)
+    assert tanh.inputs == (up.index,) and down.inputs == (tanh.index,) and add.inputs == (down.index,)
+    assert up.seconds == 2 * 3 * 4 * 8
+
+
+def test_views_belong_to_their_base_and_are_no_outputs() -> None:
+    def forward(x: Tensor) -> Tensor:
+        return (x * 2).view(-1).exp()
+
+    product, view, exp = _profile(forward, torch.ones(2, 2, requires_grad=True))
+    assert (view.base, view.output_bytes, view.writes) == (product.index, 0, False)
+    assert exp.inputs == (product.index,) and exp.kept_bytes == exp.output_bytes
+
+
+def test_what_is_written_after_it_was_read_cannot_be_kept() -> None:
+    def forward(x: Tensor) -> Tensor:
+        y = x * 2
+        z = y + 1
+        return y.mul_(3) + z
+
+    first, _, write, _ = _profile(forward, torch.ones(2, requires_grad=True))
+    assert write.writes and write.base == first.index
+    assert not first.keepable
+
+
+def test_what_is_written_before_it_is_read_can_be_kept() -> None:
+    first, write, _ = _profile(lambda x: (x * 2).add_(1).exp(), torch.ones(2, requires_grad=True))
+    assert first.keepable and write.base == first.index
+
+
+def test_writing_to_an_argument_cannot_be_repeated() -> None:
+    counter = torch.zeros(2)
+
+    def forward(x: Tensor) -> Tensor:
+        counter.add_(1)
+        return x * 2
+
+    write, product = _profile(forward, torch.ones(2, requires_grad=True))
+    assert not write.repeatable and product.repeatable
+
+
+def test_nothing_stays_alive_after_a_profile() -> None:
+    made: list[weakref.ref[Tensor]] = []
+
+    def forward(x: Tensor) -> Tensor:
+        y = x.exp()  # backward keeps it, and its node is the one that keeps it
+        made.append(weakref.ref(y))
+        return y * 2
+
+    _profile(forward, torch.randn(3, requires_grad=True))
+    assert made[0]() is None
+
+
+def test_hooks_that_hide_what_is_saved_are_noticed() -> None:
+    def forward(x: Tensor, hooks: bool) -> Tensor:
+        if not hooks:
+            return x.exp()
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+            return x.exp()
+
+    for hooks in (False, True):
+        recorder = Recorder()
+        with recorder.saving(hold=True), recorder:
+            forward(torch.ones(2, requires_grad=True), hooks)
+        assert recorder.overlooked == hooks
