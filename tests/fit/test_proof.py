@@ -51,6 +51,20 @@ class Wrong(Technique):
         return replace_forward(head, forward)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Shifted(Wrong):
+    """Its gradients are the plain ones, its loss is not."""
+
+    def apply(self, training: Training) -> Undo:
+        plain = training.loss
+        training.loss = lambda model, batch: plain(model, batch) + 0.01
+
+        def undo() -> None:
+            training.loss = plain
+
+        return undo
+
+
 def uneven() -> Case:
     """Rows with different numbers of labels, so that they do not weigh the same."""
     model, batch, loss = llama()
@@ -105,6 +119,11 @@ def test_gradients_that_differ_are_found_although_the_loss_is_the_same() -> None
     fit = fitted(llama, Wrong())
     with pytest.raises(NotTheSame, match=r"1\.0e-03 of its norm"):
         fit.prove()
+
+
+def test_a_loss_that_differs_is_found_although_its_gradients_are_the_same() -> None:
+    with pytest.raises(NotTheSame, match="The loss under fit"):
+        fitted(llama, Shifted()).prove()
 
 
 def test_a_gradient_that_is_missing_is_found() -> None:

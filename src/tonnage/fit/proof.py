@@ -27,10 +27,12 @@ if TYPE_CHECKING:
 _SAMPLED = 1 << 20  # elements of a parameter that are compared one by one
 # How far gradients may differ, as a share of their norm: sums in another order, or in BF16.
 _TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 6e-2, torch.float16: 2e-2}
+_LOSS_TOLERANCE = 1e-6  # many models make theirs in FP32 whatever their own type
+_HINT = "Please report this model to us."
 
 
 class NotTheSame(TonnageError, AssertionError):
-    """Gradients under fit are not the plain model's."""
+    """The loss or a gradient under fit is not the plain model's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +67,10 @@ def prove(fitted: "Fitted", batch: Batch) -> Proof:
         parameters=len(errors),
         tolerance=narrowest,
     )
+    if not abs(loss - plain_loss) <= max(narrowest, _LOSS_TOLERANCE) * abs(plain_loss):
+        raise NotTheSame(f"The loss under fit is not the plain model's: {proof}.", hint=_HINT)
     if not errors[worst] <= narrowest:
-        raise NotTheSame(
-            f"Gradients under fit are not the plain model's: {proof}.", hint="Please report this model to us."
-        )
+        raise NotTheSame(f"Gradients under fit are not the plain model's: {proof}.", hint=_HINT)
     return proof
 
 
