@@ -5,10 +5,10 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from fit.choose.test_placement import HELD
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fit.choose.test_placement import HELD
 from tonnage.fit.choose.choosing import Mode
 from tonnage.fit.choose.placement import Holdings
 from tonnage.fit.choose.solver import Layout, Solution, block_modes, layouts, outside_at, solve
