@@ -244,7 +244,8 @@ class Fitting:
         return bool(techniques)
 
     def _plan(self, solution: Solution) -> Plan:
-        plain_peak, plain_s = plain_cost(self.stages[0][1], self.holdings)
+        measured_plain = self.stages[0][0] == "plain"
+        plain_peak, plain_s = plain_cost(self.stages[0][1], self.holdings) if measured_plain else (0, 0.0)
         return Plan(
             techniques=self.applied.techniques,
             device=torch.cuda.get_device_name(self.training.device),

@@ -32,7 +32,7 @@ class Plan:
     host_budget_bytes: int
     peak_bytes: int  # predicted
     step_s: float  # predicted
-    plain_peak_bytes: int
+    plain_peak_bytes: int  # 0: not even one row could be run through one block, or through the loss
     plain_step_s: float
     host_bytes: int = 0
     torch: str = ""  # the version that it was made with

@@ -1,5 +1,7 @@
 """A plan in words: before, technique by technique, after. At home in 80 columns."""
 
+import textwrap
+
 from tonnage.fit.plan import Plan
 from tonnage.fit.rehearsal import Rehearsed
 from tonnage.units import format_bytes
@@ -7,15 +9,10 @@ from tonnage.units import format_bytes
 
 def account(plan: Plan, measured: Rehearsed | None) -> str:
     title = f"{plan.device} · batch of {plan.batch_rows} · budget {format_bytes(plan.budget_bytes)}"
-    lines = [
-        title,
-        "",
-        _line("", "peak", "step", ""),
-        _line("plain", _size(plan.plain_peak_bytes), _time(plan.plain_step_s)),
-    ]
+    lines = [title, "", _line("", "peak", "step", ""), _plain(plan)]
     for row in plan.rows:
         lines.append(_line(f"  {row.title}", _signed_size(-row.saved_bytes), _signed_time(row.seconds)))
-        lines += [f"      {part}" for part in _wrapped(row.why, 70)]
+        lines += [f"      {part}" for part in textwrap.wrap(row.why, 70)]
     lines.append(_line("fitted, predicted", _size(plan.peak_bytes), _time(plan.step_s)))
     if measured is not None:
         lines.append(_line("fitted, measured", _size(measured.peak_reserved_bytes), "", "reserved"))
@@ -25,6 +22,12 @@ def account(plan: Plan, measured: Rehearsed | None) -> str:
         over = format_bytes(measured.peak_reserved_bytes - plan.budget_bytes)
         lines += ["", f"ABOVE THE BUDGET by {over}: nothing smaller was found. Give fit a smaller batch."]
     return "\n".join(lines)
+
+
+def _plain(plan: Plan) -> str:
+    if not plan.plain_peak_bytes:
+        return _line("plain", "does not fit", "", "not even one row of it")
+    return _line("plain", _size(plan.plain_peak_bytes), _time(plan.plain_step_s))
 
 
 def _line(name: str, size: str, seconds: str, note: str = "") -> str:
@@ -45,9 +48,3 @@ def _time(seconds: float) -> str:
 
 def _signed_time(seconds: float) -> str:
     return ("−" if seconds < 0 else "+") + _time(abs(seconds))
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    import textwrap
-
-    return textwrap.wrap(text, width)
