@@ -38,16 +38,25 @@ def rehearse(training: Training, meter: Meter, batch: Batch | None = None, *, fr
     """The peak of a step on `batch`, or on the sample. `fresh`: the optimizer has not taken a step yet."""
     batch = training.sample if batch is None else batch
     torch.cuda.empty_cache()
-    with undisturbed(training.model, meter.device), _zeroed_loss(training), _still(training, step=fresh):
+    with nothing_moves(training, fresh=fresh):
         if fresh:
             take_step(training, batch)  # makes the states
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(meter.device)
         take_step(training, batch)
         peaks = torch.cuda.max_memory_allocated(meter.device), torch.cuda.max_memory_reserved(meter.device)
-    if fresh:
-        _forget_steps(training.optimizer)
     return Rehearsed(peak_allocated_bytes=peaks[0], peak_reserved_bytes=peaks[1], stepped=fresh)
+
+
+@contextmanager
+def nothing_moves(training: Training, *, fresh: bool) -> Iterator[None]:
+    """Steps inside leave parameters, states, buffers and random numbers as they were."""
+    try:
+        with undisturbed(training.model, training.device), _zeroed_loss(training), _still(training, step=fresh):
+            yield
+    finally:
+        if fresh:
+            _forget_steps(training.optimizer)
 
 
 @contextmanager
