@@ -69,12 +69,14 @@ def undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Random states and buffers (running statistics) as they were, once it is over."""
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers() if buffer.numel()}
     devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        yield
-    with torch.no_grad():
-        for name, buffer in model.named_buffers():
-            if name in buffers:
-                buffer.copy_(buffers[name])
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        with torch.no_grad():
+            for name, buffer in model.named_buffers():
+                if name in buffers:
+                    buffer.copy_(buffers[name])
 
 
 @contextmanager
