@@ -39,8 +39,13 @@ format: $(STAMP) ## put the code in order
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Two halves side by side, one a core: the tests of fit, and all others with branch coverage of the core.
+FIT_TESTS := tests/fit tests/integrations/test_fit_trainer.py tests/integrations/test_fit_lightning.py
+
 test: lint      ## lint, then every test that needs no GPU, with branch coverage of the core
-	$(BIN)/python -m pytest -m "not gpu" --cov --cov-report=term
+	@log=$$(mktemp); $(BIN)/python -m pytest -m "not gpu" $(FIT_TESTS) > $$log 2>&1 & fit=$$!; \
+	$(BIN)/python -m pytest -m "not gpu" $(FIT_TESTS:%=--ignore=%) --cov --cov-report=term; status=$$?; \
+	wait $$fit || status=1; echo "tests of fit"; cat $$log; rm -f $$log; exit $$status
 
 demo: $(STAMP)  ## a virtual run of examples/train_gpt.py on a GPU that is not there
 	$(BIN)/tonnage run --gpu $(GPU) examples/train_gpt.py
