@@ -18,9 +18,6 @@ def account(plan: Plan, measured: Rehearsed | None) -> str:
         lines.append(_line("fitted, measured", _size(measured.peak_reserved_bytes), "", "reserved"))
     if plan.host_bytes:
         lines.append(f"host memory {format_bytes(plan.host_bytes)} of {format_bytes(plan.host_budget_bytes)}, pinned")
-    if measured is not None and measured.peak_reserved_bytes > plan.budget_bytes:
-        over = format_bytes(measured.peak_reserved_bytes - plan.budget_bytes)
-        lines += ["", f"ABOVE THE BUDGET by {over}: nothing smaller was found. Give fit a smaller batch."]
     return "\n".join(lines)
 
 
