@@ -4,6 +4,7 @@ import pytest
 
 from tonnage.errors import RequestError
 from tonnage.fit.registry import NAMES, find_conflict, make, technique_class
+from tonnage.fit.techniques.host_states import HostStates
 from tonnage.fit.techniques.micro_batches import MicroBatches
 from tonnage.fit.techniques.recompute import Recompute
 from tonnage.fit.techniques.step_in_backward import StepInBackward
@@ -37,3 +38,9 @@ def test_a_conflict_is_told_with_its_reason() -> None:
     assert told is not None
     assert "cannot stand together" in told
     assert find_conflict([MicroBatches(count=2)]) is None
+
+
+def test_states_are_sent_to_the_host_once() -> None:
+    told = find_conflict([HostStates(how="host"), HostStates(how="device")])
+    assert told is not None
+    assert "already" in told

@@ -91,7 +91,9 @@ class HostStates(Technique):
     name: ClassVar[str] = "host-states"
     title: ClassVar[str] = "optimizer states on the host"
     order: ClassVar[int] = 80
-    conflicts: ClassVar[Mapping[str, str]] = {}
+    conflicts: ClassVar[Mapping[str, str]] = {
+        "host-states": "states that lie on the host already cannot be sent there again"
+    }
 
     gpu_bytes: int = 0  # of states that stay on the GPU
     how: str = "host"  # where states of the host are stepped: "host" or "device"
