@@ -79,3 +79,20 @@ def test_a_profile_of_both_sides(session: Session, capfd: pytest.CaptureFixture[
         torch.ones(8, device="cuda") + 1
     assert "aten::add" in profile.key_averages().table()
     assert "Failed to record CUDA event" not in capfd.readouterr().err
+
+
+def test_a_storage_frees_and_takes_memory_as_it_is_resized(session: Session) -> None:
+    tensor = torch.empty(2**20, device="cuda")
+    before, storage = torch.cuda.memory_allocated(), tensor.untyped_storage()
+    storage.resize_(0)
+    assert (storage.size(), torch.cuda.memory_allocated()) == (0, before - 2**22)
+    storage.resize_(2**23)
+    assert (storage.size(), torch.cuda.memory_allocated()) == (2**23, before + 2**22)
+    with pytest.raises(torch.OutOfMemoryError):
+        storage.resize_(2**45)
+    assert storage.size() == 2**23
+
+
+def test_a_storage_of_the_host_is_resized_as_ever(session: Session) -> None:
+    storage = torch.empty(4).untyped_storage()
+    assert storage.resize_(0).size() == 0

@@ -16,8 +16,8 @@ from tonnage.units import KIB, MIB
 _CUBLAS_BYTES = {9: 32 * MIB}
 _CUBLAS_BYTES_ELSEWHERE = 8 * MIB + 128 * KIB
 # NCCL's source: the buffers of one connection (simple, LL and LL128 protocols), by 16 channels, to and from.
-_NCCL_CONNECTION_BYTES = 4 * MIB + 512 * KIB + 4800 * KIB
-_NCCL_CONNECTIONS = 16 * 2
+NCCL_CONNECTION_BYTES = 4 * MIB + 512 * KIB + 4800 * KIB
+NCCL_CONNECTIONS = 16 * 2
 # The share of the gradients' bytes that is lost to holes: see `fragmentation`.
 _GRADIENTS_LOST = 0.38
 
@@ -42,8 +42,8 @@ def nccl(configuration: Configuration) -> Term:
     """A communicator for each kind of parallelism that is used."""
     kinds = (configuration.tp, configuration.pp, configuration.cp, configuration.data)
     communicators: Quantity = sum((np.asarray(ranks) > 1).astype(float) for ranks in kinds)
-    size = communicators * _NCCL_CONNECTION_BYTES * _NCCL_CONNECTIONS
-    numbers = {"communicators": communicators, "connections": _NCCL_CONNECTIONS, "bytes": _NCCL_CONNECTION_BYTES}
+    size = communicators * NCCL_CONNECTION_BYTES * NCCL_CONNECTIONS
+    numbers = {"communicators": communicators, "connections": NCCL_CONNECTIONS, "bytes": NCCL_CONNECTION_BYTES}
     return Term(Category.CONTEXT, "NCCL buffers", size, "communicators × connections × bytes", numbers, "model")
 
 

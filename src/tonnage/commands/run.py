@@ -4,12 +4,14 @@ Its words are parsed by argparse, unlike those of the other commands: typer, wit
 second to load, and here a script waits for it. The reporter is loaded after the run for the same reason.
 """
 
+import sys
 from argparse import REMAINDER, ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tonnage.errors import OutputExists, ScriptNotFound
 from tonnage.hardware import Gpu, find_cuda_gpu
+from tonnage.hardware.cluster import find_cuda_cluster
 
 if TYPE_CHECKING:
     from tonnage.recording import Recording
@@ -22,7 +24,12 @@ _EXIT_STATUS = (
 
 def command(words: list[str]) -> int:
     """Parse the words after `tonnage run`, run, report; the exit status."""
-    options = _parser().parse_args(words)
+    parser = _parser()
+    options = parser.parse_args(words)
+    if bool(options.gpu) == bool(options.gpus):
+        parser.error("name the card with --gpu, or a cluster of them with --gpus")
+    if options.gpus:
+        return _on_cluster(options)
     cards = list(dict.fromkeys(find_cuda_gpu(name) for name in options.gpu.split(",")))
     check_paths(options)
 
@@ -36,10 +43,11 @@ def command(words: list[str]) -> int:
 
 
 def _parser() -> ArgumentParser:
-    usage = "tonnage run --gpu NAME[,NAME] [OPTION]... SCRIPT [ARG]..."
+    usage = "tonnage run --gpu NAME[,NAME] | --gpus NxNAME [OPTION]... SCRIPT [ARG]..."
     parser = ArgumentParser("tonnage run", usage=usage, description=SUMMARY, epilog=_EXIT_STATUS, allow_abbrev=False)
     add = parser.add_argument
-    add("--gpu", required=True, metavar="NAME[,NAME]", help="the card to run on, or several to compare")
+    add("--gpu", default="", metavar="NAME[,NAME]", help="the card to run on, or several to compare")
+    add("--gpus", default="", metavar="NxNAME", help="a cluster for a torchrun script: 8xh200, or 64x8xh100")
     add("--torch", metavar="VERSION", help="the torch whose kernels are modelled (default: the installed one)")
     add("-o", "--output", type=Path, metavar="FILE", help="keep the recording for `tonnage show`")
     add("--force", action="store_true", help="replace the file that -o names")
@@ -66,6 +74,25 @@ def _record(options: Namespace, card: Gpu) -> "Recording":
 
     with live_progress(card.memory_bytes) as progress:
         return run_script(options.script, options.arguments, gpu=card, torch_version=options.torch, progress=progress)
+
+
+def _on_cluster(options: Namespace) -> int:
+    """The same on many cards: every distinct rank, and the one that needs most in full."""
+    cluster = find_cuda_cluster(options.gpus)
+    check_paths(options)
+    from tonnage.recording import write_recording
+    from tonnage.report.ranks import publish_ranks, tell_round
+    from tonnage.report.streams import data_on_stdout
+    from tonnage.virtual.cluster import run_cluster
+
+    run = run_cluster(options.script, options.arguments, cluster, torch_version=options.torch, progress=tell_round)
+    with data_on_stdout(options.json == "-"):
+        sys.stdout.write(run.output)
+        sys.stderr.write(run.errors)
+    if options.output and run.worst:
+        write_recording(options.output, run.worst.recording, force=options.force)
+    publish_ranks(run, json_target=options.json, verbose=options.verbose)
+    return run.exit_status
 
 
 def _answers(recording: "Recording", cards: list[Gpu]) -> "list[Recording]":

@@ -18,6 +18,13 @@ FITTED: "WeakSet[nn.Module]" = WeakSet()
 
 def check_request(model: Any, optimizer: Any, sample: Batch) -> torch.device:
     """The device of a training that can be fitted."""
+    check_model(model, optimizer)
+    device = next(model.parameters()).device
+    check_sample(sample, device)
+    return device
+
+
+def check_model(model: Any, optimizer: Any) -> None:
     if not isinstance(model, nn.Module):
         raise RequestError(
             f"fit wants a torch.nn.Module, and got {type(model).__name__}.", hint="Give the model itself."
@@ -29,9 +36,6 @@ def check_request(model: Any, optimizer: Any, sample: Batch) -> torch.device:
         )
     _check_wrapping(model)
     _check_parameters(model, optimizer)
-    device = next(model.parameters()).device
-    check_sample(sample, device)
-    return device
 
 
 def _check_wrapping(model: nn.Module) -> None:

@@ -18,8 +18,8 @@ from tonnage.fit.stepping.step import take_step
 from tonnage.fit.technique import Technique
 from tonnage.fit.training import Batch, Training, Undo
 
-# Techniques up to here change the model; those above, how a step is taken.
-_MODEL_SIDE = 65
+# Techniques in here change how the model computes; those below, where it is, and those above, how a step is taken.
+_MODEL_SIDE = range(1, 65)
 
 
 class Applied:
@@ -60,7 +60,7 @@ class Applied:
     @contextmanager
     def plain_model(self) -> Iterator[None]:
         """The model without what was done to it; how a step is taken stays."""
-        on_model = [index for index, (technique, _) in enumerate(self._placed) if technique.order < _MODEL_SIDE]
+        on_model = [index for index, (technique, _) in enumerate(self._placed) if technique.order in _MODEL_SIDE]
         stepper = self.training.stepper
         for index in reversed(on_model):
             self._placed[index][1]()
@@ -119,6 +119,15 @@ class Fitted:
         """One optimizer step on a batch; the loss of all of it. Where it raises, gradients are as they were."""
         self._check()
         return take_step(self.training, batch)
+
+    @contextmanager
+    def joined(self) -> Iterator[None]:
+        """Around a loop over batches of which ranks may have different numbers: those that are done go on with the others."""
+        self._check()
+        yield
+        ranks = self.training.ranks
+        while ranks is not None and ranks.follow(self.training):
+            pass
 
     def prove(self, batch: Batch | None = None) -> Proof:
         """Loss and gradients under fit against the plain model's, on this batch. Changes nothing."""

@@ -97,9 +97,9 @@ def fit(
         return apply_plan(training, plan if isinstance(plan, Plan) else read_plan(plan))
     meter = Meter(device)
     request = Request(
-        budget_bytes=meter.free_bytes() if budget is None else _bytes(budget),
-        host_bytes=free_host_bytes() if host is None else _bytes(host),
-        allowed=_allowed(exact, allow, without),
+        budget_bytes=meter.free_bytes() if budget is None else size_bytes(budget),
+        host_bytes=free_host_bytes() if host is None else size_bytes(host),
+        allowed=allowed_names(exact, allow, without),
         say=print if verbose else lambda _: None,
     )
     return Fitting(training, meter, request, measure=measure).run()
@@ -163,8 +163,8 @@ class Fitting:
 
     def refit(self, budget: str | int | None, host: str | int | None) -> Fitted:
         self.applied.keep(self.base)
-        budget_bytes = self.request.budget_bytes if budget is None else _bytes(budget)
-        return self.choose(budget_bytes, self.request.host_bytes if host is None else _bytes(host))
+        budget_bytes = self.request.budget_bytes if budget is None else size_bytes(budget)
+        return self.choose(budget_bytes, self.request.host_bytes if host is None else size_bytes(host))
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
@@ -197,13 +197,16 @@ class Fitting:
         self.base = len(self.applied.techniques)
         self.survey = self.stages[-1][1]
         self.survey.detail()
-        self.holdings = find_holdings(self.training, self.meter, self.survey.blocks, self.request.host_bytes)
+        self.holdings = self._find_holdings()
         if "eight-bit-states" in self.training.applied:
             self.holdings = with_coarse_states(self.holdings, self.training)
 
+    def _find_holdings(self) -> Holdings:
+        return find_holdings(self.training, self.meter, self.survey.blocks, self.request.host_bytes)
+
     def _add_stage(self, name: str) -> None:
         """A stage that does not even fit block by block has no numbers."""
-        survey = Survey(self.training, self.meter)
+        survey = self._new_survey()
         with suppress(torch.OutOfMemoryError):
             survey.at(1)
             self.stages.append((name, survey))
@@ -211,6 +214,9 @@ class Fitting:
             if survey.rows > 1:
                 survey.at(2)  # a second point: not all of it grows with the batch
         torch.cuda.empty_cache()
+
+    def _new_survey(self) -> Survey:
+        return Survey(self.training, self.meter)
 
     def _coarsen(self) -> bool:
         """Where nothing fits and it was allowed: states of 8 bits."""
@@ -325,7 +331,7 @@ class Fitting:
         while self._resort():
             pass
         holdings = self.holdings
-        solution = smallest_budget(self.survey, holdings, **self._frame())
+        solution = self._least()
         needed_bytes = solution.peak_bytes if solution else 0
         if solution and self.measure and needed_bytes < self.meter.free_bytes():
             measured = self._try(solution)
@@ -337,6 +343,9 @@ class Fitting:
             self._back_to_base()
         raise does_not_fit(holdings, self.request.budget_bytes, solution, needed_bytes)
 
+    def _least(self) -> Solution | None:
+        return smallest_budget(self.survey, self.holdings, **self._frame())
+
     def _frame(self) -> dict[str, Any]:
         return {
             "batch_rows": self.survey.rows,
@@ -347,11 +356,14 @@ class Fitting:
 
     def _rehearse(self) -> Rehearsed:
         try:
-            return rehearse(self.training, self.meter, fresh=self.fresh)
+            return self._rehearse_once()
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
             full = self.meter.capacity_bytes
             return Rehearsed(peak_allocated_bytes=full, peak_reserved_bytes=full, stepped=False)
+
+    def _rehearse_once(self) -> Rehearsed:
+        return rehearse(self.training, self.meter, fresh=self.fresh)
 
 
 def candidate_rows(rows: int, *, divisible: bool) -> list[int]:
@@ -367,13 +379,13 @@ def _host_bytes(solution: Solution, holdings: Holdings) -> int:
     return solution.choice.moved_bytes + moved_states
 
 
-def _bytes(size: str | int) -> int:
+def size_bytes(size: str | int) -> int:
     if isinstance(size, int):
         return size
     return parse_bytes(size)
 
 
-def _allowed(exact: bool, allow: Iterable[str], without: Iterable[str]) -> frozenset[str]:
+def allowed_names(exact: bool, allow: Iterable[str], without: Iterable[str]) -> frozenset[str]:
     from tonnage.fit.registry import technique_class
 
     for name in (*allow, *without):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from tonnage.errors import TonnageError
 from tonnage.fit.measure.measuring import undisturbed
@@ -53,10 +54,12 @@ class Proof:
 
 def prove(fitted: "Fitted", batch: Batch) -> Proof:
     training = fitted.training
-    loss, found = _gradients(training, split(batch, training.micro_batches, training.weighting))
+    loss, found = _gradients(training, _parts(training, batch))
     with fitted.plain():
         plain_loss, expected = _gradients(training, _plain_parts(training, batch))
     errors = {name: _error(found.get(name), gradient) for name, gradient in expected.items()}
+    if training.ranks is not None:  # each has looked at its shards
+        loss, plain_loss, errors = training.ranks.of_all(loss, plain_loss, errors)
     worst = max(errors, key=errors.__getitem__)
     narrowest = max(_TOLERANCES[gradient.dtype] for gradient in _narrow(training))
     proof = Proof(
@@ -74,8 +77,16 @@ def prove(fitted: "Fitted", batch: Batch) -> Proof:
     return proof
 
 
+def _parts(training: Training, batch: Batch) -> list[Part]:
+    if training.ranks is not None:
+        return training.ranks.divide(training, batch)
+    return split(batch, training.micro_batches, training.weighting)
+
+
 def _plain_parts(training: Training, batch: Batch) -> list[Part]:
-    """Row by row where their losses make up the whole; else as fit divides it."""
+    """Row by row where their losses make up the whole; else, and where ranks go together, as fit divides it."""
+    if training.ranks is not None:
+        return _parts(training, batch)
     divided = "micro-batches" in training.applied
     with suppress(NotApplicable):
         if why_rows_mix(training.model) is None:
@@ -110,6 +121,11 @@ def _gradients(training: Training, parts: Sequence[Part]) -> tuple[float, dict[s
     return total, samples
 
 
+def _held_here(gradient: Tensor) -> Tensor:
+    """Of a sharded one, this rank's shard."""
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+
+
 @contextmanager
 def _sampled(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     """Gradients leave as they are made; those that were there are back afterwards."""
@@ -123,7 +139,7 @@ def _sampled(model: nn.Module) -> Iterator[dict[str, Tensor]]:
         def take(parameter: Tensor, name: str = name) -> None:
             if parameter.grad is None:  # its last function took it and gave no gradient
                 return
-            flat = parameter.grad.flatten()
+            flat = _held_here(parameter.grad).flatten()
             sample = flat[:: max(1, flat.numel() // _SAMPLED)].double().cpu()
             samples[name] = samples[name] + sample if name in samples else sample
             parameter.grad = None

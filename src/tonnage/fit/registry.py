@@ -27,10 +27,15 @@ _CLASSES = {
     "tiled-norm": "TiledNorm",
     "weight-streaming": "WeightStreaming",
 }
-NAMES = tuple(_CLASSES)
+NAMES = tuple(_CLASSES)  # what a budget chooses among; sharding comes with a mesh instead
+_SHARD = "shard"
 
 
 def technique_class(name: str) -> type[Technique]:
+    if name == _SHARD:
+        from tonnage.fit.sharding.shard import Shard
+
+        return Shard
     if name not in _CLASSES:
         raise RequestError(f"There is no technique {name!r}.", hint=f"Known are {', '.join(NAMES)}.")
     module = import_module(f"tonnage.fit.techniques.{name.replace('-', '_')}")

@@ -8,13 +8,19 @@ state dicts never change. It does not know which techniques exist.
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tonnage.fit.stepping.stepper import Stepper
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from tonnage.fit.sharding.agreement import Agreement
+    from tonnage.fit.sharding.ranks import Ranks
 
 Batch = Any  # a tensor, or a mapping, sequence or nesting of them; the first dimension of each tensor is the batch
 Loss = Callable[[nn.Module, Batch], Tensor]
@@ -35,6 +41,10 @@ class Training:
     # Entered around each forward pass, in this order: autocast, hooks on saved tensors.
     forward_contexts: list[Callable[[], AbstractContextManager[Any]]] = field(default_factory=list)
     applied: list[str] = field(default_factory=list)  # names, in the order of application
+    # Of a training over several ranks: what they are, how they agree and, once it is sharded, how they step together.
+    mesh: "DeviceMesh | None" = None
+    agreement: "Agreement | None" = None
+    ranks: "Ranks | None" = None
 
     @contextmanager
     def forward_pass(self) -> Iterator[None]:

@@ -46,10 +46,15 @@ def find_gpu(name: str) -> Gpu:
 def find_cuda_gpu(name: str) -> Gpu:
     """The same, for the virtual GPU, which knows CUDA alone."""
     card = find_gpu(name)
+    check_cuda(card)
+    return card
+
+
+def check_cuda(card: Gpu) -> None:
+    """Refuse a card that the virtual GPU cannot stand in for."""
     if not card.runs_cuda:
         hint = f"Name a card of NVIDIA's; `tonnage plan` knows {card.key} too."
         raise UnknownGpu(f"The virtual GPU stands in for CUDA's cards alone: {card.name} is {card.maker}'s.", hint=hint)
-    return card
 
 
 def all_gpus() -> tuple[Gpu, ...]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
 from tonnage.errors import UnknownGpu
-from tonnage.hardware.catalogue import find_gpu, gpu_tables, is_file
+from tonnage.hardware.catalogue import check_cuda, find_gpu, gpu_tables, is_file
 from tonnage.hardware.gpu import Gpu
 from tonnage.hardware.host import Host, homes_of, host_tables, read_host
 from tonnage.hardware.tables import close_keys, plain
@@ -115,6 +115,13 @@ def find_cluster(text: str) -> Cluster:
     if host_key is not None:
         return _of_hosts(text, counts, read_host(host_key))
     return _of_cards(text, counts, _find_card(name))
+
+
+def find_cuda_cluster(text: str) -> Cluster:
+    """The same, for the virtual cluster, which knows CUDA alone."""
+    cluster = find_cluster(text)
+    check_cuda(cluster.gpu)
+    return cluster
 
 
 def _split(text: str) -> tuple[list[int], str]:

@@ -181,7 +181,8 @@ class Attribution:
 
     def mark(self, category: Category, tensors: Iterable[Any], *, only: Category | None = None) -> None:
         """These tensors' blocks belong to the category (with `only`: if they belonged to that one so far)."""
-        found = [t.untyped_storage().data_ptr() for t in tensors if t is not None and t.is_cuda and _has_storage(t)]
+        own = [_local(tensor) for tensor in tensors if tensor is not None]
+        found = [t.untyped_storage().data_ptr() for t in own if t.is_cuda and _has_storage(t)]
         if found:
             self.sink.categorise(category, found, only)
 
@@ -215,6 +216,11 @@ class Attribution:
             for layer in getattr(cache, "layers", ()) if type(cache).__name__.endswith("Cache") else ():
                 pair = [getattr(layer, name, None) for name in ("keys", "values")]
                 self.mark(Category.KV_CACHE, [t for t in pair if hasattr(t, "is_cuda")])
+
+
+def _local(tensor: Any) -> Any:
+    """What a sharded tensor keeps on this rank; any other tensor is its own."""
+    return getattr(tensor, "_local_tensor", tensor)
 
 
 def _has_storage(tensor: Any) -> bool:

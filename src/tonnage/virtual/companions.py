@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from tonnage.errors import NotModelled
-from tonnage.virtual.imports import lazily, release
+from tonnage.virtual.imports import lazily, release, wake
 from tonnage.virtual.kept_index import keep_index
 from tonnage.virtual.standins import StandIns
 
@@ -45,6 +45,8 @@ class _Watcher(importlib.abc.MetaPathFinder):
             return self._and_then(name, lambda module: quiet_launches(module, self._stand_ins))
         elif name == "transformers.utils.import_utils":
             return self._and_then(name, keep_index)
+        elif name == "torch._inductor.utils":
+            wake("torch._dynamo")  # they import each other, and only in this order
         elif name == "torch._dynamo":
             return lazily(self._plain_spec(name), _DYNAMO_ASKED_FOR_NOTHING)
         return None

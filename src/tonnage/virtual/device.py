@@ -145,6 +145,11 @@ class Device:
         if self.overheads.use(library, handle):
             self.allocator.outside_bytes = self.overheads.total_bytes
 
+    def hold(self, parts: dict[str, int]) -> None:
+        """The process holds this much more beside the allocator, by part (a communicator's buffers, say)."""
+        self.overheads.parts.update(parts)
+        self.allocator.outside_bytes = self.overheads.total_bytes
+
     def _on_segment(self, action: str, address: int, size: int, stream: int) -> None:
         if self.history is not None:
             self.history.segment(action, address, size, stream)

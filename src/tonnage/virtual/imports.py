@@ -83,6 +83,11 @@ class _LazyLoader(Loader):
         self._own = {name: vars(module)[name] for name in self._answers}
         vars(module).update(self._answers)
 
+    def wake(self, module: ModuleType) -> None:
+        """Run the package's code now, if it has not run."""
+        if isinstance(module, _Waiting):
+            self._run(module)
+
     def release(self, module: ModuleType) -> None:
         """From now on every answer is the package's own."""
         self._answers = {}
@@ -94,6 +99,14 @@ def lazily(spec: ModuleSpec | None, answers: dict[str, Any]) -> ModuleSpec | Non
     if spec and spec.loader:
         spec.loader = _LazyLoader(spec.loader, answers)
     return spec
+
+
+def wake(name: str) -> None:
+    """Import a package and, where it was to wait, run its code now: what comes next counts on the usual order."""
+    module = import_module(name)
+    loader = module.__spec__.loader if module.__spec__ else None
+    if isinstance(loader, _LazyLoader):
+        loader.wake(module)
 
 
 def release(name: str) -> None:

@@ -21,14 +21,24 @@ _open = threading.Lock()
 
 
 class Session:
-    """One virtual GPU in this process. Only one can be open at a time."""
+    """One virtual GPU in this process. Only one can be open at a time.
 
-    def __init__(self, gpu: Gpu, torch_version: str | None = None, settings: AllocatorSettings | None = None) -> None:
+    Of several `cards` a rank of a cluster uses its own one; all of them are this one here.
+    """
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        torch_version: str | None = None,
+        settings: AllocatorSettings | None = None,
+        cards: int = 1,
+    ) -> None:
         self.library = load()
         import torch
 
         self.torch = torch
         self.gpu = gpu
+        self.cards = cards
         self.modelled = torch_version or torch.__version__.split("+")[0]
         self.settings = settings or AllocatorSettings.from_environment(os.environ, version_pair(self.modelled))
         self.device = Device(gpu, version_pair(self.modelled), self.settings)
@@ -47,12 +57,12 @@ class Session:
         device = self.device
         self._callbacks = [device.malloc, device.free, device.record_stream, device.synchronize]
         self.library.tonnage_set_cudnn_version(release_of(device.torch_version).cudnn_number)
-        self.library.tonnage_start(*map(ctypes.py_object, self._callbacks), 1)
+        self.library.tonnage_start(*map(ctypes.py_object, self._callbacks), self.cards)
         self._listeners = [self.stand_ins.read, self.stand_ins.unmodelled, self.workspaces.use]
         self.library.tonnage_listen(*map(ctypes.py_object, self._listeners))
         device.native_context = ctypes.c_int32.in_dll(self.library, "tonnage_context")
         current(self)
-        self._undo += [install_hooks(device.attribution), cuda.install(device, self.library)]
+        self._undo += [install_hooks(device.attribution), cuda.install(device, self.library, self.cards)]
         self._undo.append(install_companions(self.stand_ins))
         atexit.register(self.library.tonnage_close)
 

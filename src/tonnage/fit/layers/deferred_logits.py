@@ -234,7 +234,7 @@ _WHOLE = (
 
 _METADATA = frozenset(
     "shape dtype device layout ndim requires_grad is_cuda is_cpu is_meta is_sparse is_nested is_quantized itemsize nbytes "
-    "size dim ndimension numel nelement element_size is_floating_point is_complex is_signed get_device __len__".split()
+    "size dim ndimension numel nelement element_size is_floating_point is_complex is_signed get_device __len__ _base".split()
 )
 
 
@@ -250,6 +250,14 @@ def _to(logits: DeferredLogits, *args: Any, **kwargs: Any) -> Any:
     if elsewhere or memory_format is not None or (dtype is not None and not dtype.is_floating_point):
         return NotImplemented
     return logits if dtype in (None, logits.recipe.logits_dtype) else logits.recipe.then("to", dtype)
+
+
+def _register_hook(logits: DeferredLogits, hook: Callable[[Tensor], Any]) -> Any:
+    """FSDP2 wants to know when backward begins, and reads no gradient: that of the head's input tells it too."""
+    hidden = logits.recipe.hidden
+    if not str(getattr(hook, "__module__", "")).startswith("torch.distributed.fsdp") or not hidden.requires_grad:
+        return NotImplemented
+    return hidden.register_hook(hook)
 
 
 def _number(name: str) -> Callable[..., Any]:
@@ -410,4 +418,5 @@ _DEFERRED: dict[str, Callable[..., Any]] = {
     "permute": _permute,
     "argmax": _argmax,
     "cross_entropy": _cross_entropy,
+    "register_hook": _register_hook,
 }

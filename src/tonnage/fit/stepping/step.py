@@ -10,6 +10,8 @@ from tonnage.fit.training import Batch, Training
 
 def take_step(training: Training, batch: Batch) -> Tensor:
     """The loss of the whole batch, after the step. Where something raises, gradients are as they were before."""
+    if training.ranks is not None:
+        return training.ranks.take_step(training, batch)
     parts = split(batch, training.micro_batches, training.weighting)
     training.stepper.begin(len(parts))
     total = accumulate(training, parts)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from tonnage.fit.layers.deferred_logits import defer
 from tonnage.fit.measure.profile import Profile
@@ -105,7 +106,7 @@ def _why_not_head(name: str, head: nn.Module) -> str | None:
         return f"The head {name!r} has a forward of its own already, which chunks would pass by."
     if head._backward_hooks or head._backward_pre_hooks:
         return f"The head {name!r} has backward hooks, which would need its whole output."
-    if type(head.weight.data) is not Tensor:
+    if type(head.weight.data) not in (Tensor, DTensor):  # FSDP2 has it whole while the model runs
         return (
             f"The head {name!r} holds its weight as {type(head.weight.data).__name__}, which cannot be read in chunks."
         )

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["install"]
 
 
-def install(device: "Device", library: ctypes.PyDLL) -> Callable[[], None]:
-    """From now on `torch.cuda` is this card; the result puts everything back as it was."""
+def install(device: "Device", library: ctypes.PyDLL, count: int = 1) -> Callable[[], None]:
+    """From now on `torch.cuda` is `count` times this card; the result puts everything back as it was."""
     # Not at the top: these import torch, which must come after the native library.
     from tonnage.virtual.cuda import (
         devices,
@@ -47,7 +47,7 @@ def install(device: "Device", library: ctypes.PyDLL) -> Callable[[], None]:
     from tonnage.virtual.cuda.cards import Cards
     from tonnage.virtual.cuda.patches import Patches
 
-    cards, patches = Cards((device,), library), Patches()
+    cards, patches = Cards((device,) * count, library), Patches()
     try:
         for part in (unmodelled, forks, devices, memory, history, streams, graphs, tensors, runtime, nvml):
             part.install(cards, patches)

@@ -34,6 +34,18 @@ def _install_storages(patches: Patches) -> None:
         return torch.empty(int(size), dtype=torch.uint8, device=where).untyped_storage()
 
     patches.set(torch.UntypedStorage, "__new__", staticmethod(new))
+    patches.set(torch.UntypedStorage, "resize_", _resize_storage)
+
+
+def _resize_storage(storage: Any, size: int) -> Any:
+    """`UntypedStorage.resize_`: what FSDP frees and makes again the unsharded parameters with."""
+    if storage.device.type != "cuda":
+        return _plain_resize(storage, size)
+    torch.ops.tonnage.resize_storage(storage, size)
+    return storage
+
+
+_plain_resize = torch._C.StorageBase.resize_
 
 
 # torch.cuda.FloatTensor and kin

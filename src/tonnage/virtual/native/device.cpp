@@ -412,11 +412,28 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   });
 }
 
-// Python has no other way to a default generator in a build without CUDA.
+namespace {
+
+// As CUDA does it: the new block is there before the old one goes, and nothing at all is held for no bytes.
+void resize_storage(c10::Storage storage, int64_t bytes) {
+  TORCH_CHECK(bytes >= 0, "a storage cannot have ", bytes, " bytes");
+  c10::DeviceGuard on(storage.device());
+  auto* impl = storage.unsafeGetStorageImpl();
+  TORCH_CHECK(impl->resizable(), "Trying to resize storage that is not resizable");
+  Describe as(bytes, at::kByte);
+  c10::DataPtr data = allocator_of_device.allocate(static_cast<size_t>(bytes));
+  impl->set_data_ptr_noswap(std::move(data));
+  impl->set_nbytes(bytes);
+}
+
+}  // namespace
+
+// Python has no other way to a default generator, or to a storage of another size, in a build without CUDA.
 TORCH_LIBRARY_FRAGMENT(tonnage, library) {
   library.def("default_generator(int index) -> Generator?", [](int64_t index) {
     return at::globalContext().defaultGenerator({c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(index)});
   });
+  library.def("resize_storage(Storage storage, int bytes) -> ()", &resize_storage);
 }
 
 extern "C" {

@@ -1,0 +1,191 @@
+"""`tonnage.fit(..., engine="deepspeed")`: a training run by DeepSpeed, as a config of its own says.
+
+ZeRO 1, 2 and 3, ZeRO-Offload and ZeRO-Infinity are all in the config, which `tonnage plan train --export` writes. Here
+batches are divided and weighed, so that a step is that of one process on all ranks' batches, and a rank that fails tells
+the others. Nothing is measured or chosen: a budget belongs to the plan.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.optim import Optimizer
+
+from tonnage.errors import MissingPart, RequestError
+from tonnage.fit.checks import check_model, check_sample
+from tonnage.fit.sharding.agreement import Agreement
+from tonnage.fit.sharding.ranks import Ranks
+from tonnage.fit.stepping.batches import Weighting, change_tensors
+from tonnage.fit.stepping.stepper import Stepper
+from tonnage.fit.techniques.micro_batches import find_weighting
+from tonnage.fit.training import Batch, Loss, Training
+
+_OFFLOAD = ("cpu", "nvme")
+
+
+def fit_with_engine(engine: str, *args: Any, mesh: Any = None, **kwargs: Any) -> "EngineFitted":
+    """What `tonnage.fit` with `engine=` does."""
+    if engine != "deepspeed":
+        raise RequestError(f"There is no engine {engine!r}.", hint='Known are "torch" (unless told) and "deepspeed".')
+    if mesh is not None:
+        raise RequestError("DeepSpeed shards over all ranks, and makes no use of a mesh.", hint="Leave mesh= out.")
+    return fit_with_deepspeed(*args, **kwargs)
+
+
+def fit_with_deepspeed(
+    model: nn.Module,
+    optimizer: Optimizer | None,
+    *,
+    loss: Loss,
+    sample: Batch,
+    config: Mapping[str, Any] | str | Path,
+    weighting: Weighting = "auto",
+) -> "EngineFitted":
+    """Let DeepSpeed run a training; called on all ranks alike.
+
+    | argument    | means                                                                                     |
+    |-------------|-------------------------------------------------------------------------------------------|
+    | `optimizer` | yours; None: the one that the config describes                                            |
+    | `config`    | DeepSpeed's settings, or the file that holds them                                         |
+    | `weighting` | how much a rank's loss weighs: as for micro-batches, or "ranks" (all the same)            |
+    """
+    settings = read_config(config)
+    _check_optimizer(optimizer, settings)
+    if find_spec("deepspeed") is None:
+        raise MissingPart('engine="deepspeed" needs DeepSpeed, which is not installed.', hint="pip install deepspeed")
+    if optimizer is not None:
+        check_model(model, optimizer)
+    deepspeed = import_module("deepspeed")
+    if not dist.is_initialized():
+        deepspeed.init_distributed()
+    kind = deepspeed.get_accelerator().device_name()
+    agreement = Agreement(init_device_mesh(kind, (dist.get_world_size(),)))
+    try:
+        with agreement.together(settled=True):
+            parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+            engine = deepspeed.initialize(
+                model=model, optimizer=optimizer, model_parameters=parameters, config=dict(settings)
+            )[0]
+            return EngineFitted(engine, agreement, _training(engine, loss, sample, agreement), weighting)
+    except BaseException:
+        agreement.close()
+        raise
+
+
+def read_config(config: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
+    """The settings; a file that holds none gets a clear error."""
+    if isinstance(config, Mapping):
+        return config
+    hint = "Give DeepSpeed's settings, or the deepspeed.json that tonnage plan train --export wrote."
+    try:
+        found = json.loads(Path(config).read_text("utf-8"))
+    except OSError as error:
+        raise RequestError(f"{config} cannot be read: {error.strerror}.", hint=hint) from None
+    except ValueError:
+        raise RequestError(f"{config} is not JSON.", hint=hint) from None
+    if not isinstance(found, dict):
+        raise RequestError(f"{config} holds no settings.", hint=hint)
+    return found
+
+
+def _check_optimizer(optimizer: Optimizer | None, settings: Mapping[str, Any]) -> None:
+    """One of the two has to say how steps are taken, and on the host only DeepSpeed's own steps fast."""
+    described = "optimizer" in settings
+    if optimizer is None and not described:
+        raise RequestError(
+            "The config describes no optimizer, and none was given.", hint="Give one, or add the config's section."
+        )
+    if optimizer is not None and described:
+        raise RequestError(
+            f"The config describes an optimizer, and {type(optimizer).__name__} was given besides.",
+            hint="Give None for the optimizer, or take the section out of the config.",
+        )
+    place = settings.get("zero_optimization", {}).get("offload_optimizer", {}).get("device")
+    forced = settings.get("zero_force_ds_cpu_optimizer", True)
+    if (
+        optimizer is not None
+        and place in _OFFLOAD
+        and forced
+        and not type(optimizer).__module__.startswith("deepspeed")
+    ):
+        raise RequestError(
+            f"States on the host are stepped by DeepSpeed's own optimizer, not by {type(optimizer).__name__}.",
+            hint='Give None and describe it in the config, or set "zero_force_ds_cpu_optimizer": false there.',
+        )
+
+
+def _training(engine: Any, loss: Loss, sample: Batch, agreement: Agreement) -> Training:
+    """The engine stands for the model: called, it gathers what is sharded."""
+    check_sample(sample, engine.device)
+    first = change_tensors(sample, lambda tensor: tensor.detach().cpu()) if agreement.first else None
+    shared = agreement.share(first)
+    return Training(
+        model=engine,
+        optimizer=engine.optimizer,
+        loss=loss,
+        sample=change_tensors(shared, lambda tensor: tensor.to(engine.device)),
+        device=torch.device(engine.device),
+        stepper=Stepper(engine.optimizer),
+        micro_batches=engine.gradient_accumulation_steps(),
+        agreement=agreement,
+    )
+
+
+class EngineFitted:
+    """A training that DeepSpeed runs. `engine` is its own object, for checkpoints and all else."""
+
+    def __init__(self, engine: Any, agreement: Agreement, training: Training, weighting: Weighting) -> None:
+        self.engine, self.training = engine, training
+        found = find_weighting(training, resampled=True) if weighting == "auto" else weighting
+        training.weighting = "rows" if found == "ranks" else found
+        self.ranks = Ranks(agreement, found)
+
+    @property
+    def model(self) -> nn.Module:
+        """The caller's own, with its parameters as DeepSpeed keeps them."""
+        module: nn.Module = self.engine.module
+        return module
+
+    @property
+    def optimizer(self) -> Any:
+        return self.engine.optimizer
+
+    def step(self, batch: Batch) -> Tensor:
+        """One optimizer step on every rank's batch; the loss of all of them."""
+        total = self._step(batch)
+        assert total is not None
+        return total
+
+    @contextmanager
+    def joined(self) -> Iterator[None]:
+        """Around a loop over batches of which ranks may have different numbers: those that are done go on with the others."""
+        yield
+        while self._step(None) is not None:
+            pass
+
+    def _step(self, batch: Batch | None) -> Tensor | None:
+        agreement, parts_of_step = self.ranks.agreement, self.training.micro_batches
+        with agreement.together():
+            parts = self.ranks.divide(self.training, batch, least=parts_of_step)
+            if not parts:
+                return None
+            total = torch.zeros((), device=self.training.device)
+            for part in parts:
+                loss = part.weigh(self.training.loss(self.engine, part.batch))
+                self.engine.backward(loss, scale_wrt_gas=False)  # the weights of parts make up one already
+                self.engine.step()
+                total = total + loss.detach()
+            return agreement.sum(total) / agreement.size
+
+    def close(self) -> None:
+        """DeepSpeed's hooks and buffers are gone; the process group stays."""
+        self.ranks.agreement.close()
+        self.engine.destroy()

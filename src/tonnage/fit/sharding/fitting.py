@@ -1,0 +1,235 @@
+"""`fit` over the ranks of a mesh: the same on every rank, from what they have agreed on.
+
+Ranks may hand over other samples, of which the first one's is measured, and other budgets, of which the smallest count.
+On a GPU stage 2 is tried before stage 3, and that before the host's memory: the first that fits is the fastest. It does
+not know how FSDP2 is put on a model, nor how a choice is made.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.optim import Optimizer
+
+from tonnage.errors import RequestError
+from tonnage.fit.checks import check_model, check_sample
+from tonnage.fit.choose.outlook import DoesNotFit
+from tonnage.fit.fitted import Fitted
+from tonnage.fit.fitting import Request, allowed_names, apply_plan, size_bytes
+from tonnage.fit.moving.host import free_host_bytes
+from tonnage.fit.plan import Plan, read_plan
+from tonnage.fit.sharding.agreement import Agreement
+from tonnage.fit.sharding.measuring import AgreedMeter, ShardedFitting
+from tonnage.fit.sharding.shard import Shard, mesh_device
+from tonnage.fit.sharding.wrapping import reshard
+from tonnage.fit.stepping.batches import change_tensors
+from tonnage.fit.stepping.stepper import Stepper
+from tonnage.fit.training import Batch, Loss, Training
+
+# The fastest first: gathered once; gathered twice, with sums of gradients in shards; shards on the host.
+_CHOICES = (Shard(stage=2), Shard(stage=3, gradients="each"), Shard(stage=3, gradients="each", offload=True))
+
+
+def fit_on_mesh(
+    model: nn.Module,
+    optimizer: Optimizer,
+    *,
+    loss: Loss,
+    sample: Batch,
+    mesh: DeviceMesh,
+    shard: Shard | None = None,
+    budget: str | int | None = None,
+    host: str | int | None = None,
+    exact: bool = True,
+    allow: Sequence[str] = (),
+    without: Sequence[str] = (),
+    clip_norm: float | None = None,
+    plan: Plan | str | Path | None = None,
+    measure: bool = True,
+    verbose: bool = False,
+) -> Fitted:
+    """Shard a training over the ranks of a mesh and make it fit a budget on each; called on all of them alike.
+
+    | argument | means                                                                                          |
+    |----------|------------------------------------------------------------------------------------------------|
+    | `mesh`   | of one dimension, or of two: replicas × shards (hybrid sharding)                               |
+    | `shard`  | how it is sharded; on a GPU the fastest way that fits unless told, elsewhere stage 3           |
+    | `budget` | of each rank; the rest is as for one GPU. Without it or a plan, on the CPU, it is sharded only |
+    """
+    check_mesh(mesh)
+    agreement = Agreement(mesh)
+    try:
+        with agreement.together(settled=True):
+            training = _training(model, optimizer, loss, sample, mesh, agreement, clip_norm)
+            asked = _Asked(shard, _read(plan), budget, host, allowed_names(exact, allow, without), measure, verbose)
+            _check_alike(asked, agreement)
+            fitted = _fit(training, asked)
+            reshard(model)  # the last of what was tried may have been a forward alone
+    except BaseException:
+        agreement.close()
+        raise
+    fitted.afterwards(agreement.close)
+    return fitted
+
+
+@dataclass(frozen=True)
+class _Asked:
+    shard: Shard | None
+    plan: Plan | None
+    budget: str | int | None
+    host: str | int | None
+    allowed: frozenset[str]
+    measure: bool
+    verbose: bool
+
+
+def _check_alike(asked: _Asked, agreement: Agreement) -> None:
+    """Budgets may differ; what is put in place may not."""
+    plan = asked.plan.to_json() if asked.plan is not None else None
+    told = json.dumps([repr(asked.shard), plan, sorted(asked.allowed), asked.measure], default=_plain)
+    found = agreement.gather(told)
+    other = next((place for place, words in enumerate(found) if words != found[0]), None)
+    if other is not None:
+        ranks = agreement.members[0], agreement.members[other]
+        raise RequestError(
+            f"Ranks {ranks[0]} and {ranks[1]} ask for different plans, shardings or techniques.",
+            hint="Call fit with the same arguments on every rank; only the sample and the budgets may differ.",
+        )
+
+
+def _plain(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else getattr(value, "__qualname__", repr(value))
+
+
+def check_mesh(mesh: Any) -> None:
+    if not isinstance(mesh, DeviceMesh):
+        raise RequestError(
+            f"mesh= takes a DeviceMesh, and got {type(mesh).__name__}.",
+            hint='Make one: torch.distributed.device_mesh.init_device_mesh("cuda", (ranks,)).',
+        )
+    if mesh.ndim > 2:
+        raise RequestError(
+            f"The mesh has {mesh.ndim} dimensions, and sharding knows one, or two: replicas × shards.",
+            hint='Give the part of it that data is divided over: mesh["replicate", "shard"].',
+        )
+    if mesh.ndim == 2 and mesh.mesh_dim_names is None:
+        raise RequestError(
+            "The dimensions of the mesh have no names, and FSDP2 replicates over the first and shards over the second.",
+            hint='Name them: init_device_mesh(kind, (replicas, shards), mesh_dim_names=("replicate", "shard")).',
+        )
+    if mesh.get_coordinate() is None:
+        raise RequestError(
+            f"Rank {dist.get_rank()} is not part of the mesh.", hint="Call fit on the ranks of the mesh only."
+        )
+
+
+def _training(
+    model: nn.Module,
+    optimizer: Optimizer,
+    loss: Loss,
+    sample: Batch,
+    mesh: DeviceMesh,
+    agreement: Agreement,
+    clip_norm: float | None,
+) -> Training:
+    check_model(model, optimizer)
+    training = Training(
+        model=model,
+        optimizer=optimizer,
+        loss=loss,
+        sample=sample,
+        device=torch.device(mesh.device_type),
+        stepper=Stepper(optimizer, clip_norm=clip_norm),
+        mesh=mesh,
+        agreement=agreement,
+    )
+    training.device = mesh_device(training)
+    _check_place(model, training.device)
+    check_sample(sample, training.device)
+    training.sample = _first_sample(sample, training.device, agreement)
+    return training
+
+
+def _check_place(model: nn.Module, device: torch.device) -> None:
+    found = next(model.parameters()).device
+    if found.type not in (device.type, "cpu"):
+        raise RequestError(
+            f"The model is on {found}, and the mesh is of {device.type!r}.",
+            hint="Make the model on the CPU: its blocks are moved one at a time as they are sharded.",
+        )
+
+
+def _first_sample(sample: Batch, device: torch.device, agreement: Agreement) -> Batch:
+    """Every rank measures on the same rows, so that all go through the same motions."""
+    host = change_tensors(sample, lambda tensor: tensor.detach().cpu()) if agreement.first else None
+    return change_tensors(agreement.share(host), lambda tensor: tensor.to(device))
+
+
+def _read(plan: Plan | str | Path | None) -> Plan | None:
+    return read_plan(plan) if isinstance(plan, str | Path) else plan
+
+
+def _fit(training: Training, asked: _Asked) -> Fitted:
+    if asked.plan is not None:
+        return apply_plan(training, _sharded_plan(asked.plan, asked.shard))
+    if training.device.type != "cuda" and asked.budget is None:
+        return apply_plan(training, _plan_of(training, asked.shard or Shard()))
+    return _choose(training, asked)
+
+
+def _sharded_plan(plan: Plan, shard: Shard | None) -> Plan:
+    """A plan that was made for one GPU is sharded as told; one that shards already stays as it is."""
+    planned = [technique for technique in plan.techniques if isinstance(technique, Shard)]
+    if planned and shard is not None and planned[0] != shard:
+        raise RequestError("The plan shards in another way than shard= says.", hint="Leave shard= out.")
+    return plan if planned else replace(plan, techniques=(shard or Shard(), *plan.techniques))
+
+
+def _plan_of(training: Training, shard: Shard) -> Plan:
+    """Sharding alone, nothing measured."""
+    return Plan(
+        techniques=(shard,),
+        device=training.device.type,
+        torch=torch.__version__,
+        batch_rows=0,
+        budget_bytes=0,
+        host_budget_bytes=0,
+        peak_bytes=0,
+        step_s=0.0,
+        plain_peak_bytes=0,
+        plain_step_s=0.0,
+    )
+
+
+def _choose(training: Training, asked: _Asked) -> Fitted:
+    agreement = training.agreement
+    assert agreement is not None
+    meter = AgreedMeter(training.device, agreement)
+    budget_bytes = meter.free_bytes() if asked.budget is None else size_bytes(asked.budget)
+    host_bytes = free_host_bytes() // ranks_here() if asked.host is None else size_bytes(asked.host)
+    budget_bytes, host_bytes = (int(size) for size in agreement.smallest(budget_bytes, host_bytes))
+    request = Request(
+        budget_bytes=budget_bytes,
+        host_bytes=host_bytes,
+        allowed=asked.allowed - set(Shard.conflicts),
+        say=print if asked.verbose and agreement.first else lambda _: None,
+    )
+    choices = _CHOICES if asked.shard is None else (asked.shard,)
+    for shard in choices[:-1]:
+        try:
+            return ShardedFitting(training, meter, request, shard, measure=asked.measure).run()
+        except DoesNotFit:
+            continue
+    return ShardedFitting(training, meter, request, choices[-1], measure=asked.measure).run()
+
+
+def ranks_here() -> int:
+    """Processes that share this host, as torchrun says."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

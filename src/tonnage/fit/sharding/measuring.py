@@ -1,0 +1,148 @@
+"""Measuring a sharded training: all ranks run the same at the same time, and what the first one saw counts for all.
+
+A timed call is repeated as often on every rank, since each repetition gathers parameters from all of them. Bytes of
+shards are those of this rank. It does not know how FSDP2 is put on a model.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from tonnage.fit.choose.placement import Holdings
+from tonnage.fit.choose.solver import Solution
+from tonnage.fit.fitted import Fitted
+from tonnage.fit.fitting import Fitting, Request
+from tonnage.fit.measure.holdings import find_holdings, tensors_of
+from tonnage.fit.measure.measuring import BlockCall, parameter_bytes
+from tonnage.fit.measure.meter import Meter
+from tonnage.fit.measure.survey import SizeProfile, Survey
+from tonnage.fit.rehearsal import Rehearsed
+from tonnage.fit.sharding.agreement import Agreement, RankFailed
+from tonnage.fit.sharding.shard import Shard
+from tonnage.fit.training import Training
+
+Found = TypeVar("Found")
+
+
+class AgreedMeter(Meter):
+    """A meter whose timed calls are repeated as often on every rank."""
+
+    def __init__(self, device: torch.device, agreement: Agreement) -> None:
+        super().__init__(device)
+        self.agreement = agreement
+
+    def seconds(self, run: Callable[[], object], *, least_s: float = 0.25) -> float:
+        if self.virtual:
+            return super().seconds(run, least_s=least_s)
+        once = self.agreement.share(self._timed(run, 1))
+        repeats = min(200, max(2, round(least_s / max(once, 1e-6))))
+        self._timed(run, max(1, repeats // 2))
+        return self.agreement.share(self._timed(run, repeats))
+
+
+class AgreedSurvey(Survey):
+    """What the first rank measured. A card that is full on one rank only ends it for all."""
+
+    def __init__(self, training: Training, meter: Meter, agreement: Agreement) -> None:
+        super().__init__(training, meter)
+        self.agreement = agreement
+
+    def _measure(self, rows: int) -> SizeProfile:
+        return self.agreement.share(agreed(self.agreement, lambda: super(AgreedSurvey, self)._measure(rows)))
+
+    def _operator_modes(self, block: nn.Module, call: BlockCall) -> list[str]:
+        """None: gathering a block's parameters is among its operators, and is not run again with them."""
+        return []
+
+    def detail(self) -> None:
+        agreed(self.agreement, super().detail)
+        self._ways_of = self.agreement.share(self._ways_of)
+        self.sizes = self.agreement.share(self.sizes)
+
+
+def agreed(agreement: Agreement, measure: Callable[[], Found]) -> Found:
+    """This rank's answer, once all have theirs; out of memory where all are."""
+    try:
+        with agreement.together(settled=True):
+            found = measure()
+    except torch.OutOfMemoryError as error:
+        if agreement.shared(error):
+            raise
+        raise RankFailed(
+            agreement.rank, f"{error}, and the others did not: give each rank a card of its own"
+        ) from error
+    return found
+
+
+class ShardedFitting(Fitting):
+    """A run of fit beside one way to shard."""
+
+    def __init__(
+        self, training: Training, meter: AgreedMeter, request: Request, shard: Shard, *, measure: bool
+    ) -> None:
+        super().__init__(training, meter, request, measure=measure)
+        self.shard, self.agreement = shard, meter.agreement
+
+    def run(self) -> Fitted:
+        with self._all_or_nothing():
+            self.request.say(f"sharding: stage {self.shard.stage}{', on the host' if self.shard.offload else ''}")
+            self.applied.add([self.shard])
+            return super().run()
+
+    def choose(self, budget_bytes: int, host_bytes: int) -> Fitted:
+        with self.agreement.together(settled=True):
+            budget_bytes, host_bytes = (int(size) for size in self.agreement.smallest(budget_bytes, host_bytes))
+            return super().choose(budget_bytes, host_bytes)
+
+    def _new_survey(self) -> Survey:
+        return AgreedSurvey(self.training, self.meter, self.agreement)
+
+    def _find_holdings(self) -> Holdings:
+        whole = find_holdings(self.training, self.meter, self.survey.blocks, self.request.host_bytes)
+        return self.agreement.share(self._of_this_rank(whole))
+
+    def _of_this_rank(self, whole: Holdings) -> Holdings:
+        """Shards stay; of the blocks that are gathered one more is there than the one that runs."""
+        parameters = list(self.training.model.parameters())
+        share = local_bytes(parameters) / parameter_bytes(parameters)
+        on_gpu = 0.0 if self.shard.offload else share
+        ahead_bytes = max((parameter_bytes(block.parameters()) for block in self.survey.blocks.values()), default=0)
+        waiting = 1.0 if self.shard.gradients == "once" else on_gpu  # whole sums wait for the exchange
+        held_bytes = local_bytes([*parameters, *tensors_of(self.training.optimizer)])
+        besides_bytes = max(0, self.meter.allocated_bytes - (0 if self.shard.offload else held_bytes))
+        on_host = int(share * (whole.gradients_bytes + whole.states_bytes + parameter_bytes(parameters)))
+        return replace(
+            whole,
+            parameters_bytes=int(on_gpu * parameter_bytes(parameters)) + ahead_bytes + besides_bytes,
+            gradients_bytes=int(waiting * whole.gradients_bytes),
+            states_bytes=int(on_gpu * whole.states_bytes),
+            outside_gradients_bytes=int(on_gpu * whole.outside_gradients_bytes),
+            block_gradients_bytes=tuple(int(on_gpu * size) for size in whole.block_gradients_bytes),
+            step_temporary_bytes=int(on_gpu * whole.step_temporary_bytes),
+            optimizer_s=share * (whole.host_step_s if self.shard.offload else whole.optimizer_s),
+            host_bytes=max(0, whole.host_bytes - on_host) if self.shard.offload else whole.host_bytes,
+        )
+
+    def _fastest(self, budget_bytes: int) -> Solution | None:
+        """The solver stops after a time, which passes differently on each rank."""
+        return self.agreement.share(super()._fastest(budget_bytes))
+
+    def _least(self) -> Solution | None:
+        return self.agreement.share(super()._least())
+
+    def _rehearse(self) -> Rehearsed:
+        found = super()._rehearse()
+        allocated, reserved = self.agreement.largest(found.peak_allocated_bytes, found.peak_reserved_bytes)
+        return replace(found, peak_allocated_bytes=int(allocated), peak_reserved_bytes=int(reserved))
+
+    def _rehearse_once(self) -> Rehearsed:
+        return agreed(self.agreement, super()._rehearse_once)
+
+
+def local_bytes(tensors: Iterable[Tensor]) -> int:
+    """Of what this rank holds."""
+    return parameter_bytes(tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors)

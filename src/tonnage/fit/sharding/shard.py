@@ -1,0 +1,207 @@
+"""Sharding: parameters, gradients and optimizer states divided over the ranks of a mesh, by FSDP2.
+
+A mesh of one dimension shards over all of its ranks; of two, it shards over the second and replicates over the first
+(hybrid sharding). Blocks are gathered one at a time. It does not know the other techniques, which see plain parameters
+inside each block's forward, but for those that handle parameters or their steps themselves: these it refuses.
+"""
+
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy
+
+from tonnage.fit.block_names import why_not_blocks
+from tonnage.fit.measure.profile import Profile
+from tonnage.fit.modules import find_blocks
+from tonnage.fit.sharding.agreement import Agreement
+from tonnage.fit.sharding.ranks import Ranks, check_weighting
+from tonnage.fit.sharding.states import retarget, sharded_like, whole, whole_like
+from tonnage.fit.sharding.wrapping import Plain, forget_step, reshard
+from tonnage.fit.stepping.batches import Weighting
+from tonnage.fit.stepping.stepper import Stepper
+from tonnage.fit.technique import Estimate, NotApplicable, Technique
+from tonnage.fit.techniques.micro_batches import find_weighting
+from tonnage.fit.training import Training, Undo
+from tonnage.units import format_bytes
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_SHARDS = "parameters are shards of FSDP2's, which gathers and frees them itself"
+_STEPS = "it steps plain parameters one by one, and these are shards; offload=True keeps states on the host"
+_TILES = "its tiles run inside backward, where FSDP2 would not see the gradients of each"
+_CONFLICTS = {
+    "tiled-mlp": _TILES,
+    "tiled-norm": _TILES,
+    "weight-streaming": _SHARDS,
+    "nvme": _SHARDS,
+    "fp8": "FP8 weights have not been tried through FSDP2's gathering and freeing",
+    "master-weights": 'FSDP2 keeps wide shards itself: dtype="bfloat16" computes in the narrow type',
+    "host-states": _STEPS,
+    "step-in-backward": "a gradient is complete only after all ranks have added theirs",
+    "eight-bit-states": "its kernels walk whole plain tensors, and states are shards",
+    "stochastic-bf16": "its kernels walk whole plain tensors, and parameters are shards",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard(Technique):
+    """| setting     | means                                                                                        |
+    |-------------|----------------------------------------------------------------------------------------------|
+    | `stage`     | 3: blocks are unsharded only while they run; 2: from forward to backward, and gathered once   |
+    | `blocks`    | names of modules that are gathered one at a time; the repeated blocks unless told             |
+    | `dtype`     | computes in this type ("bfloat16"); shards keep their own, gradients are added in FP32        |
+    | `offload`   | shards, gradients and states are on the host; the optimizer steps there                       |
+    | `gradients` | of micro-batches: "once" exchanges whole sums at the end; "each" adds to shards, and is small |
+    | `weighting` | how much a rank's loss weighs: as for micro-batches, or "ranks" (all the same)                |
+    """
+
+    name: ClassVar[str] = "shard"
+    title: ClassVar[str] = "sharded over ranks"
+    order: ClassVar[int] = 0
+    conflicts: ClassVar[Mapping[str, str]] = _CONFLICTS
+
+    stage: int = 3
+    blocks: tuple[str, ...] = ()
+    dtype: str = ""
+    offload: bool = False
+    gradients: str = "once"
+    weighting: Weighting = "auto"
+
+    def why_not(self, training: Training) -> str | None:
+        if training.mesh is None:
+            return "there is no mesh of ranks: give mesh="
+        if training.applied:
+            return f"{training.applied[0]} is in place already, and sharding comes first"
+        return (
+            self._why_not_settings()
+            or (why_not_blocks(training.model, self.blocks) if self.blocks else None)
+            or _why_shared(training.model, self._blocks(training.model))
+            or self._why_not_clipping(training)
+        )
+
+    def _why_not_settings(self) -> str | None:
+        if self.stage not in (2, 3):
+            return f"stage={self.stage!r}: FSDP2 has stages 2 and 3; engine='deepspeed' has stage 1"
+        if self.dtype and self.dtype not in DTYPES:
+            return f"dtype={self.dtype!r} is none of {', '.join(DTYPES)}"
+        if self.gradients not in ("once", "each"):
+            return f'gradients= takes "once" or "each", not {self.gradients!r}'
+        return check_weighting(self.weighting)
+
+    def _why_not_clipping(self, training: Training) -> str | None:
+        assert training.mesh is not None
+        kinds = training.mesh.get_group(0)._device_types
+        if self.offload and training.stepper.clip_norm is not None and torch.device("cpu") not in kinds:
+            return (
+                "gradients on the host are clipped over the host's own backend, and the process group has none: "
+                'init_process_group("cpu:gloo,cuda:nccl")'
+            )
+        return None
+
+    def _blocks(self, model: nn.Module) -> tuple[str, ...]:
+        return self.blocks or tuple(find_blocks(model))
+
+    def estimate(self, profile: Profile) -> Estimate:
+        """By itself it moves no activations; what of the rest a rank holds depends on the mesh, which no profile knows."""
+        gathered = sum(block.parameters_bytes for block in profile.blocks)
+        why = f"{format_bytes(gathered)} of blocks are gathered {'once' if self.stage == 2 else 'twice'} a pass"
+        return Estimate(saved_bytes=0, seconds=0.0, why=why)
+
+    def apply(self, training: Training) -> Undo:
+        reason = self.why_not(training)
+        if reason is not None:
+            raise NotApplicable(f"The training cannot be sharded: {reason}.", hint="Change shard=, or the mesh.")
+        assert training.mesh is not None and training.agreement is not None
+        with ExitStack() as stack:
+            self._place(training, training.agreement, stack)
+            return stack.pop_all().close
+
+    def _place(self, training: Training, agreement: Agreement, stack: ExitStack) -> None:
+        model, optimizer = training.model, training.optimizer
+        device = mesh_device(training)
+        with torch.no_grad():
+            agreement.copy_from_first([*model.parameters(), *model.buffers()], device)
+        plain, blocks = Plain(model), self._blocks(model)
+        stack.callback(self._take_off, training, agreement, plain)
+        plain.wrap(model, blocks, keep_blocks=self.stage == 2, mesh=training.mesh, **self._policies(device))
+        sharded = dict(model.named_parameters(remove_duplicate=False))
+        retarget(optimizer, {plain.parameters[name]: new for name, new in sharded.items()}, sharded_like)
+        assert isinstance(model, FSDPModule)
+        if self.gradients == "each":
+            model.no_sync = nullcontext  # what accumulates asks the model how to wait with the exchange: not at all
+            stack.callback(delattr, model, "no_sync")
+        stack.callback(training.replace_stepper(ShardStepper(model, training.stepper)))
+        training.ranks = Ranks(agreement, self._found_weighting(training))
+
+    def _take_off(self, training: Training, agreement: Agreement, plain: Plain) -> None:
+        if not agreement.meet():
+            return  # the job is over, and the shards of others are out of reach
+        reshard(training.model)
+        sharded = dict(training.model.named_parameters(remove_duplicate=False))
+        gradients = {name: whole(new.grad) for name, new in sharded.items() if new.grad is not None}
+        plain.unwrap(training.model)
+        retarget(training.optimizer, {sharded[name]: old for name, old in plain.parameters.items()}, whole_like)
+        for name, gradient in gradients.items():
+            plain.parameters[name].grad = gradient.to(plain.devices[name])
+        training.ranks = None
+        del sharded, gradients
+        gc.collect()  # FSDP2's states refer to each other, and hold the shards
+
+    def _policies(self, device: torch.device) -> dict[str, Any]:
+        narrow = DTYPES[self.dtype] if self.dtype else None
+        precision = MixedPrecisionPolicy(param_dtype=narrow, reduce_dtype=torch.float32 if narrow else None)
+        host = CPUOffloadPolicy(pin_memory=device.type == "cuda")
+        return {"mp_policy": precision, "offload_policy": host if self.offload else OffloadPolicy()}
+
+    def _found_weighting(self, training: Training) -> Weighting:
+        """Every rank runs the first one's sample, so that all find the same."""
+        if self.weighting != "auto":
+            return self.weighting
+        try:
+            return find_weighting(training, resampled=True)
+        except NotApplicable as problem:
+            raise NotApplicable(
+                str(problem), hint='Let every rank\'s loss count the same: Shard(weighting="ranks").'
+            ) from None
+
+
+class ShardStepper(Stepper):
+    """Another stepper over shards: the norm is that of all of them, and a step that raised leaves FSDP2 ready for the next."""
+
+    def __init__(self, model: nn.Module, inner: Stepper) -> None:
+        super().__init__(inner.optimizer, clip_norm=inner.clip_norm)
+        self.model = model
+
+    def finish(self) -> None:
+        super().finish()
+        if self.gradient_norm is not None:
+            self.gradient_norm = whole(self.gradient_norm)
+
+    def abandon(self) -> None:
+        forget_step(self.model)
+        super().abandon()
+
+
+def mesh_device(training: Training) -> torch.device:
+    """Where this rank computes."""
+    assert training.mesh is not None
+    kind = training.mesh.device_type
+    return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+
+
+def _why_shared(model: nn.Module, blocks: tuple[str, ...]) -> str | None:
+    """A parameter in two groups would be sharded twice; within one group FSDP2 knows that they are one."""
+    owners: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        owner = next(_holding(name, blocks), "")
+        if owners.setdefault(id(parameter), owner) != owner:
+            return f"{name} is shared by blocks that are gathered apart"
+    return None
+
+
+def _holding(name: str, blocks: tuple[str, ...]) -> Iterator[str]:
+    return (block for block in blocks if name.startswith(f"{block}."))

@@ -1,0 +1,67 @@
+"""Which ranks are alike: one of each class runs and stands for the others.
+
+Two ranks are alike if they have the same place in every group that was made. In a group whose ranks send messages to
+each other every place is its own (stages of a pipeline differ); in any other the first and the last differ from the
+rest (uneven shards, what only the first of a group or host does). Where that makes too many classes, only the first
+differs, and then none; a ring of very many ranks is no pipeline. It knows ranks and groups only.
+"""
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+
+Ranks = tuple[int, ...]
+_MOST_CLASSES = 24
+_MOST_STAGES = 64
+_FINENESS = (("first", "last"), ("first",), ())
+
+
+def stand_ins(world: int, per_host: int, groups: Sequence[Ranks], with_messages: Iterable[Ranks]) -> dict[int, int]:
+    """For each rank the rank that stands for it: the lowest of its class."""
+    hosts = [tuple(range(start, start + per_host)) for start in range(0, world, per_host)]
+    every = [*dict.fromkeys(groups), *(hosts if len(hosts) > 1 else ())]
+    staged = {_family(ranks) for ranks in with_messages}
+    for told_apart in _FINENESS:
+        standing = _standing(world, every, staged, told_apart)
+        if len(set(standing.values())) <= _MOST_CLASSES:
+            return standing
+    if len(set(standing.values())) <= _MOST_STAGES or not staged:
+        return standing
+    return stand_ins(world, per_host, groups, ())
+
+
+def checks(standing: Mapping[int, int], count: int, seed: int = 0) -> list[int]:
+    """Ranks drawn from those that do not run, to see that who stands for them is like them."""
+    stood_for = [rank for rank, other in standing.items() if rank != other]
+    return sorted(random.Random(seed).sample(stood_for, min(count, len(stood_for))))
+
+
+def nearest(standing: Mapping[int, int], more: Iterable[int]) -> dict[int, int]:
+    """The same with more ranks running: each stands for those of its class from itself on."""
+    by_class: dict[int, int] = dict.fromkeys(set(standing.values()), -1)
+    running, result = {*standing.values(), *more}, {}
+    for rank, other in sorted(standing.items()):
+        if rank in running:
+            by_class[other] = rank
+        result[rank] = by_class[other]
+    return result
+
+
+def _standing(world: int, groups: Sequence[Ranks], staged: set[Ranks], told_apart: tuple[str, ...]) -> dict[int, int]:
+    places: dict[int, list[object]] = {rank: [] for rank in range(world)}
+    for ranks in groups:
+        family = _family(ranks)
+        for index, rank in enumerate(ranks):
+            places[rank].append((family, index if family in staged else _place(index, len(ranks), told_apart)))
+    first: dict[tuple[object, ...], int] = {}
+    return {rank: first.setdefault(tuple(found), rank) for rank, found in places.items()}
+
+
+def _family(ranks: Ranks) -> Ranks:
+    """Groups of one dimension of a mesh are alike but for where they start."""
+    return tuple(rank - ranks[0] for rank in ranks)
+
+
+def _place(index: int, count: int, told_apart: tuple[str, ...]) -> str:
+    if index == 0 and "first" in told_apart:
+        return "first"
+    return "last" if index == count - 1 and "last" in told_apart else ""

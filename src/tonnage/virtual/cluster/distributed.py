@@ -1,0 +1,124 @@
+"""`torch.distributed` on a virtual cluster: every backend that a script may name is a virtual group, and nothing listens.
+
+PyTorch's own Python (distributed_c10d.py, device_mesh.py, FSDP, DDP) runs as it is; what it would build natively are the
+groups and the store, and these are given to it.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+from torch.distributed import rendezvous
+
+from tonnage.errors import BadLayout
+from tonnage.virtual.cluster.calls import Group
+from tonnage.virtual.cluster.groups import VirtualGroup
+from tonnage.virtual.cluster.member import Member
+from tonnage.virtual.cuda.patches import Patches
+
+
+class Options:
+    """What a script may set on `ProcessGroupNCCL.Options`; kept, without an effect on memory."""
+
+    def __init__(self, is_high_priority_stream: bool = False) -> None:
+        self.is_high_priority_stream = is_high_priority_stream
+        self.config = _Config()
+        self._timeout: Any = None
+        self.split_from: Any = None
+        self.split_color = 0
+        self.global_ranks_in_group: list[int] = []
+        self.group_name = ""
+
+
+class _Config:
+    """`ncclConfig_t`: any field."""
+
+    def __getattr__(self, name: str) -> int:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return 0
+
+
+def _backend_class(title: str, current: Callable[[], tuple[Member, Group]]) -> type[VirtualGroup]:
+    """A class of its own for each backend: torch.distributed tells them apart by `isinstance`."""
+
+    def __init__(self: Any, *_: Any, **__: Any) -> None:
+        VirtualGroup.__init__(self, *current())
+        self.options = Options()
+        self.uid = 0
+
+    contents = {"__init__": __init__, "Options": Options, "NCCL_CTA_POLICY_ZERO": 2, "NCCL_CTA_POLICY_DEFAULT": 0}
+    contents["create"] = classmethod(lambda cls, ranks: cls())
+    return type(title, (VirtualGroup,), contents)
+
+
+def install(member: Member, store: Any, patches: Patches) -> None:
+    """From now on `torch.distributed` is the virtual cluster."""
+    making: list[Group] = []
+    classes: dict[str, Any] = {name: _backend_class(name, lambda: (member, making[-1])) for name in _CLASSES}
+    for name, made in classes.items():
+        patches.set(c10d, name, made)
+        patches.set(dist, name, made)
+    patches.set(c10d, "default_pg_nccl_timeout", timedelta(minutes=10))
+    for name in ("_NCCL_AVAILABLE", "_MPI_AVAILABLE", "_UCC_AVAILABLE"):
+        patches.set(c10d, name, True)
+    plugin = c10d.Backend._BackendPlugin(lambda *_: classes["ProcessGroupNCCL"](), True)
+    patches.set_item(c10d.Backend._plugins, "FAKE", plugin)
+    patches.set(c10d, "_new_process_group_helper", _helper(member, making))
+    for module in (c10d, dist):
+        patches.set(module, "split_group", _split_group)
+    _install_store(member, store, patches)
+
+
+_CLASSES = ("ProcessGroupNCCL", "ProcessGroupGloo", "ProcessGroupMPI", "ProcessGroupUCC")
+
+
+def _helper(member: Member, making: list[Group]) -> Callable[..., Any]:
+    plain = c10d._new_process_group_helper
+
+    def new_group(size: int, place: int, ranks: list[int], backend: Any, *arguments: Any, **keywords: Any) -> Any:
+        group = member.group_made(ranks or range(member.world), str(backend))
+        with _making(making, group):
+            return plain(size, place, ranks, backend, *arguments, **keywords)
+
+    return new_group
+
+
+@contextmanager
+def _making(making: list[Group], group: Group | None) -> Iterator[None]:
+    if group is not None:
+        making.append(group)
+    try:
+        yield
+    finally:
+        if group is not None:
+            making.pop()
+
+
+def _split_group(parent_pg: Any = None, split_ranks: Any = None, *_: Any, **keywords: Any) -> Any:
+    """`dist.split_group` without a communicator to split: one group after another, and this rank's own comes back."""
+    if not split_ranks:
+        raise ValueError("split_ranks cannot be None or empty")
+    parent = dist.get_process_group_ranks(parent_pg or dist.group.WORLD)
+    wanted = {name: keywords[name] for name in ("timeout", "group_desc") if name in keywords}
+    made = [dist.new_group([parent[place] for place in sorted(places)], **wanted) for places in split_ranks]
+    return next((group for group in made if group is not dist.GroupMember.NON_GROUP_MEMBER), None)
+
+
+def _install_store(member: Member, store: Any, patches: Patches) -> None:
+    """Whatever a script meets at (`env://`, `tcp://`, `file://`), it meets in this store."""
+
+    def meet(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[Any]:
+        if world_size not in (-1, member.world):
+            raise BadLayout(
+                f"The script asks for a world of {world_size} ranks, and the cluster has {member.world}.",
+                hint="Let it read WORLD_SIZE, or name a cluster of that size with --gpus.",
+            )
+        yield store, rank if rank >= 0 else member.rank, member.world
+
+    patches.set(rendezvous, "rendezvous", meet)
+    patches.set(c10d, "rendezvous", meet)
+    patches.set(dist, "rendezvous", meet)

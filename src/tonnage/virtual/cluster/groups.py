@@ -1,0 +1,362 @@
+"""Process groups of a virtual cluster: torch.distributed's own interface, with collectives that move nothing on the card.
+
+Tensors on the card keep what the backend would allocate for them, and their values become unknown. Host tensors, and
+whole numbers on the card whose values are known (counts, pickled objects), really are exchanged between the ranks that
+run. Not modelled: time, and the order in which work of different streams ends.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tonnage.virtual.cluster.calls import Call, Group, Message, Payload
+from tonnage.virtual.cluster.member import Member
+from tonnage.virtual.cluster.reduction import reduced
+from tonnage.virtual.cluster.staging import staging_of
+from tonnage.virtual.cluster.work import DoneWork
+
+Tensors = Sequence[torch.Tensor]
+
+
+class VirtualGroup(dist.ProcessGroup):
+    """One rank's side of a group, whatever backend it stands for."""
+
+    supports_splitting = False
+    supports_coalescing = False
+    supports_time_estimate = False
+    supports_shrinking = False
+
+    def __init__(self, member: Member, group: Group) -> None:
+        place = group.ranks.index(member.rank)
+        super().__init__(place, len(group.ranks))
+        self._member, self._group, self._place = member, group, place
+        self._staging = staging_of(group.backend)
+        self._number = 0
+        self._messages: Counter[tuple[int, int]] = Counter()
+        self._name, self._desc = "", ""
+
+    # What torch.distributed asks of a group and its backend, which here are one
+
+    def getRank(self) -> int:
+        """The rank's place."""
+        return self._place
+
+    def getSize(self) -> int:
+        """How many ranks there are."""
+        return len(self._group.ranks)
+
+    def getBackendName(self) -> str:
+        """The backend that it stands for."""
+        return self._group.backend
+
+    def getGroupName(self) -> str:
+        """The name that operators find it by."""
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        """Given by torch.distributed."""
+        self._name = name
+
+    def getGroupDesc(self) -> str:
+        """For people."""
+        return self._desc
+
+    def setGroupDesc(self, desc: str) -> None:
+        """Given by torch.distributed."""
+        self._desc = desc
+
+    group_name = property(getGroupName)
+    group_desc = property(getGroupDesc)
+    name = getBackendName
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    def _set_group_desc(self, desc: str) -> None:
+        self._desc = desc
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu"), torch.device("cuda")]
+
+    def _get_backend(self, device: Any) -> "VirtualGroup":
+        return self
+
+    def _get_backend_name(self) -> str:
+        return self._group.backend
+
+    def supports_tensor_alloc(self, device: Any) -> bool:
+        """Registered memory is not modelled: the caching allocator's is used."""
+        return False
+
+    def _start_coalescing(self, device: Any) -> None:
+        """Calls between here and the end are made one by one."""
+
+    def _end_coalescing(self, device: Any) -> DoneWork:
+        return DoneWork([])
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Numbers start at 0."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._number
+
+    def _set_default_backend(self, backend: Any) -> None:
+        """There is only one."""
+
+    def _has_hooks(self) -> bool:
+        return False
+
+    def _wait_for_pending_works(self) -> None:
+        """Nothing is pending."""
+
+    def set_timeout(self, timeout: Any) -> None:
+        """A peer that never comes is told at once, whatever the timeout."""
+
+    _set_default_timeout = _add_ephemeral_timeout = set_timeout
+
+    def shutdown(self) -> None:
+        """Nothing runs."""
+
+    abort = shutdown
+
+    # Collectives
+
+    def broadcast(self, tensors: Tensors, opts: Any) -> DoneWork:
+        """The root's tensor, everywhere."""
+        root = opts.rootRank
+        sent = tensors if self._place == root else ()
+        return self._collective("broadcast", tensors, sent, tensors, lambda parts: _fill(tensors, parts[root]))
+
+    def allreduce(self, tensors: Tensors, opts: Any) -> DoneWork:
+        """The reduced tensor, everywhere."""
+        return self._reduction("all_reduce", tensors, opts.reduceOp)
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> DoneWork:
+        """Several at once."""
+        return self._reduction("all_reduce", tensors, opts.reduceOp)
+
+    def reduce(self, tensors: Tensors, opts: Any) -> DoneWork:
+        """The reduced tensor at the root."""
+        return self._reduction("reduce", tensors, opts.reduceOp, only=opts.rootRank)
+
+    def _reduction(self, operation: str, tensors: Tensors, how: Any, only: int | None = None) -> DoneWork:
+        outputs = tensors if only in (None, self._place) else ()
+
+        def arrive(parts: list[Payload]) -> None:
+            if outputs and all(part is not None for part in parts):
+                _fill(outputs, [reduced([part[i] for part in parts], how) for i in range(len(tensors))])
+
+        return self._collective(operation, tensors, tensors, outputs, arrive)
+
+    def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> DoneWork:
+        """Everybody's tensor in a list."""
+        flat = self._staging.flattens(outputs[0]) if inputs[0].is_cuda else None
+        every = [tensor for tensors in outputs for tensor in tensors]
+
+        def arrive(parts: list[Payload]) -> None:
+            for tensors in outputs:
+                for tensor, part in zip(tensors, parts, strict=True):
+                    _fill([tensor], part)
+
+        return self._collective("all_gather", inputs, inputs, every, arrive, kept=flat)
+
+    def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any) -> DoneWork:
+        """Everybody's tensor in one tensor."""
+        flat = self._staging.gathers_single(output) if source.is_cuda else None
+        work = self._gathers([output], [source])
+        del flat
+        return work
+
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> DoneWork:
+        """Several at once."""
+        flats = [self._staging.gathers_single(output) for output in outputs if output.is_cuda]
+        work = self._gathers(outputs, inputs)
+        del flats
+        return work
+
+    def _gathers(self, outputs: Tensors, inputs: Tensors) -> DoneWork:
+        def arrive(parts: list[Payload]) -> None:
+            if all(part is not None for part in parts):
+                _fill(outputs, [_joined([part[i] for part in parts]) for i in range(len(outputs))])
+
+        return self._collective("all_gather_into_tensor", inputs, inputs, outputs, arrive)
+
+    def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> DoneWork:
+        """Several lists at once."""
+        works = [self.allgather([list_], [source], opts) for list_, source in zip(outputs, inputs, strict=True)]
+        return DoneWork([tensor for list_ in outputs for tensor in list_], finish=lambda: _wait_all(works))
+
+    def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> DoneWork:
+        """Everybody's tensor in a list, at the root."""
+        every = [tensor for tensors in outputs for tensor in tensors]
+
+        def arrive(parts: list[Payload]) -> None:
+            for tensor, part in zip(every, parts, strict=False):
+                _fill([tensor], part)
+
+        return self._collective("gather", inputs, inputs, every, arrive)
+
+    def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> DoneWork:
+        """One of the root's tensors to each rank."""
+        sent = inputs[0] if self._place == opts.rootRank and inputs else ()
+
+        def arrive(parts: list[Payload]) -> None:
+            given = parts[opts.rootRank]
+            _fill(outputs, given and [given[self._place]])
+
+        return self._collective("scatter", outputs, sent, outputs, arrive)
+
+    def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> DoneWork:
+        """A list's tensors reduced, one to each rank."""
+        flat = self._staging.flattens(inputs[0]) if outputs[0].is_cuda else None
+        return self._scatters("reduce_scatter", outputs, list(inputs), opts.reduceOp, kept=flat)
+
+    def reduce_scatter_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any) -> DoneWork:
+        """A tensor's parts reduced, one to each rank."""
+        return self.reduce_scatter_single_coalesced([output], [source], opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> DoneWork:
+        """Several at once."""
+        copies = [self._staging.scatters_single(source) for source in inputs if source.is_cuda]
+        pieces = [source.chunk(len(self._group.ranks)) for source in inputs]
+        return self._scatters("reduce_scatter_tensor", outputs, pieces, opts.reduceOp, kept=copies)
+
+    def _scatters(self, operation: str, outputs: Tensors, inputs: Sequence[Tensors], how: Any, kept: Any) -> DoneWork:
+        sent = [tensor for tensors in inputs for tensor in tensors]
+        size = len(self._group.ranks)
+
+        def arrive(parts: list[Payload]) -> None:
+            if all(part is not None for part in parts):
+                own = [self._place + i * size for i in range(len(outputs))]
+                _fill(outputs, [reduced([part[i] for part in parts], how) for i in own])
+
+        return self._collective(operation, sent, sent, outputs, arrive, kept=kept)
+
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any) -> DoneWork:
+        """A tensor from each rank to each rank."""
+
+        def arrive(parts: list[Payload]) -> None:
+            for tensor, part in zip(outputs, parts, strict=True):
+                _fill([tensor], part and [part[self._place]])
+
+        return self._collective("all_to_all", inputs, inputs, outputs, arrive)
+
+    def all_to_all_single(
+        self, output: torch.Tensor, source: torch.Tensor, into: Sequence[int], of: Sequence[int], opts: Any
+    ) -> DoneWork:
+        """The parts of a tensor, one to each rank; without sizes, equal parts."""
+        count = len(self._group.ranks)
+        sent = source.split(list(of)) if len(of) else source.chunk(count)
+
+        def arrive(parts: list[Payload]) -> None:
+            if all(part is not None for part in parts):
+                _fill([output], [_joined([part[self._place] for part in parts])])
+
+        return self._collective("all_to_all_single", [source], sent, [output], arrive)
+
+    def barrier(self, opts: Any = None) -> DoneWork:
+        """Everybody is here. With NCCL that is the sum of one number on the card."""
+        self._member.waits_for_device()
+        call = self._call("barrier", ())
+        self._member.exchange.contribute(call, None)
+        return DoneWork([], self._staging.barrier(), lambda: _ignore(self._member.exchange.collect(call)))
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """Everybody is here, or the one who is not is named."""
+        self.barrier().wait()
+
+    # The names of before torch 2.13
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+    # Messages
+
+    def send(self, tensors: Tensors, target: int, tag: int = 0) -> DoneWork:
+        """To one rank."""
+        message = self._message(tensors[0], self._place, target, is_send=True)
+        self._member.exchange.tell(message, self._member.values_of(tensors) if self._member.travels(tensors) else None)
+        return DoneWork(tensors, kept=list(tensors))
+
+    def recv(self, tensors: Tensors, source: int, tag: int = 0) -> DoneWork:
+        """From one rank."""
+        message = self._message(tensors[0], source, self._place, is_send=False)
+        self._member.exchange.tell(message, None)
+        if not self._member.travels(tensors):
+            self._member.forget(tensors)
+            return DoneWork(tensors, kept=list(tensors))
+        return DoneWork(tensors, finish=lambda: _fill(tensors, self._member.exchange.receive(message)))
+
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> DoneWork:
+        """Who is first is a matter of time, which does not pass here."""
+        raise NotImplementedError("A virtual cluster does not know who sends first: name the rank to receive from.")
+
+    # Every call
+
+    def _collective(
+        self,
+        operation: str,
+        shown: Tensors,
+        sent: Tensors,
+        outputs: Tensors,
+        arrive: Callable[[list[Payload]], None],
+        kept: Any = None,
+    ) -> DoneWork:
+        member, call = self._member, self._call(operation, shown)
+        travels = member.travels([*shown, *outputs])
+        member.exchange.contribute(call, member.values_of(sent) if travels and sent else None)
+        if not travels:
+            member.forget(outputs)
+            return DoneWork(outputs, kept=(list(shown), list(outputs), kept))
+
+        def finish() -> None:
+            member.forget(outputs)
+            arrive(member.exchange.collect(call))
+
+        return DoneWork(outputs, kept=(list(shown), kept), finish=finish)
+
+    def _call(self, operation: str, tensors: Tensors) -> Call:
+        number, self._number = self._number, self._number + 1
+        shapes = tuple(tuple(tensor.shape) for tensor in tensors)
+        dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
+        stream = self._member.uses_card(self._group) if tensors and tensors[0].is_cuda else 0
+        return Call(self._member.rank, self._group, number, operation, shapes, dtype, stream, self._member.line())
+
+    def _message(self, tensor: torch.Tensor, source: int, target: int, *, is_send: bool) -> Message:
+        number = self._messages[source, target]
+        self._messages[source, target] += 1
+        if tensor.is_cuda:
+            self._member.uses_card(self._group)
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return Message(
+            self._member.rank, self._group, source, target, number, tensor.numel(), dtype, self._member.line(), is_send
+        )
+
+
+def _fill(tensors: Tensors, values: Payload) -> None:
+    """What arrived, where it is known."""
+    if values is None:
+        return
+    with torch.no_grad():
+        for tensor, value in zip(tensors, values, strict=True):
+            tensor.copy_(value.view(tensor.shape) if value.shape != tensor.shape else value)
+
+
+def _joined(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    """One after the other: a tensor on the card is known as a whole or not at all."""
+    return torch.cat([value.reshape(-1) for value in values])
+
+
+def _wait_all(works: Sequence[DoneWork]) -> None:
+    for work in works:
+        work.wait()
+
+
+def _ignore(parts: list[Payload]) -> None:
+    """Only that they came matters."""

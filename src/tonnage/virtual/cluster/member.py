@@ -1,0 +1,79 @@
+"""One rank of a virtual cluster, as its groups see it: the line to its peers, and its card."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+
+from tonnage.virtual.cluster.calls import Group, Payload
+from tonnage.virtual.cluster.communicators import communicator_bytes
+from tonnage.virtual.cluster.exchange import Exchange
+from tonnage.virtual.session import Session
+
+_MOST_ON_CARD = 1 << 20  # elements, as the virtual GPU keeps no more of whole numbers
+_MOST_ON_HOST_BYTES = 1 << 24
+
+
+class Member:
+    """What all groups of a rank share."""
+
+    def __init__(self, rank: int, world: int, session: Session, exchange: Exchange) -> None:
+        self.rank = rank
+        self.world = world
+        self.exchange = exchange
+        self._session = session
+        self._copies: Counter[tuple[int, ...]] = Counter()
+        self._roles = 0
+        self.communicators: list[Group] = []
+        self.calls = 0
+
+    def group_made(self, ranks: Sequence[int], backend: str) -> Group | None:
+        """Number a group; None where this rank is not in it."""
+        key = tuple(ranks)
+        self.exchange.made(key)
+        copy, self._copies[key] = self._copies[key], self._copies[key] + 1
+        if self.rank not in key:
+            return None
+        self._roles += 1
+        return Group(key, copy, self._roles - 1, backend)
+
+    def line(self) -> str:
+        """The script's line at work."""
+        return self._session.device.attribution.line()
+
+    def uses_card(self, group: Group) -> int:
+        """A group's first call on the card connects it; the current stream."""
+        self.calls += 1
+        if group not in self.communicators:
+            self.communicators.append(group)
+            self._session.device.hold(communicator_bytes(self.communicators))
+        return torch.cuda.current_stream().stream_id
+
+    def waits_for_device(self) -> None:
+        """The host waits until the card has caught up."""
+        self._session.device.synchronize()
+
+    def travels(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether such tensors' values are exchanged. All ranks say the same, whatever they know."""
+        return all(_may_travel(tensor) for tensor in tensors)
+
+    def values_of(self, tensors: Sequence[torch.Tensor]) -> Payload:
+        """Copies on the host; None where one is not known."""
+        if not all(self._is_known(tensor) for tensor in tensors):
+            return None
+        return [tensor.detach().to("cpu", copy=True).contiguous() for tensor in tensors]
+
+    def forget(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Nobody knows what arrives in these."""
+        for tensor in tensors:
+            if tensor.is_cuda:
+                self._session.library.tonnage_forget(tensor.untyped_storage()._cdata)
+
+    def _is_known(self, tensor: torch.Tensor) -> bool:
+        return not tensor.is_cuda or bool(self._session.library.tonnage_is_known(tensor.untyped_storage()._cdata))
+
+
+def _may_travel(tensor: torch.Tensor) -> bool:
+    if tensor.is_cuda:
+        return tensor.numel() <= _MOST_ON_CARD and not (tensor.is_floating_point() or tensor.is_complex())
+    return tensor.device.type == "cpu" and tensor.numel() * tensor.element_size() <= _MOST_ON_HOST_BYTES

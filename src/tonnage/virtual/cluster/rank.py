@@ -1,0 +1,66 @@
+"""One rank, in a process of its own: the script on a virtual GPU, with the cluster around it."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tonnage.hardware.cluster import Cluster
+from tonnage.recording import Recording
+from tonnage.script.running import Ending, run_as_main
+from tonnage.virtual.cluster.environment import environment_of
+from tonnage.virtual.cluster.exchange import HubExchange, PeerError
+from tonnage.virtual.imports import quick_imports
+from tonnage.virtual.session import Session
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """What a rank's process hands over. `stopped`: it ended because of another rank."""
+
+    recording: Recording
+    engine_bytes: dict[str, int]
+    stopped: bool
+    calls: int
+
+
+def run_rank(
+    rank: int,
+    exchange: HubExchange,
+    *,
+    cluster: Cluster,
+    script: Path,
+    arguments: Sequence[str],
+    torch_version: str | None,
+) -> RankReport:
+    """Run the script to its end as this rank."""
+    os.environ.update(environment_of(rank, cluster))
+    session = Session(cluster.gpu, torch_version, cards=cluster.gpus_per_host)
+    session.open()
+    from tonnage.virtual.cluster.distributed import install
+    from tonnage.virtual.cluster.engines import Engines
+    from tonnage.virtual.cluster.member import Member
+    from tonnage.virtual.cluster.store import HubStore
+    from tonnage.virtual.cuda.patches import Patches
+
+    member, engines, patches = Member(rank, cluster.gpus, session, exchange), Engines(session.device), Patches()
+    install(member, HubStore(exchange), patches)
+    engines.watch(patches)
+    try:
+        ending = run_as_main(script, list(arguments), session.torch, quick_imports())
+    finally:
+        patches.undo()
+        session.close()
+    recording = _recording(session, ending, script, arguments)
+    stopped = ending.error.startswith(f"{PeerError.__name__}:")
+    return RankReport(recording, engines.bytes_by_name(recording.live_at_peak), stopped, member.calls)
+
+
+def _recording(session: Session, ending: Ending, script: Path, arguments: Sequence[str]) -> Recording:
+    recording = session.recording(
+        outcome=ending.outcome, script=str(script), arguments=tuple(arguments), exit_status=ending.exit_status,
+        error=ending.error, ooms_caught=len(session.device.ooms) - (ending.outcome == "oom"),
+    )  # fmt: skip
+    if ending.outcome == "oom" and session.device.ooms:
+        recording.oom = session.device.ooms[-1]
+    return recording

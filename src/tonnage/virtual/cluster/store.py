@@ -1,0 +1,58 @@
+"""The store that ranks meet in, kept by the hub: a value that nobody ever sets is named at once, not after minutes."""
+
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from tonnage.virtual.cluster.exchange import HubExchange
+
+
+class HubStore(dist.Store):
+    """`torch.distributed.Store` over the line to the hub."""
+
+    def __init__(self, exchange: HubExchange) -> None:
+        super().__init__()
+        self._exchange = exchange
+
+    def set(self, key: str, value: Any) -> None:
+        """Put a value."""
+        self._exchange.keep(key, value.encode() if isinstance(value, str) else bytes(value))
+
+    def get(self, key: str) -> bytes:
+        """A value; waits until there is one."""
+        found: bytes = self._exchange.look_up("get", key)
+        return found
+
+    def add(self, key: str, amount: int) -> int:
+        """Count up, and return the count."""
+        return int(self._exchange.look_up("add", key, amount))
+
+    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
+        """Put a value if another is there, or none is where none is expected; what is there then."""
+        here = self.get(key) if self.check([key]) else b""
+        wanted = expected.encode() if isinstance(expected, str) else bytes(expected)
+        if here != wanted:
+            return here or wanted
+        self.set(key, desired)
+        return self.get(key)
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all are there."""
+        return all(self._exchange.look_up("check", key) for key in keys)
+
+    def wait(self, keys: list[str], timeout: Any = None) -> None:
+        """Until all are there."""
+        for key in keys:
+            self.get(key)
+
+    def delete_key(self, key: str) -> bool:
+        """Take a value away; whether there was one."""
+        return bool(self._exchange.look_up("delete", key))
+
+    def num_keys(self) -> int:
+        """Nobody counts them."""
+        return 0
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Nothing times out here."""

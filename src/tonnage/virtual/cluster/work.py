@@ -1,0 +1,62 @@
+"""Work and futures that are done: nothing runs on a virtual GPU, so only messages between hosts can still be waited for."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+class DoneWork(dist.Work):
+    """A collective's handle. `kept` are the tensors that the real one holds until somebody waits for it."""
+
+    def __init__(
+        self, outputs: Sequence[torch.Tensor], kept: Any = None, finish: Callable[[], None] | None = None
+    ) -> None:
+        super().__init__()
+        self._outputs = list(outputs)
+        self._kept = kept
+        self._finish = finish
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Done; what it held is let go."""
+        finish, self._finish = self._finish, None
+        if finish is not None:
+            finish()
+        self._kept = None
+        return True
+
+    def get_future(self) -> "torch.futures.Future[Any]":
+        """A future that is complete."""
+        self.wait()
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        future.set_result(self._outputs)
+        return future
+
+    def result(self) -> list[torch.Tensor]:
+        """The outputs."""
+        self.wait()
+        return self._outputs
+
+    def is_completed(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._finish is None
+
+    def is_success(self) -> bool:
+        """Nothing fails silently here."""
+        return True
+
+    def exception(self) -> None:
+        """Nor does it keep an error."""
+
+    def synchronize(self) -> None:
+        """The same as waiting."""
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        """The same as waiting."""
+        self.wait()
+
+    def source_rank(self) -> int:
+        """Only receives from anybody have one; they are done when they return."""
+        return -1

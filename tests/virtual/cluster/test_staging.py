@@ -1,0 +1,32 @@
+"""What backends take from the allocator of a virtual card."""
+
+import pytest
+
+from tonnage.virtual.cluster.staging import staging_of
+from tonnage.virtual.session import Session
+
+
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [("nccl", "nccl"), ("cpu:gloo,cuda:nccl", "nccl"), ("cuda:gloo,cpu:gloo", "gloo"), ("gloo", "gloo"), ("undefined", "nccl")],
+)  # fmt: skip
+def test_cuda_tensors_go_through_the_backend_that_is_named_for_them(backend: str, name: str) -> None:
+    assert staging_of(backend).name == name
+
+
+def test_gloo_gathers_into_a_tensor_of_its_own_and_nccl_does_not(gpu: Session) -> None:
+    import torch
+
+    output = torch.empty(2**20, device="cuda")
+    before = torch.cuda.memory_allocated()
+    held = staging_of("gloo").gathers_single(output), staging_of("nccl").gathers_single(output)
+    assert torch.cuda.memory_allocated() - before == 2**22
+    assert held[1] is None
+
+
+def test_lists_are_flattened_where_their_tensors_are_alike(gpu: Session) -> None:
+    import torch
+
+    alike = [torch.empty(4, device="cuda") for _ in range(3)]
+    assert staging_of("nccl").flattens(alike).shape == (3, 4)
+    assert staging_of("nccl").flattens([*alike, torch.empty(5, device="cuda")]) is None
