@@ -41,13 +41,15 @@ format: $(STAMP) ## put the code in order
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Two halves side by side, one a core: the tests of fit and serve, and all others with branch coverage of the core.
-APART := tests/fit tests/serve tests/integrations/test_fit_trainer.py tests/integrations/test_fit_lightning.py
+# Side by side, one a core: the tests of fit; and all others with branch coverage of the core, then those of serve.
+FIT_TESTS := tests/fit tests/integrations/test_fit_trainer.py tests/integrations/test_fit_lightning.py
+PYTEST    := $(BIN)/python -m pytest -m "not gpu"
 
 test: lint      ## lint, then every test that needs no GPU, with branch coverage of the core
-	@log=$$(mktemp); $(BIN)/python -m pytest -m "not gpu" $(APART) > $$log 2>&1 & apart=$$!; \
-	$(BIN)/python -m pytest -m "not gpu" $(APART:%=--ignore=%) --cov --cov-report=term; status=$$?; \
-	wait $$apart || status=1; echo "tests of fit and serve"; cat $$log; rm -f $$log; exit $$status
+	@log=$$(mktemp); $(PYTEST) $(FIT_TESTS) > $$log 2>&1 & fit=$$!; \
+	$(PYTEST) $(FIT_TESTS:%=--ignore=%) --ignore=tests/serve --cov --cov-report=term; status=$$?; \
+	$(PYTEST) tests/serve || status=1; \
+	wait $$fit || status=1; echo "tests of fit"; cat $$log; rm -f $$log; exit $$status
 
 demo: $(STAMP)  ## a virtual run of examples/train_gpt.py on a GPU that is not there
 	$(BIN)/tonnage run --gpu $(GPU) examples/train_gpt.py

@@ -83,6 +83,15 @@ class Turn:
     finished: list[Sequence] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A step on its way, and how many sequences had finished when it was launched."""
+
+    step: Step
+    pending: Pending
+    finished: int
+
+
 class Engine:
     """A model on one device, with everything that it takes to serve it.
 
@@ -154,7 +163,7 @@ class Engine:
         self.stats = Stats()
         self._random = random.Random(seed)
         self._ids = count()
-        self._flight: tuple[Step, Pending] | None = None
+        self._flight: Flight | None = None
         self._last_s = 0.0
 
     # Requests.
@@ -247,14 +256,14 @@ class Engine:
         turn = Turn(finished=failed)
         host_s = perf_counter() - began_s
         if flight is not None:
-            host_s += self._land(*flight, turn)
+            host_s += self._land(flight, turn)
         self._count(flight, turn, host_s, began_s)
         return turn
 
-    def _launch(self, step: Step) -> tuple[tuple[Step, Pending] | None, list[Sequence]]:
+    def _launch(self, step: Step) -> tuple[Flight | None, list[Sequence]]:
         """The step on its way; or, where memory ran out, whom that ended."""
         try:
-            return (step, self.runner.launch(step)), []
+            return Flight(step, self.runner.launch(step), self.scheduler.counters.finished), []
         except BaseException as error:
             # The scheduler must hear of it in any case, or it waits for this step for ever.
             failed = self.scheduler.fail(step)
@@ -265,30 +274,30 @@ class Engine:
                 torch.cuda.empty_cache()
             return None, failed
 
-    def _land(self, step: Step, pending: Pending, turn: Turn) -> float:
+    def _land(self, flight: Flight, turn: Turn) -> float:
         """Wait for a step and take its tokens; the seconds of work, waiting left out."""
         try:
-            tokens, logprobs = pending.result()
+            tokens, logprobs = flight.pending.result()
         except BaseException:
-            self.scheduler.fail(step)
+            self.scheduler.fail(flight.step)
             raise
         began_s = perf_counter()
-        turn.sequences, turn.tokens, turn.logprobs = pending.drawing, tokens, logprobs
-        here = [sequence.finish_reason is None for sequence in pending.drawing]
-        if False in here:
+        turn.sequences, turn.tokens, turn.logprobs = flight.pending.drawing, tokens, logprobs
+        if self.scheduler.counters.finished > flight.finished:
             # Whoever ended meanwhile drew in vain.
+            here = [sequence.finish_reason is None for sequence in turn.sequences]
             turn.sequences, turn.tokens = list(compress(turn.sequences, here)), list(compress(tokens, here))
             turn.logprobs = list(compress(logprobs, here)) if logprobs else None
-        turn.finished += self.scheduler.complete(step, tokens)
+        turn.finished += self.scheduler.complete(flight.step, tokens)
         return perf_counter() - began_s
 
-    def _count(self, flight: tuple[Step, Pending] | None, turn: Turn, host_s: float, began_s: float) -> None:
+    def _count(self, flight: Flight | None, turn: Turn, host_s: float, began_s: float) -> None:
         stats, now_s = self.stats, perf_counter()
         if flight is not None:
             # From one landing to the next; from the start of this turn where nothing was under way before it.
             stats.steps += 1
             stats.tokens += len(turn.tokens)
-            stats.computed_tokens += flight[0].tokens
+            stats.computed_tokens += flight.step.tokens
             stats.busy_s += now_s - (self._last_s or began_s)
             if stats.steps % _STEPS_PER_LOOK == 0:
                 self._watch(now_s - (self._last_s or began_s))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tonnage.serve.batch import Batch
 from tonnage.serve.sampling import Sampling
-from tonnage.serve.sequence import Sequence, Step
+from tonnage.serve.sequence import Sequence, Step, Work
 
 Ints = NDArray[np.signedinteger[Any]]
 _MASK = 2**64 - 1
@@ -133,6 +133,7 @@ class Inputs:
         self._staging = Staging(3 * batched_tokens + max_seqs * (2 * columns + 20) + 16, device)
         # Of the decoding rows: slot, position, block of that position, and the position at which that block ends.
         self._rows: Ints = np.zeros((4, max_seqs), dtype=np.int32)
+        self._decodes: tuple[Work, ...] | None = None  # of the last step; the scheduler gives the same while it can
         self._decoding: list[Sequence] = []
         self._needy: set[Sequence] = set()
         self.drawing: list[Sequence] = []  # those that draw a token in this step, decodes first
@@ -150,16 +151,16 @@ class Inputs:
 
     def take(self, step: Step) -> None:
         """Bring the host's rows up to this step."""
-        decoding = [work.sequence for work in step.decodes]
-        moved = step.chunks or step.copies or step.swaps_in or len(self.drawing) != len(decoding)
-        if decoding == self._decoding and not moved:
-            self._go_on(decoding)
+        moved = step.chunks or step.copies or step.swaps_in or len(self.drawing) != len(step.decodes)
+        if step.decodes is self._decodes and not moved:
+            self._go_on(self._decoding)
         else:
-            self._look_up(step, decoding)
+            self._look_up(step, [work.sequence for work in step.decodes])
+        self._decodes = step.decodes
 
     def forget(self) -> None:
         """Take every row as new: the last step did not run to its end."""
-        self._decoding, self.drawing = [], []
+        self._decodes, self._decoding, self.drawing = None, [], []
 
     def decodes(self, size: int) -> None:
         """Send the decoding rows, padded to `size`, to `rows(size)`."""

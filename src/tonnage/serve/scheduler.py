@@ -63,6 +63,7 @@ class Scheduler:
         self._decoding: list[Sequence] = []  # by rank, as the next
         self._filling: list[Sequence] = []  # with tokens to compute before one can be drawn
         self._stops: Counter[int] = Counter()  # of all that have run and are not finished
+        self._decodes: tuple[Work, ...] = ()  # of the last step
         self._slots = list(range(limits.max_seqs - 1, -1, -1))
         self._flights: dict[int, _Flight] = {}  # in the order of launch
         self._pace = Pace()
@@ -139,6 +140,7 @@ class Scheduler:
         if sequence.rank >= 0:
             self._stops -= Counter(sequence.stops)
         sequence.status, sequence.finish_reason = FINISHED, reason
+        self.counters.finished += 1
         sequence.computed, sequence.busy = min(sequence.computed, len(sequence.tokens) - 1), 0
         for flight in self._flights.values():
             flight.plain = False
@@ -172,9 +174,12 @@ class Scheduler:
             for sequence in draft.swapped:
                 self.tables.forget_swap(sequence)
             return None
+        decodes = tuple(draft.decodes)
+        # The same tuple while the same sequences decode: the runner need not look at each to know.
+        self._decodes = self._decodes if decodes == self._decodes else decodes
         step = Step(
             self._next_number,
-            tuple(draft.decodes),
+            self._decodes,
             tuple(draft.chunks),
             tuple(draft.copies),
             tuple(draft.swaps_out),

@@ -22,6 +22,7 @@ RUNNING = Status.RUNNING
 class Counters:
     """Since the start. Tokens that a preempted sequence finds again are neither asked for nor found."""
 
+    finished: int = 0  # sequences, for whatever reason
     preemptions: int = 0
     swaps: int = 0  # of the preemptions
     prefix_queries: int = 0  # tokens of prompts
