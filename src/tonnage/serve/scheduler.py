@@ -156,6 +156,7 @@ class Scheduler:
                 del group[index]
         self._slots.append(sequence.slot)
         sequence.slot = -1
+        self._decodes = ()  # the next step has other rows, and nothing of this one may stay
         del sequence.decode
 
     # A step.
