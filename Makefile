@@ -25,9 +25,11 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) --no-deps torchvision
 	@$(PIP) transformers peft accelerate timm lightning safetensors pillow
 	@echo "installing tonnage"
-	@$(PIP) --editable ".[torch,fit,dev]"
+	@$(PIP) --editable ".[torch,fit,serve,dev]"
 	@echo "installing the engines that exported files are loaded with, apart from all else"
 	@DS_BUILD_OPS=0 $(PIP) --no-deps --no-build-isolation --upgrade --target $(VENV)/engines $(ENGINES)
+	@echo "installing Triton apart, for the tests that interpret its kernels: torch behaves differently beside it"
+	@$(PIP) --no-deps --upgrade --target $(VENV)/triton triton || echo "no Triton for this machine: its kernels will not be interpreted"
 	@touch $@
 
 lint: $(STAMP)  ## ruff and mypy
@@ -39,12 +41,14 @@ format: $(STAMP) ## put the code in order
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Two halves side by side, one a core: the tests of fit, and all others with branch coverage of the core.
+# Side by side, one a core: the tests of fit; and all others with branch coverage of the core, then those of serve.
 FIT_TESTS := tests/fit tests/integrations/test_fit_trainer.py tests/integrations/test_fit_lightning.py
+PYTEST    := $(BIN)/python -m pytest -m "not gpu"
 
 test: lint      ## lint, then every test that needs no GPU, with branch coverage of the core
-	@log=$$(mktemp); $(BIN)/python -m pytest -m "not gpu" $(FIT_TESTS) > $$log 2>&1 & fit=$$!; \
-	$(BIN)/python -m pytest -m "not gpu" $(FIT_TESTS:%=--ignore=%) --cov --cov-report=term; status=$$?; \
+	@log=$$(mktemp); $(PYTEST) $(FIT_TESTS) > $$log 2>&1 & fit=$$!; \
+	$(PYTEST) $(FIT_TESTS:%=--ignore=%) --ignore=tests/serve --cov --cov-report=term; status=$$?; \
+	$(PYTEST) tests/serve || status=1; \
 	wait $$fit || status=1; echo "tests of fit"; cat $$log; rm -f $$log; exit $$status
 
 demo: $(STAMP)  ## a virtual run of examples/train_gpt.py on a GPU that is not there

@@ -100,6 +100,8 @@ def test_fp32_and_fp16_set_the_cache() -> None:
         ({"kv": "int4", "engine_version": "0.19"}, "no INT4"),
         ({"engine_version": "x"}, "version"),
         ({"engine": "tonnage", "tp": 2}, "one GPU"),
+        ({"engine": "tonnage", "weights": "int4"}, "keeps no int4 weights"),
+        ({"engine": "tonnage", "kv": "int4"}, "keeps no int4 cache"),
     ],
 )
 def test_nonsense_is_refused(changed: dict[str, object], words: str) -> None:
@@ -139,13 +141,13 @@ def test_every_preset_gets_an_answer_or_a_reason(name: str) -> None:
     share=st.floats(0.3, 0.9),
     seqs=st.integers(1, 512),
     tokens=st.integers(512, 16384),
-    kv=st.sampled_from(["bf16", "fp8", "int4"]),
-    weights=st.sampled_from(["bf16", "fp8", "int4"]),
-    engine=st.sampled_from(["vllm", "tonnage"]),
+    kept=st.one_of(
+        st.tuples(st.just("vllm"), *[st.sampled_from(["bf16", "fp8", "int4"])] * 2),
+        st.tuples(st.just("tonnage"), *[st.sampled_from(["bf16", "fp8"])] * 2),
+    ),
 )
-def test_more_of_the_card_means_more_blocks(
-    share: float, seqs: int, tokens: int, kv: str, weights: str, engine: str
-) -> None:
+def test_more_of_the_card_means_more_blocks(share: float, seqs: int, tokens: int, kept: tuple[str, str, str]) -> None:
+    engine, kv, weights = kept
     asked = ServingConfiguration(
         engine=engine, utilization=share, max_seqs=seqs, batched_tokens=tokens, kv=kv, weights=weights
     )  # type: ignore[arg-type]  # fmt: skip

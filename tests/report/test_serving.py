@@ -83,3 +83,26 @@ def test_what_is_launched_is_what_was_planned() -> None:
         assert part in text
     assert "--enforce-eager" in given
     assert launch_words(PLANS[3])[:2] == ["tonnage", "serve"]
+
+
+def test_our_engine_is_launched_with_the_flags_that_give_the_same_blocks() -> None:
+    from tonnage.commands.serve import _parser
+
+    assert launch_words(plan(engine="tonnage", gpus="h100")) == (
+        ["tonnage", "serve", "by-hand", "--budget", "0.9", "--context", "8192"]
+    )
+    words = launch_words(plan(engine="tonnage", gpus="h100", users=300, weights="int8", kv="fp8", block=32, eager=True))
+    options = _parser().parse_args(words[2:])
+    assert (options.max_seqs, options.weights, options.kv, options.block, options.eager) == (
+        300,
+        "int8",
+        "fp8",
+        32,
+        True,
+    )
+
+
+def test_our_engine_is_offered_what_it_can_keep() -> None:
+    found = plan(LLAMA_70B, gpus="h200", engine="tonnage")
+    assert not found.fits and found.changes
+    assert not any("int4" in change.flag for change in found.changes)

@@ -1,8 +1,8 @@
 """What serving a model takes on each GPU, how many blocks are left for its KV cache, and who fits into them.
 
-Two engines account differently for the same parts. vLLM's rules by version are in `budget.vllm`. Tonnage's own engine takes
-a share of the whole card, its CUDA context included, and gives the KV cache what weights, one forward pass, graphs and
-workspace leave of it; it runs on one GPU. Both keep one block as the null block that padding points to.
+Two engines account differently for the same parts. vLLM's rules by version are in `budget.vllm`, those of Tonnage's own
+engine in `budget.own_engine`: it takes a share of the whole card, its CUDA context included, and runs on one GPU. Both keep
+one block as the null block that padding points to.
 
 Figures are of the pipeline stage that has room for the fewest blocks: the pool is as large as that of the fullest GPU. This
 module does not know how many GPUs there are: `planner.serving` lays a model out on them.
@@ -12,16 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from tonnage.budget import vllm
-from tonnage.budget.forward import (
-    Pass,
-    cublas_workspace_bytes,
-    forward_bytes,
-    graph_bytes,
-    graph_sizes,
-    sampler_bytes,
-)
-from tonnage.budget.kv_cache import KV_FORMATS, KvLayout, kv_heads_of, kv_layout, state_bytes
+from tonnage.budget import own_engine, vllm
+from tonnage.budget.kv_cache import KV_FORMATS, KvFormat, KvLayout, kv_heads_of, kv_layout, state_bytes
 from tonnage.budget.terms import Term
 from tonnage.budget.weights import WEIGHT_FORMATS, Stage, stages, weight_terms
 from tonnage.errors import BadLayout, RequestError
@@ -32,14 +24,8 @@ from tonnage.models.shape import Attention, AttentionKind, ModelShape
 Engine = Literal["tonnage", "vllm"]
 
 BLOCK = 16
-# Tonnage's own engine: its share of the card, tokens and sequences of a step, and what its sampler keeps for each word
-# of the vocabulary (logits, an FP32 copy, probabilities, random numbers).
-OWN_UTILIZATION = 0.9
-OWN_BATCHED_TOKENS = 8192
-OWN_MAX_SEQS = 256
-OWN_SAMPLER_BYTES = 14
-OWN_GRAPH_BYTES = (3 * 2**20, 185 * 2**10)
 LONGEST_CONTEXT = 2**30
+Parts = tuple[list[Term], list[Term], list[Term]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +163,8 @@ def serving_budget(shape: ModelShape, configuration: ServingConfiguration, gpu: 
     """The budget of the stage with the fewest blocks."""
     check(shape, configuration)
     asked = resolved(shape, configuration, gpu)
+    if asked.engine == "tonnage":
+        own_engine.check_formats(asked.weights, asked.kv)
     each = [_stage_budget(shape, stage, asked, gpu) for stage in stages(shape, asked.pp)]
     return min(each, key=lambda budget: budget.kv.blocks)
 
@@ -190,9 +178,9 @@ def resolved(shape: ModelShape, asked: ServingConfiguration, gpu: Gpu) -> Servin
         return replace(
             known,
             engine_version="",
-            utilization=asked.utilization or OWN_UTILIZATION,
-            max_seqs=asked.max_seqs or max(OWN_MAX_SEQS, asked.users),
-            batched_tokens=asked.batched_tokens or OWN_BATCHED_TOKENS,
+            utilization=asked.utilization or own_engine.UTILIZATION,
+            max_seqs=asked.max_seqs or max(own_engine.MAX_SEQS, asked.users),
+            batched_tokens=asked.batched_tokens or own_engine.BATCHED_TOKENS,
         )
     version = asked.engine_version or vllm.latest_version()
     release = vllm.find_release(version)
@@ -282,11 +270,10 @@ def _check_formats(asked: ServingConfiguration) -> None:
 
 
 def _stage_budget(shape: ModelShape, stage: Stage, asked: ServingConfiguration, gpu: Gpu) -> ServingBudget:
-    held = list(weight_terms(shape, stage, asked.tp, WEIGHT_FORMATS[asked.weights]))
-    inside, outside = (
-        _vllm_terms(shape, stage, asked, gpu) if asked.engine == "vllm" else _own_terms(shape, stage, asked, gpu)
+    held, inside, outside = (
+        _vllm_terms(shape, stage, asked, gpu) if asked.engine == "vllm" else _own_terms(shape, asked, gpu)
     )
-    limit = -int(-gpu.memory_bytes * asked.utilization // 1)
+    limit = own_engine.share_bytes(gpu.memory_bytes, asked.utilization)
     available = limit - sum(int(term.size_bytes) for term in (*held, *inside))
     kv = _pool(shape, stage, asked, available)
     numbers: dict[str, object] = {
@@ -309,7 +296,7 @@ def _stage_budget(shape: ModelShape, stage: Stage, asked: ServingConfiguration, 
 
 def _token_words(stage: Stage, asked: ServingConfiguration) -> Iterator[str]:
     """ "32 layers × 8 heads × (128 + 128) × 16 bits": the arithmetic of one token on one GPU."""
-    form = KV_FORMATS[asked.kv]
+    form = _kv_format(asked)
     scales = f" with {form.scale_bytes} B of scales a vector" if form.scale_bytes else ""
     for layer, count in stage.kinds:
         mixer = layer.attention
@@ -329,55 +316,40 @@ def _pool(shape: ModelShape, stage: Stage, asked: ServingConfiguration, availabl
     release = vllm.find_release(asked.engine_version) if asked.engine == "vllm" else None
     layout = kv_layout(
         stage.kinds,
-        KV_FORMATS[asked.kv],
+        _kv_format(asked),
         block=asked.block,
         tp=asked.tp,
-        grouped=release.grouped if release else True,
-        extra_bytes=vllm.index_bytes(shape),
+        grouped=bool(release and release.grouped),
+        extra_bytes=vllm.index_bytes(shape) if release else 0,
     )
     blocks = max(available, 0) // layout.bytes_per_block if layout.bytes_per_block else 0
     null = 0 if release and release.generation == "V0" else 1
     return KvPool(layout, max(available, 0), blocks, max(blocks - null, 0), asked.batched_tokens)
 
 
-def _vllm_terms(
-    shape: ModelShape, stage: Stage, asked: ServingConfiguration, gpu: Gpu
-) -> tuple[list[Term], list[Term]]:
-    """What counts against vLLM's share, and what lies outside of it."""
+def _kv_format(asked: ServingConfiguration) -> KvFormat:
+    return (KV_FORMATS if asked.engine == "vllm" else own_engine.OWN_KV_FORMATS)[asked.kv]
+
+
+def _vllm_terms(shape: ModelShape, stage: Stage, asked: ServingConfiguration, gpu: Gpu) -> Parts:
+    """Weights, what else counts against vLLM's share, and what lies outside of it."""
     release = vllm.find_release(asked.engine_version)
+    held = list(weight_terms(shape, stage, asked.tp, WEIGHT_FORMATS[asked.weights]))
     graphs = vllm.graph_term(shape, stage, asked, asked.compute_bytes)
     inside = list(vllm.profiling_terms(shape, stage, asked, gpu, asked.compute_bytes))
-    outside = [_context(gpu)]
+    outside = [own_engine.context_term(gpu)]
     (inside if release.graphs_subtracted else outside).append(graphs)
-    return inside, outside
+    return held, inside, outside
 
 
-def _own_terms(shape: ModelShape, stage: Stage, asked: ServingConfiguration, gpu: Gpu) -> tuple[list[Term], list[Term]]:
+def _own_terms(shape: ModelShape, asked: ServingConfiguration, gpu: Gpu) -> Parts:
     """Tonnage's own engine: everything counts."""
-    at = Pass(asked.batched_tokens, min(asked.max_seqs, asked.batched_tokens), asked.tp, asked.compute_bytes)
-    forward = forward_bytes(shape, stage, at, held=3)
-    sampler = sampler_bytes(shape, at, OWN_SAMPLER_BYTES)
-    numbers: dict[str, object] = {"forward_bytes": forward, "sampler_bytes": sampler, "tokens": at.tokens}
-    peak = Term(
-        Category.ACTIVATIONS, "peak of a step", max(forward, sampler), "max(forward, sampler)", numbers, "model"
+    limits = own_engine.Limits(
+        context=asked.context, weights=asked.weights, kv=asked.kv, block=asked.block, max_seqs=asked.max_seqs,
+        batched_tokens=asked.batched_tokens, eager=asked.eager,
     )  # fmt: skip
-    cublas = Term(Category.WORKSPACE, "cuBLAS", cublas_workspace_bytes(gpu), "as torch allots it")
-    return [peak, cublas, _own_graphs(shape, stage, asked), _context(gpu)], []
-
-
-def _own_graphs(shape: ModelShape, stage: Stage, asked: ServingConfiguration) -> Term:
-    graphs = graph_sizes(asked.max_seqs)
-    pool = forward_bytes(shape, stage, Pass(asked.max_seqs, 0, asked.tp, asked.compute_bytes), held=3)
-    size = pool + graph_bytes(graphs, len(stage.layers), *OWN_GRAPH_BYTES)
-    formula = "pool of the largest + graphs × (bytes per graph + layers × bytes per layer)"
-    numbers: dict[str, object] = {"graphs": graphs, "layers": len(stage.layers)}
-    return Term(Category.WORKSPACE, vllm.GRAPHS, 0 if asked.eager else size, formula, numbers, "rough model")
-
-
-def _context(gpu: Gpu) -> Term:
-    parts = {name: gpu.overheads[name].size_bytes for name in ("context", "kernels", "cublas") if name in gpu.overheads}
-    source = gpu.overheads["context"].source if "context" in gpu.overheads else "model"
-    return Term(Category.CONTEXT, "CUDA context", sum(parts.values()), " + ".join(parts), dict(parts), source)
+    reserve = own_engine.own_reserve(own_engine.widths_of(shape), limits, gpu)
+    return list(own_engine.own_weight_terms(shape, asked.weights)), list(reserve), []
 
 
 def _notes(shape: ModelShape, asked: ServingConfiguration) -> Iterator[str]:

@@ -1,9 +1,9 @@
-"""Every command but `run`, as one typer application; `run` is listed here and parses its own words."""
+"""Every command as one typer application; `run`, `record` and `serve` are listed here and parse their own words."""
 
 import typer
 
 from tonnage import __version__
-from tonnage.commands import diff, explain, gpu, plan, record, replay, roofline, run, show, watch
+from tonnage.commands import diff, explain, gpu, plan, record, replay, roofline, run, serve, show, watch
 
 app = typer.Typer(
     name="tonnage",
@@ -33,6 +33,12 @@ def run_command(words: list[str] = typer.Argument(None)) -> None:
 def record_command(words: list[str] = typer.Argument(None)) -> None:
     """Listed for `tonnage --help`; `commands.main` calls the command itself."""
     raise typer.Exit(record.command(words))
+
+
+@app.command("serve", help=serve.SUMMARY, context_settings={"ignore_unknown_options": True, "help_option_names": []})
+def serve_command(words: list[str] = typer.Argument(None)) -> None:
+    """Listed for `tonnage --help`; `commands.main` calls the command itself."""
+    raise typer.Exit(serve.command(words))
 
 
 app.command("gpu")(gpu.gpu)

@@ -31,6 +31,10 @@ def _run(words: list[str]) -> int | None:
         from tonnage.commands import record
 
         leave(record.command(words[1:]))
+    if words[:1] == ["serve"]:
+        from tonnage.commands import serve
+
+        leave(serve.command(words[1:]))
     if words[:2] == ["plan", "train"]:
         from tonnage.commands import plan_train
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from tonnage.budget.own_engine import OWN_WEIGHTS
 from tonnage.budget.serving import ServingBudget, ServingConfiguration, divides, serving_budget
 from tonnage.errors import BadLayout
 from tonnage.hardware import Cluster
@@ -229,9 +230,10 @@ def _trials(known: ServingConfiguration, asked: ServingConfiguration) -> Iterato
     cache = [] if known.kv in ("fp8", "int4") else ["fp8"]
     for kv in cache:
         yield f"--kv {kv}", replace(asked, kv=kv)
-    for weights in _smaller(known.weights):
+    smaller = [name for name in _smaller(known.weights) if asked.engine == "vllm" or name in OWN_WEIGHTS]
+    for weights in smaller:
         yield f"--weights {weights}", replace(asked, weights=weights)
-    for weights in _smaller(known.weights):
+    for weights in smaller:
         for kv in cache:
             yield f"--weights {weights} --kv {kv}", replace(asked, weights=weights, kv=kv)
 

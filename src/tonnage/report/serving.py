@@ -12,7 +12,8 @@ from rich.text import Text
 
 from tonnage import __version__
 from tonnage.budget.kv_cache import average_waste
-from tonnage.budget.serving import ServingBudget
+from tonnage.budget.own_engine import BATCHED_TOKENS, MAX_SEQS
+from tonnage.budget.serving import ServingBudget, ServingConfiguration
 from tonnage.budget.terms import Term
 from tonnage.budget.vllm import GRAPHS
 from tonnage.ledger import Category
@@ -165,7 +166,11 @@ def _launch(plan: ServingPlan) -> Iterator[Text | str]:
         line += " " + flag
     yield line
     weights = plan.best.configuration.weights
-    if weights in ("int8", "int4", "mxfp4") and weights != plan.shape.dtype:
+    if (
+        plan.best.configuration.engine == "vllm"
+        and weights in ("int8", "int4", "mxfp4")
+        and weights != plan.shape.dtype
+    ):
         yield Text(f"  name a checkpoint of this model that is quantised to {weights}", style="dim")
 
 
@@ -185,11 +190,22 @@ def launch_words(plan: ServingPlan) -> list[str]:
     """The command that starts it."""
     asked = plan.best.configuration
     if asked.engine == "tonnage":
-        words = ["tonnage", "serve", plan.model, "--budget", f"{asked.utilization:g}", "--context", str(asked.context)]
-        return words + (["--kv", "fp8"] if asked.kv == "fp8" else [])
+        return ["tonnage", "serve", hub_id(plan.model), *_own_flags(asked, plan.shape.dtype)]
     from tonnage.planner.export import vllm
 
     return ["vllm", "serve", hub_id(plan.model), *vllm.flags(plan.launch)]
+
+
+def _own_flags(asked: ServingConfiguration, dtype: str) -> Iterator[str]:
+    """Those that differ from the defaults; share and context always, so that the same blocks come out."""
+    yield from ("--budget", f"{asked.utilization:g}", "--context", str(asked.context))
+    usual = ServingConfiguration(max_seqs=MAX_SEQS, batched_tokens=BATCHED_TOKENS)
+    for flag, name in (("--max-seqs", "max_seqs"), ("--batched-tokens", "batched_tokens"), ("--block", "block")):
+        if getattr(asked, name) != getattr(usual, name):
+            yield from (flag, str(getattr(asked, name)))
+    yield from ("--weights", asked.weights) if asked.weights in ("fp8", "int8") and asked.weights != dtype else ()
+    yield from ("--kv", "fp8") if asked.kv == "fp8" else ()
+    yield from ("--eager",) if asked.eager else ()
 
 
 def explain_lines(budget: ServingBudget) -> Iterator[Text | str]:

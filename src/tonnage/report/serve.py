@@ -1,0 +1,142 @@
+"""The engine's memory for people: the ledger of the card before it starts, and the KV cache while it serves.
+
+    12 running · 3 waiting · 4,812 tokens/s                     pool 34.17 GiB
+    used        21.40 GiB  62.6 %  █████████████████████▎
+    slack        0.14 GiB   0.4 %  ▏
+
+Parts of the pool are disjoint and sum to it. Nothing is sampled or measured here.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from tonnage.budget.own_engine import GRAPHS, OwnCard
+from tonnage.ledger import Category
+from tonnage.report.lines import bar, clip, column, spread, table_unit
+from tonnage.units import format_bytes
+
+if TYPE_CHECKING:
+    from tonnage.serve.accounts import KvLedger
+
+_BAR = 34
+_STYLES = {"used": "green", "shared": "cyan", "cached": "blue", "slack": "yellow", "reserved": "dim", "free": "dim"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What the engine does at this moment. `hit_rate`: of prompt tokens in the prefix cache; None: none was asked for."""
+
+    running: int = 0
+    waiting: int = 0
+    tokens_per_s: float = 0.0
+    hit_rate: float | None = None
+    preemptions: int = 0
+
+    @property
+    def pace(self) -> str:
+        """Who is served, and how fast."""
+        return f"{self.running:,} running · {self.waiting:,} waiting · {self.tokens_per_s:,.0f} tokens/s"
+
+    @property
+    def more(self) -> str:
+        """What is worth saying only where it happened."""
+        parts = [] if self.hit_rate is None else [f"{self.hit_rate:.0%} prefix hits"]
+        return " · ".join(parts + ([f"{self.preemptions:,} preempted"] if self.preemptions else []))
+
+
+def card_rows(card: OwnCard) -> list[tuple[str, int]]:
+    """What the card holds, in the order that people ask for it; they sum to the card."""
+    graphs = card.reserved_for(Category.WORKSPACE, GRAPHS)
+    return [
+        ("weights", card.weight_bytes),
+        ("KV blocks", card.pool.size_bytes),
+        ("activations", card.reserved_for(Category.ACTIVATIONS)),
+        ("CUDA graphs", graphs),
+        ("workspace", card.reserved_for(Category.WORKSPACE) - graphs),
+        ("context", card.reserved_for(Category.CONTEXT)),
+        ("left", card.left_bytes),
+    ]
+
+
+def card_lines(card: OwnCard, *, model: str) -> Iterator[Text | str]:
+    """The ledger of the whole card, in 80 columns."""
+    limits, pool, unit = card.limits, card.pool, table_unit(card.capacity_bytes)
+    budget = f"budget {format_bytes(card.limit_bytes, unit)} of {format_bytes(card.capacity_bytes, unit)}"
+    yield spread(Text(clip(f"  {model} · {card.name}", 46), style="bold"), Text(budget))
+    yield f"  {limits.weights} weights, {limits.kv} cache · {limits.max_seqs:,} sequences × {limits.context:,} tokens"
+    yield ""
+    for word, size in card_rows(card):
+        if size or word in ("KV blocks", "left"):
+            yield _row(word, size, card.capacity_bytes, unit)
+    yield ""
+    yield f"  {pool.blocks:,} blocks × {format_bytes(pool.block_bytes)} · {pool.tokens:,} tokens in pages of {pool.block}"
+    sequences = max(pool.blocks - 1, 0) // -(-limits.context // pool.block)
+    yield f"  {sequences:,} sequences at the full context of {limits.context:,} tokens"
+    yield from _measured(card)
+
+
+def _row(word: str, size: int, whole: int, unit: str) -> str:
+    share = size / whole if whole else 0.0
+    return f"  {word:<14}{column(size, unit)} {100 * share:5.1f} %  {bar(share, _BAR)}".rstrip()
+
+
+def _measured(card: OwnCard) -> Iterator[Text | str]:
+    """How the plan turned out."""
+    if card.measured_bytes is None:
+        return
+    planned, unit = card.total_bytes, table_unit(card.capacity_bytes)
+    words = f"  planned {format_bytes(planned, unit)}   measured {format_bytes(card.measured_bytes, unit)}"
+    over = card.measured_bytes - card.limit_bytes
+    if over > 0:
+        yield Text(f"{words}: {format_bytes(over)} over the budget", style="yellow")
+    else:
+        yield words
+
+
+def kv_rows(ledger: "KvLedger") -> list[tuple[str, int]]:
+    """The parts of the pool, those that work first."""
+    return [(word, getattr(ledger, f"{word}_bytes")) for word in _STYLES]
+
+
+def kv_frame(ledger: "KvLedger", load: Load) -> Iterator[Text]:
+    """The pool at this moment, to be drawn again and again."""
+    rows = kv_rows(ledger)
+    whole = sum(size for _, size in rows)
+    yield spread(Text(f"  {load.pace}", style="bold"), Text(f"pool {format_bytes(whole)}"))
+    for word, size in rows:
+        yield Text(_row(word, size, whole, table_unit(whole)), style=_STYLES[word])
+    if load.more:
+        yield Text(f"  {load.more}", style="dim")
+
+
+def kv_line(ledger: "KvLedger", load: Load) -> str:
+    """The same as one plain line, for logs."""
+    rows = kv_rows(ledger)
+    whole = sum(size for _, size in rows) or 1
+    parts = ", ".join(f"{word} {size / whole:.1%}" for word, size in rows if size)
+    return " · ".join(filter(None, (load.pace, load.more, parts)))
+
+
+def card_figures(card: OwnCard) -> dict[str, Any]:
+    """The card's ledger for programs; sizes are in bytes, and their keys say so."""
+    keys = ("parameters", "kv_cache", "activations", "graphs", "workspace", "context", "left")
+    return {
+        "gpu": card.name,
+        "capacity_bytes": card.capacity_bytes,
+        "limit_bytes": card.limit_bytes,
+        "ledger": {f"{key}_bytes": size for key, (_, size) in zip(keys, card_rows(card), strict=True)},
+        "blocks": card.pool.blocks,
+        "block": card.pool.block,
+        "bytes_per_block": card.pool.block_bytes,
+        "tokens": card.pool.tokens,
+        "measured_bytes": card.measured_bytes,
+    }
+
+
+def kv_figures(ledger: "KvLedger") -> dict[str, int]:
+    """The pool for programs; the parts sum to `total_bytes`."""
+    rows = kv_rows(ledger)
+    return {f"{word}_bytes": size for word, size in rows} | {"total_bytes": sum(size for _, size in rows)}

@@ -1,0 +1,22 @@
+"""Serve a model from a paged KV cache with continuous batching: `Engine(path).generate(prompts, Sampling(...))`.
+
+Imports point one way: server → engine → runner → models → kernels; scheduler and blocks know none of them, and no torch.
+"""
+
+from typing import TYPE_CHECKING
+
+from tonnage.serve.sampling import Output, Sampling, TokenLogprob
+
+if TYPE_CHECKING:
+    from tonnage.serve.engine import Engine
+
+__all__ = ["Engine", "Output", "Sampling", "TokenLogprob"]
+
+
+def __getattr__(name: str) -> object:
+    """`Engine` brings torch with it, and is loaded when it is first asked for."""
+    if name == "Engine":
+        from tonnage.serve.engine import Engine
+
+        return Engine
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

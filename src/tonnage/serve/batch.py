@@ -1,0 +1,39 @@
+"""One forward pass as tensors: the contract between the runner, the models and the kernels.
+
+Tokens lie flat, without padding between sequences: first those of decoding sequences, one each, then the chunks of prompts,
+one after another. A padding row of a captured graph has length 0 and the null block.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class Batch:
+    """D decoding rows, P chunks, T = D + tokens of all chunks, S rows that draw a token."""
+
+    token_ids: Tensor  # int64 [T]
+    positions: Tensor  # int64 [T]
+    slots: Tensor  # int64 [T]: block × block size + offset, where this token's key and value go
+    decodes: int  # D
+    tables: Tensor  # int32 [D + P, most blocks]: block numbers, 0 (the null block) beyond the sequence's own
+    lengths: Tensor  # int32 [D + P]: keys that the row sees, those written in this pass included; 0 for padding
+    chunk_starts: Tensor  # int32 [P + 1]: where each chunk begins among the tokens after D; the first is 0
+    longest_chunk: int  # known on the host; 0 where P is 0
+    samples: Tensor  # int64 [S]: which of the T rows draw a token
+
+
+@dataclass(slots=True)
+class LayerCache:
+    """The pages of one layer: views into the one tensor of the cache. Scales where it is kept in FP8."""
+
+    keys: Tensor  # [blocks, block size, KV heads, head dim]
+    values: Tensor  # the same
+    key_scales: Tensor | None = None  # bfloat16 [blocks, block size, KV heads]; a stored key × its scale is the key
+    value_scales: Tensor | None = None
+
+    @property
+    def block_size(self) -> int:
+        """Tokens in a block."""
+        return self.keys.shape[1]

@@ -1,0 +1,129 @@
+"""Blocks of the KV cache as numbers: who holds which, which are free, and which hold a prefix that can be used again.
+
+All blocks that nobody holds are in one ring, the next to be taken first: free ones, then cached ones, the least recently
+used first. Block 0 is the null block: it is never handed out, and serves as the ring's knot.
+
+A cached block is found by its link to the block before it and by its own tokens. Links are numbers that are never given
+twice, and the first block is linked to the tenant's salt; so what is found has the same tokens from the very start, by
+comparison and not by hash alone, and is the same tenant's.
+
+This module does not know what lies in a block, nor on which device.
+"""
+
+from collections.abc import Sequence
+
+Link = int | str
+_Key = tuple[Link, tuple[int, ...]]
+NULL_BLOCK = 0
+
+
+class OutOfBlocks(Exception):
+    """Every block is held by somebody."""
+
+
+class BlockPool:
+    """`count` blocks of `size` tokens, the null block among them."""
+
+    def __init__(self, count: int, size: int = 16, *, prefix_cache: bool = True) -> None:
+        assert count > 0 and size > 0
+        self.count, self.size, self.prefix_cache = count, size, prefix_cache
+        self.available = count - 1  # blocks that nobody holds, cached ones included
+        self.cached = 0  # of these, how many hold a prefix
+        self.shared = 0  # blocks with more than one reference
+        self._references = [0] * count
+        self._after: list[int] = [*range(1, count), 0]
+        self._before: list[int] = [count - 1, *range(count - 1)]
+        self._keys: list[_Key | None] = [None] * count
+        self._links = [0] * count
+        self._last_link = 0
+        self._found: dict[_Key, int] = {}
+
+    def references(self, block: int) -> int:
+        """How many sequences hold a block."""
+        return self._references[block]
+
+    def take(self) -> int:
+        """A block for one holder, to be written; a cached one where no other is left."""
+        block = self._after[NULL_BLOCK]
+        if block == NULL_BLOCK:
+            raise OutOfBlocks
+        after = self._after[block]
+        self._after[NULL_BLOCK], self._before[after] = after, NULL_BLOCK
+        self.available -= 1
+        self._references[block] = 1
+        key = self._keys[block]
+        if key is not None:
+            del self._found[key]
+            self._keys[block] = None
+            self.cached -= 1
+        return block
+
+    def share(self, block: int) -> None:
+        """One more holder of a block that is held or cached."""
+        held = self._references[block]
+        if held == 0:
+            assert self._keys[block] is not None, f"block {block} is free"
+            self._unlink(block)
+            self.cached -= 1
+        elif held == 1:
+            self.shared += 1
+        self._references[block] = held + 1
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """One holder less of each. The last goes first, so that the start of a prefix outlives what follows it."""
+        for block in reversed(blocks):
+            left = self._references[block] - 1
+            assert left >= 0, f"block {block} is released more often than it was taken"
+            self._references[block] = left
+            if left == 0:
+                self._link(block)
+            elif left == 1:
+                self.shared -= 1
+
+    def publish(self, block: int, parent: Link, tokens: tuple[int, ...]) -> Link:
+        """Offer a full block, held and final, for reuse; its link, or that of an equal block that was there before.
+
+        `parent` is the link of the block before it, or the salt where there is none.
+        """
+        assert len(tokens) == self.size and self._references[block] > 0
+        if self._keys[block] is not None:
+            return self._links[block]
+        key = (parent, tokens)
+        known = self._found.setdefault(key, block)
+        if known != block:
+            return self._links[known]
+        self._keys[block] = key
+        self._last_link += 1
+        self._links[block] = self._last_link
+        return self._last_link
+
+    def match(self, tokens: Sequence[int], salt: str, most: int | None = None) -> tuple[list[int], list[Link]]:
+        """The longest cached prefix, of `most` blocks at most: blocks and their links. Nothing is held yet: `share` them."""
+        blocks: list[int] = []
+        links: list[Link] = []
+        size, link = self.size, salt  # type: int, Link
+        most = len(tokens) // size if most is None else most
+        for first in range(0, most * size, size):
+            block = self._found.get((link, tuple(tokens[first : first + size])))
+            if block is None:
+                break
+            link = self._links[block]
+            blocks.append(block)
+            links.append(link)
+        return blocks, links
+
+    def _unlink(self, block: int) -> None:
+        before, after = self._before[block], self._after[block]
+        self._after[before], self._before[after] = after, before
+        self.available -= 1
+
+    def _link(self, block: int) -> None:
+        """Into the ring: a cached block at its end, a free one at its start."""
+        if self._keys[block] is None:
+            before, after = NULL_BLOCK, self._after[NULL_BLOCK]
+        else:
+            before, after = self._before[NULL_BLOCK], NULL_BLOCK
+            self.cached += 1
+        self._before[block], self._after[block] = before, after
+        self._after[before] = self._before[after] = block
+        self.available += 1

@@ -1,0 +1,118 @@
+"""The KV cache: one tensor of pages for all layers, its scales where it is kept in FP8, and blocks moved within it or out.
+
+Copies and swaps gather many blocks at once, a bounded number at a time, so that they need little memory of their own.
+This module does not know whose blocks they are.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tonnage.serve.batch import LayerCache
+
+# Blocks that are gathered at once when they are copied or swapped: what that takes beside the pool is bounded.
+_GATHERED_BLOCKS = 16
+_SCALE_BYTES = 2
+
+Pairs = Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheShape:
+    """Everything about a cache but how many blocks it has. `fp8`: e4m3 with a bfloat16 scale for each token and head."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    block: int = 16
+    fp8: bool = False
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Keys and values of one block in every layer, with their scales."""
+        vector = self.head_dim + _SCALE_BYTES if self.fp8 else self.head_dim * self.dtype.itemsize
+        return self.layers * 2 * self.block * self.kv_heads * vector
+
+
+class KvCache:
+    """Pages [layers, 2, blocks, block, KV heads, head dim]; block 0 is the null block. Host blocks are numbered from 1 on.
+
+    Pages begin as zeros: what lies beyond a sequence's end is masked, and must not be NaN even so.
+    """
+
+    def __init__(self, shape: CacheShape, blocks: int, device: torch.device, *, host_blocks: int = 0) -> None:
+        self.shape, self.blocks, self.device, self.host_blocks = shape, blocks, device, host_blocks
+        rows = (shape.layers, 2, blocks, shape.block, shape.kv_heads)
+        kept = torch.float8_e4m3fn if shape.fp8 else shape.dtype
+        self.pages = torch.zeros(*rows, shape.head_dim, dtype=kept, device=device)
+        self.scales = torch.zeros(rows, dtype=torch.bfloat16, device=device) if shape.fp8 else None
+        self.layers = [self._layer(index) for index in range(shape.layers)]
+        # Bytes, since not every operator takes FP8.
+        self._parts = [self.pages.view(torch.uint8)] if shape.fp8 else [self.pages]
+        self._parts += [self.scales] if self.scales is not None else []
+        self._host_parts = [_host_part(part, host_blocks) for part in self._parts] if host_blocks else []
+
+    @property
+    def size_bytes(self) -> int:
+        """On the device."""
+        return self.blocks * self.shape.bytes_per_block
+
+    def copy(self, pairs: Pairs) -> None:
+        """Block to block. All sources of a group are read before any target is written."""
+        for sources, targets in self._groups(pairs):
+            for part in self._parts:
+                part.index_copy_(2, targets, part.index_select(2, sources))
+
+    def swap_out(self, pairs: Pairs) -> None:
+        """(block, host block): to the host."""
+        for group in _grouped(pairs):
+            sources = self._index([source for source, _ in group])
+            for part, host in zip(self._parts, self._host_parts, strict=True):
+                gathered = part.index_select(2, sources).movedim(2, 0).contiguous()
+                for first, target, count in _runs([target for _, target in group]):
+                    host[target : target + count].copy_(gathered[first : first + count], non_blocking=True)
+
+    def swap_in(self, pairs: Pairs) -> None:
+        """(host block, block): back from the host."""
+        for group in _grouped(pairs):
+            targets = self._index([target for _, target in group])
+            for part, host in zip(self._parts, self._host_parts, strict=True):
+                gathered = torch.empty((len(group), *host.shape[1:]), dtype=part.dtype, device=self.device)
+                for first, source, count in _runs([source for source, _ in group]):
+                    gathered[first : first + count].copy_(host[source : source + count], non_blocking=True)
+                part.index_copy_(2, targets, gathered.movedim(0, 2))
+
+    def _layer(self, index: int) -> LayerCache:
+        keys, values = self.pages[index]
+        return LayerCache(keys, values) if self.scales is None else LayerCache(keys, values, *self.scales[index])
+
+    def _groups(self, pairs: Pairs) -> Iterator[tuple[Tensor, Tensor]]:
+        for group in _grouped(pairs):
+            yield self._index([source for source, _ in group]), self._index([target for _, target in group])
+
+    def _index(self, blocks: list[int]) -> Tensor:
+        # Pinned, so that the host does not wait for the step that is running.
+        return torch.tensor(blocks, pin_memory=self.device.type == "cuda").to(self.device, non_blocking=True)
+
+
+def _host_part(part: Tensor, host_blocks: int) -> Tensor:
+    """[host blocks, layers, 2, block, …]: each block in one piece."""
+    shape = (host_blocks + 1, part.shape[0], part.shape[1], *part.shape[3:])
+    return torch.empty(shape, dtype=part.dtype, pin_memory=part.device.type == "cuda")
+
+
+def _grouped(pairs: Pairs) -> Iterator[Pairs]:
+    for first in range(0, len(pairs), _GATHERED_BLOCKS):
+        yield pairs[first : first + _GATHERED_BLOCKS]
+
+
+def _runs(blocks: list[int]) -> Iterator[tuple[int, int, int]]:
+    """(index of the first, its number, how many follow each other)."""
+    first = 0
+    for index in range(1, len(blocks) + 1):
+        if index == len(blocks) or blocks[index] != blocks[index - 1] + 1:
+            yield first, blocks[first], index - first
+            first = index

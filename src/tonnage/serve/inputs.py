@@ -1,0 +1,274 @@
+"""A step's inputs: what the host knows of its rows, packed into one pinned buffer, sent in one copy, unpacked on the device.
+
+What a sequence keeps from step to step lies on the device by its slot: its last token, its block table, how it is sampled.
+So a step of decodes alone sends three numbers a row (slot, position, block of that position), and where the same sequences
+decode as before, the host adds 1 to the positions and looks up only the blocks that are new. All else takes the general
+way. This module knows neither model nor graphs.
+"""
+
+from collections.abc import Sequence as Sized
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tonnage.serve.batch import Batch
+from tonnage.serve.sampling import Sampling
+from tonnage.serve.sequence import Sequence, Step, Work
+
+Ints = NDArray[np.signedinteger[Any]]
+_MASK = 2**64 - 1
+
+
+def mixed_seed(seed: int, draw: int) -> int:
+    """A seed for each of the draws of one prompt, as a signed number of 64 bits (SplitMix64)."""
+    mixed = (seed + (draw + 1) * 0x9E3779B97F4A7C15) & _MASK
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+    mixed ^= mixed >> 31
+    return mixed - (mixed >> 63 << 64)
+
+
+def _is_special(sampling: Sampling) -> bool:
+    """Whether the plain draw is not enough."""
+    return sampling.filtered or sampling.logprobs is not None
+
+
+class Slots:
+    """What is kept on the device for each slot. The last slot is a dummy, for the padding rows of graphs."""
+
+    def __init__(self, max_seqs: int, columns: int, device: torch.device) -> None:
+        self.dummy = max_seqs
+        self.last_tokens = torch.zeros(max_seqs + 1, dtype=torch.int64, device=device)
+        self.tables = torch.zeros(max_seqs + 1, columns, dtype=torch.int32, device=device)
+        self.temperatures = torch.zeros(max_seqs + 1, dtype=torch.float32, device=device)
+        self.seeds = torch.zeros(max_seqs + 1, dtype=torch.int64, device=device)
+
+
+class Staging:
+    """Two pinned buffers, used in turn, and one on the device: the host writes one while the other is still being read."""
+
+    def __init__(self, numbers: int, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._hosts = [torch.zeros(numbers, dtype=torch.int32, pin_memory=self._cuda) for _ in range(2)]
+        self._arrays: list[Ints] = [host.numpy() for host in self._hosts]
+        self._sent = [torch.cuda.Event() for _ in range(2)] if self._cuda else []
+        self._turn = 0
+        self.device = torch.zeros(numbers, dtype=torch.int32, device=device)
+
+    def begin(self) -> Ints:
+        """The buffer to write to."""
+        self._turn ^= 1
+        if self._cuda:
+            self._sent[self._turn].synchronize()
+        return self._arrays[self._turn]
+
+    def send(self, count: int) -> Tensor:
+        """The first `count` numbers of it, on the device."""
+        target = self.device[:count]
+        target.copy_(self._hosts[self._turn][:count], non_blocking=True)
+        if self._cuda:
+            self._sent[self._turn].record()
+        return target
+
+
+class _Pack:
+    """Arrays behind each other in one buffer, by name; sent at once, and read on the device as 32 or 64 bits."""
+
+    def __init__(self, staging: Staging) -> None:
+        self._staging, self._buffer = staging, staging.begin()
+        self._slices: dict[str, slice] = {}
+        self._used = 0
+
+    def put(self, name: str, *arrays: Ints | Sized[int]) -> None:
+        first = self._used
+        for array in arrays:
+            end = self._used + len(array)
+            self._buffer[self._used : end] = array
+            self._used = end
+        self._slices[name] = slice(first, self._used)
+
+    def send(self) -> None:
+        self._narrow = self._staging.send(self._used)
+        self._wide = self._narrow.long()
+
+    def narrow(self, name: str) -> Tensor:
+        return self._narrow[self._slices[name]]
+
+    def wide(self, name: str) -> Tensor:
+        return self._wide[self._slices[name]]
+
+
+def decode_batch(rows: Tensor, slots: Slots, block: int, columns: int | None = None) -> tuple[Batch, Tensor]:
+    """The batch of decoding rows [3, rows] (slot, position, block) and their slots; on the device alone, for graphs.
+
+    A padding row has the dummy slot, position −1 and the null block. `columns` of the tables are in use, or all.
+    """
+    wide = rows.long()
+    at, positions = wide[0], wide[1].clamp(min=0)
+    slots.tables.index_put_((at, positions // block), rows[2])
+    count = rows.shape[1]
+    batch = Batch(
+        token_ids=slots.last_tokens.index_select(0, at),
+        positions=positions,
+        slots=wide[2] * block + positions % block,
+        decodes=count,
+        tables=slots.tables[:, :columns].index_select(0, at),
+        lengths=rows[1] + 1,
+        chunk_starts=rows.new_zeros(1),
+        longest_chunk=0,
+        samples=torch.arange(count, device=rows.device),
+    )
+    return batch, at
+
+
+class Inputs:
+    """What the host remembers between steps, and the way to the device."""
+
+    def __init__(self, *, max_seqs: int, columns: int, block: int, batched_tokens: int, device: torch.device) -> None:
+        self.slots = Slots(max_seqs, columns, device)
+        self._block, self._columns = block, columns
+        self._staging = Staging(3 * batched_tokens + max_seqs * (2 * columns + 20) + 16, device)
+        # Of the decoding rows: slot, position, block of that position, and the position at which that block ends.
+        self._rows: Ints = np.zeros((4, max_seqs), dtype=np.int32)
+        self._decodes: tuple[Work, ...] | None = None  # of the last step; the scheduler gives the same while it can
+        self._decoding: list[Sequence] = []
+        self._needy: set[Sequence] = set()
+        self.drawing: list[Sequence] = []  # those that draw a token in this step, decodes first
+        self.renewed: list[Sequence] = []  # those of which the device knows nothing, or what is out of date
+        self.special: list[int] = []  # rows among `drawing` that need more than the plain draw
+
+    def rows(self, size: int) -> Tensor:
+        """The decoding rows on the device [3, size], always at the same place: what graphs read."""
+        return self._staging.device[: 3 * size].view(3, size)
+
+    @property
+    def widest(self) -> int:
+        """Columns of the longest decoding sequence's table."""
+        return int(self._rows[1, : len(self._decoding)].max()) // self._block + 1
+
+    def take(self, step: Step) -> None:
+        """Bring the host's rows up to this step."""
+        moved = step.chunks or step.copies or step.swaps_in or len(self.drawing) != len(step.decodes)
+        if step.decodes is self._decodes and not moved:
+            self._go_on(self._decoding)
+        else:
+            self._look_up(step, [work.sequence for work in step.decodes])
+        self._decodes = step.decodes
+
+    def forget(self) -> None:
+        """Take every row as new: the last step did not run to its end."""
+        self._decodes, self._decoding, self.drawing = None, [], []
+
+    def decodes(self, size: int) -> None:
+        """Send the decoding rows, padded to `size`, to `rows(size)`."""
+        count = len(self._decoding)
+        rows = self._staging.begin()[: 3 * size].reshape(3, size)
+        rows[:, :count] = self._rows[:3, :count]
+        if size > count:
+            rows[0, count:], rows[1, count:], rows[2, count:] = self.slots.dummy, -1, 0
+        self._staging.send(3 * size)
+
+    def mixed(self, step: Step) -> tuple[Batch, Tensor]:
+        """The batch of any step, and the slots of the rows that draw: with chunks, or with rows new to the device."""
+        pack = _Pack(self._staging)
+        tables = [np.array(one.blocks, dtype=np.int32) for one in self.renewed]
+        self._pack_renewed(pack, tables)
+        self._pack_rows(pack, step, tables[len(tables) - len(step.chunks) :])
+        pack.send()
+        self._renew(pack)
+        widest = max(len(one.blocks) for one in (*self._decoding, *self.renewed))
+        return self._unpack(pack, step, widest), pack.wide("sample slots")
+
+    def _go_on(self, decoding: list[Sequence]) -> None:
+        """Each of them computes the position after its last one."""
+        positions, blocks, ends = self._rows[1:, : len(decoding)]
+        positions += 1
+        new = np.flatnonzero(positions == ends)
+        if len(new):
+            columns = (ends[new] // self._block).tolist()
+            blocks[new] = [decoding[row].blocks[column] for row, column in zip(new.tolist(), columns, strict=True)]
+            ends[new] += self._block
+        self.renewed = []
+
+    def _look_up(self, step: Step, decoding: list[Sequence]) -> None:
+        count, block = len(decoding), self._block
+        starts = [work.start for work in step.decodes]
+        self._rows[0, :count] = [sequence.slot for sequence in decoding]
+        self._rows[1, :count] = starts
+        self._rows[2, :count] = [one.blocks[start // block] for one, start in zip(decoding, starts, strict=True)]
+        self._rows[3, :count] = (self._rows[1, :count] // block + 1) * block
+        self.renewed = self._unknown(step, decoding, starts)
+        self._decoding = decoding
+        self.drawing = decoding + [work.sequence for work in step.chunks if work.samples]
+        needy = self._needy.union(one for one in self.renewed if _is_special(one.sampling))
+        self.special = [row for row, one in enumerate(self.drawing) if one in needy] if needy else []
+        self._needy = {self.drawing[row] for row in self.special}
+
+    def _unknown(self, step: Step, decoding: list[Sequence], starts: list[int]) -> list[Sequence]:
+        """Whose table and last token must be sent: not of those that drew in the last step, which the device alone knows."""
+        drew, back = set(self.drawing), bool(step.swaps_in)
+        unknown = [
+            one
+            for one, start in zip(decoding, starts, strict=True)
+            if one not in drew or (back and start < len(one.tokens))
+        ]
+        return unknown + [work.sequence for work in step.chunks]
+
+    def _pack_renewed(self, pack: _Pack, tables: list[Ints]) -> None:
+        """What is kept by slot, and the entries of tables that change: whole rows of the renewed, one block of the others."""
+        renewed, columns = self.renewed, self._columns
+        slots, starts, blocks = self._rows[:3, : len(self._decoding)]
+        seeds = np.array([mixed_seed(one.sampling.seed or 0, one.draw) for one in renewed], dtype=np.int64)
+        # First, since 64 bits must begin at a multiple of them.
+        pack.put("seeds", seeds.view(np.int32))
+        pack.put("temperatures", np.array([one.sampling.temperature for one in renewed], np.float32).view(np.int32))
+        pack.put("renewed", [one.slot for one in renewed])
+        pack.put("last tokens", [one.tokens[-1] for one in renewed])
+        rows = [one.slot * columns + np.arange(len(table)) for one, table in zip(renewed, tables, strict=True)]
+        pack.put("entries", slots * columns + starts // self._block, *rows)
+        pack.put("blocks", blocks, *tables)
+
+    def _pack_rows(self, pack: _Pack, step: Step, tables: list[Ints]) -> None:
+        """Decodes, then chunks, whose tables these are."""
+        chunks, block = step.chunks, self._block
+        slots, starts, blocks = self._rows[:3, : len(self._decoding)]
+        spans = [np.arange(work.start, work.start + work.count) for work in chunks]
+        pages = [table[span // block] * block + span % block for table, span in zip(tables, spans, strict=True)]
+        ends = np.cumsum([0] + [work.count for work in chunks])
+        last_rows = [end - 1 + len(slots) for work, end in zip(chunks, ends[1:], strict=True) if work.samples]
+        pack.put("slots", slots, [work.sequence.slot for work in chunks])
+        pack.put("ids", *(work.sequence.tokens[work.start : work.start + work.count] for work in chunks))
+        pack.put("positions", starts, *spans)
+        pack.put("pages", blocks * block + starts % block, *pages)
+        pack.put("lengths", starts + 1, [work.start + work.count for work in chunks])
+        pack.put("chunk starts", ends)
+        pack.put("samples", np.arange(len(slots)), last_rows)
+        pack.put("sample slots", [one.slot for one in self.drawing])
+
+    def _renew(self, pack: _Pack) -> None:
+        """Write what is kept by slot."""
+        slots = self.slots
+        if self.renewed:
+            at = pack.wide("renewed")
+            slots.tables.index_fill_(0, at, 0)
+            slots.seeds.index_copy_(0, at, pack.narrow("seeds").view(torch.int64))
+            slots.temperatures.index_copy_(0, at, pack.narrow("temperatures").view(torch.float32))
+            slots.last_tokens.index_copy_(0, at, pack.wide("last tokens"))
+        slots.tables.view(-1).index_copy_(0, pack.wide("entries"), pack.narrow("blocks"))
+
+    def _unpack(self, pack: _Pack, step: Step, widest: int) -> Batch:
+        count, at = len(self._decoding), pack.wide("slots")
+        return Batch(
+            token_ids=torch.cat([self.slots.last_tokens.index_select(0, at[:count]), pack.wide("ids")]),
+            positions=pack.wide("positions"),
+            slots=pack.wide("pages"),
+            decodes=count,
+            tables=self.slots.tables[:, :widest].index_select(0, at),
+            lengths=pack.narrow("lengths"),
+            chunk_starts=pack.narrow("chunk starts"),
+            longest_chunk=max((work.count for work in step.chunks), default=0),
+            samples=pack.wide("samples"),
+        )

@@ -1,0 +1,273 @@
+"""What a config.json says of a decoder, as numbers: the one description that the weights and the pass are made from.
+
+| family                  | besides RMS norms, rotary positions and a gated MLP                                       |
+|-------------------------|-------------------------------------------------------------------------------------------|
+| llama                   | biases where it says so                                                                   |
+| mistral                 | a sliding window                                                                          |
+| qwen2                   | biases of query, key and value; windows in the upper layers where it says so              |
+| qwen3                   | norms of query and key                                                                    |
+| gemma                   | norms around 1 + weight, scaled embeddings, tanh-GELU                                     |
+| gemma2                  | as gemma; norms after attention and MLP too, soft caps, a window in every other layer     |
+| gemma3, gemma3_text     | as gemma2 without caps; norms of query and key, positions of their own in windowed layers |
+| mixtral, qwen3_moe      | as mistral and qwen3, with experts                                                        |
+
+Fields that are not written have transformers' defaults. This module knows no torch and reads no weights.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from tonnage.errors import BadModel
+from tonnage.models.architectures import architecture as known_row
+from tonnage.models.fields import Fields, whole
+from tonnage.models.files import read_json
+from tonnage.models.presets import find_preset, preset_config, unknown
+from tonnage.models.stored import stored_format
+from tonnage.models.templates import Values
+from tonnage.serve.models.rope import Rope, read_rope
+
+Activation = Literal["silu", "gelu_tanh"]
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gemma3_text", "mixtral", "qwen3_moe")
+_ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+}
+_DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+_MOST_LAYERS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer; a `window` of 0 sees every key, one of w the last w of them, its own included."""
+
+    window: int
+    rope: Rope
+    sparse: bool  # experts in the place of the MLP
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """A decoder's structure. `norm_offset` 1: a norm multiplies by 1 + weight. A soft cap of 0 caps nothing."""
+
+    family: str
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    positions: int  # the longest context that the model was made for
+    layers: tuple[Layer, ...]
+    activation: Activation
+    norm_eps: float
+    norm_offset: float
+    attention_scale: float
+    query_bias: bool  # of query, key and value alike
+    output_bias: bool
+    mlp_bias: bool
+    head_norms: bool  # of query and key
+    sandwich_norms: bool  # after attention and MLP too
+    attention_cap: float
+    logit_cap: float
+    embedding_scale: float
+    tied: bool
+    experts: int
+    experts_per_token: int
+    expert_intermediate: int
+    normalised_experts: bool  # the chosen experts' weights sum to 1
+    dtype: str  # of the checkpoint, as it says: "bf16", "fp16", "fp32"
+    eos_ids: frozenset[int]
+
+
+def read_architecture(path_or_preset: str | Path) -> Architecture:
+    """The architecture of a model's folder, of a config.json, or of a preset ("qwen3-0.6b")."""
+    path = Path(path_or_preset).expanduser()
+    config = path / "config.json" if path.is_dir() else path
+    if config.is_file():
+        return architecture_of(read_json(config), _generation_eos(config.parent))
+    preset = find_preset(str(path_or_preset))
+    if preset is not None and not path.is_dir():
+        return architecture_of(preset_config(preset.name))
+    if path.is_dir():
+        raise BadModel(f"The folder {path} has no config.json.", hint="Give the folder that the model was saved to.")
+    raise unknown(str(path_or_preset))
+
+
+def architecture_of(config: Mapping[str, Any], eos_ids: frozenset[int] = frozenset()) -> Architecture:
+    """The architecture that a configuration describes; `eos_ids` where they are known from elsewhere."""
+    family = str(config.get("model_type"))
+    if family not in FAMILIES:
+        raise BadModel(f"The architecture {family!r} cannot be served.", hint=f"These can: {', '.join(FAMILIES)}.")
+    _refuse_unserved(config, family)
+    if family == "gemma3":
+        family, config = "gemma3_text", {**config, **(config.get("text_config") or {})}
+    row = known_row(family)
+    assert row is not None
+    made = _architecture(family, Fields(Values(config, row)), config)
+    _check(made, config)
+    return replace(made, eos_ids=eos_ids or made.eos_ids)
+
+
+def _refuse_unserved(config: Mapping[str, Any], family: str) -> None:
+    if config.get("quantization_config"):
+        kept = stored_format(config) or "a format that is not known"
+        raise BadModel(
+            f"The checkpoint's weights are quantised ({kept}), which cannot be served.",
+            hint='Give the unquantised model, and weights="int8" or "fp8" to quantise it here.',
+        )
+    named = config.get("architectures") or ["ForCausalLM"]
+    endings = ("ForCausalLM", "ForConditionalGeneration") if family == "gemma3" else ("ForCausalLM",)
+    if not str(named[0]).endswith(endings):
+        raise BadModel(f"{named[0]} is no causal language model.", hint="Give one whose class ends in ForCausalLM.")
+
+
+def _architecture(family: str, fields: Fields, config: Mapping[str, Any]) -> Architecture:
+    gemma, later_gemma = family.startswith("gemma"), family in ("gemma2", "gemma3_text")
+    sparse = family in ("mixtral", "qwen3_moe")
+    heads, hidden = fields.need("heads"), fields.need("hidden")
+    head_dim = fields.find("head_dim") or hidden // heads
+    bias = family not in ("mistral", "mixtral", "qwen2") and fields.flag("attention_bias")
+    return Architecture(
+        family=family,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=fields.find("kv_heads") or heads,
+        head_dim=head_dim,
+        intermediate=fields.need("intermediate"),
+        vocab=fields.need("vocab"),
+        positions=_positions(fields, config),
+        layers=_layers(family, fields, config, head_dim),
+        activation=_activation(family, fields),
+        norm_eps=_number(fields, "rms_norm_eps", 1e-6),
+        norm_offset=1.0 if gemma else 0.0,
+        attention_scale=(_number(fields, "query_pre_attn_scalar", head_dim) if later_gemma else head_dim) ** -0.5,
+        query_bias=bias or family == "qwen2",
+        output_bias=bias,
+        mlp_bias=family == "llama" and fields.flag("mlp_bias"),
+        head_norms=family in ("qwen3", "qwen3_moe", "gemma3_text"),
+        sandwich_norms=later_gemma,
+        attention_cap=_number(fields, "attn_logit_softcapping", 0.0) if family == "gemma2" else 0.0,
+        logit_cap=_number(fields, "final_logit_softcapping", 0.0) if later_gemma else 0.0,
+        embedding_scale=math.sqrt(hidden) if gemma else 1.0,
+        tied=fields.flag("tie_word_embeddings"),
+        experts=fields.need("experts") if sparse else 0,
+        experts_per_token=fields.need("experts_per_token") if sparse else 0,
+        expert_intermediate=fields.need("expert_intermediate") if sparse else 0,
+        normalised_experts=family == "mixtral" or fields.flag("norm_topk_prob"),
+        dtype=_DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch."), "bf16"),
+        eos_ids=_ids(config.get("eos_token_id")),
+    )
+
+
+def _check(made: Architecture, config: Mapping[str, Any]) -> None:
+    if made.heads % made.kv_heads:
+        raise BadModel(
+            f"{made.heads} query heads cannot share {made.kv_heads} key heads.",
+            hint="Give 'num_key_value_heads' a divisor of 'num_attention_heads'.",
+        )
+    if made.head_dim % 2 or not made.head_dim:
+        raise BadModel(f"A head is {made.head_dim} wide.", hint="Rotary positions need an even 'head_dim'.")
+    if made.experts_per_token > made.experts:
+        raise BadModel(
+            f"Each token goes to {made.experts_per_token} of {made.experts} experts.",
+            hint="Give 'num_experts_per_tok' at most the number of experts.",
+        )
+    if config.get("use_bidirectional_attention"):
+        raise BadModel("The model's attention looks ahead.", hint="Give a causal language model.")
+
+
+def _layers(family: str, fields: Fields, config: Mapping[str, Any], head_dim: int) -> tuple[Layer, ...]:
+    count = fields.need("layers")
+    if count > _MOST_LAYERS:
+        raise BadModel(f"The model has {count:,} layers.", hint=f"At most {_MOST_LAYERS:,} make sense.")
+    window = fields.find("window") or 0
+    ropes = _ropes(family, config, head_dim, fields.need("positions"))
+    dense = fields.get("mlp_only_layers", [])
+    if not isinstance(dense, list):
+        raise BadModel(f"'mlp_only_layers' is {dense!r}.", hint="Give a list of layers' numbers, from 0.")
+    step = fields.whole("decoder_sparse_step", least=1) if family == "qwen3_moe" else 1
+    sparse = family in ("mixtral", "qwen3_moe")
+    return tuple(
+        Layer(window if local else 0, ropes[local], sparse and index not in dense and (index + 1) % step == 0)
+        for index, local in enumerate(_windowed(family, fields, config, count))
+    )
+
+
+def _windowed(family: str, fields: Fields, config: Mapping[str, Any], count: int) -> list[bool]:
+    """Which layers see a window only."""
+    if family in ("llama", "gemma") or (family.startswith("qwen") and not fields.flag("use_sliding_window")):
+        return [False] * count
+    if family in ("mistral", "mixtral", "qwen3_moe"):
+        return [True] * count
+    kinds = config.get("layer_types")
+    if isinstance(kinds, list):
+        if len(kinds) != count:
+            raise BadModel(f"'layer_types' lists {len(kinds)} layers of {count}.", hint="Give one kind for each layer.")
+        return [kind == "sliding_attention" for kind in kinds]
+    if family.startswith("qwen"):
+        return [index >= fields.whole("max_window_layers") for index in range(count)]
+    pattern = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
+    period = 2 if family == "gemma2" else whole(pattern, "sliding_window_pattern", least=1)
+    return [(index + 1) % period != 0 for index in range(count)]
+
+
+def _ropes(family: str, config: Mapping[str, Any], head_dim: int, positions: int) -> dict[bool, Rope]:
+    """The positions of layers that see everything, and of those (True) that see a window."""
+    written = _mapping(config.get("rope_parameters")) or _mapping(config.get("rope_scaling"))
+    theta = config.get("rope_theta") or (1e6 if family in ("mixtral", "gemma3_text") else 1e4)
+    if family != "gemma3_text":
+        rope = read_rope(written, head_dim, theta, positions)
+        return {False: rope, True: rope}
+    nested = "full_attention" in written or "sliding_attention" in written
+    whole_view = _mapping(written.get("full_attention")) if nested else written
+    local_theta = config.get("rope_local_base_freq") or 1e4
+    return {
+        False: read_rope(whole_view, head_dim, theta, positions),
+        True: read_rope(_mapping(written.get("sliding_attention")), head_dim, local_theta, positions),
+    }
+
+
+def _positions(fields: Fields, config: Mapping[str, Any]) -> int:
+    """As stated, or as far as YaRN stretches the original."""
+    stated = fields.need("positions")
+    written = _mapping(config.get("rope_parameters")) or _mapping(config.get("rope_scaling"))
+    if written.get("rope_type", written.get("type")) != "yarn":
+        return stated
+    rope = read_rope(written, 2, 1e4, stated)
+    return max(stated, int(rope.factor * rope.original_positions))
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _activation(family: str, fields: Fields) -> Activation:
+    name = fields.get("hidden_activation", fields.get("hidden_act"))
+    # The published Gemma says "gelu" and means the approximation that it was trained with.
+    found = "gelu_tanh" if family == "gemma" and name == "gelu" else _ACTIVATIONS.get(str(name))
+    if found is None:
+        raise BadModel(f"The activation {name!r} cannot be served.", hint=f"These can: {', '.join(_ACTIVATIONS)}.")
+    return found
+
+
+def _number(fields: Fields, name: str, default: float) -> float:
+    value = fields.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e9:
+        raise BadModel(f"{name!r} is {value!r}.", hint=f"Give {name!r} a number of 0 or more.")
+    return float(value)
+
+
+def _generation_eos(folder: Path) -> frozenset[int]:
+    """A chat model ends its turns with more tokens than its configuration says; they are beside it."""
+    path = folder / "generation_config.json"
+    return _ids(read_json(path).get("eos_token_id")) if path.is_file() else frozenset()
+
+
+def _ids(value: object) -> frozenset[int]:
+    listed = value if isinstance(value, list) else [value]
+    return frozenset(item for item in listed if type(item) is int)

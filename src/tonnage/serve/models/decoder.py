@@ -1,0 +1,196 @@
+"""One forward pass of a decoder over the pages of a KV cache. Plain tensors and functions: a layer costs few host µs.
+
+It knows neither sequences nor where the weights came from. Shapes are those of `Batch`; nothing is read back to the host, so
+that a pass of fixed shapes can be captured as a CUDA graph.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding, linear
+
+from tonnage.serve.batch import Batch, LayerCache
+from tonnage.serve.kernels import add_norm, attend_chunks, attend_decode, gelu_tanh_mul, silu_mul, store
+from tonnage.serve.models.architecture import Activation, Architecture, Layer
+from tonnage.serve.models.experts import Experts
+from tonnage.serve.models.linear import Dense, EightBit
+from tonnage.serve.models.rope import Rope, make_tables
+from tonnage.serve.models.weights import Builder
+
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}
+
+
+class GatedMlp:
+    """down(activation(gate) × up)."""
+
+    __slots__ = ("activate", "down", "gate_up")
+    capturable = True
+
+    def __init__(self, gate_up: Dense | EightBit, down: Dense | EightBit, activate: Callable[[Tensor], Tensor]) -> None:
+        self.gate_up = gate_up
+        self.down = down
+        self.activate = activate
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return self.down(self.activate(self.gate_up(hidden)))
+
+
+class Block:
+    """The weights of one layer, and the little that it does not share with the others."""
+
+    __slots__ = ("after_attention", "after_mlp", "before_attention", "before_mlp", "cos", "key_norm", "mlp", "output",
+                 "qkv", "query_norm", "sin", "window")  # fmt: skip
+
+    def __init__(
+        self, shape: Architecture, layer: Layer, prefix: str, build: Builder, tables: dict[Rope, tuple[Tensor, Tensor]]
+    ) -> None:
+        attention, width = f"{prefix}self_attn.", shape.head_dim
+        rows = [("q_proj", shape.heads * width), ("k_proj", shape.kv_heads * width), ("v_proj", shape.kv_heads * width)]
+        self.qkv = build.matrix(attention, rows, shape.hidden, bias=shape.query_bias)
+        self.output = build.matrix(attention, [("o_proj", shape.hidden)], shape.heads * width, bias=shape.output_bias)
+        self.query_norm = self.key_norm = None
+        if shape.head_norms:
+            self.query_norm = build.tensor(f"{attention}q_norm.weight", width)
+            self.key_norm = build.tensor(f"{attention}k_norm.weight", width)
+        self.mlp = _experts(shape, f"{prefix}mlp.", build) if layer.sparse else _mlp(shape, f"{prefix}mlp.", build)
+        self.cos, self.sin = tables[layer.rope]
+        self.window = layer.window
+        self._build_norms(shape, prefix, build)
+
+    def _build_norms(self, shape: Architecture, prefix: str, build: Builder) -> None:
+        def norm(name: str) -> Tensor:
+            return build.tensor(f"{prefix}{name}_layernorm.weight", shape.hidden)
+
+        self.before_attention = norm("input")
+        # "post_attention" is the name of the norm before the MLP, except where there is one after attention too.
+        self.after_attention = norm("post_attention") if shape.sandwich_norms else None
+        self.before_mlp = norm("pre_feedforward" if shape.sandwich_norms else "post_attention")
+        self.after_mlp = norm("post_feedforward") if shape.sandwich_norms else None
+
+
+def _mlp(shape: Architecture, prefix: str, build: Builder) -> GatedMlp:
+    width = shape.intermediate
+    gate_up = build.matrix(prefix, [("gate_proj", width), ("up_proj", width)], shape.hidden, bias=shape.mlp_bias)
+    down = build.matrix(prefix, [("down_proj", shape.hidden)], width, bias=shape.mlp_bias)
+    return GatedMlp(gate_up, down, ACTIVATIONS[shape.activation])
+
+
+def _experts(shape: Architecture, prefix: str, build: Builder) -> Experts:
+    experts, width, each = shape.experts, shape.expert_intermediate, f"{prefix}experts."
+    return Experts(
+        build.tensor(f"{prefix}gate.weight", experts, shape.hidden),
+        build.stack(each, "gate_up_proj", [("gate_proj", width), ("up_proj", width)], shape.hidden, experts),
+        build.stack(each, "down_proj", [("down_proj", shape.hidden)], width, experts),
+        ACTIVATIONS[shape.activation],
+        per_token=shape.experts_per_token,
+        normalised=shape.normalised_experts,
+    )
+
+
+class Decoder:
+    """A model on a device, ready to compute: `forward(batch, layers)` gives the logits of the rows that draw a token.
+
+    `capturable`: a pass on CUDA waits for nothing of the host's, so that a graph can hold it.
+    """
+
+    def __init__(self, architecture: Architecture, build: Builder, positions: int) -> None:
+        shape = self.architecture = architecture
+        self.device, self.dtype, self.positions = build.device, build.dtype, positions
+        self.embedding = build.tensor("model.embed_tokens.weight", shape.vocab, shape.hidden)
+        tables = {rope: make_tables(rope, positions, build.device) for rope in {layer.rope for layer in shape.layers}}
+        self.blocks = [
+            Block(shape, layer, f"model.layers.{number}.", build, tables) for number, layer in enumerate(shape.layers)
+        ]
+        self.norm = build.tensor("model.norm.weight", shape.hidden)
+        self.head = self.embedding if shape.tied else build.tensor("lm_head.weight", shape.vocab, shape.hidden)
+        # Rounded as transformers rounds it.
+        self.embedding_scale = float(torch.tensor(shape.embedding_scale, dtype=build.dtype))
+        self.capturable = all(block.mlp.capturable for block in self.blocks)
+        self.weight_bytes = build.bytes
+        self.table_bytes = sum(cos.nbytes + sin.nbytes for cos, sin in tables.values())
+
+    def forward(self, batch: Batch, layers: Sequence[LayerCache]) -> Tensor:
+        """Logits, FP32 [S, vocabulary]; keys and values of all T tokens are written to the pages."""
+        eps, offset = self.architecture.norm_eps, self.architecture.norm_offset
+        hidden = embedding(batch.token_ids, self.embedding)
+        if self.embedding_scale != 1:
+            hidden = hidden * self.embedding_scale
+        residual: Tensor | None = None
+        attend = Attention(self.architecture, batch)
+        for block, cache in zip(self.blocks, layers, strict=True):
+            normed, residual = add_norm(hidden, residual, block.before_attention, eps, offset=offset)
+            hidden = attend(block, normed, cache)
+            if block.after_attention is not None:
+                hidden, _ = add_norm(hidden, None, block.after_attention, eps, offset=offset)
+            normed, residual = add_norm(hidden, residual, block.before_mlp, eps, offset=offset)
+            hidden = block.mlp(normed)
+            if block.after_mlp is not None:
+                hidden, _ = add_norm(hidden, None, block.after_mlp, eps, offset=offset)
+        assert residual is not None
+        return self._logits(hidden[batch.samples], residual[batch.samples])
+
+    def _logits(self, hidden: Tensor, residual: Tensor) -> Tensor:
+        normed, _ = add_norm(
+            hidden, residual, self.norm, self.architecture.norm_eps, offset=self.architecture.norm_offset
+        )
+        logits = _product_in_fp32(normed, self.head)
+        cap = self.architecture.logit_cap
+        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
+
+
+def _product_in_fp32(rows: Tensor, weight: Tensor) -> Tensor:
+    """Summed and kept in FP32. On a GPU the product writes it at once, which spares a pass over the vocabulary."""
+    if rows.is_cuda and rows.dtype != torch.float32:
+        return torch.mm(rows, weight.t(), out_dtype=torch.float32)
+    return linear(rows, weight).float()
+
+
+class Attention:
+    """The attention of one pass: what its layers share, taken apart once."""
+
+    __slots__ = ("batch", "chunk_lengths", "chunk_tables", "decode_lengths", "decode_tables", "heads", "order", "shape")
+
+    def __init__(self, shape: Architecture, batch: Batch) -> None:
+        self.shape = shape
+        self.batch = batch
+        self.heads = [shape.heads, shape.kv_heads, shape.kv_heads]
+        self.decode_tables, self.chunk_tables = batch.tables[: batch.decodes], batch.tables[batch.decodes :]
+        self.decode_lengths, self.chunk_lengths = batch.lengths[: batch.decodes], batch.lengths[batch.decodes :]
+        # Longest first, so that the card does not end with a long one alone.
+        several = batch.decodes > 1 and batch.lengths.is_cuda
+        self.order = self.decode_lengths.argsort(descending=True) if several else None
+
+    def __call__(self, block: Block, hidden: Tensor, cache: LayerCache) -> Tensor:
+        batch, shape = self.batch, self.shape
+        tokens = hidden.shape[0]
+        qkv = block.qkv(hidden).view(tokens, -1, shape.head_dim)
+        query, key, value = qkv.split_with_sizes(self.heads, dim=1)
+        query = store(
+            query, key, value, batch.positions, batch.slots, cache,
+            cos=block.cos, sin=block.sin, query_norm=block.query_norm, key_norm=block.key_norm,
+            eps=shape.norm_eps, norm_offset=shape.norm_offset,
+        )  # fmt: skip
+        return block.output(self._seen(block, query, cache).view(tokens, -1))
+
+    def _seen(self, block: Block, query: Tensor, cache: LayerCache) -> Tensor:
+        decodes = self.batch.decodes
+        if decodes == query.shape[0]:
+            return self._decode(block, query, cache)
+        if decodes == 0:
+            return self._chunks(block, query, cache)
+        return torch.cat((self._decode(block, query[:decodes], cache), self._chunks(block, query[decodes:], cache)))
+
+    def _decode(self, block: Block, query: Tensor, cache: LayerCache) -> Tensor:
+        shape = self.shape
+        return attend_decode(
+            query, cache, self.decode_tables, self.decode_lengths,
+            scale=shape.attention_scale, window=block.window, soft_cap=shape.attention_cap, order=self.order,
+        )  # fmt: skip
+
+    def _chunks(self, block: Block, query: Tensor, cache: LayerCache) -> Tensor:
+        shape, batch = self.shape, self.batch
+        return attend_chunks(
+            query, cache, self.chunk_tables, self.chunk_lengths, batch.chunk_starts, batch.longest_chunk,
+            scale=shape.attention_scale, window=block.window, soft_cap=shape.attention_cap,
+        )  # fmt: skip

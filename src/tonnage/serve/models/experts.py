@@ -1,0 +1,90 @@
+"""A mixture of experts: each token goes to a few of many small MLPs, and their answers are summed by its weights for them.
+
+Tokens are sorted by expert, so that each expert's lie together; one grouped product then does them all. It finds the
+borders on the device, so that nothing waits for the host and a captured graph stays right whatever the tokens choose.
+Where there is no such kernel (a CPU, FP32, cards before Hopper) the experts take turns, and the host reads the borders.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+Activate = Callable[[Tensor], Tensor]
+
+
+class Stack:
+    """One matrix for each expert, weight [experts, n, k]; with scales [experts, n] where it is kept in eight bits."""
+
+    __slots__ = ("grouped", "scales", "weight")
+
+    def __init__(self, weight: Tensor, scales: Tensor | None, dtype: torch.dtype) -> None:
+        self.weight = weight
+        self.scales = scales
+        self.grouped = _has_grouped_product(weight, dtype)
+
+    def __call__(self, rows: Tensor, experts: Tensor, ends: Tensor) -> Tensor:
+        """Rows sorted by their expert [r]; expert e's end before `ends[e]`."""
+        out = _grouped(rows, self.weight, ends) if self.grouped else _in_turn(rows, self.weight, ends)
+        return out if self.scales is None else (out * self.scales[experts]).to(rows.dtype)
+
+
+class Experts:
+    """The router and the experts of one layer."""
+
+    __slots__ = ("activate", "down", "gate_up", "normalised", "numbers", "per_token", "router")
+
+    def __init__(
+        self, router: Tensor, gate_up: Stack, down: Stack, activate: Activate, *, per_token: int, normalised: bool
+    ) -> None:
+        self.router = router
+        self.gate_up = gate_up
+        self.down = down
+        self.activate = activate
+        self.per_token = per_token
+        self.normalised = normalised
+        self.numbers = torch.arange(router.shape[0], device=router.device)
+
+    @property
+    def capturable(self) -> bool:
+        """Whether the host reads nothing on the way."""
+        return self.gate_up.grouped and self.down.grouped
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        weights, chosen = self._route(hidden)
+        experts, order = chosen.view(-1).sort(stable=True)
+        ends = torch.searchsorted(experts, self.numbers, right=True, out_int32=True)
+        rows = hidden[order // self.per_token]
+        answers = self.down(self.activate(self.gate_up(rows, experts, ends)), experts, ends)
+        unsorted = torch.empty_like(answers)
+        unsorted[order] = answers
+        return torch.bmm(weights[:, None], unsorted.view(*chosen.shape, -1))[:, 0]
+
+    def _route(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        probabilities = linear(hidden, self.router).softmax(dim=-1, dtype=torch.float32)
+        weights, chosen = probabilities.topk(self.per_token, dim=-1)
+        if self.normalised:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        return weights.to(hidden.dtype), chosen
+
+
+def _has_grouped_product(weight: Tensor, dtype: torch.dtype) -> bool:
+    """BF16 on Hopper and after, where rows of the matrices begin at multiples of 16 bytes."""
+    if weight.device.type != "cuda" or dtype != torch.bfloat16 or weight.shape[-1] % 8 or weight.shape[-2] % 8:
+        return False
+    return torch.cuda.get_device_capability(weight.device)[0] in (9, 10)
+
+
+def _grouped(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    return torch._grouped_mm(rows, weight.to(rows.dtype).transpose(1, 2), offs=ends)
+
+
+def _in_turn(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    out = rows.new_empty(rows.shape[0], weight.shape[1])
+    start = 0
+    for expert, end in enumerate(ends.tolist()):
+        if end > start:
+            out[start:end] = linear(rows[start:end], weight[expert].to(rows.dtype))
+        start = end
+    return out

@@ -1,0 +1,156 @@
+"""A decoder from a folder of safetensors, or with random weights.
+
+Every weight is allocated once, on its device and merged; shards are mapped one after another and their tensors copied (or
+quantised) into place, so that nothing holds the model twice. Names and shapes are checked by the headers before anything is
+read. This module downloads nothing.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+
+from tonnage.errors import BadModel, MissingPart, UnknownModel
+from tonnage.models.checkpoint import Stored, read_checkpoint, read_header
+from tonnage.models.files import INDEX, read_json
+from tonnage.serve.models.architecture import Architecture
+from tonnage.serve.models.decoder import Decoder
+from tonnage.serve.models.linear import Weights
+from tonnage.serve.models.weights import Builder, Piece
+
+Progress = Callable[[int, int], None]  # bytes of the checkpoint read so far, and of all
+
+# What files call some tensors, and the name used here.
+_RENAMED = tuple(
+    (re.compile(pattern), name)
+    for pattern, name in (
+        (r"^(language_model\.model|model\.language_model)\.", "model."),
+        (r"^language_model\.", ""),
+        (r"^(?=layers\.|embed_tokens\.|norm\.)", "model."),
+        (r"\.block_sparse_moe\.", ".mlp."),
+        (r"(\.experts\.\d+)\.w1\.", r"\1.gate_proj."),
+        (r"(\.experts\.\d+)\.w2\.", r"\1.down_proj."),
+        (r"(\.experts\.\d+)\.w3\.", r"\1.up_proj."),
+    )
+)
+_OTHER_PARTS = re.compile(r"^(model\.)?(vision_tower|multi_modal_projector)\.")
+_READABLE = ("fp64", "fp32", "fp16", "bf16")
+
+
+def load_decoder(
+    folder: str | Path,
+    architecture: Architecture,
+    *,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    weights: Weights | None = None,
+    context: int | None = None,
+    progress: Progress | None = None,
+) -> Decoder:
+    """The model of a folder; tables of positions reach to `context`, or as far as the model does."""
+    files = _files(Path(folder).expanduser())
+    build = Builder(torch.device(device), dtype, weights)
+    decoder = Decoder(architecture, build, context or architecture.positions)
+    headers = {file: read_header(file) for file in files}
+    _check((tensor for tensors in headers.values() for tensor in tensors), build, architecture)
+    pieces = build.pieces | build.fused
+    total_bytes, done_bytes = sum(file.stat().st_size for file in files), 0
+    for file in files:
+        _read(file, pieces)
+        done_bytes += file.stat().st_size
+        if progress is not None:
+            progress(done_bytes, total_bytes)
+    return decoder
+
+
+def random_decoder(
+    architecture: Architecture,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    seed: int = 0,
+    weights: Weights | None = None,
+    context: int | None = None,
+) -> Decoder:
+    """A model of that structure that knows nothing: for benchmarks, and where only the shape matters."""
+    build = Builder(torch.device(device), dtype, weights)
+    decoder = Decoder(architecture, build, context or architecture.positions)
+    generator = torch.Generator(device=build.device).manual_seed(seed)
+    for name, piece in build.pieces.items():
+        if name.endswith("norm.weight"):
+            piece.fill(torch.tensor(1 - architecture.norm_offset))
+        else:
+            piece.draw(generator, dtype)
+    return decoder
+
+
+def _files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder: those that the index lists, else the one that there is."""
+    if not folder.is_dir():
+        raise UnknownModel(f"There is no folder {folder}.", hint="Give the folder that the model was saved to.")
+    index = folder / INDEX
+    if index.is_file():
+        read_checkpoint(index)  # refuses an index that lists no shards, or some that are not there
+        return [folder / name for name in sorted(set(read_json(index)["weight_map"].values()))]
+    found = [file for file in folder.glob("*.safetensors") if not file.name.startswith("adapter_")]
+    if len(found) == 1 or folder / "model.safetensors" in found:
+        return [folder / "model.safetensors" if len(found) > 1 else found[0]]
+    what = f"{len(found)} .safetensors files and no {INDEX}" if found else "no .safetensors files"
+    raise BadModel(
+        f"The folder {folder} has {what}.", hint="Save the model with save_pretrained, or fetch all its files."
+    )
+
+
+def _check(stored: Iterable[Stored], build: Builder, architecture: Architecture) -> None:
+    """Every piece is there once, of the right shape, and nothing else is."""
+    filled: set[str] = set()
+    unexpected: list[str] = []
+    for tensor in stored:
+        name = _name(tensor.name)
+        piece = build.pieces.get(name) or build.fused.get(name)
+        if piece is not None:
+            _check_piece(tensor, piece)
+            filled.update(piece.holds or (name,))
+        elif not (
+            tensor.is_buffer or _OTHER_PARTS.match(tensor.name) or (architecture.tied and name == "lm_head.weight")
+        ):
+            unexpected.append(tensor.name)
+    missing = [name for name in build.pieces if name not in filled]
+    for problem, names in (("lacks", missing), ("has, and the architecture has not,", unexpected)):
+        if names:
+            more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
+            raise BadModel(
+                f"The checkpoint {problem} {names[0]}{more}.",
+                hint=f"Give a whole checkpoint of the {architecture.family} that config.json describes.",
+            )
+
+
+def _check_piece(tensor: Stored, piece: Piece) -> None:
+    if tensor.shape != tuple(piece.weight.shape):
+        raise BadModel(
+            f"{tensor.name} has the shape {list(tensor.shape)} in the checkpoint, and {list(piece.weight.shape)} by "
+            "its configuration.",
+            hint="Give the config.json that was saved with these weights.",
+        )
+    if tensor.dtype not in _READABLE:
+        raise BadModel(
+            f"{tensor.name} is kept as {tensor.dtype}.", hint=f"Give a checkpoint in one of {', '.join(_READABLE)}."
+        )
+
+
+def _read(file: Path, pieces: dict[str, Piece]) -> None:
+    try:
+        from safetensors import safe_open
+    except ImportError:
+        raise MissingPart("Reading weights needs safetensors.", hint="pip install safetensors") from None
+    with safe_open(file, framework="pt", device="cpu") as shard:
+        for name in shard.keys():  # noqa: SIM118  (a shard is no mapping)
+            piece = pieces.get(_name(name))
+            if piece is not None:
+                piece.fill(shard.get_tensor(name))
+
+
+def _name(stored: str) -> str:
+    for pattern, name in _RENAMED:
+        stored = pattern.sub(name, stored, count=1)
+    return stored

@@ -1,0 +1,62 @@
+"""The largest steps that can come, run before any does: kernels are compiled, graphs captured, and memory is at its peak.
+
+All of it happens in the null block, so it leaves nothing behind. This module does not know how much memory there is.
+"""
+
+import gc
+from collections.abc import Iterator
+
+import torch
+
+from tonnage.serve.runner import Runner
+from tonnage.serve.sampling import MOST_LOGPROBS, Sampling
+from tonnage.serve.sequence import Sequence, Step, Work
+
+
+def rehearse(runner: Runner, rows: int, batched_tokens: int, context: int, *, graphs: bool) -> int:
+    """Run them, and capture graphs; what the graphs took, in bytes."""
+    device, block = runner.cache.device, runner.cache.shape.block
+    # Capturing gives back what passes need, so they come once more after it.
+    _run(runner, largest_steps(rows, batched_tokens, context, block))
+    if not graphs:
+        return 0
+    clear()
+    before_bytes = used_bytes(device)
+    runner.capture(rows)
+    graph_bytes = used_bytes(device) - before_bytes
+    _run(runner, largest_steps(rows, batched_tokens, context, block))
+    return graph_bytes
+
+
+def largest_steps(rows: int, batched_tokens: int, context: int, block: int) -> Iterator[Step]:
+    """Many prompts that all draw in the most expensive way, the same decoding, and one prompt as long as a step."""
+    each, longest = min(batched_tokens // rows, context - 1), min(batched_tokens, context - 1)
+    many = [_sequence(slot, each, block) for slot in range(rows)]
+    yield Step(0, (), tuple(Work(one, 0, each, True) for one in many))
+    for one in many:
+        one.tokens.append(0)
+    yield Step(1, tuple(Work(one, each, 1, True) for one in many), ())
+    yield Step(2, (), (Work(_sequence(0, longest, block), 0, longest, True),))
+
+
+def used_bytes(device: torch.device) -> int:
+    """Of the device, by whomever."""
+    free, total = torch.cuda.mem_get_info(device)
+    return int(total - free)
+
+
+def clear() -> None:
+    """Give back what nobody uses."""
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def _run(runner: Runner, steps: Iterator[Step]) -> None:
+    for step in steps:
+        runner.launch(step).result()
+    runner.inputs.forget()
+
+
+def _sequence(slot: int, length: int, block: int) -> Sequence:
+    sampling = Sampling(top_p=0.5, logprobs=MOST_LOGPROBS, max_tokens=2)
+    return Sequence(-1, [0] * length, sampling, length, slot=slot, blocks=[0] * (length // block + 1))

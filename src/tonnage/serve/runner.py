@@ -1,0 +1,157 @@
+"""Steps on the device: blocks moved, inputs sent, the pass, a token drawn for each row that asks for one, and sent back.
+
+Everything runs in order on one stream and nothing here waits for it, so a step is launched while the one before still
+runs: its input tokens are those that the one before writes into the slots. Steps of decodes alone replay a captured graph
+where there is one. On the CPU the same happens at once. This module does not know why a step holds what it holds.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tonnage.serve.batch import Batch
+from tonnage.serve.cache import KvCache
+from tonnage.serve.graphs import DecodeGraphs
+from tonnage.serve.inputs import Inputs, decode_batch
+from tonnage.serve.kernels import draw
+from tonnage.serve.models.decoder import Decoder
+from tonnage.serve.sampler import Logprobs, draw_special
+from tonnage.serve.sampling import TokenLogprob
+from tonnage.serve.sequence import Sequence, Step
+
+
+@dataclass(slots=True)
+class Pending:
+    """A step's tokens on their way to the host, and the sequences that draw them."""
+
+    drawing: list[Sequence]
+    tokens: Tensor
+    arrived: torch.cuda.Event | None = None
+    logprobs: Logprobs | None = None
+    logprob_rows: tuple[int, ...] = ()
+
+    def result(self) -> tuple[list[int], list[TokenLogprob | None] | None]:
+        """Wait for them; and log probabilities, where any row asked for them."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        tokens: list[int] = self.tokens.tolist()
+        if self.logprobs is None:
+            return tokens, None
+        found: list[TokenLogprob | None] = [None] * len(tokens)
+        for row, logprob in zip(self.logprob_rows, self.logprobs.read(), strict=True):
+            found[row] = logprob
+        return tokens, found
+
+
+class Runner:
+    """A decoder with its cache and all that a step needs beside them."""
+
+    def __init__(
+        self, decoder: Decoder, cache: KvCache, *, max_seqs: int, context: int, batched_tokens: int,
+        stream: torch.cuda.Stream | None = None,
+    ) -> None:  # fmt: skip
+        self._decoder, self.cache, self._stream = decoder, cache, stream
+        device, self._block = cache.device, cache.shape.block
+        self._cuda = device.type == "cuda"
+        columns = -(-context // self._block)
+        self.inputs = Inputs(
+            max_seqs=max_seqs, columns=columns, block=self._block, batched_tokens=batched_tokens, device=device
+        )
+        self._drawn = torch.zeros(max_seqs, dtype=torch.int64, device=device)
+        self._hosts = [torch.zeros(max_seqs, dtype=torch.int64, pin_memory=self._cuda) for _ in range(2)]
+        self._arrived = [torch.cuda.Event() for _ in range(2)] if self._cuda else [None, None]
+        self._turn = 0
+        self._graphs: DecodeGraphs | None = None
+        if self._cuda:
+            # Weights and pages were written on another stream.
+            torch.cuda.synchronize(device)
+
+    def capture(self, largest: int) -> None:
+        """Capture graphs of up to so many decoding rows."""
+        assert self._stream is not None
+        self.inputs.forget()
+        with torch.cuda.stream(self._stream):
+            # Without sequences all rows are padding.
+            self._graphs = DecodeGraphs(self.inputs.decodes, self._decode, largest, self._stream)
+
+    def launch(self, step: Step) -> Pending:
+        """Set a step going. An exception leaves the runner ready for the next step."""
+        try:
+            with self._on_stream(), torch.inference_mode():
+                return self._launch(step)
+        except BaseException:
+            self.inputs.forget()
+            raise
+
+    def _launch(self, step: Step) -> Pending:
+        cache, inputs = self.cache, self.inputs
+        if step.swaps_out:
+            cache.swap_out(step.swaps_out)
+        if step.swaps_in:
+            cache.swap_in(step.swaps_in)
+        if step.copies:
+            cache.copy(step.copies)
+        inputs.take(step)
+        if step.chunks or inputs.renewed:
+            logits = self._pass(*inputs.mixed(step))
+        elif step.decodes:
+            logits = self._decodes(len(step.decodes))
+        else:
+            return Pending([], self._hosts[0][:0])
+        logprobs = self._special(step, logits) if inputs.special else None
+        return self._send(len(inputs.drawing), logprobs)
+
+    def _decodes(self, count: int) -> Tensor:
+        if self._graphs is None or count > self._graphs.sizes[-1]:
+            self.inputs.decodes(count)
+            return self._decode(count, self.inputs.widest)
+        size = self._graphs.size_for(count)
+        self.inputs.decodes(size)
+        return self._graphs.replay(size)
+
+    def _decode(self, size: int, columns: int | None = None) -> Tensor:
+        """What a graph holds: the whole step of the rows that lie in the inputs' buffer."""
+        return self._pass(*decode_batch(self.inputs.rows(size), self.inputs.slots, self._block, columns))
+
+    def _pass(self, batch: Batch, at: Tensor) -> Tensor:
+        """Logits of the rows that draw, whose slots these are; their tokens are drawn, and written where they are read."""
+        logits = self._decoder.forward(batch, self.cache.layers)
+        count = at.shape[0]
+        if count:
+            slots, positions = self.inputs.slots, batch.positions.index_select(0, batch.samples)
+            tokens = draw(logits, slots.temperatures.index_select(0, at), slots.seeds.index_select(0, at), positions)
+            slots.last_tokens.index_copy_(0, at, tokens)
+            self._drawn[:count].copy_(tokens)
+        return logits
+
+    def _special(self, step: Step, logits: Tensor) -> Logprobs | None:
+        """Draw again for the rows that need more than the plain draw."""
+        slots, rows = self.inputs.slots, self.inputs.special
+        works = [work for work in (*step.decodes, *step.chunks) if work.samples]
+        works = [works[row] for row in rows]
+        at_row = self._index(rows)
+        at_slot = self._index([work.sequence.slot for work in works])
+        positions = self._index([work.start + work.count - 1 for work in works])
+        wanted = [work.sequence.sampling for work in works]
+        tokens, logprobs = draw_special(
+            logits, at_row, wanted, slots.temperatures[at_slot], slots.seeds[at_slot], positions
+        )
+        slots.last_tokens.index_copy_(0, at_slot, tokens)
+        self._drawn.index_copy_(0, at_row, tokens)
+        return logprobs
+
+    def _send(self, count: int, logprobs: Logprobs | None) -> Pending:
+        self._turn ^= 1
+        host, arrived = self._hosts[self._turn][:count], self._arrived[self._turn]
+        host.copy_(self._drawn[:count], non_blocking=True)
+        if arrived is not None:
+            arrived.record()
+        return Pending(self.inputs.drawing, host, arrived, logprobs, tuple(self.inputs.special) if logprobs else ())
+
+    def _index(self, numbers: list[int]) -> Tensor:
+        return torch.tensor(numbers, pin_memory=self._cuda).to(self.cache.device, non_blocking=True)
+
+    def _on_stream(self) -> AbstractContextManager[object]:
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)

@@ -1,0 +1,89 @@
+"""Rows that need more than the plain draw: some tokens ruled out, or log probabilities wanted.
+
+They are drawn again from their logits, a bounded number of rows at a time, since sorting a vocabulary takes several times
+its logits. Log probabilities are those of the model's own logits, before temperature and filters. This module does not
+know which step the rows belong to.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tonnage.budget.own_engine import FILTERED_ROWS
+from tonnage.serve.kernels import draw
+from tonnage.serve.sampling import MOST_LOGPROBS, Sampling, TokenLogprob
+
+
+@dataclass(slots=True)
+class Logprobs:
+    """Of some rows, on their way to the host: the drawn token's, and the likeliest ones'."""
+
+    wanted: list[Sampling]
+    tokens: Tensor
+    drawn: Tensor
+    numbers: Tensor
+    ids: Tensor
+
+    def read(self) -> Iterator[TokenLogprob | None]:
+        """One for each row, None where none was asked for; the copy must have arrived."""
+        rows = zip(self.tokens.tolist(), self.drawn.tolist(), self.ids.tolist(), self.numbers.tolist(), strict=True)
+        for sampling, (token, drawn, ids, numbers) in zip(self.wanted, rows, strict=True):
+            count = sampling.logprobs
+            best = tuple(zip(ids[:count], numbers[:count], strict=True)) if count else ()
+            yield None if count is None else TokenLogprob(token, drawn, best)
+
+
+def draw_special(
+    logits: Tensor, rows: Tensor, wanted: list[Sampling], temperatures: Tensor, seeds: Tensor, positions: Tensor
+) -> tuple[Tensor, Logprobs | None]:
+    """Tokens of these rows of the logits, and their log probabilities where any of them asks for them."""
+    scored = any(sampling.logprobs is not None for sampling in wanted)
+    drawn: list[tuple[Tensor, ...]] = []
+    for first in range(0, len(wanted), FILTERED_ROWS):
+        part = slice(first, first + FILTERED_ROWS)
+        own = logits.index_select(0, rows[part])
+        kept = filtered(own, wanted[part], temperatures[part])
+        tokens = draw(kept, temperatures[part], seeds[part], positions[part])
+        drawn.append((tokens, *_logprobs(own, tokens)) if scored else (tokens,))
+    tokens, *scores = (torch.cat(parts) for parts in zip(*drawn, strict=True))
+    return tokens, Logprobs(wanted, to_host(tokens), *map(to_host, scores)) if scored else None
+
+
+def filtered(logits: Tensor, wanted: list[Sampling], temperatures: Tensor) -> Tensor:
+    """Logits with −inf where a token is ruled out: by rank, by the mass before it, by its share of the best one's."""
+    if not any(sampling.filtered for sampling in wanted):
+        return logits
+    ruled = [sampling if sampling.filtered else Sampling() for sampling in wanted]
+    vocabulary = logits.shape[-1]
+    top_k = _column([min(one.top_k or vocabulary, vocabulary) for one in ruled], logits)
+    # Sums of shares are rounded, and may reach 1 before the last.
+    top_p = _column([one.top_p if one.top_p < 1 else 2.0 for one in ruled], logits)
+    min_p = _column([one.min_p for one in ruled], logits)
+    scale = torch.where(temperatures > 0, temperatures, 1.0).unsqueeze(1)
+    best = logits.sort(dim=-1, descending=True).values
+    ranks = torch.arange(vocabulary, device=logits.device)
+    shares = (best / scale).masked_fill(ranks >= top_k, -torch.inf).softmax(dim=-1)
+    kept = (shares.cumsum(dim=-1) - shares < top_p) & (shares >= min_p * shares[:, :1]) & (shares > 0)
+    kept[:, 0] = True
+    least = best.gather(1, kept.sum(dim=-1, keepdim=True) - 1)
+    return logits.masked_fill(logits < least, -torch.inf)
+
+
+def to_host(values: Tensor) -> Tensor:
+    """A copy on the host that does not wait for the device."""
+    if values.device.type != "cuda":
+        return values
+    return torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)
+
+
+def _column(numbers: list[float], like: Tensor) -> Tensor:
+    column = torch.tensor(numbers, dtype=torch.float32, pin_memory=like.device.type == "cuda")
+    return column.to(like.device, non_blocking=True).unsqueeze(1)
+
+
+def _logprobs(logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    numbers = logits.float().log_softmax(dim=-1)
+    best = numbers.topk(min(MOST_LOGPROBS, logits.shape[-1]), dim=-1)
+    return numbers.gather(1, tokens.unsqueeze(1)).squeeze(1), best.values, best.indices

@@ -1,0 +1,125 @@
+"""One sequence: its tokens, its blocks, how far it is computed; and a step, which is some of that to be done at once.
+
+The scheduler alone changes these. Names of time: a token is *known* once the host has read it, *in flight* while the step
+that draws it runs; positions before `computed` have their keys and values written, or a launched step will write them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from tonnage.serve.blocks import Link
+from tonnage.serve.sampling import FinishReason, Sampling
+
+Clock = Callable[[], float]
+
+
+class Status(StrEnum):
+    """Where a sequence is."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    SWAPPED = "swapped"  # its blocks lie on the host
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One prompt and what follows. `tokens` begins with the prompt and grows as steps complete.
+
+    `slot` is the row of the runner's persistent buffers that a running sequence owns, −1 where it has none.
+    `parent`: for the second and later draws of one prompt (`n` > 1), the draw that computes the prompt for all.
+    """
+
+    id: int
+    tokens: list[int]
+    sampling: Sampling
+    prompt_length: int
+    eos_ids: frozenset[int] = frozenset()
+    salt: str = ""  # of the tenant: prefixes are shared within one salt only
+    draw: int = 0  # which of the n draws; with the seed it decides the random numbers
+    parent: "Sequence | None" = None
+    arrival_s: float = 0.0
+
+    status: Status = Status.WAITING
+    finish_reason: FinishReason | None = None
+    blocks: list[int] = field(default_factory=list)
+    slot: int = -1
+    computed: int = 0  # kept by a preempted one until it comes back
+    cached: int = 0  # tokens of the prompt that were found in the prefix cache
+    preemptions: int = 0
+    admitted_s: float = 0.0  # the first time
+    first_token_s: float = 0.0
+
+    # The scheduler's notes.
+    rank: int = -1  # order of first admission; the highest is preempted first
+    end: int = 0  # the length at which it is finished
+    stops: frozenset[int] = frozenset()  # tokens that finish it
+    edge: int = (
+        0  # the next value of `computed` at which its blocks are full, or it draws its last token, or has drawn it
+    )
+    published: int = 0  # leading blocks that are in the prefix cache
+    link: Link = ""  # of the last of them
+    busy: int = 0  # launched chunks and swaps that are not complete
+    host_blocks: list[int] = field(default_factory=list)
+    decode: "Work" = field(init=False, repr=False)  # while it runs
+
+    @property
+    def length(self) -> int:
+        """Tokens, those in flight included: who computes its last token draws the next."""
+        return max(len(self.tokens), self.computed + 1)
+
+    @property
+    def in_flight(self) -> int:
+        """Tokens that launched steps will draw."""
+        return max(0, self.computed + 1 - len(self.tokens))
+
+    @property
+    def drawn(self) -> int:
+        """Tokens drawn so far, those in flight included."""
+        return self.length - self.prompt_length
+
+    @property
+    def output(self) -> list[int]:
+        """The tokens after the prompt that are known."""
+        return self.tokens[self.prompt_length :]
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """Compute `count` tokens of a sequence from position `start`; `samples`: the last of them draws the next token.
+
+    While a sequence decodes, it is the same object in every step, and its `start` moves on: read a step when it is launched.
+    """
+
+    sequence: Sequence
+    start: int
+    count: int
+    samples: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the runner does in one forward pass, in this order: swaps out, swaps in, copies, then the pass itself.
+
+    `decodes` are sequences that compute just the token drawn last (its id may still be in flight: the runner takes it from
+    the slot's last token). `chunks` are pieces of prompts, or of sequences computed again; all their ids are known.
+    Pairs are (source block, target block); host blocks are numbered on their own.
+    """
+
+    number: int
+    decodes: tuple[Work, ...]
+    chunks: tuple[Work, ...]
+    copies: tuple[tuple[int, int], ...] = ()
+    swaps_out: tuple[tuple[int, int], ...] = ()
+    swaps_in: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def samplers(self) -> list[Sequence]:
+        """The sequences that draw a token, in the order in which their tokens come back: decodes, then chunks."""
+        return [work.sequence for work in (*self.decodes, *self.chunks) if work.samples]
+
+    @property
+    def tokens(self) -> int:
+        """Computed in this step."""
+        return len(self.decodes) + sum(work.count for work in self.chunks)

@@ -1,0 +1,211 @@
+"""Tokens to the JSON of an answer: text as it grows, log probabilities in both of OpenAI's styles, usage.
+
+A stream makes an event of every token, so answers are plain dictionaries, and what a stream's events have in common is
+written once. This module knows neither HTTP nor the engine.
+"""
+
+import json
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+from tonnage.serve.sampling import Sampling, TokenLogprob
+from tonnage.serve.server.worker import Delivery
+from tonnage.serve.text import TextStream, Tokenizer
+
+JsonObject = dict[str, Any]
+# ASCII only: some clients end a line at characters beyond it.
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
+
+
+@dataclass(slots=True)
+class Piece:
+    """What is new of one answer."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: str | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Nothing to tell yet."""
+        return not self.text and self.finish_reason is None
+
+
+class Answer:
+    """One of the answers of a request, as far as it has come."""
+
+    def __init__(self, index: int, prompt: Sequence[int], sampling: Sampling, tokenizer: Tokenizer | None) -> None:
+        self.index, self._sampling = index, sampling
+        self._stream = TextStream(tokenizer, sampling.stop, prompt=prompt) if tokenizer is not None else None
+        self._held = Piece(index)
+        self._told: list[Piece] = []
+        self.tokens = 0
+        self.characters = 0  # of the tokens in a stream so far, for the offsets of log probabilities
+        self.finished = False
+
+    def take(self, delivery: Delivery) -> Piece | None:
+        """What can be told now; None where it is held back for the next time, or left out after a stop string."""
+        if self.finished:
+            return None
+        held = self._held
+        for position, token_id in enumerate(delivery.token_ids):
+            held.token_ids.append(token_id)
+            if delivery.logprobs is not None:
+                held.logprobs.append(delivery.logprobs[position])
+            if self._stream is not None and token_id not in self._sampling.stop_token_ids:
+                held.text += self._stream.push((token_id,))
+                if self._stream.stopped:
+                    held.finish_reason = "stop"
+                    break
+        if delivery.finish_reason is not None and held.finish_reason is None:
+            held.text += self._stream.finish() if self._stream is not None else ""
+            held.finish_reason = delivery.finish_reason
+        if held.empty and (self._stream is not None or not held.token_ids):
+            return None
+        self._tell(held)
+        return held
+
+    def _tell(self, piece: Piece) -> None:
+        self._held = Piece(self.index)
+        self._told.append(piece)
+        self.tokens += len(piece.token_ids)
+        self.finished = piece.finish_reason is not None
+
+    @property
+    def all(self) -> Piece:
+        """Everything that was told."""
+        return Piece(
+            self.index,
+            "".join(piece.text for piece in self._told),
+            [token_id for piece in self._told for token_id in piece.token_ids],
+            [logprob for piece in self._told for logprob in piece.logprobs],
+            self._told[-1].finish_reason if self._told else None,
+        )
+
+
+class Format:
+    """How completions and chat completions differ in what they answer; this is completions."""
+
+    prefix, whole, part = "cmpl", "text_completion", "text_completion"
+
+    def __init__(self, model: str, tokenizer: Tokenizer | None, *, logprobs: bool, token_ids: bool) -> None:
+        self._tokenizer, self._logprobs, self._token_ids = tokenizer, logprobs, token_ids
+        name = f"{self.prefix}-{uuid.uuid4().hex}"
+        self._frame = {"id": name, "object": self.whole, "created": int(time.time()), "model": model}
+        # All that the pieces of a stream have in common.
+        self._head = b"data: " + _json(self._frame | {"object": self.part})[:-1] + b',"choices":['
+
+    def complete(self, answers: Iterable[Answer], usage: JsonObject) -> JsonObject:
+        """The whole answer at once."""
+        return self._frame | {"choices": [self._choice(answer.all, 0) for answer in answers], "usage": usage}
+
+    def opening(self, answers: Iterable[Answer]) -> bytes:
+        """What a stream says before the first token."""
+        return b""
+
+    def chunk(self, answer: Answer, piece: Piece) -> bytes:
+        """A piece of a stream."""
+        start = answer.characters
+        if self._logprobs:
+            answer.characters += sum(len(self._text(token_id)) for token_id in piece.token_ids)
+        return self._event(self._delta(piece, start))
+
+    def usage_chunk(self, usage: JsonObject) -> bytes:
+        """The last piece of a stream that was asked for it."""
+        return self._head + b'],"usage":' + _json(usage) + b"}\n\n"
+
+    def _event(self, choice: JsonObject) -> bytes:
+        return self._head + _json(choice) + b"]}\n\n"
+
+    def _choice(self, piece: Piece, start: int) -> JsonObject:
+        return self._framed(piece, start, {"text": piece.text})
+
+    def _delta(self, piece: Piece, start: int) -> JsonObject:
+        return self._choice(piece, start)
+
+    def _framed(self, piece: Piece, start: int, content: JsonObject) -> JsonObject:
+        logprobs = self._logprob_object(piece.logprobs, start) if self._logprobs else None
+        choice = {"index": piece.index, **content, "logprobs": logprobs, "finish_reason": piece.finish_reason}
+        # Without a tokenizer the ids are all there is to tell.
+        return choice | {"token_ids": piece.token_ids} if self._token_ids or self._tokenizer is None else choice
+
+    def _logprob_object(self, logprobs: Sequence[TokenLogprob], start: int) -> JsonObject:
+        texts = [self._text(each.token_id) for each in logprobs]
+        best = [{self._text(token): _finite(value) for token, value in each.alternatives} for each in logprobs]
+        return {
+            "tokens": texts,
+            "token_logprobs": [_finite(each.logprob) for each in logprobs],
+            "top_logprobs": best,
+            "text_offset": [*accumulate(map(len, texts[:-1]), initial=start)] if texts else [],
+        }
+
+    def _text(self, token_id: int) -> str:
+        return self._tokenizer.token_text(token_id) if self._tokenizer is not None else f"token_id:{token_id}"
+
+    def _bytes(self, token_id: int) -> list[int] | None:
+        return list(self._tokenizer.token_bytes(token_id)) if self._tokenizer is not None else None
+
+
+class ChatFormat(Format):
+    """Chat completions: messages and deltas in place of texts."""
+
+    prefix, whole, part = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def opening(self, answers: Iterable[Answer]) -> bytes:
+        """Who speaks."""
+        choice = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+        return b"".join(self._event({"index": answer.index} | choice) for answer in answers)
+
+    def _choice(self, piece: Piece, start: int) -> JsonObject:
+        return self._framed(piece, start, {"message": {"role": "assistant", "content": piece.text, "refusal": None}})
+
+    def _delta(self, piece: Piece, start: int) -> JsonObject:
+        return self._framed(piece, start, {"delta": {"content": piece.text} if piece.text else {}})
+
+    def _logprob_object(self, logprobs: Sequence[TokenLogprob], start: int) -> JsonObject:
+        return {
+            "content": [
+                self._named(each.token_id, each.logprob)
+                | {"top_logprobs": [self._named(token, value) for token, value in each.alternatives]}
+                for each in logprobs
+            ],
+            "refusal": None,
+        }
+
+    def _named(self, token_id: int, logprob: float) -> JsonObject:
+        return {"token": self._text(token_id), "logprob": _finite(logprob), "bytes": self._bytes(token_id)}
+
+
+def _json(data: JsonObject) -> bytes:
+    return _ENCODER.encode(data).encode()
+
+
+def _finite(logprob: float) -> float:
+    """JSON has no infinity; what cannot be drawn has the lowest value that OpenAI gives."""
+    return logprob if logprob > -9999.0 else -9999.0
+
+
+def usage_of(prompts: Sequence[Sequence[int]], answers: Iterable[Answer], cached_tokens: int) -> JsonObject:
+    """Tokens in and out."""
+    prompt = sum(map(len, prompts))
+    drawn = sum(answer.tokens for answer in answers)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": drawn,
+        "total_tokens": prompt + drawn,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+    }
+
+
+def error_event(body: JsonObject) -> bytes:
+    """An error in the middle of a stream."""
+    return b"data: " + _json(body) + b"\n\n"
+
+
+DONE = b"data: [DONE]\n\n"

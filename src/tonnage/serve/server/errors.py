@@ -1,0 +1,49 @@
+"""An error as OpenAI's clients read it: a status, and a body `{"error": {message, type, param, code}}`.
+
+Whatever is raised on the way to an answer becomes one of these; no traceback leaves the server.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+
+class ApiError(Exception):
+    """A request that gets no answer, and why."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.kind, self.param, self.code = status, kind, param, code
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """What the client reads."""
+        return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        """The whole answer."""
+        return JSONResponse(self.body, self.status, self.headers)
+
+
+def queue_full(message: str, retry_after_s: float) -> ApiError:
+    """Come back later: others wait already."""
+    headers = {"Retry-After": str(max(1, math.ceil(retry_after_s)))}
+    return ApiError(429, message, kind="rate_limit_error", code="queue_full", headers=headers)
+
+
+def unavailable(message: str, *, retry_after_s: int = 1, code: str = "unavailable") -> ApiError:
+    """The server cannot answer this now, and it is not the client's fault."""
+    headers = {"Retry-After": str(retry_after_s)}
+    return ApiError(503, message, kind="service_unavailable_error", code=code, headers=headers)

@@ -1,0 +1,133 @@
+"""What one request may ask for, and who may ask: the bounds that stand between strangers and the engine.
+
+Everything that a client can make grow has a limit here or in `serve.sampling`. This module knows no engine.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import json
+from collections.abc import Iterable
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tonnage.serve.server.errors import ApiError
+from tonnage.units import KIB, MIB
+
+HEADER_BYTES = 32 * KIB
+BODY_S = 60.0
+MOST_PROMPTS = 128
+MOST_CHOICES = 256  # prompts × n
+MOST_MESSAGES = 4096
+MOST_PROMPT_TOKENS = 2**21
+# A prompt with more characters than this for each token of the context is refused before it is encoded.
+_CHARACTERS_PER_TOKEN = 32
+_SMALLEST_BODY = 16 * MIB
+
+
+def most_body_bytes(context: int) -> int:
+    """Of one request: room for lists of prompts, or for one prompt of a very long context."""
+    return max(_SMALLEST_BODY, 32 * context)
+
+
+def check_characters(count: int, context: int, param: str) -> None:
+    """Encoding takes time, so what cannot fit is refused by its length alone."""
+    if count > _CHARACTERS_PER_TOKEN * context:
+        raise ApiError(
+            400,
+            f"{param} has {count:,} characters, far more than the context of {context:,} tokens holds.",
+            param=param,
+            code="context_length_exceeded",
+        )
+
+
+async def read_body(request: Request, most_bytes: int) -> bytes:
+    """The whole body, which must be JSON by its own account, small enough, and arrive in time."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ApiError(415, f"The body's content type is {kind[:80]!r}; send application/json.")
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared[:20]) > most_bytes:
+        raise _too_large(most_bytes)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > most_bytes:
+                    raise _too_large(most_bytes)
+    except TimeoutError:
+        raise ApiError(408, f"The body did not arrive within {BODY_S:.0f} seconds.") from None
+    except ClientDisconnect:
+        raise ApiError(499, "The client has gone.") from None
+    return bytes(body)
+
+
+def _too_large(most_bytes: int) -> ApiError:
+    return ApiError(413, f"The body is larger than {most_bytes // MIB} MiB.", code="body_too_large")
+
+
+class Keys:
+    """The keys that open the server; none: it is open to whoever reaches it."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._digests = [_digest(key.encode()) for key in keys]
+
+    def tenant(self, authorization: bytes) -> str | None:
+        """A name for the owner of a key; None where the key is wrong. Takes as long for a wrong key as for a right one."""
+        if not self._digests:
+            return ""
+        scheme, _, key = authorization.partition(b" ")
+        given = _digest(key.strip())
+        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
+        return given.hex() if any(matches) and scheme.lower() == b"bearer" else None
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+def salt_of(tenant: str, cache_salt: str | None, user: str | None) -> str:
+    """Requests share cached prefixes only where all three are equal: who is not trusted learns nothing from timing."""
+    parts = [tenant, cache_salt or "", user or ""]
+    return _digest(json.dumps(parts).encode()).hex() if any(parts) else ""
+
+
+class Gate:
+    """Every request of every route passes here first, those for routes that do not exist included."""
+
+    def __init__(self, app: ASGIApp, keys: Keys) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let those with a key in, and note whose it is."""
+        if scope["type"] == "http":
+            try:
+                scope.setdefault("state", {})["tenant"] = self._let_in(scope)
+            except ApiError as error:
+                await error.response()(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _let_in(self, scope: Scope) -> str:
+        lengths = (len(name) + len(value) for name, value in scope["headers"])
+        # The parser bounds only what comes in pieces.
+        if sum(lengths) + len(scope["raw_path"]) + len(scope["query_string"]) > HEADER_BYTES:
+            raise ApiError(431, f"The headers are larger than {HEADER_BYTES // KIB} KiB.")
+        authorization = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        tenant = self._keys.tenant(authorization)
+        if tenant is None:
+            raise _wrong_key()
+        return tenant
+
+
+def _wrong_key() -> ApiError:
+    return ApiError(
+        401,
+        "The API key is missing or wrong; send it as 'Authorization: Bearer KEY'.",
+        kind="authentication_error",
+        code="invalid_api_key",
+        headers={"WWW-Authenticate": "Bearer"},
+    )

@@ -1,0 +1,136 @@
+"""What the server measures of itself, for Prometheus, under the names that vLLM made common; and the KV ledger.
+
+Times of requests are noted as tokens are told; figures of the engine are those of the moment of the scrape.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from tonnage.report.serve import kv_rows
+from tonnage.serve.server.moment import Moment
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+    from tonnage.serve.server.worker import Delivery, Ticket
+
+_LABELS = ("model_name",)
+_FIRST_TOKEN_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+_TOKEN_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)
+_REQUEST_S = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
+REASONS = ("stop", "length", "abort", "error")
+
+
+class Metrics:
+    """Counters and histograms of one server."""
+
+    def __init__(self, model: str) -> None:
+        self._registry = CollectorRegistry()
+        self._engine = _EngineFigures(model)
+        self._registry.register(self._engine)
+        first_token = self._histogram("time_to_first_token", "From arrival to the first token.", _FIRST_TOKEN_S)
+        token = self._histogram("inter_token_latency", "From one token to the next.", _TOKEN_S)
+        self._registry.register(_Renamed(token, "inter_token_latency", "time_per_output_token"))
+        queue = self._histogram("request_queue_time", "From arrival to the first step.", _REQUEST_S)
+        whole = self._histogram("e2e_request_latency", "From arrival to the last token.", _REQUEST_S)
+        prompt_tokens = Counter("vllm:prompt_tokens", "Tokens of prompts.", _LABELS, registry=self._registry)
+        finished = Counter("vllm:request_success", "Answers.", (*_LABELS, "finished_reason"), registry=self._registry)
+        # A labelled metric costs a look-up at every use; these do not.
+        self._first_token, self._token = first_token.labels(model), token.labels(model)
+        self._queue, self._whole = queue.labels(model), whole.labels(model)
+        self._prompt_tokens = prompt_tokens.labels(model)
+        self._finished = {reason: finished.labels(model, reason) for reason in REASONS}
+
+    def _histogram(self, name: str, words: str, buckets_s: Sequence[float]) -> Histogram:
+        return Histogram(f"vllm:{name}_seconds", words, _LABELS, buckets=buckets_s, registry=self._registry)
+
+    def delivered(self, ticket: "Ticket", delivery: "Delivery") -> None:
+        """Tokens of one step for one answer."""
+        count, last_s = len(delivery.token_ids), ticket.last_s.get(delivery.index)
+        if not count:
+            return
+        ticket.last_s[delivery.index] = delivery.time_s
+        if last_s is None:
+            self._first_token.observe(delivery.time_s - ticket.arrival_s)
+            self._started(ticket, delivery.index)
+        else:
+            self._token.observe((delivery.time_s - last_s) / count)
+
+    def _started(self, ticket: "Ticket", index: int) -> None:
+        sequence = ticket.sequences[index]
+        self._queue.observe(max(0.0, sequence.admitted_s - sequence.arrival_s))
+        if sequence.draw == 0:
+            self._prompt_tokens.inc(sequence.prompt_length)
+
+    def finished(self, reason: str, latency_s: float | None) -> None:
+        """An answer is complete, or given up."""
+        self._finished[reason].inc()
+        if latency_s is not None:
+            self._whole.observe(latency_s)
+
+    def text(self, moment: Moment) -> bytes:
+        """Everything, with the engine's figures of this moment."""
+        self._engine.moment = moment
+        return generate_latest(self._registry)
+
+
+class _Renamed:
+    """A metric once more, under the name that it used to have."""
+
+    def __init__(self, metric: Histogram, name: str, old_name: str) -> None:
+        self._metric, self._name, self._old_name = metric, name, old_name
+
+    def collect(self) -> Iterator["Metric"]:
+        """The same samples."""
+        for family in self._metric.collect():
+            family.name = family.name.replace(self._name, self._old_name)
+            family.samples = [
+                sample._replace(name=sample.name.replace(self._name, self._old_name)) for sample in family.samples
+            ]
+            yield family
+
+
+class _EngineFigures:
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self.moment: Moment | None = None
+
+    def describe(self) -> list["Metric"]:
+        """Nothing before there is a moment."""
+        return []
+
+    def collect(self) -> Iterator["Metric"]:
+        """Gauges and totals of the engine."""
+        moment = self.moment
+        if moment is None:
+            return
+        gauges = {
+            "num_requests_running": ("Sequences that hold blocks.", moment.running),
+            "num_requests_waiting": ("Sequences that wait.", moment.waiting),
+            "kv_cache_usage_perc": ("Share of the KV blocks that sequences hold; 1 is all.", moment.kv_usage),
+            "gpu_cache_usage_perc": ("The same under its old name.", moment.kv_usage),
+        }
+        totals = {
+            "generation_tokens": ("Tokens drawn.", moment.generated),
+            "num_preemptions": ("Sequences that made room for older ones.", moment.preemptions),
+            "prefix_cache_queries": ("Tokens of prompts that were looked up.", moment.prefix_queries),
+            "prefix_cache_hits": ("Tokens of prompts that were found.", moment.prefix_hits),
+        }
+        for name, (words, value) in gauges.items():
+            yield self._family(GaugeMetricFamily, name, words, value)
+        for name, (words, value) in totals.items():
+            yield self._family(CounterMetricFamily, name, words, value)
+        parts = GaugeMetricFamily("tonnage_kv_bytes", "The KV pool; the states sum to it.", labels=(*_LABELS, "state"))
+        for state, size_bytes in kv_rows(moment.ledger):
+            parts.add_metric([self._model, state], size_bytes)
+        yield parts
+
+    def _family(
+        self, kind: type[GaugeMetricFamily] | type[CounterMetricFamily], name: str, words: str, value: float
+    ) -> "Metric":
+        family = kind(f"vllm:{name}", words, labels=_LABELS)
+        family.add_metric([self._model], value)
+        return family

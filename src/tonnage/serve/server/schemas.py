@@ -1,0 +1,261 @@
+"""The bodies of requests, after OpenAI's schema, and what is asked of the engine by them.
+
+A field that is known and not served is refused unless its value changes nothing; a field that no one knows is refused too,
+so that no one waits for an effect that never comes. No field holds a URL that would be fetched.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from tonnage.serve.sampling import MOST_STOPS, Sampling
+from tonnage.serve.server.errors import ApiError
+from tonnage.serve.server.limits import MOST_CHOICES, MOST_MESSAGES, MOST_PROMPT_TOKENS, MOST_PROMPTS
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(fail_fast=True, max_length=MOST_PROMPT_TOKENS)]
+Word = Annotated[str, Field(max_length=1024)]
+
+
+def parse(kind: type[_Model], body: bytes) -> _Model:
+    """A body as its model; what is wrong with it in one sentence."""
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        raise _explained(error) from None
+
+
+def _explained(error: ValidationError) -> ApiError:
+    """The first field that is wrong. What the client sent is not repeated: it may be long, or not even text."""
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    if found[0]["type"] == "json_invalid":
+        return ApiError(400, f"The body is not JSON: {found[0]['msg']}.")
+    field = str(found[0]["loc"][0]) if found[0]["loc"] else None
+    same = [each["msg"] for each in found if each["loc"][:1] == found[0]["loc"][:1]]
+    words = "; or ".join(dict.fromkeys(same))[:500]
+    return ApiError(400, f"{field[:80]}: {words}." if field else f"{words}.", param=field and field[:80])
+
+
+class StreamOptions(BaseModel):
+    """What a stream tells besides its text."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class GenerationRequest(BaseModel):
+    """What completions and chat completions have in common."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    # Known, not served: refused unless the value is one of these.
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "frequency_penalty": (None, 0),
+        "presence_penalty": (None, 0),
+        "repetition_penalty": (None, 1),
+        "logit_bias": (None, {}),
+    }
+
+    model: Annotated[str, Field(min_length=1, max_length=512)]
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    n: int | None = None
+    seed: int | None = None
+    stop: str | Annotated[list[str], Field(fail_fast=True, max_length=MOST_STOPS)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: Word | None = None
+
+    # Beyond OpenAI's schema, under the names that other servers gave them.
+    top_k: int | None = None
+    min_p: float | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[int], Field(fail_fast=True, max_length=MOST_STOPS)] | None = None
+    cache_salt: Word | None = None
+    return_token_ids: bool | None = None
+
+    frequency_penalty: Any = None
+    presence_penalty: Any = None
+    repetition_penalty: Any = None
+    logit_bias: Any = None
+
+    # Bookkeeping of the service that the schema comes from; without effect on the answer.
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+
+    @model_validator(mode="after")
+    def _served(self) -> Self:
+        for name, values in self.neutral.items():
+            if getattr(self, name) not in values:
+                raise ApiError(400, f"{name} is not served; leave it out.", param=name, code="unsupported_parameter")
+        if self.stream_options is not None and not self.stream:
+            raise ApiError(400, "stream_options needs stream.", param="stream_options")
+        return self
+
+    @property
+    def draws(self) -> int:
+        """Answers for each prompt."""
+        return 1 if self.n is None else self.n
+
+    @property
+    def alternatives(self) -> int | None:
+        """Likeliest tokens to report for each drawn one; None: no log probabilities at all."""
+        raise NotImplementedError
+
+    def sampling(self, max_tokens: int) -> Sampling:
+        """The engine's words for it; the engine's own limits speak up here."""
+        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        return Sampling(
+            max_tokens=max_tokens,
+            temperature=_or(self.temperature, 1.0),
+            top_p=_or(self.top_p, 1.0),
+            top_k=0 if self.top_k == -1 else _or(self.top_k, 0),
+            min_p=_or(self.min_p, 0.0),
+            seed=self.seed,
+            n=self.draws,
+            stop=stops,
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=bool(self.ignore_eos),
+            logprobs=self.alternatives,
+        )
+
+
+_Number = TypeVar("_Number", int, float)
+
+
+def _or(number: _Number | None, default: _Number) -> _Number:
+    return default if number is None else number
+
+
+class CompletionRequest(GenerationRequest):
+    """POST /v1/completions: texts or lists of token ids, one or several."""
+
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **GenerationRequest.neutral,
+        "echo": (None, False),
+        "suffix": (None, ""),
+    }
+
+    prompt: (
+        str
+        | Annotated[TokenIds, Field(min_length=1)]
+        | Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=MOST_PROMPTS)]
+        | Annotated[list[TokenIds], Field(fail_fast=True, min_length=1, max_length=MOST_PROMPTS)]
+    )
+    logprobs: int | None = None
+    best_of: int | None = None
+    echo: Any = None
+    suffix: Any = None
+
+    @model_validator(mode="after")
+    def _sensible(self) -> Self:
+        if self.best_of not in (None, self.draws):
+            raise ApiError(400, "best_of is not served beyond n; leave it out.", param="best_of")
+        if len(self.prompts) * self.draws > MOST_CHOICES:
+            raise ApiError(400, f"More than {MOST_CHOICES} answers in one request.", param="n")
+        return self
+
+    @property
+    def prompts(self) -> Sequence[str | list[int]]:
+        """Each as it came."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        return [self.prompt] if isinstance(self.prompt[0], int) else self.prompt
+
+    @property
+    def alternatives(self) -> int | None:
+        """As asked."""
+        return self.logprobs
+
+
+class ContentPart(BaseModel):
+    """A piece of a message: text is served, nothing else is."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: Word
+    text: str | None = None
+
+    @model_validator(mode="after")
+    def _is_text(self) -> Self:
+        if self.type != "text" or self.text is None:
+            raise ApiError(400, f"Content of type {self.type!r} is not served; send text.", param="messages")
+        return self
+
+
+class Message(BaseModel):
+    """One turn of a conversation."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True, max_length=MOST_MESSAGES)] | None = None
+    name: Word | None = None
+    refusal: None = None
+    tool_calls: None = None
+    function_call: None = None
+    audio: None = None
+
+    @property
+    def text(self) -> str:
+        """All of its text."""
+        if isinstance(self.content, list):
+            return "".join(part.text or "" for part in self.content)
+        return self.content or ""
+
+    @property
+    def words(self) -> dict[str, str]:
+        """As chat templates take it; to them, the developer is the system."""
+        return {"role": "system" if self.role == "developer" else self.role, "content": self.text}
+
+
+class ChatRequest(GenerationRequest):
+    """POST /v1/chat/completions."""
+
+    neutral: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **GenerationRequest.neutral,
+        "tools": (None, []),
+        "tool_choice": (None, "none", "auto"),
+        "functions": (None, []),
+        "function_call": (None, "none", "auto"),
+        "response_format": (None, {"type": "text"}),
+        "modalities": (None, ["text"]),
+        "audio": (None,),
+        "prediction": (None,),
+        "web_search_options": (None,),
+    }
+
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MOST_MESSAGES)]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    parallel_tool_calls: Any = None
+
+    tools: Any = None
+    tool_choice: Any = None
+    functions: Any = None
+    function_call: Any = None
+    response_format: Any = None
+    modalities: Any = None
+    audio: Any = None
+    prediction: Any = None
+    web_search_options: Any = None
+
+    @model_validator(mode="after")
+    def _sensible(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ApiError(400, "top_logprobs needs logprobs.", param="top_logprobs")
+        return self
+
+    @property
+    def alternatives(self) -> int | None:
+        """The drawn token's own is always among what is reported."""
+        return (self.top_logprobs or 0) if self.logprobs else None

@@ -1,0 +1,81 @@
+"""A server with its ledger beside it: the KV cache is shown on a terminal, or written as lines, while it serves."""
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, TextIO
+
+from tonnage.report.serve import Load, kv_frame, kv_line
+from tonnage.serve.server.app import Service, create_app
+from tonnage.serve.server.errors import ApiError
+from tonnage.serve.server.moment import Moment
+from tonnage.serve.server.running import Server
+from tonnage.serve.server.worker import Worker
+
+if TYPE_CHECKING:
+    from tonnage.serve.engine import Engine
+
+Show = Callable[[Moment, Load], None]
+
+
+async def serve(
+    engine: "Engine",
+    name: str,
+    bound: socket.socket,
+    *,
+    keys: Sequence[str],
+    drain_s: float,
+    watch_s: float | None,
+    stream: TextIO,
+) -> None:
+    """Serve until a signal comes and what runs is done."""
+    worker = Worker(engine)
+    service = Service(worker, name, engine.context, engine.architecture.vocab, engine.tokenizer)
+    server = Server(create_app(service, keys), worker, drain_s=drain_s)
+    watch = asyncio.create_task(_watched(service, server, watch_s, stream)) if watch_s is not None else None
+    try:
+        await server.serve([bound])
+    finally:
+        if watch is not None:
+            watch.cancel()
+            with suppress(asyncio.CancelledError):
+                await watch
+
+
+async def _watched(service: Service, server: Server, interval_s: float, stream: TextIO) -> None:
+    before: tuple[float, int] | None = None
+    with _shown(stream) as show:
+        while True:
+            await asyncio.sleep(interval_s)
+            if not server.started or server.should_exit:
+                continue
+            with suppress(ApiError):  # an engine that hangs is seen the next time
+                moment, now_s = await service.moment(), time.monotonic()
+                show(moment, _load(moment, now_s, before))
+                before = now_s, moment.generated
+
+
+def _load(moment: Moment, now_s: float, before: tuple[float, int] | None) -> Load:
+    then_s, generated = before or (now_s, moment.generated)
+    return Load(
+        running=moment.running,
+        waiting=moment.waiting,
+        tokens_per_s=(moment.generated - generated) / max(now_s - then_s, 1e-9),
+        hit_rate=moment.prefix_hits / moment.prefix_queries if moment.prefix_queries else None,
+        preemptions=moment.preemptions,
+    )
+
+
+@contextmanager
+def _shown(stream: TextIO) -> Iterator[Show]:
+    """A frame that is drawn again on a terminal; elsewhere a line for each look."""
+    if not stream.isatty():
+        yield lambda moment, load: print(kv_line(moment.ledger, load), file=stream, flush=True)
+        return
+    from rich.console import Console, Group
+    from rich.live import Live
+
+    with Live(console=Console(file=stream, highlight=False, emoji=False), auto_refresh=False) as live:
+        yield lambda moment, load: live.update(Group("", *kv_frame(moment.ledger, load)), refresh=True)

@@ -1,0 +1,262 @@
+"""The engine's thread, its inbox, and the way back: tokens from a step to the requests that wait for them in asyncio.
+
+The engine is touched by its own thread alone. Everything else posts to the inbox, which is emptied before each step, so a
+request that is gone frees its blocks before the next one. A step's tokens reach the event loop in one call. This module
+knows neither HTTP nor text.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+from tonnage.errors import RequestError, TonnageError
+from tonnage.serve.admission import SHORTEST_RETRY_S, QueueFull
+from tonnage.serve.sampling import FinishReason, Sampling, TokenLogprob
+from tonnage.serve.sequence import Sequence as Drawn
+
+if TYPE_CHECKING:
+    from tonnage.serve.engine import Engine, Event
+
+_Answer = TypeVar("_Answer")
+_log = logging.getLogger(__name__)
+# An engine that fails so often in a row says that it is broken; it is still tried.
+_MOST_FAILURES = 3
+_PAUSE_S = 0.05
+
+
+class Unavailable(TonnageError):
+    """The server takes no more requests: it stops."""
+
+
+class Gone(Exception):
+    """The client of a request, or the server itself, no longer waits for its answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """What one step brought for one answer of a request."""
+
+    index: int
+    token_ids: list[int]
+    logprobs: list[TokenLogprob] | None
+    finish_reason: FinishReason | None
+    time_s: float
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """One request in the engine: a sequence for each answer, and the mail for whoever waits for them."""
+
+    prompts: Sequence[list[int]]
+    sampling: Sampling
+    salt: str
+    arrival_s: float = field(default_factory=time.monotonic)
+    sequences: list[Drawn] = field(default_factory=list)
+    mail: asyncio.Queue[Delivery | None] = field(default_factory=asyncio.Queue)
+    last_s: dict[int, float] = field(default_factory=dict)  # when an answer's latest token came
+    closed: bool = False
+
+    async def deliveries(self) -> list[Delivery]:
+        """All that has come since, at least one."""
+        found = [await self.mail.get()]
+        while not self.mail.empty():
+            found.append(self.mail.get_nowait())
+        if self.closed:
+            raise Gone
+        return [delivery for delivery in found if delivery is not None]
+
+    @property
+    def cached_tokens(self) -> int:
+        """Of all prompts, found in the prefix cache."""
+        return sum(sequence.cached for sequence in self.sequences if sequence.draw == 0)
+
+
+class Worker:
+    """Runs the engine until it is stopped. `start` is called in the event loop that the requests live in."""
+
+    def __init__(self, engine: "Engine") -> None:
+        self.engine = engine
+        self._max_waiting = engine.scheduler.limits.max_waiting
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._mail = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tonnage-engine", daemon=True)
+        self._owners: dict[Drawn, tuple[Ticket, int]] = {}
+        self._posted = 0
+        self._retry_after_s = SHORTEST_RETRY_S
+        self._stopped = False
+        self.open: set[Ticket] = set()
+        self.draining = False
+        self.broken = ""
+
+    # In the event loop.
+
+    def start(self) -> None:
+        """Begin to work."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Let go of all requests, and of the engine."""
+        self.close_all()
+        self._post(self._stop)
+        await asyncio.to_thread(self._thread.join)
+
+    async def submit(self, prompts: Sequence[list[int]], sampling: Sampling, salt: str) -> Ticket:
+        """Hand a request over. What the engine has to say against it is raised, and then nothing of it is left behind."""
+        asked = len(prompts) * sampling.n
+        self.check_room(asked)
+        ticket = Ticket(prompts, sampling, salt)
+        self.open.add(ticket)
+        self._posted += asked
+        try:
+            await self._ask(lambda: self._admit(ticket))
+        except BaseException as error:
+            self._retry_after_s = getattr(error, "retry_after_s", self._retry_after_s)
+            self.close(ticket)
+            raise
+        finally:
+            self._posted -= asked
+        return ticket
+
+    def check_room(self, asked: int) -> None:
+        """Refuse here and now what the queue has no room for, however long the step takes that runs."""
+        if self.draining:
+            raise Unavailable("The server is stopping.")
+        if asked > self._max_waiting:
+            raise RequestError(f"{asked} answers are more than may wait.", hint=f"Ask for {self._max_waiting} at most.")
+        if self._posted + self.engine.scheduler.waiting.fresh + asked > self._max_waiting:
+            raise QueueFull("Too many requests wait already.", retry_after_s=self._retry_after_s)
+
+    def close(self, ticket: Ticket) -> None:
+        """No one waits for it any more: done, or given up. Its sequences end before the next step."""
+        if ticket in self.open:
+            self.open.discard(ticket)
+            ticket.closed = True
+            ticket.mail.put_nowait(None)
+            self._post(lambda: self._drop(ticket.sequences))
+
+    def close_all(self) -> None:
+        """The same for all."""
+        for ticket in list(self.open):
+            self.close(ticket)
+
+    def end(self, ticket: Ticket, index: int) -> None:
+        """One answer is complete, though the engine does not know it."""
+        self._post(lambda: self._drop(ticket.sequences[index : index + 1]))
+
+    async def look(self, question: "Callable[[Engine], _Answer]") -> _Answer:
+        """Ask the engine something between two steps."""
+        return await self._ask(lambda: question(self.engine))
+
+    async def _ask(self, question: Callable[[], _Answer]) -> _Answer:
+        answer: asyncio.Future[_Answer] = self._loop.create_future()
+
+        def give() -> None:
+            try:
+                result = question()
+            except Exception as error:
+                self._loop.call_soon_threadsafe(_refuse, answer, error)
+            else:
+                self._loop.call_soon_threadsafe(_resolve, answer, result)
+
+        self._post(give)
+        return await answer
+
+    def _post(self, job: Callable[[], None]) -> None:
+        self._inbox.append(job)
+        self._mail.set()
+
+    # In the engine's thread.
+
+    def _run(self) -> None:
+        failures = 0
+        while not self._stopped:
+            self._mail.clear()
+            self._read_inbox()
+            if not self.engine.has_work:
+                if not self._stopped:
+                    self._mail.wait()
+                continue
+            try:
+                self._deliver(self.engine.advance())
+                failures, self.broken = 0, ""
+            except Exception as error:
+                failures += 1
+                self._fail(error, failures)
+
+    def _read_inbox(self) -> None:
+        while self._inbox:
+            job = self._inbox.popleft()
+            try:
+                job()
+            except Exception:
+                _log.exception("A request could not be given up")
+
+    def _stop(self) -> None:
+        self._stopped = True
+
+    def _admit(self, ticket: Ticket) -> None:
+        if ticket.closed:
+            return
+        try:
+            for prompt in ticket.prompts:
+                ticket.sequences += self.engine.submit(prompt, ticket.sampling, salt=ticket.salt)
+        except Exception:
+            self._drop(ticket.sequences)
+            raise
+        self._owners |= {sequence: (ticket, index) for index, sequence in enumerate(ticket.sequences)}
+
+    def _drop(self, sequences: Iterable[Drawn]) -> None:
+        for sequence in sequences:
+            self._owners.pop(sequence, None)
+            if sequence.finish_reason is None:
+                self.engine.abort(sequence)
+
+    def _deliver(self, events: "Iterable[Event]") -> None:
+        now_s = time.monotonic()
+        arrived = []
+        for event in events:
+            owner = self._owners.get(event.sequence)
+            if owner is None:
+                continue
+            ticket, index = owner
+            reason = event.sequence.finish_reason if event.finished else None
+            arrived.append((ticket, Delivery(index, event.new_token_ids, event.logprobs, reason, now_s)))
+            if reason is not None:
+                del self._owners[event.sequence]
+        if arrived:
+            self._loop.call_soon_threadsafe(_hand_out, arrived)
+
+    def _fail(self, error: Exception, failures: int) -> None:
+        """A step raised: those whom it ended hear of it, and all others go on, unless step after step fails."""
+        _log.error("A step failed", exc_info=error)
+        if failures >= _MOST_FAILURES:
+            self.broken = f"The engine fails at every step: {type(error).__name__}."
+        now_s, told = time.monotonic(), []
+        for sequence, (ticket, index) in list(self._owners.items()):
+            if sequence.finish_reason is not None or self.broken:
+                told.append((ticket, Delivery(index, [], None, "error", now_s)))
+                self._drop([sequence])
+        self._loop.call_soon_threadsafe(_hand_out, told)
+        if not self._owners:
+            self._mail.wait(_PAUSE_S)
+
+
+def _hand_out(arrived: list[tuple[Ticket, Delivery]]) -> None:
+    for ticket, delivery in arrived:
+        ticket.mail.put_nowait(delivery)
+
+
+def _resolve(answer: "asyncio.Future[_Answer]", result: _Answer) -> None:
+    if not answer.done():
+        answer.set_result(result)
+
+
+def _refuse(answer: "asyncio.Future[_Answer]", error: Exception) -> None:
+    if not answer.done():
+        answer.set_exception(error)

@@ -1,0 +1,134 @@
+"""The command as a person runs it: in a process of its own, with signals."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from serve.tiny import make_llama
+from tonnage.commands.serve import _budget, command
+from tonnage.errors import BadModel, MissingPart, RequestError, UnknownModel
+
+TESTS = Path(__file__).parents[1]
+MAIN = "import torchvision_names; from tonnage.commands.main import main; main()"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_llama(tmp_path_factory.mktemp("models") / "tiny", context=4096)
+
+
+def start(words: list[str], **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", MAIN, "serve", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(TESTS)} | environment,
+    )
+
+
+@contextmanager
+def server(words: list[str], **environment: str) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
+    process = start([*words, "--port", "0", "--device", "cpu", "--budget", "256 MiB"], **environment)
+    assert process.stdout is not None and process.stderr is not None
+    said: list[str] = []
+    try:
+        for line in process.stdout:
+            said.append(line)
+            if found := re.search(r"on (http://\S+)/v1", line):
+                break
+        else:
+            raise AssertionError(process.stderr.read())
+        transport = httpx.HTTPTransport(retries=5)
+        with httpx.Client(transport=transport) as client:
+            client.get(f"{found[1]}/health", timeout=20)
+        yield process, found[1], said
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_it_prints_the_ledger_serves_and_drains(folder: Path) -> None:
+    words = [str(folder), "--max-seqs", "4", "--watch", "0.2", "--api-key", "k"]
+    with server(words) as (process, url, said):
+        for word in ("weights", "KV blocks", "activations", "left", "blocks ×"):
+            assert any(word in line for line in said), word
+        key = {"Authorization": "Bearer k"}
+        body = {"model": "tiny", "prompt": "hello", "max_tokens": 400, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, headers=key, timeout=60) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            health = httpx.get(f"{url}/health", headers=key)
+            assert health.status_code == 503 and health.json() == {"status": "draining"}
+            refused = httpx.post(f"{url}/v1/completions", json=body, headers=key)
+            assert refused.status_code == 503 and refused.headers["Retry-After"]
+            assert [line for line in lines if line][-1] == "data: [DONE]", "what runs is finished"
+        rest, errors = process.communicate(timeout=30)
+        assert process.returncode == 0, errors
+        assert "running" in rest and "Traceback" not in errors
+
+
+def test_a_drain_of_no_seconds_gives_up_at_once(folder: Path) -> None:
+    with server([str(folder), "--drain", "0"]) as (process, url, _):
+        body = {"model": "tiny", "prompt": "hello", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGINT)
+            assert any("stopping" in line for line in lines)
+        process.communicate(timeout=30)
+        assert process.returncode == 0
+
+
+def test_the_key_may_come_from_the_environment_and_the_name_from_a_flag(folder: Path, tmp_path: Path) -> None:
+    figures = tmp_path / "card.json"
+    words = [str(folder), "--served-name", "my/model", "--json", str(figures)]
+    with server(words, TONNAGE_API_KEY="secret") as (_, url, _):
+        assert httpx.get(f"{url}/v1/models").status_code == 401
+        (model,) = httpx.get(f"{url}/v1/models", headers={"Authorization": "Bearer secret"}).json()["data"]
+        assert model["id"] == "my/model" and model["max_model_len"] == 4096
+        assert json.loads(figures.read_text())["blocks"] > 1
+
+
+def test_a_budget_that_is_too_small_exits_1_with_the_numbers(folder: Path) -> None:
+    process = start([str(folder), "--port", "0", "--device", "cpu", "--budget", "1 MiB"])
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 1 and "--budget" in errors and "MiB" in errors and "Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    "flag", ["--max-waiting=0", "--watch=0", "--drain=-1", "--watch=nan", "--api-key=", "--api-key=ü"]
+)
+def test_flags_that_make_no_sense(folder: Path, flag: str) -> None:
+    with pytest.raises(RequestError):
+        command([str(folder), flag])
+
+
+def test_a_model_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UnknownModel):
+        command([str(tmp_path / "nothing")])
+    with pytest.raises(BadModel, match=r"config\.json"):
+        command([str(tmp_path)])
+
+
+def test_without_fastapi_the_hint_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    monkeypatch.delitem(sys.modules, "tonnage.serve.server.running", raising=False)
+    with pytest.raises(MissingPart, match="fastapi") as caught:
+        command([str(folder)])
+    assert "tonnage[serve]" in caught.value.hint
+
+
+def test_budgets_are_shares_or_sizes() -> None:
+    assert _budget("0.9") == 0.9 and _budget("1") == 1.0
+    assert _budget("60 GiB") == "60 GiB" and _budget("4096") == "4096"

@@ -1,0 +1,158 @@
+"""Steps on the CPU: tokens come back in order, padding changes nothing, and a step that fails leaves the runner ready."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from serve.families import VOCAB, expected, random_prompts, saved
+from tonnage.serve.cache import CacheShape, KvCache
+from tonnage.serve.models.architecture import read_architecture
+from tonnage.serve.models.load import load_decoder
+from tonnage.serve.rehearsal import largest_steps
+from tonnage.serve.runner import Runner
+from tonnage.serve.sampling import Sampling
+from tonnage.serve.sequence import Sequence, Step, Work
+
+CPU = torch.device("cpu")
+BLOCK, SLOTS = 4, 6
+
+
+@pytest.fixture
+def runner() -> Runner:
+    architecture = read_architecture(saved("llama"))
+    decoder = load_decoder(saved("llama"), architecture, device="cpu", dtype=torch.float32)
+    shape = CacheShape(layers=2, kv_heads=2, head_dim=8, dtype=torch.float32, block=BLOCK)
+    return Runner(decoder, KvCache(shape, 64, CPU), max_seqs=SLOTS, context=40, batched_tokens=64)
+
+
+def sequences_of(prompts: list[list[int]], sampling: Sampling | None = None) -> list[Sequence]:
+    """Each with blocks for all that it may become."""
+    wish = sampling or Sampling(temperature=0)
+    return [
+        Sequence(slot, list(prompt), wish, len(prompt), slot=slot, blocks=[1 + slot * 10 + n for n in range(10)])
+        for slot, prompt in enumerate(prompts)
+    ]
+
+
+def prefill(sequences: list[Sequence]) -> Step:
+    return Step(0, (), tuple(Work(one, 0, len(one.tokens), True) for one in sequences))
+
+
+def decode(sequences: list[Sequence]) -> Step:
+    return Step(1, tuple(Work(one, len(one.tokens) - 1, 1, True) for one in sequences), ())
+
+
+def run(runner: Runner, sequences: list[Sequence], steps: int) -> list[list[int]]:
+    """Each step's tokens are known before the next; returned by sequence."""
+    for number in range(steps):
+        tokens, _ = runner.launch(decode(sequences) if number else prefill(sequences)).result()
+        for one, token in zip(sequences, tokens, strict=True):
+            one.tokens.append(token)
+    return [one.output for one in sequences]
+
+
+class Padding:
+    """In the place of captured graphs: the same body, always with the largest number of rows."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner, self.sizes, self.replayed = runner, [SLOTS], 0
+
+    def size_for(self, rows: int) -> int:
+        return SLOTS
+
+    def replay(self, size: int) -> Tensor:
+        self.replayed += 1
+        return self.runner._decode(size)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_tokens_are_those_of_transformers(runner: Runner, padded: bool) -> None:
+    if padded:
+        runner._graphs = Padding(runner)  # type: ignore[assignment]
+    prompts = random_prompts(4, 4, longest=20)
+    assert run(runner, sequences_of(prompts), 9) == [expected("llama", tuple(prompt), 9) for prompt in prompts]
+    assert not padded or runner._graphs.replayed == 8  # type: ignore[union-attr]
+    assert not runner.inputs.slots.tables[SLOTS].any()
+
+
+def test_a_step_is_launched_before_the_last_ones_tokens_are_known(runner: Runner) -> None:
+    sequences = sequences_of(random_prompts(4, 3, longest=20))
+    lengths = [len(one.tokens) for one in sequences]
+    pending = runner.launch(prefill(sequences))
+    for ahead in range(5):
+        works = tuple(Work(one, length + ahead, 1, True) for one, length in zip(sequences, lengths, strict=True))
+        following = runner.launch(Step(ahead, works, ()))
+        for one, token in zip(pending.drawing, pending.result()[0], strict=True):
+            one.tokens.append(token)
+        pending = following
+    for one in sequences:
+        assert one.output == expected("llama", tuple(one.tokens[: one.prompt_length]), 5)
+
+
+def test_chunks_that_draw_nothing_bring_nothing_back(runner: Runner) -> None:
+    one, two = sequences_of([[1, 2, 3, 4, 5], [6, 7]])
+    pending = runner.launch(Step(0, (), (Work(one, 0, 3, False), Work(two, 0, 2, True))))
+    assert pending.drawing == [two]
+    assert pending.result()[0] == expected("llama", (6, 7), 1)
+    alone = runner.launch(Step(1, (), (Work(one, 3, 1, False),)))
+    assert alone.result() == ([], None)
+
+
+def test_a_step_that_fails_leaves_the_runner_ready(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    sequences = sequences_of(random_prompts(4, 2, longest=12))
+    run(runner, sequences, 3)
+    good = runner._decoder.forward
+
+    def fail(*_: object) -> Tensor:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(runner._decoder, "forward", fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        runner.launch(decode(sequences))
+    monkeypatch.setattr(runner._decoder, "forward", good)
+    for _ in range(3):
+        for one, token in zip(sequences, runner.launch(decode(sequences)).result()[0], strict=True):
+            one.tokens.append(token)
+    for one in sequences:
+        assert one.output == expected("llama", tuple(one.tokens[: one.prompt_length]), 6)
+
+
+def test_blocks_are_moved_before_the_pass(runner: Runner) -> None:
+    """A sequence goes on in copies of its blocks, written over meanwhile."""
+    (one,) = sequences_of([[1, 2, 3, 4, 5, 6]])
+    for token in runner.launch(prefill([one])).result()[0]:
+        one.tokens.append(token)
+    old = one.blocks
+    one.blocks = [block + 30 for block in old]
+    step = replace(decode([one]), copies=tuple(zip(old, one.blocks, strict=True)))
+    token = runner.launch(step).result()[0][0]
+    assert [*one.output, token] == expected("llama", (1, 2, 3, 4, 5, 6), 2)
+
+
+def test_logprobs_come_for_those_who_asked(runner: Runner) -> None:
+    sequences = sequences_of([[1, 2, 3], [4, 5, 6], [7, 8]])
+    sequences[1].sampling = Sampling(temperature=0, logprobs=2)
+    tokens, logprobs = runner.launch(prefill(sequences)).result()
+    assert logprobs is not None and logprobs[0] is None and logprobs[2] is None
+    found = logprobs[1]
+    assert found is not None and found.token_id == tokens[1] == found.alternatives[0][0]
+    assert found.logprob == found.alternatives[0][1] > found.alternatives[1][1]
+
+
+def test_filtered_rows_draw_again_and_the_next_step_reads_their_token(runner: Runner) -> None:
+    """Only the likeliest token is left over, whatever the temperature: the output is the greedy one."""
+    prompts = random_prompts(8, 4, longest=10)
+    sequences = sequences_of(prompts, Sampling(temperature=5, top_k=1, seed=3))
+    assert run(runner, sequences, 6) == [expected("llama", tuple(prompt), 6) for prompt in prompts]
+
+
+def test_rehearsal_is_as_large_as_steps_get_and_stays_in_the_null_block(runner: Runner) -> None:
+    steps = list(largest_steps(SLOTS, 64, 40, BLOCK))
+    assert len(steps[0].samplers) == SLOTS and steps[0].tokens == 60 and len(steps[1].decodes) == SLOTS
+    assert steps[2].tokens == 39
+    for step in largest_steps(SLOTS, 64, 40, BLOCK):
+        tokens, logprobs = runner.launch(step).result()
+        assert logprobs is not None and all(0 <= token < VOCAB for token in tokens)
+    assert not runner.cache.pages[:, :, 1:].any()
