@@ -10,7 +10,7 @@ from support import training_run
 from tonnage.commands.app import app
 from tonnage.commands.run import _parser
 from tonnage.explain import Advice
-from tonnage.hardware import find_gpu
+from tonnage.hardware import find_cluster, find_gpu
 from tonnage.report.figures import card_figures
 
 ROOT = Path(__file__).parents[1]
@@ -35,8 +35,10 @@ def test_commands_exist(page: str, call: str) -> None:
 @pytest.mark.parametrize(("page", "call"), [(page, call) for page, call in CALLS if call.startswith("run --gpu")])
 def test_options_of_run_and_names_of_cards_exist(page: str, call: str) -> None:
     words = call.split("#")[0].split()[1:]
-    if "SCRIPT" not in words:
-        assert [find_gpu(name) for name in _parser().parse_args(words).gpu.split(",")]
+    if "SCRIPT" in words:
+        return
+    options = _parser().parse_args(words)
+    assert find_cluster(options.gpus) if options.gpus else [find_gpu(name) for name in options.gpu.split(",")]
 
 
 def test_targets_of_make_exist() -> None:
@@ -54,7 +56,7 @@ def test_ci_runs_the_readme_s_test_command() -> None:
 def test_the_keys_of_the_json_are_documented_and_exist() -> None:
     table = TEXTS["docs/run.md"].split("## For programs")[1]
     documented = {key for row in re.findall(r"^\| (`.+?) \|", table, re.M) for key in re.findall(r"`(\w+)`", row)}
-    assert documented - {"cards"} <= set(card_figures(training_run(), Advice()))
+    assert documented - {"cards", "ranks"} <= set(card_figures(training_run(), Advice()))
 
 
 def test_every_file_named_is_there() -> None:
