@@ -43,7 +43,7 @@ class Background:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_goes_away_frees_its_blocks_within_a_step(stream: bool) -> None:
-    engine = FakeEngine(pace_s=0.02, context=4096, blocks=2048)
+    engine = FakeEngine(pace_s=0.1, context=4096, blocks=2048)
     with serving(engine) as live:
         words = body(max_tokens=4000, stream=stream, n=2)
 
@@ -236,7 +236,7 @@ def test_preempted_requests_are_answered_all_the_same() -> None:
 
 
 def test_a_drain_finishes_what_runs_and_takes_no_more() -> None:
-    engine = FakeEngine(pace_s=0.01)
+    engine = FakeEngine(pace_s=0.03)
     with serving(engine, drain_s=20) as live:
         running = Background(lambda: live.complete(max_tokens=100, ignore_eos=True))
         until(lambda: engine.stats.tokens > 1)
@@ -264,7 +264,7 @@ def test_a_drain_gives_up_when_its_time_is_over(stream: bool) -> None:
 
 
 def test_a_live_ledger_shows_what_a_request_holds() -> None:
-    engine = FakeEngine(pace_s=0.005)
+    engine = FakeEngine(pace_s=0.05)
     with serving(engine) as live:
         running = Background(lambda: live.complete(prompt=[7] * 40, max_tokens=60, ignore_eos=True))
         until(lambda: engine.stats.tokens > 3)
