@@ -1,3 +1,5 @@
+import gc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,6 +44,15 @@ def test_who_was_refused_does_not_look_again_before_there_is_room(monkeypatch: p
     made.pool.release([taken])
     assert not made.give(one, Draft(0), running=1)
     assert made.give(one, Draft(0), running=0) and len(looks) == 2
+
+
+def test_who_was_refused_and_ended_is_forgotten() -> None:
+    pool = tables(3)
+    running(pool, sequence(1, 2))
+    refused = sequence(*range(9))
+    assert not pool.give(refused, Draft(64), running=1)
+    pool.release(refused)
+    assert not any(holder is pool._refused for holder in gc.get_referrers(refused))
 
 
 def test_the_edge_is_where_blocks_are_full_or_the_last_token_is_drawn_or_was() -> None:

@@ -98,6 +98,8 @@ class Tables:
 
     def release(self, sequence: Sequence) -> None:
         """Give back whatever it holds."""
+        if self._refused and self._refused[0] is sequence:
+            self._refused = None  # it may have ended, and nothing of it may stay
         self.pool.release(sequence.blocks)
         self.host_pool.release(sequence.host_blocks)
         sequence.blocks, sequence.host_blocks = [], []

@@ -81,10 +81,16 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def alive() -> int:
+def alive() -> list[object]:
     gc.collect()
     kinds = (Ticket, Sequence, Generation, Answer)
-    return sum(type(each) in kinds for each in gc.get_objects())
+    return [each for each in gc.get_objects() if type(each) in kinds]
+
+
+def who_holds(left: list[object]) -> str:
+    """For a failure's words: what is left, and the kinds of what refers to it."""
+    found = [[type(holder).__name__ for holder in gc.get_referrers(each) if holder is not left] for each in left]
+    return "; ".join(f"{type(each).__name__} held by {kinds}" for each, kinds in zip(left, found, strict=True))
 
 
 def settled(live: Live, before: int) -> tuple[int, int]:
@@ -92,12 +98,15 @@ def settled(live: Live, before: int) -> tuple[int, int]:
     live.until_quiet()
     worker = live.worker
     until(lambda: not worker.open and not worker._owners and worker._posted == 0)
-    until(lambda: alive() <= before)
+    try:
+        until(lambda: len(alive()) <= before)
+    except AssertionError:
+        raise AssertionError(who_holds(alive())) from None
     return len(gc.get_objects()), resident_bytes()
 
 
 def test_five_thousand_requests_leave_nothing_behind() -> None:
-    chance, before = random.Random(6), alive()
+    chance, before = random.Random(6), len(alive())
     engine = FakeEngine(blocks=49, size=4, max_seqs=12, batched_tokens=64, max_waiting=48)
     faults = random.Random(7)
 
