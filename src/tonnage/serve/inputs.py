@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tonnage.serve.batch import Batch
 from tonnage.serve.sampling import Sampling
-from tonnage.serve.sequence import Sequence, Step, Work
+from tonnage.serve.sequence import Decode, Sequence, Step
 
 Ints = NDArray[np.signedinteger[Any]]
 _MASK = 2**64 - 1
@@ -133,7 +133,7 @@ class Inputs:
         self._staging = Staging(3 * batched_tokens + max_seqs * (2 * columns + 20) + 16, device)
         # Of the decoding rows: slot, position, block of that position, and the position at which that block ends.
         self._rows: Ints = np.zeros((4, max_seqs), dtype=np.int32)
-        self._decodes: tuple[Work, ...] | None = None  # of the last step; the scheduler gives the same while it can
+        self._decodes: tuple[Decode, ...] | None = None  # of the last step
         self._decoding: list[Sequence] = []
         self._needy: set[Sequence] = set()
         self.drawing: list[Sequence] = []  # those that draw a token in this step, decodes first

@@ -10,7 +10,7 @@ import torch
 
 from tonnage.serve.runner import Runner
 from tonnage.serve.sampling import MOST_LOGPROBS, Sampling
-from tonnage.serve.sequence import Sequence, Step, Work
+from tonnage.serve.sequence import Decode, Sequence, Step, Work
 
 
 def rehearse(runner: Runner, rows: int, batched_tokens: int, context: int, *, graphs: bool) -> int:
@@ -35,7 +35,8 @@ def largest_steps(rows: int, batched_tokens: int, context: int, block: int) -> I
     yield Step(0, (), tuple(Work(one, 0, each, True) for one in many))
     for one in many:
         one.tokens.append(0)
-    yield Step(1, tuple(Work(one, each, 1, True) for one in many), ())
+        one.computed = each + 1
+    yield Step(1, tuple(map(Decode, many)), ())
     yield Step(2, (), (Work(_sequence(0, longest, block), 0, longest, True),))
 
 

@@ -129,7 +129,7 @@ class Runner:
     def _special(self, step: Step, logits: Tensor) -> Logprobs | None:
         """Draw again for the rows that need more than the plain draw."""
         slots, rows = self.inputs.slots, self.inputs.special
-        works = [work for work in (*step.decodes, *step.chunks) if work.samples]
+        works = [work for work in step.works if work.samples]
         works = [works[row] for row in rows]
         at_row = self._index(rows)
         at_slot = self._index([work.sequence.slot for work in works])

@@ -17,12 +17,11 @@ What makes it live: the oldest running sequence can preempt all others, and what
 from bisect import bisect_left, insort
 from collections import Counter
 from dataclasses import dataclass
-from itertools import islice
 
 from tonnage.serve.admission import RANK, NeverFits, Pace, Queue, QueueFull
 from tonnage.serve.blocks import BlockPool, OutOfBlocks
 from tonnage.serve.sampling import FinishReason
-from tonnage.serve.sequence import Clock, Sequence, Status, Step, Work
+from tonnage.serve.sequence import STILL, Clock, Decode, Rounds, Sequence, Status, Step, Work
 from tonnage.serve.tables import Counters, Draft, Tables
 
 __all__ = ["Counters", "Limits", "NeverFits", "QueueFull", "Scheduler"]
@@ -61,9 +60,11 @@ class Scheduler:
         self.host_pool, self.counters = self.tables.host_pool, self.tables.counters
         self.waiting = Queue()
         self._decoding: list[Sequence] = []  # by rank, as the next
+        self._rounds = Rounds()  # of these
+        self._due: dict[int, list[Sequence]] = {}  # by the round in which they reach their edge
+        self._decodes: tuple[Decode, ...] | None = None  # all of them, as long as they are the same
         self._filling: list[Sequence] = []  # with tokens to compute before one can be drawn
         self._stops: Counter[int] = Counter()  # of all that have run and are not finished
-        self._decodes: tuple[Work, ...] = ()  # of the last step
         self._slots = list(range(limits.max_seqs - 1, -1, -1))
         self._flights: dict[int, _Flight] = {}  # in the order of launch
         self._pace = Pace()
@@ -150,14 +151,15 @@ class Scheduler:
     def _leave(self, sequence: Sequence) -> None:
         """No longer among those that run; its slot is free, and others may use what it has computed."""
         self.tables.publish(sequence)
-        for group in (self._decoding, self._filling):
-            index = bisect_left(group, sequence.rank, key=RANK)
-            if index < len(group) and group[index] is sequence:
-                del group[index]
+        if sequence.rounds is self._rounds:
+            del self._decoding[bisect_left(self._decoding, sequence.rank, key=RANK)]
+            self._forget_edge(sequence)
+            sequence.join(STILL)
+            self._decodes = None
+        else:
+            self._filling.remove(sequence)
         self._slots.append(sequence.slot)
         sequence.slot = -1
-        self._decodes = ()  # the next step has other rows, and nothing of this one may stay
-        del sequence.decode
 
     # A step.
 
@@ -175,12 +177,9 @@ class Scheduler:
             for sequence in draft.swapped:
                 self.tables.forget_swap(sequence)
             return None
-        decodes = tuple(draft.decodes)
-        # The same tuple while the same sequences decode: the runner need not look at each to know.
-        self._decodes = self._decodes if decodes == self._decodes else decodes
         step = Step(
             self._next_number,
-            self._decodes,
+            draft.decodes,
             tuple(draft.chunks),
             tuple(draft.copies),
             tuple(draft.swaps_out),
@@ -191,21 +190,43 @@ class Scheduler:
         return step
 
     def _decode(self, draft: Draft) -> None:
-        """One token more for each that can, oldest first. Preemption shortens the list behind the one at hand."""
-        append = draft.decodes.append
-        for sequence in islice(self._decoding, draft.budget):
-            start = sequence.computed
-            if start == sequence.edge and not self._grow(sequence, draft):
-                continue
-            sequence.computed = start + 1
-            work = sequence.decode
-            work.start = start
-            append(work)
+        """One token more for each that can, the oldest first to get room. Only those at their edge are looked at."""
+        held = dict.fromkeys(self._decoding[draft.budget :])
+        for sequence in sorted(self._due.pop(self._rounds.count, ()), key=RANK):
+            if sequence.status is not RUNNING:
+                continue  # an older one took its room
+            if sequence in held or not self._grow(sequence, draft):
+                held[sequence] = None
+            else:
+                self._note_edge(sequence)
+        self._rounds.count += 1
+        for sequence in held:
+            self._hold(sequence)
+        if self._decodes is None:
+            self._decodes = tuple(map(Decode, self._decoding))
+        draft.decodes = tuple(one for one in self._decodes if one.sequence not in held) if held else self._decodes
         draft.budget -= len(draft.decodes)
+
+    def _hold(self, sequence: Sequence) -> None:
+        """It does not advance in this round."""
+        if sequence.status is RUNNING:
+            self._forget_edge(sequence)
+            sequence.lead -= 1
+            self._note_edge(sequence)
+
+    def _note_edge(self, sequence: Sequence) -> None:
+        self._due.setdefault(sequence.edge - sequence.lead, []).append(sequence)
+
+    def _forget_edge(self, sequence: Sequence) -> None:
+        """Those whose round it is have been taken out already."""
+        due = self._due.get(sequence.edge - sequence.lead, [])
+        if sequence in due:
+            due.remove(sequence)
 
     def _grow(self, sequence: Sequence, draft: Draft) -> bool:
         """Room for one token more, if need be that of a newer sequence; False where it may not go on in this step."""
-        if sequence.computed == sequence.end - 1:
+        left = sequence.end - sequence.computed
+        if left == 1:
             return False
         while True:
             try:
@@ -214,8 +235,7 @@ class Scheduler:
             except OutOfBlocks:
                 if not self._preempt_newer(sequence, draft):
                     return False
-        if sequence.computed == sequence.end - 2:
-            draft.ends = True
+        draft.ends |= left == 2
         return True
 
     def _chunk(self, sequence: Sequence, draft: Draft) -> None:
@@ -229,6 +249,9 @@ class Scheduler:
         if end == known:
             self._filling.remove(sequence)
             insort(self._decoding, sequence, key=RANK)
+            sequence.join(self._rounds)
+            self._note_edge(sequence)
+            self._decodes = None
 
     def _admit(self, draft: Draft) -> None:
         """Sequences in the order of the queue, while there are tokens, slots and blocks for the first of them."""
@@ -244,7 +267,6 @@ class Scheduler:
                 self._next_rank += 1
                 self._stops.update(sequence.stops)
             sequence.status, sequence.slot = RUNNING, self._slots.pop()
-            sequence.decode = Work(sequence, 0, 1, True)
             insort(self._filling, sequence, key=RANK)
             self._chunk(sequence, draft)
 
@@ -284,7 +306,7 @@ class Scheduler:
             return []
         for sequence in flight.swapped:
             self.tables.forget_swap(sequence)
-        failed = [work.sequence for work in (*step.decodes, *step.chunks) if work.sequence.status is not FINISHED]
+        failed = [work.sequence for work in step.works if work.sequence.status is not FINISHED]
         for sequence in failed:
             self._finish(sequence, "error")
         return failed + self._land()

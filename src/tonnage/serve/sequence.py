@@ -2,6 +2,9 @@
 
 The scheduler alone changes these. Names of time: a token is *known* once the host has read it, *in flight* while the step
 that draws it runs; positions before `computed` have their keys and values written, or a launched step will write them.
+
+All that decode advance by one token a step. So they share a counter, and each knows by how much it differs from that: a step
+in which hundreds go on as before touches none of them.
 """
 
 from collections.abc import Callable
@@ -21,6 +24,16 @@ class Status(StrEnum):
     RUNNING = "running"
     SWAPPED = "swapped"  # its blocks lie on the host
     FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Rounds:
+    """Steps so far of those who advance together."""
+
+    count: int = 0
+
+
+STILL = Rounds()  # of those who do not
 
 
 @dataclass(slots=True, eq=False)
@@ -45,7 +58,6 @@ class Sequence:
     finish_reason: FinishReason | None = None
     blocks: list[int] = field(default_factory=list)
     slot: int = -1
-    computed: int = 0  # kept by a preempted one until it comes back
     cached: int = 0  # tokens of the prompt that were found in the prefix cache
     preemptions: int = 0
     admitted_s: float = 0.0  # the first time
@@ -55,14 +67,27 @@ class Sequence:
     rank: int = -1  # order of first admission; the highest is preempted first
     end: int = 0  # the length at which it is finished
     stops: frozenset[int] = frozenset()  # tokens that finish it
-    edge: int = (
-        0  # the next value of `computed` at which its blocks are full, or it draws its last token, or has drawn it
-    )
+    rounds: Rounds = STILL  # with whom it advances
+    lead: int = 0  # `computed` without them
+    edge: int = 0  # the `computed` at which its blocks are full, or it draws its last token, or has drawn it
     published: int = 0  # leading blocks that are in the prefix cache
     link: Link = ""  # of the last of them
     busy: int = 0  # launched chunks and swaps that are not complete
     host_blocks: list[int] = field(default_factory=list)
-    decode: "Work" = field(init=False, repr=False)  # while it runs
+
+    @property
+    def computed(self) -> int:
+        """Positions that are written, or will be by a launched step; kept by a preempted one until it comes back."""
+        return self.rounds.count + self.lead
+
+    @computed.setter
+    def computed(self, positions: int) -> None:
+        self.lead = positions - self.rounds.count
+
+    def join(self, rounds: Rounds) -> None:
+        """Advance with these from now on."""
+        self.lead += self.rounds.count - rounds.count
+        self.rounds = rounds
 
     @property
     def length(self) -> int:
@@ -87,10 +112,7 @@ class Sequence:
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """Compute `count` tokens of a sequence from position `start`; `samples`: the last of them draws the next token.
-
-    While a sequence decodes, it is the same object in every step, and its `start` moves on: read a step when it is launched.
-    """
+    """Compute `count` tokens of a sequence from position `start`; `samples`: the last of them draws the next token."""
 
     sequence: Sequence
     start: int
@@ -98,26 +120,50 @@ class Work:
     samples: bool
 
 
+class Decode:
+    """Compute the token that a sequence drew last, and draw the next.
+
+    It may be the same object in many steps, and its `start` moves on: read a step when it is launched.
+    """
+
+    __slots__ = ("sequence",)
+    count, samples = 1, True
+
+    def __init__(self, sequence: Sequence) -> None:
+        self.sequence = sequence
+
+    @property
+    def start(self) -> int:
+        """The position of that token."""
+        return self.sequence.computed - 1
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """What the runner does in one forward pass, in this order: swaps out, swaps in, copies, then the pass itself.
 
-    `decodes` are sequences that compute just the token drawn last (its id may still be in flight: the runner takes it from
-    the slot's last token). `chunks` are pieces of prompts, or of sequences computed again; all their ids are known.
+    `decodes` compute just the token drawn last (its id may still be in flight: the runner takes it from the slot's last
+    token); the same tuple as before while the same sequences go on, so that the runner need not look at each to know.
+    `chunks` are pieces of prompts, or of sequences computed again; all their ids are known.
     Pairs are (source block, target block); host blocks are numbered on their own.
     """
 
     number: int
-    decodes: tuple[Work, ...]
+    decodes: tuple[Decode, ...]
     chunks: tuple[Work, ...]
     copies: tuple[tuple[int, int], ...] = ()
     swaps_out: tuple[tuple[int, int], ...] = ()
     swaps_in: tuple[tuple[int, int], ...] = ()
 
     @property
+    def works(self) -> list[Decode | Work]:
+        """Decodes, then chunks."""
+        return [*self.decodes, *self.chunks]
+
+    @property
     def samplers(self) -> list[Sequence]:
-        """The sequences that draw a token, in the order in which their tokens come back: decodes, then chunks."""
-        return [work.sequence for work in (*self.decodes, *self.chunks) if work.samples]
+        """The sequences that draw a token, in the order in which their tokens come back."""
+        return [work.sequence for work in self.works if work.samples]
 
     @property
     def tokens(self) -> int:

@@ -10,7 +10,7 @@ This module does not know who runs when.
 from dataclasses import dataclass, field
 
 from tonnage.serve.blocks import BlockPool, OutOfBlocks
-from tonnage.serve.sequence import Sequence, Status, Work
+from tonnage.serve.sequence import Decode, Sequence, Status, Work
 
 # Blocks, against thrash: 256 sequences in a cache for a tenth of them see 82 preemptions instead of 215, and 1 % more steps.
 _ROOM_TO_GROW = 2
@@ -34,7 +34,7 @@ class Draft:
     """A step in the making."""
 
     budget: int  # tokens that it may still compute
-    decodes: list[Work] = field(default_factory=list)
+    decodes: tuple[Decode, ...] = ()
     chunks: list[Work] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     swaps_out: list[tuple[int, int]] = field(default_factory=list)
@@ -71,10 +71,11 @@ class Tables:
 
     def grow(self, sequence: Sequence) -> None:
         """Room for one token more, in a new block if need be; raises `OutOfBlocks`."""
-        blocks, start, room = sequence.blocks, sequence.computed, len(sequence.blocks) * self.pool.size
+        pool, blocks, start = self.pool, sequence.blocks, sequence.computed
+        room = len(blocks) * pool.size
         if start == room:
-            blocks.append(self.pool.take())
-            room += self.pool.size
+            blocks.append(pool.take())
+            room += pool.size
             self.publish(sequence)
         last = sequence.end - 1 if start == sequence.end - 2 else sequence.end - 2
         sequence.edge = room if room < last else last
@@ -89,12 +90,13 @@ class Tables:
             return
         if not sequence.busy:
             complete = max(complete, min(sequence.computed, len(tokens) - 1))
-        first = sequence.published * pool.size
-        while (end := first + pool.size) <= complete:
+        size = pool.size
+        end = (sequence.published + 1) * size
+        while end <= complete:
             block = sequence.blocks[sequence.published]
-            sequence.link = pool.publish(block, sequence.link, tuple(tokens[first:end]))
+            sequence.link = pool.publish(block, sequence.link, tuple(tokens[end - size : end]))
             sequence.published += 1
-            first = end
+            end += size
 
     def release(self, sequence: Sequence) -> None:
         """Give back whatever it holds."""

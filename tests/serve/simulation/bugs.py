@@ -196,6 +196,30 @@ class HasRoomForOneMore(Tables):
         sequence.edge = min(sequence.edge + 1, sequence.end - 1)
 
 
+class HoldsWithoutANote(Scheduler):
+    """One that could not advance is not looked at again when it reaches its edge, and runs on beyond it."""
+
+    def _hold(self, sequence: Sequence) -> None:
+        self._forget_edge(sequence)
+        sequence.lead -= 1
+
+
+class HoldsNobody(Scheduler):
+    """Those for whom there was no room are counted as if they had advanced."""
+
+    def _hold(self, sequence: Sequence) -> None:
+        self._forget_edge(sequence)
+        sequence.edge += 1
+        self._note_edge(sequence)
+
+
+class RemembersOldEdges(Scheduler):
+    """One that left is still looked at when it would have reached its edge, if by then it runs again."""
+
+    def _forget_edge(self, sequence: Sequence) -> None:
+        pass
+
+
 class CountsChunksOnly(Scheduler):
     """Decodes are not taken off the budget of tokens."""
 

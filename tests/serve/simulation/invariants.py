@@ -3,7 +3,7 @@
 blocks      free + cached + held + the null block = all; a block's references = the sequences that list it
 content     a block in the prefix cache holds just the keys of its tokens, its tenant and all that came before
 sequences   the tokens so far are the story's; what is in flight is what launched steps will draw; who waits or is done
-            holds nothing; slots and host blocks have one owner
+            holds nothing; slots and host blocks have one owner; who decodes is awaited at its edge, and nobody else
 a step      within the budget; for running sequences only, once each; writes only to blocks that nobody else holds
 order       first come first served within a tenant, tenants in turn, the newest preempted first and first to return
 the ledger  every byte of the cache in one of its parts
@@ -34,6 +34,7 @@ def check_state(run: Run) -> None:
         assert max(on_host.values(), default=0) <= 1, f"two sequences own a host block: {on_host}"
     _check_content(run)
     _check_sequences(run)
+    _check_edges(run)
     _check_ledger(run, held)
 
 
@@ -90,6 +91,15 @@ def _check_sequences(run: Run) -> None:
             assert sequence.tokens == run.stories[sequence.id].tokens[:known], f"#{sequence.id} drew {sequence.output}"
     assert len(set(slots)) == len(slots) <= run.scenario.max_seqs, f"slots {slots}"
     assert run.scheduler.has_work == live, f"has_work is {run.scheduler.has_work}"
+
+
+def _check_edges(run: Run) -> None:
+    scheduler = run.scheduler
+    awaited = {one: due for due, group in scheduler._due.items() for one in group}
+    assert sum(map(len, scheduler._due.values())) == len(awaited), "a sequence is awaited at two edges"
+    assert awaited.keys() == set(scheduler._decoding), "others are awaited than those who decode"
+    for one, due in awaited.items():
+        assert one.edge - one.computed == due - scheduler._rounds.count >= 0, f"#{one.id} is awaited at the wrong edge"
 
 
 def _check_table(run: Run, sequence: Sequence) -> None:
