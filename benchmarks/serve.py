@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -125,10 +126,9 @@ def run(engine: Engine, work: Workload, salt: str, *, temperature: float = TEMPE
     """Seconds from the first prompt to the last token, and the trace. Each run has a salt: it finds nothing cached."""
     trace = Trace()
     engine.stats = Stats()
-    schedule, result = engine.scheduler.schedule, Pending.result
-    engine.scheduler.schedule = _noting(schedule, trace)  # type: ignore[method-assign]
-    Pending.result = _timing(result, trace)  # type: ignore[method-assign]
-    try:
+    noted = mock.patch.object(engine.scheduler, "schedule", _noting(engine.scheduler.schedule, trace))
+    timed = mock.patch.object(Pending, "result", _timing(Pending.result, trace))
+    with noted, timed:
         _synchronize(engine)
         began_s = time.perf_counter()
         for prompt, wanted in zip(work.prompts, work.outputs, strict=True):
@@ -137,9 +137,6 @@ def run(engine: Engine, work: Workload, salt: str, *, temperature: float = TEMPE
             )
         drawn = _advance_all(engine, trace)
         seconds = time.perf_counter() - began_s
-    finally:
-        engine.scheduler.schedule = schedule  # type: ignore[method-assign]
-        Pending.result = result  # type: ignore[method-assign]
     assert drawn == work.tokens, f"{drawn:,} tokens were drawn, not {work.tokens:,}"
     return seconds, trace
 
