@@ -211,6 +211,8 @@ def measure_rows(_sweep: bool) -> Any:
             yield f"store {'fp8' if fp8 else 'bf16'} 16/8, {rows} tokens", {"µs": _store_us(rows, fp8=fp8)}
     for dtype in (torch.float32, torch.bfloat16):
         yield f"draw 256 × 151936 {str(dtype).removeprefix('torch.')}", {"µs": _draw_us(dtype)}
+    for rows in (4, 64):
+        yield f"top-p {rows} × 151936", _top_p(rows)
     for dtype in (torch.int8, torch.float8_e4m3fn):
         for rows in (1, 16, 64, 256):
             yield f"matmul8 {rows} × 5120 × 17408 {str(dtype).removeprefix('torch.')}", _matmul8(rows, dtype)
@@ -240,6 +242,16 @@ def _draw_us(dtype: torch.dtype) -> float:
     temperatures = torch.full((256,), 0.6, device="cuda")
     seeds, positions = torch.arange(256, device="cuda"), torch.arange(256, device="cuda")
     return microseconds([lambda row=row: kernels.draw(row, temperatures, seeds, positions) for row in logits])
+
+
+def _top_p(rows: int) -> dict[str, float]:
+    logits = [torch.randn(rows, 151936, device="cuda") * 3 for _ in range(2)]
+    heat, top_k, top_p, min_p = (torch.full((rows,), each, device="cuda") for each in (0.6, 2.0**31, 0.95, 0.0))
+    ways = {"µs": kernels.least, "sorting µs": kernels.least_reference}
+    return {
+        name: microseconds([lambda row=row, way=way: way(row, heat, top_k, top_p, min_p) for row in logits])
+        for name, way in ways.items()
+    }
 
 
 def _matmul8(rows: int, dtype: torch.dtype) -> dict[str, float]:

@@ -101,7 +101,7 @@ def follow(flag: str, value: str, model: Model, settings: Settings, place: Place
 
 
 @pytest.mark.parametrize(("name", "gpu", "share", "settings", "flags"), [
-    ("qwen3-0.6b", "h200", 0.0235, Settings(context=4096), {"context", "kv", "budget", "max-seqs", "batched-tokens"}),
+    ("qwen3-0.6b", "h200", 0.0239, Settings(context=4096), {"context", "kv", "budget", "max-seqs", "batched-tokens"}),
     ("qwen3-14b", "h200", 0.9, Settings(context=800_000), {"context"}),
     ("qwen3-14b", "h200", 0.9, Settings(context=690_000), {"context", "kv"}),
     ("qwen3-14b", "rtx-5090", 0.9, Settings(context=8192), {"weights"}),

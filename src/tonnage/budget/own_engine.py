@@ -28,8 +28,8 @@ OWN_KV_FORMATS = {name: KV_FORMATS[name] for name in ("fp32", "fp16", "bf16")} |
 OWN_WEIGHTS = ("fp32", "fp16", "bf16", "fp8", "int8")
 UTILIZATION, MAX_SEQS, BATCHED_TOKENS = 0.9, 256, 8192
 GRAPHS = "CUDA graphs"
-# Rows that the sampler sorts at once where tokens are ruled out (top-k, top-p), and what sorting holds of each word.
-FILTERED_ROWS, FILTERED_BYTES = 32, 40
+# Rows that the sampler draws again at once where tokens are ruled out (top-k, top-p), and what it holds of each word.
+FILTERED_ROWS, FILTERED_BYTES = 64, 26
 # Rows up to which a kernel reads 8-bit weights as they are.
 _NARROW_ROWS = 256
 # Partial results of attention that is split over keys, where few rows must fill the card.
@@ -330,7 +330,7 @@ def _head_bytes(widths: Widths, limits: Limits, tokens: int) -> int:
 
 
 def _sampler_bytes(widths: Widths, limits: Limits) -> int:
-    """Logits, those of rows that need more than the plain draw, and what sorting some of them at a time takes."""
+    """Logits, those of rows that need more than the plain draw, and what drawing some of them again at a time takes."""
     return 8 * limits.rows * widths.vocab + min(limits.rows, FILTERED_ROWS) * widths.vocab * FILTERED_BYTES
 
 

@@ -1,8 +1,7 @@
 """Rows that need more than the plain draw: some tokens ruled out, or log probabilities wanted.
 
-They are drawn again from their logits, a bounded number of rows at a time, since sorting a vocabulary takes several times
-its logits. Log probabilities are those of the model's own logits, before temperature and filters. This module does not
-know which step the rows belong to.
+They are drawn again from copies of their logits, a bounded number of rows at a time. Log probabilities are those of the
+model's own logits, before temperature and filters. This module does not know which step the rows belong to.
 """
 
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tonnage.budget.own_engine import FILTERED_ROWS
-from tonnage.serve.kernels import draw
+from tonnage.serve.kernels import draw, least
 from tonnage.serve.sampling import MOST_LOGPROBS, Sampling, TokenLogprob
 
 
@@ -57,18 +56,13 @@ def filtered(logits: Tensor, wanted: list[Sampling], temperatures: Tensor) -> Te
         return logits
     ruled = [sampling if sampling.filtered else Sampling() for sampling in wanted]
     vocabulary = logits.shape[-1]
-    top_k = _column([min(one.top_k or vocabulary, vocabulary) for one in ruled], logits)
-    # Sums of shares are rounded, and may reach 1 before the last.
-    top_p = _column([one.top_p if one.top_p < 1 else 2.0 for one in ruled], logits)
-    min_p = _column([one.min_p for one in ruled], logits)
-    scale = torch.where(temperatures > 0, temperatures, 1.0).unsqueeze(1)
-    best = logits.sort(dim=-1, descending=True).values
-    ranks = torch.arange(vocabulary, device=logits.device)
-    shares = (best / scale).masked_fill(ranks >= top_k, -torch.inf).softmax(dim=-1)
-    kept = (shares.cumsum(dim=-1) - shares < top_p) & (shares >= min_p * shares[:, :1]) & (shares > 0)
-    kept[:, 0] = True
-    least = best.gather(1, kept.sum(dim=-1, keepdim=True) - 1)
-    return logits.masked_fill(logits < least, -torch.inf)
+    rules = torch.tensor(
+        [[one.top_k or vocabulary for one in ruled], [one.top_p for one in ruled], [one.min_p for one in ruled]],
+        dtype=torch.float32,
+        pin_memory=logits.is_cuda,
+    )
+    kept_from = least(logits, temperatures, *rules.to(logits.device, non_blocking=True))
+    return logits.masked_fill(logits < kept_from.unsqueeze(1), -torch.inf)
 
 
 def to_host(values: Tensor) -> Tensor:
@@ -76,11 +70,6 @@ def to_host(values: Tensor) -> Tensor:
     if values.device.type != "cuda":
         return values
     return torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)
-
-
-def _column(numbers: list[float], like: Tensor) -> Tensor:
-    column = torch.tensor(numbers, dtype=torch.float32, pin_memory=like.device.type == "cuda")
-    return column.to(like.device, non_blocking=True).unsqueeze(1)
 
 
 def _logprobs(logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,6 +8,7 @@ import serve.kernels.interpreting  # noqa: F401  # before a kernel is called
 from serve.kernels.pages import far
 from tonnage.serve.batch import LayerCache
 from tonnage.serve.kernels.draw import draw_reference, draw_triton
+from tonnage.serve.kernels.least import least_reference, least_triton
 from tonnage.serve.kernels.matmul8 import matmul8_reference, matmul8_triton
 from tonnage.serve.kernels.norm import (
     add_norm_reference,
@@ -97,6 +98,27 @@ def test_draw(vocabulary: int) -> None:
     positions = torch.tensor([0, 1, 2, 2**33 + 1, 4, 5] * 2)
     found = draw_triton(logits, temperatures, seeds, positions)
     assert found.tolist() == draw_reference(logits, temperatures, seeds, positions).tolist()
+
+
+@pytest.mark.parametrize("vocabulary", [33, 4096, 9000])
+def test_least(vocabulary: int) -> None:
+    torch.manual_seed(vocabulary)
+    rules = torch.tensor(
+        [
+            (top_k, top_p, min_p)
+            for top_k in (1, 3, 20, vocabulary, 2**31)
+            for top_p in (1.0, 0.9, 0.3, 1e-6)
+            for min_p in (0.0, 0.1, 1.0)
+        ]
+    )
+    logits = torch.randn(len(rules), vocabulary) * 4 - 2
+    logits[::4] = logits[::4].round()  # full of equals
+    logits[::5, 1::2] = float("-inf")
+    temperatures = torch.tensor([0.7, 1.0, 2.0, 0.0]).repeat(15)
+    wishes = (temperatures, *rules.T.contiguous())
+    found, expected = (least(logits, *wishes).unsqueeze(1) for least in (least_triton, least_reference))
+    # Which logits stay: where all do, any lower bound says so.
+    assert torch.equal(logits >= found, logits >= expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])

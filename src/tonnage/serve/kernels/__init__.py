@@ -11,6 +11,7 @@ The plain version is the kernel's meaning and its test's reference; it serves th
 | add_norm        | residual sum and its RMS norm                                            | memory     |
 | silu_mul, gelu_tanh_mul | gated activations of merged gate and up projections              | memory     |
 | draw            | a token from each row of logits, by counted random numbers               | memory     |
+| least           | the least logit of each row that top-k, top-p and min-p leave            | memory     |
 | matmul8         | product with a weight in 8 bits                                          | memory     |
 """
 
@@ -24,6 +25,7 @@ from tonnage.serve.kernels.chunks import attend_chunks_reference, attend_chunks_
 from tonnage.serve.kernels.decode import attend_decode_reference, attend_decode_triton
 from tonnage.serve.kernels.draw import draw_reference, draw_triton
 from tonnage.serve.kernels.language import HAS_TRITON
+from tonnage.serve.kernels.least import least_reference, least_triton
 from tonnage.serve.kernels.matmul8 import matmul8_reference, matmul8_triton
 from tonnage.serve.kernels.norm import (
     add_norm_reference,
@@ -46,6 +48,8 @@ __all__ = [
     "draw_reference",
     "gelu_tanh_mul",
     "gelu_tanh_mul_reference",
+    "least",
+    "least_reference",
     "matmul8",
     "matmul8_reference",
     "silu_mul",
@@ -76,4 +80,5 @@ add_norm = _chosen(add_norm_reference, add_norm_triton)
 silu_mul = _chosen(silu_mul_reference, silu_mul_triton)
 gelu_tanh_mul = _chosen(gelu_tanh_mul_reference, gelu_tanh_mul_triton)
 draw = _chosen(draw_reference, draw_triton)
+least = _chosen(least_reference, least_triton)
 matmul8 = _chosen(matmul8_reference, matmul8_triton)

@@ -1,0 +1,132 @@
+"""The least logit of each row that filters leave: by rank (top-k), by the mass before it (top-p), by its share (min-p).
+
+The plain version sorts. The kernel asks how many logits, or how much of their mass, lie above a value, and halves the range
+of values until one float is left: some thirty readings of a row, and no memory but the answer.
+"""
+
+# What Triton compiles has no types of Python's.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+import torch
+from torch import Tensor
+
+from tonnage.serve.kernels.language import jit, tl
+
+_ROWS = 32  # sorted at once: sorting takes several times the logits
+_BLOCK = 4096
+
+
+def least_reference(logits: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """The least that stays of each row of FP32 logits [S, V]; the best always does.
+
+    `top_k` of V and more, `top_p` of 1 and more and `min_p` of 0 leave all. Shares are those at the row's temperature, or
+    at 1 where that is 0, of the tokens that top-k leaves.
+    """
+    rules = (temperatures, top_k, top_p, min_p)
+    rows = zip(logits.split(_ROWS), *(rule.unsqueeze(1).split(_ROWS) for rule in rules), strict=True)
+    return torch.cat([_sorted_least(*part) for part in rows]) if len(logits) else logits.new_empty(0)
+
+
+def _sorted_least(logits: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    best = logits.sort(dim=-1, descending=True).values
+    ranks = torch.arange(logits.shape[-1], device=logits.device)
+    scale = torch.where(temperatures > 0, temperatures, 1.0)
+    shares = (best / scale).masked_fill(ranks >= top_k, -torch.inf).softmax(dim=-1)
+    # Sums of shares are rounded, and may reach 1 before the last.
+    before = shares.cumsum(dim=-1) - shares
+    kept = ((before < top_p) | (top_p >= 1)) & (shares >= min_p * shares[:, :1]) & (shares > 0)
+    kept[:, 0] = True
+    return best.gather(1, kept.sum(dim=-1, keepdim=True) - 1).squeeze(1)
+
+
+def least_triton(logits: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """The same; shares that FP32 does not tell from 0 may stay."""
+    rows, vocabulary = logits.shape
+    least = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    if rows:
+        _least_kernel[(rows,)](
+            logits,
+            temperatures,
+            top_k,
+            top_p,
+            min_p,
+            least,
+            STRIDE=logits.stride(0),
+            VOCABULARY=vocabulary,
+            BLOCK=_BLOCK,
+            num_warps=8,
+        )
+    return least
+
+
+@jit
+def _in_order(bits):
+    """The bits of a float as a number in the order of floats, and back."""
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@jit
+def _rank_of(value):
+    return _in_order(value.to(tl.int32, bitcast=True)).to(tl.int64)
+
+
+@jit
+def _value_of(rank):
+    return _in_order(rank.to(tl.int32)).to(tl.float32, bitcast=True)
+
+
+@jit
+def _above(line, value, best, scale, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr, WEIGHED: tl.constexpr):
+    """How many logits are above a value, or their weight where the best one's is 1."""
+    total = tl.zeros([BLOCK], tl.float32)
+    for first in range(0, VOCABULARY, BLOCK):
+        lanes = first + tl.arange(0, BLOCK)
+        logits = tl.load(line + lanes, mask=lanes < VOCABULARY, other=float("-inf"))
+        each = tl.exp2((logits - best) * scale) if WEIGHED else 1.0
+        total += tl.where(logits > value, each, 0.0)
+    return tl.sum(total, 0)
+
+
+@jit
+def _least_above(
+    line, low, high, most, best, scale, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr, WEIGHED: tl.constexpr
+):
+    """The least value in the range with less than `most` above it; the highest has."""
+    rank = _rank_of(low)
+    end = _rank_of(high)
+    while rank < end:
+        middle = rank + (end - rank) // 2
+        fewer = _above(line, _value_of(middle), best, scale, VOCABULARY, BLOCK, WEIGHED) < most
+        end = tl.where(fewer, middle, end)
+        rank = tl.where(fewer, rank, middle + 1)
+    return _value_of(rank)
+
+
+@jit(do_not_specialize_on_alignment=["temperatures", "top_k", "top_p", "min_p", "least"])
+def _least_kernel(
+    logits, temperatures, top_k, top_p, min_p, least, STRIDE: tl.constexpr, VOCABULARY: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    line = logits + row * STRIDE
+    heat = tl.load(temperatures + row)
+    scale = 1.4426950408889634 / tl.where(heat > 0, heat, 1.0)
+    largest = tl.full([BLOCK], float("-inf"), tl.float32)
+    for first in range(0, VOCABULARY, BLOCK):
+        lanes = first + tl.arange(0, BLOCK)
+        largest = tl.maximum(largest, tl.load(line + lanes, mask=lanes < VOCABULARY, other=float("-inf")))
+    best = tl.max(largest, 0)
+    bound = best - float("inf")
+    count = tl.load(top_k + row)
+    if count < VOCABULARY:
+        bound = _least_above(line, bound, best, count, best, scale, VOCABULARY, BLOCK, False)
+    share = tl.load(top_p + row)
+    if share < 1:
+        # Of logits that equal the last that top-k leaves, as many count as it leaves.
+        weight = _above(line, bound, best, scale, VOCABULARY, BLOCK, True)
+        more = tl.minimum(count, VOCABULARY) - _above(line, bound, best, scale, VOCABULARY, BLOCK, False)
+        weight += more * tl.exp2((bound - best) * scale)
+        # What lies 2⁻⁵⁸ below the best weighs nothing, however many they are.
+        low = tl.maximum(bound, best - 58 / scale)
+        bound = _least_above(line, low, best, share * weight, best, scale, VOCABULARY, BLOCK, True)
+    bound = tl.maximum(bound, best + tl.log2(tl.load(min_p + row)) / scale)
+    tl.store(least + row, tl.minimum(bound, best))
