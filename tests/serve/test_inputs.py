@@ -125,7 +125,14 @@ class Story:
         assert batch.chunk_starts.tolist() == np.cumsum([0, *chunks]).tolist()
         assert batch.longest_chunk == max(chunks, default=0)
         lasts = np.cumsum([work.count for work in works]) - 1
-        assert batch.samples[: len(works)].tolist() == lasts.tolist()
+        assert (np.arange(rows) if batch.samples is None else batch.samples).tolist() == lasts.tolist()
+        self.check_order(batch)
+
+    def check_order(self, batch: Batch) -> None:
+        """Every row once, the longest first."""
+        assert batch.order is not None and sorted(batch.order.tolist()) == list(range(batch.decodes))
+        lengths = batch.lengths[batch.order.long()].tolist()
+        assert lengths == sorted(lengths, reverse=True)
 
     def check_padding(self, batch: Batch, at: torch.Tensor, count: int) -> None:
         assert (at[count:] == SLOTS).all()

@@ -21,7 +21,8 @@ class Batch:
     lengths: Tensor  # int32 [D + P]: keys that the row sees, those written in this pass included; 0 for padding
     chunk_starts: Tensor  # int32 [P + 1]: where each chunk begins among the tokens after D; the first is 0
     longest_chunk: int  # known on the host; 0 where P is 0
-    samples: Tensor  # int64 [S]: which of the T rows draw a token
+    samples: Tensor | None = None  # int64 [S]: which of the T rows draw a token; None where all do
+    order: Tensor | None = None  # int32 [D]: the decoding rows, those with the most keys first
 
 
 @dataclass(slots=True)

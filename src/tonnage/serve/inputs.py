@@ -1,9 +1,9 @@
 """A step's inputs: what the host knows of its rows, packed into one pinned buffer, sent in one copy, unpacked on the device.
 
 What a sequence keeps from step to step lies on the device by its slot: its last token, its block table, how it is sampled.
-So a step of decodes alone sends three numbers a row (slot, position, block of that position), and where the same sequences
-decode as before, the host adds 1 to the positions and looks up only the blocks that are new. All else takes the general
-way. This module knows neither model nor graphs.
+So a step of decodes alone sends four numbers a row (slot, position, block of that position, and which row is the next
+longest), and where the same sequences decode as before, the host adds 1 to the positions and looks up only new blocks. All
+else takes the general way. This module knows neither model nor graphs.
 """
 
 from collections.abc import Sequence as Sized
@@ -45,6 +45,7 @@ class Slots:
         self.tables = torch.zeros(max_seqs + 1, columns, dtype=torch.int32, device=device)
         self.temperatures = torch.zeros(max_seqs + 1, dtype=torch.float32, device=device)
         self.seeds = torch.zeros(max_seqs + 1, dtype=torch.int64, device=device)
+        self.no_chunks = torch.zeros(1, dtype=torch.int32, device=device)
 
 
 class Staging:
@@ -102,7 +103,7 @@ class _Pack:
 
 
 def decode_batch(rows: Tensor, slots: Slots, block: int, columns: int | None = None) -> tuple[Batch, Tensor]:
-    """The batch of decoding rows [3, rows] (slot, position, block) and their slots; on the device alone, for graphs.
+    """The batch of decoding rows [4, rows] (slot, position, block, order) and their slots; on the device alone, for graphs.
 
     A padding row has the dummy slot, position −1 and the null block. `columns` of the tables are in use, or all.
     """
@@ -117,9 +118,9 @@ def decode_batch(rows: Tensor, slots: Slots, block: int, columns: int | None = N
         decodes=count,
         tables=slots.tables[:, :columns].index_select(0, at),
         lengths=rows[1] + 1,
-        chunk_starts=rows.new_zeros(1),
+        chunk_starts=slots.no_chunks,
         longest_chunk=0,
-        samples=torch.arange(count, device=rows.device),
+        order=rows[3],
     )
     return batch, at
 
@@ -131,8 +132,9 @@ class Inputs:
         self.slots = Slots(max_seqs, columns, device)
         self._block, self._columns = block, columns
         self._staging = Staging(3 * batched_tokens + max_seqs * (2 * columns + 20) + 16, device)
-        # Of the decoding rows: slot, position, block of that position, and the position at which that block ends.
-        self._rows: Ints = np.zeros((4, max_seqs), dtype=np.int32)
+        # Of the decoding rows: slot, position, block of that position; the rows with the longest first, which have the
+        # most to do; and the position at which the block ends.
+        self._rows: Ints = np.zeros((5, max_seqs), dtype=np.int32)
         self._decodes: tuple[Decode, ...] | None = None  # of the last step
         self._decoding: list[Sequence] = []
         self._needy: set[Sequence] = set()
@@ -141,8 +143,8 @@ class Inputs:
         self.special: list[int] = []  # rows among `drawing` that need more than the plain draw
 
     def rows(self, size: int) -> Tensor:
-        """The decoding rows on the device [3, size], always at the same place: what graphs read."""
-        return self._staging.device[: 3 * size].view(3, size)
+        """The decoding rows on the device [4, size], always at the same place: what graphs read."""
+        return self._staging.device[: 4 * size].view(4, size)
 
     @property
     def widest(self) -> int:
@@ -165,11 +167,16 @@ class Inputs:
     def decodes(self, size: int) -> None:
         """Send the decoding rows, padded to `size`, to `rows(size)`."""
         count = len(self._decoding)
-        rows = self._staging.begin()[: 3 * size].reshape(3, size)
-        rows[:, :count] = self._rows[:3, :count]
+        rows = self._staging.begin()[: 4 * size].reshape(4, size)
+        rows[:, :count] = self._rows[:4, :count]
         if size > count:
-            rows[0, count:], rows[1, count:], rows[2, count:] = self.slots.dummy, -1, 0
-        self._staging.send(3 * size)
+            rows[0, count:], rows[1, count:], rows[2, count:], rows[3, count:] = (
+                self.slots.dummy,
+                -1,
+                0,
+                range(count, size),
+            )
+        self._staging.send(4 * size)
 
     def mixed(self, step: Step) -> tuple[Batch, Tensor]:
         """The batch of any step, and the slots of the rows that draw: with chunks, or with rows new to the device."""
@@ -184,7 +191,7 @@ class Inputs:
 
     def _go_on(self, decoding: list[Sequence]) -> None:
         """Each of them computes the position after its last one."""
-        positions, blocks, ends = self._rows[1:, : len(decoding)]
+        _, positions, blocks, _, ends = self._rows[:, : len(decoding)]
         positions += 1
         new = np.flatnonzero(positions == ends)
         if len(new):
@@ -199,7 +206,8 @@ class Inputs:
         self._rows[0, :count] = [sequence.slot for sequence in decoding]
         self._rows[1, :count] = starts
         self._rows[2, :count] = [one.blocks[start // block] for one, start in zip(decoding, starts, strict=True)]
-        self._rows[3, :count] = (self._rows[1, :count] // block + 1) * block
+        self._rows[3, :count] = np.argsort(-self._rows[1, :count], kind="stable")
+        self._rows[4, :count] = (self._rows[1, :count] // block + 1) * block
         self.renewed = self._unknown(step, decoding, starts)
         self._decoding = decoding
         self.drawing = decoding + [work.sequence for work in step.chunks if work.samples]
@@ -243,6 +251,7 @@ class Inputs:
         pack.put("ids", *(work.sequence.tokens[work.start : work.start + work.count] for work in chunks))
         pack.put("positions", starts, *spans)
         pack.put("pages", blocks * block + starts % block, *pages)
+        pack.put("order", self._rows[3, : len(slots)])
         pack.put("lengths", starts + 1, [work.start + work.count for work in chunks])
         pack.put("chunk starts", ends)
         pack.put("samples", np.arange(len(slots)), last_rows)
@@ -271,4 +280,5 @@ class Inputs:
             chunk_starts=pack.narrow("chunk starts"),
             longest_chunk=max((work.count for work in step.chunks), default=0),
             samples=pack.wide("samples"),
+            order=pack.narrow("order"),
         )

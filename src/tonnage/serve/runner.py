@@ -120,10 +120,11 @@ class Runner:
         logits = self._decoder.forward(batch, self.cache.layers)
         count = at.shape[0]
         if count:
-            slots, positions = self.inputs.slots, batch.positions.index_select(0, batch.samples)
-            tokens = draw(logits, slots.temperatures.index_select(0, at), slots.seeds.index_select(0, at), positions)
-            slots.last_tokens.index_copy_(0, at, tokens)
-            self._drawn[:count].copy_(tokens)
+            slots, drawn, positions = self.inputs.slots, self._drawn[:count], batch.positions
+            if batch.samples is not None:
+                positions = positions.index_select(0, batch.samples)
+            temperatures, seeds = slots.temperatures.index_select(0, at), slots.seeds.index_select(0, at)
+            slots.last_tokens.index_copy_(0, at, draw(logits, temperatures, seeds, positions, out=drawn))
         return logits
 
     def _special(self, step: Step, logits: Tensor) -> Logprobs | None:

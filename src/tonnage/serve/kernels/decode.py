@@ -36,7 +36,7 @@ def attend_decode_reference(
 ) -> Tensor:
     """Of queries [D, H, hd], each over the `lengths` keys whose blocks its row of `tables` names; [D, H, hd].
 
-    `order`: int64 [D], the rows as a card should begin them; the longest first leave the least to wait for at the end.
+    `order`: integers [D], the rows as a card should begin them; the longest first leave the least to wait for at the end.
     """
     most = int(lengths.max()) if len(lengths) else 0
     keys, values = read_pages(layer, tables[:, : -(-most // layer.block_size)], wide(query.dtype))
@@ -194,7 +194,7 @@ def _decode_kernel(
     kv_head = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
     if ORDERED:
-        row = tl.load(order + row)
+        row = tl.load(order + row).to(tl.int64)
     split = tl.program_id(2)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     lanes = tl.arange(0, TILE)

@@ -19,7 +19,9 @@ _LOG2_E = 1.4426950408889634
 _LOW = 0xFFFFFFFF
 
 
-def draw_reference(logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+def draw_reference(
+    logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor, *, out: Tensor | None = None
+) -> Tensor:
     """Token ids [S] from logits [S, V]; greedy where a temperature is 0. The first of equals wins."""
     tokens = logits.argmax(-1)
     hot = temperatures.nonzero().squeeze(1)
@@ -27,7 +29,7 @@ def draw_reference(logits: Tensor, temperatures: Tensor, seeds: Tensor, position
         scores = logits[hot].to(wide(logits.dtype))
         noise = exponentials(seeds[hot], positions[hot], logits.shape[1]).to(scores.dtype).log2_()
         tokens[hot] = (scores * (_LOG2_E / temperatures[hot].to(scores.dtype)).unsqueeze(1) - noise).argmax(-1)
-    return tokens
+    return tokens if out is None else out.copy_(tokens)
 
 
 def exponentials(seeds: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
@@ -68,10 +70,12 @@ def _multiply(factor: int, word: Tensor) -> tuple[Tensor, Tensor]:
     return (upper >> 16) + ((middle + lower) >> 32), (middle + lower) & _LOW
 
 
-def draw_triton(logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+def draw_triton(
+    logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor, *, out: Tensor | None = None
+) -> Tensor:
     """The same in two launches: the best of each block of the vocabulary, then the best of those."""
     rows, vocabulary = logits.shape
-    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device) if out is None else out
     if rows == 0:
         return tokens
     blocks = -(-vocabulary // (4 * _QUARTER))

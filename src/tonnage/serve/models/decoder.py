@@ -128,7 +128,9 @@ class Decoder:
             if block.after_mlp is not None:
                 hidden, _ = add_norm(hidden, None, block.after_mlp, eps, offset=offset)
         assert residual is not None
-        return self._logits(hidden[batch.samples], residual[batch.samples])
+        if batch.samples is not None:
+            hidden, residual = hidden[batch.samples], residual[batch.samples]
+        return self._logits(hidden, residual)
 
     def _logits(self, hidden: Tensor, residual: Tensor) -> Tensor:
         normed, _ = add_norm(
@@ -149,7 +151,7 @@ def _product_in_fp32(rows: Tensor, weight: Tensor) -> Tensor:
 class Attention:
     """The attention of one pass: what its layers share, taken apart once."""
 
-    __slots__ = ("batch", "chunk_lengths", "chunk_tables", "decode_lengths", "decode_tables", "heads", "order", "shape")
+    __slots__ = ("batch", "chunk_lengths", "chunk_tables", "decode_lengths", "decode_tables", "heads", "shape")
 
     def __init__(self, shape: Architecture, batch: Batch) -> None:
         self.shape = shape
@@ -157,9 +159,6 @@ class Attention:
         self.heads = [shape.heads, shape.kv_heads, shape.kv_heads]
         self.decode_tables, self.chunk_tables = batch.tables[: batch.decodes], batch.tables[batch.decodes :]
         self.decode_lengths, self.chunk_lengths = batch.lengths[: batch.decodes], batch.lengths[batch.decodes :]
-        # Longest first, so that the card does not end with a long one alone.
-        several = batch.decodes > 1 and batch.lengths.is_cuda
-        self.order = self.decode_lengths.argsort(descending=True) if several else None
 
     def __call__(self, block: Block, hidden: Tensor, cache: LayerCache) -> Tensor:
         batch, shape = self.batch, self.shape
@@ -185,7 +184,7 @@ class Attention:
         shape = self.shape
         return attend_decode(
             query, cache, self.decode_tables, self.decode_lengths,
-            scale=shape.attention_scale, window=block.window, soft_cap=shape.attention_cap, order=self.order,
+            scale=shape.attention_scale, window=block.window, soft_cap=shape.attention_cap, order=self.batch.order,
         )  # fmt: skip
 
     def _chunks(self, block: Block, query: Tensor, cache: LayerCache) -> Tensor:
