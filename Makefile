@@ -41,15 +41,8 @@ format: $(STAMP) ## put the code in order
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Side by side, one a core: the tests of fit; and all others with branch coverage of the core, then those of serve.
-FIT_TESTS := tests/fit tests/integrations/test_fit_trainer.py tests/integrations/test_fit_lightning.py
-PYTEST    := $(BIN)/python -m pytest -m "not gpu"
-
 test: lint      ## lint, then every test that needs no GPU, with branch coverage of the core
-	@log=$$(mktemp); $(PYTEST) $(FIT_TESTS) > $$log 2>&1 & fit=$$!; \
-	$(PYTEST) $(FIT_TESTS:%=--ignore=%) --ignore=tests/serve --cov --cov-report=term; status=$$?; \
-	$(PYTEST) tests/serve || status=1; \
-	wait $$fit || status=1; echo "tests of fit"; cat $$log; rm -f $$log; exit $$status
+	$(BIN)/python tools/run_tests.py
 
 demo: $(STAMP)  ## a virtual run of examples/train_gpt.py on a GPU that is not there
 	$(BIN)/tonnage run --gpu $(GPU) examples/train_gpt.py

@@ -1,0 +1,114 @@
+"""Every test that needs no GPU, in groups, as many at once as there are cores, and what they cover of the core: `make test`.
+
+    .venv/bin/python tools/run_tests.py [--lanes 2] [GROUP ...]
+
+A group is a process of pytest. The longest begin first; whatever is in no group of its own runs in the last one. A group that
+passes is one line, one that fails is shown whole.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+COVERED = ["--cov", "--cov-report=", "--cov-fail-under=0"]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Tests that run in one process. `covered`: they count for the coverage of the core."""
+
+    name: str
+    paths: tuple[str, ...]
+    covered: bool = True
+
+
+GROUPS = [
+    Group("virtual cluster", ("tests/virtual/cluster",)),
+    Group("fit", ("tests/fit",), covered=False),
+    Group("virtual", ("tests/virtual",)),
+    Group("fit sharded", ("tests/fit/sharding",), covered=False),
+    Group("serve", ("tests/serve",), covered=False),
+    Group("fit techniques", ("tests/fit/techniques", "tests/fit/recomputing"), covered=False),
+    Group("planner", ("tests/planner", "tests/budget")),
+    Group("kernels", ("tests/serve/kernels", "tests/serve/simulation"), covered=False),
+    Group("fit trainers", ("tests/integrations/test_fit_trainer.py", "tests/integrations/test_fit_lightning.py"), covered=False),
+    Group("commands", ("tests/commands", "tests/explain")),
+    Group("integrations", ("tests/integrations",)),
+    Group("all others", ("tests",)),
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a group ended."""
+
+    group: Group
+    status: int
+    output: str
+    seconds: float
+
+    @property
+    def line(self) -> str:
+        """The group, its time, and pytest's last word."""
+        said = self.output.strip().splitlines()
+        return f"  {self.group.name:16}{self.seconds:5.0f} s   {said[-1].strip('= ') if said else ''}"
+
+
+def main() -> int:
+    """Run them; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lanes", type=int, default=os.cpu_count() or 1, help="groups at once (default: the cores)")
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help="some of: " + ", ".join(g.name for g in GROUPS))
+    options = parser.parse_args()
+    chosen = [group for group in GROUPS if not options.groups or group.name in options.groups]
+    for left in ROOT.glob(".coverage*"):
+        left.unlink()
+    with ThreadPoolExecutor(options.lanes) as pool:
+        results = list(pool.map(lambda group: run(group, options.lanes), chosen))
+    failed = [result for result in results if result.status]
+    for result in failed:
+        print(f"\n{result.group.name} failed\n{result.output}")
+    uncovered = 0 if options.groups else coverage()
+    if failed:
+        print("failed: " + ", ".join(result.group.name for result in failed))
+    return int(bool(failed) or uncovered != 0)
+
+
+def run(group: Group, lanes: int) -> Result:
+    """One group, to its end."""
+    number = GROUPS.index(group)
+    # Each process has its share of the cores, rather than all of them fighting for all.
+    threads = str(max(1, (os.cpu_count() or 1) // lanes))
+    environment = os.environ | {"OMP_NUM_THREADS": threads, "COVERAGE_FILE": str(ROOT / f".coverage.{number}")}
+    began_s = time.monotonic()
+    command = [sys.executable, "-m", "pytest", "-m", "not gpu", "-o", f"cache_dir=.pytest_cache/{number}"]
+    command += [*group.paths, *ignored(group), *(COVERED if group.covered else [])]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    result = Result(group, done.returncode, done.stdout + done.stderr, time.monotonic() - began_s)
+    print(result.line, flush=True)
+    return result
+
+
+def ignored(group: Group) -> list[str]:
+    """What lies in this group's folders and is another's."""
+    others = [path for other in GROUPS if other is not group for path in other.paths]
+    inside = [path for path in others if any(path.startswith(own + "/") for own in group.paths)]
+    return [f"--ignore={path}" for path in inside]
+
+
+def coverage() -> int:
+    """Put the groups' parts together and hold them to the bar."""
+    tool: Sequence[str] = (sys.executable, "-m", "coverage")
+    subprocess.run([*tool, "combine", "--quiet"], cwd=ROOT, check=True)
+    return subprocess.run([*tool, "report"], cwd=ROOT).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
