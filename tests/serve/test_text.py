@@ -53,6 +53,13 @@ def test_bytes_that_are_no_text_come_through(ids: list[int], sizes: list[int]) -
     assert streamed(TextStream(BYTE_LEVEL), ids, sizes) == BYTE_LEVEL.decode(ids)
 
 
+@pytest.mark.parametrize("junk", range(9))
+def test_a_character_after_bytes_that_are_none_is_whole(junk: int) -> None:
+    numbers = {BYTE_LEVEL.token_bytes(number): number for number in range(4, 384)}
+    ids = [numbers[b"\xa1"]] * junk + [numbers[bytes([byte])] for byte in "🚢".encode()]
+    assert streamed(TextStream(BYTE_LEVEL), ids, [1]) == "\ufffd" * junk + "🚢"
+
+
 def test_bytes_that_never_become_a_character_are_not_held_for_ever() -> None:
     (half,) = [number for number in range(384) if BYTE_LEVEL.token_bytes(number) == b"\x82"]
     stream = TextStream(BYTE_LEVEL)

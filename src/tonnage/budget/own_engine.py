@@ -325,7 +325,7 @@ def _experts_elements(widths: Widths, limits: Limits, tokens: int) -> int:
 
 def _head_bytes(widths: Widths, limits: Limits, tokens: int) -> int:
     """The last states, those of rows that draw, and their logits: as computed, and in FP32."""
-    states = (3 * tokens + 3 * limits.rows) * widths.hidden * limits.compute_bytes
+    states = (2 * tokens + 3 * limits.rows) * widths.hidden * limits.compute_bytes
     return states + limits.rows * widths.vocab * (limits.compute_bytes + 4)
 
 

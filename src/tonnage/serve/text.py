@@ -168,7 +168,8 @@ class TextStream:
         else:
             self._halves += 1
         if self._halves >= _MOST_HALVES:
-            self._halves, whole = 0, text
+            # The last may still be the beginning of one.
+            self._halves, whole = 0, text[:-1]
         return whole
 
     def _forget(self) -> None:
@@ -176,7 +177,7 @@ class TextStream:
         last = self._ids[-_CONTEXT:]
         text = self._decode(last)
         if _REPLACEMENT not in text or len(self._ids) > _LONGEST_WINDOW:
-            self._ids, self._shown = last, len(text)
+            self._ids, self._shown = last, len(text) - text.endswith(_REPLACEMENT)
 
     def _release(self, fresh: str) -> str:
         if not self._stops:
