@@ -94,24 +94,38 @@ def test_compiled_blocks_keep_no_value_between() -> None:
 
 def test_sequence_parallelism_divides_what_tensor_parallelism_leaves() -> None:
     shape = llama()
-    whole, split = (
-        float(block(shape, tp=8, sequence_parallel=way).kept.per_token(Configuration(tp=8, sequence_parallel=way), 1))
-        for way in (False, True)
+    whole, split, own = (
+        float(block(shape, **choices).kept.per_token(Configuration(**choices), 1))
+        for choices in (
+            {"tp": 8, "sequence_parallel": False},
+            {"tp": 8, "sequence_parallel": True},
+            {"tp": 8, "framework": "megatron"},
+        )
     )
-    assert split == pytest.approx(kept(shape) / 8)
+    # What matrices read is gathered from its parts, and torch keeps it so: an input for each of five matrices.
+    read = 5 * 2 * HIDDEN
+    assert split == pytest.approx((kept(shape) - read) / 8 + read)
     assert whole > split
+    assert own == pytest.approx(kept(shape, framework="megatron") / 8)
+
+
+def test_ring_attention_copies_what_it_puts_out() -> None:
+    shape = llama()
+    alone, ring, own = (kept(shape, **choices) for choices in ({}, {"cp": 4}, {"cp": 4, "framework": "megatron"}))
+    assert ring == alone + 2 * HIDDEN
+    assert own == kept(shape, framework="megatron")
 
 
 def test_adapters_wider_than_the_base_cast_what_they_read() -> None:
     wide, thin = (block(llama(), lora_rank=16, precision=precision) for precision in ("bf16-mixed", "bf16"))
-    assert wide.attention.whole == 3 * 4 * HIDDEN
-    assert thin.attention.whole == 2 * HIDDEN
+    assert wide.attention.gathered == 3 * 4 * HIDDEN
+    assert thin.attention.gathered == 2 * HIDDEN
     assert wide.feed_forward.split == (3 * 2 + 4) * WIDTH
 
 
 def test_frozen_matrices_keep_nothing() -> None:
     found = block(llama(), lora_rank=16, lora_targets="attention", precision="bf16")
-    assert found.feed_forward.whole == 0
+    assert found.feed_forward.whole == found.feed_forward.gathered == 0
     assert found.feed_forward.split == 3 * 2 * WIDTH
 
 

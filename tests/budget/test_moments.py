@@ -1,5 +1,7 @@
 """When what is alive."""
 
+from dataclasses import replace
+
 import pytest
 
 from budget.decoders import llama
@@ -105,3 +107,36 @@ def test_every_second_block_keeps_its_input_alone() -> None:
     assert half["kept by block inputs"] == 8 * 2 * 2048 * tokens
     assert half["kept by MLP"] == none["kept by MLP"] / 2
     assert "kept by MLP" not in full
+
+
+def test_context_parallel_ranks_reduce_gradients_too() -> None:
+    shape = llama()
+    assert alive(shape, cp=2)["loss"]["DDP buckets"] == 4 * shape.parameters
+    assert alive(shape, data=8, zero=1)["loss"]["DDP buckets"] == 4 * shape.parameters
+
+
+def test_stages_of_torch_keep_a_buffer_for_every_micro_batch_and_the_logits() -> None:
+    shape, configuration = llama(), Configuration(precision="bf16", pp=4, accumulate=8, seq=1024)
+    first, last = (
+        {moment.name: {term.name: term.size_bytes for term in moment.terms} for moment in moments(shape, end, each)}
+        for each in (configuration,)
+        for end in stages(shape, each)
+    )
+    buffers = 8 * 2 * 2048 * 1024
+    assert {moment["buffers of the stage"] for moment in (*first.values(), *last.values())} == {buffers}
+    held = {name: moment.get("logits that the schedule holds") for name, moment in last.items()}
+    assert held["forward"] is held["optimizer"] is None
+    assert held["loss"] == held["first block"] == 2 * 128256 * 1024
+    assert first["loss"]["logits that the schedule holds"] == 0
+    own = alive_at_ends(shape, replace(configuration, framework="megatron"))
+    assert not {"buffers of the stage", "logits that the schedule holds"} & own
+
+
+def alive_at_ends(shape: ModelShape, configuration: Configuration) -> set[str]:
+    """Names of everything that any stage holds at any moment."""
+    return {
+        term.name
+        for end in stages(shape, configuration)
+        for moment in moments(shape, end, configuration)
+        for term in moment.terms
+    }

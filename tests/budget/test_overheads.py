@@ -5,10 +5,11 @@ import pytest
 from budget.decoders import llama
 from tonnage.budget.configuration import Configuration
 from tonnage.budget.loss import LOSS_CHUNKS, head_weights, loss_term
-from tonnage.budget.overheads import context, fragmentation, nccl, workspace
+from tonnage.budget.moments import moments
+from tonnage.budget.overheads import context, fragmentation, nccl, other_streams, workspace
 from tonnage.budget.sharding import stages
 from tonnage.hardware import find_gpu
-from tonnage.models import from_config
+from tonnage.models import ModelShape, from_config
 
 MIB = 2**20
 
@@ -24,8 +25,20 @@ def test_the_context_is_the_catalogue_s() -> None:
     assert context(find_gpu("h200")).size_bytes == known + 2 * overheads["cublas"].size_bytes
 
 
-@pytest.mark.parametrize(("choices", "count"), [({}, 0), ({"data": 8}, 1), ({"tp": 2, "pp": 2, "data": 2}, 3)])
-def test_a_communicator_for_each_kind_of_parallelism(choices: dict[str, int], count: int) -> None:
+@pytest.mark.parametrize(
+    ("choices", "count"),
+    [
+        ({}, 0),
+        ({"data": 8}, 1),
+        ({"tp": 2, "pp": 2, "data": 2}, 1 + 3),
+        ({"zero": 3, "data": 8, "shard": 4}, 1 + 2),
+        ({"zero": 3, "data": 8, "shard": 8, "tp": 2}, 1 + 2),
+        ({"cp": 4}, 1),
+        ({"data": 8, "ep": 4}, 1 + 1),
+        ({"zero": 3, "data": 8, "shard": 8, "ep": 4}, 1 + 2),
+    ],
+)
+def test_a_communicator_of_all_and_one_for_each_smaller_kind(choices: dict[str, int], count: int) -> None:
     one = nccl(Configuration(data=2)).size_bytes
     assert nccl(Configuration(**choices)).size_bytes == count * one
 
@@ -43,13 +56,23 @@ def test_a_stage_without_the_head_has_no_hole_of_its_logits() -> None:
     assert fragmentation(shape, first, configuration).size_bytes == pytest.approx(0.38 * 2 * first.parameters)
 
 
-def test_streams_of_fsdp_keep_their_own() -> None:
+def kept_by_streams(shape: ModelShape, **choices: object) -> float:
+    """Beyond what is alive at the peak."""
+    configuration = Configuration(zero=3, data=2, shard=2, **choices)
+    (stage,) = stages(shape, configuration)
+    alive = [moment.terms for moment in moments(shape, stage, configuration)]
+    return sum(float(term.size_bytes) for term in other_streams(shape, stage, configuration, alive))
+
+
+def test_streams_of_fsdp_keep_shards_of_gradients_and_what_was_gathered() -> None:
     shape = llama()
-    choices = {"zero": 3, "data": 8, "shard": 8}
-    with_streams, without = (Configuration(framework=framework, **choices) for framework in ("fsdp2", "deepspeed"))
-    sizes = [fragmentation(shape, next(iter(stages(shape, each))), each).size_bytes for each in (with_streams, without)]
-    outside = shape.embedding_parameters + shape.other_parameters
-    assert sizes[0] - sizes[1] == pytest.approx((2 + 4) * outside)
+    outside, block = shape.embedding_parameters + shape.other_parameters, shape.decoder.layers[0].parameters
+    gathered = 2 * (outside + block / 2)
+    # The loss is the peak, and no gradient is there.
+    assert kept_by_streams(shape, framework="fsdp2", seq=32768) == pytest.approx(gathered + 4 * shape.parameters / 2)
+    # All gradients are there, always: room for the sums of what is outside of blocks comes on top.
+    assert kept_by_streams(shape, framework="fsdp2", accumulate=2) == pytest.approx(gathered + 4 * outside)
+    assert kept_by_streams(shape, framework="deepspeed") == 0
 
 
 @pytest.mark.parametrize(
@@ -71,7 +94,11 @@ def test_bytes_of_a_logit(choices: dict[str, object], forward: int, backward: in
 
 def test_chunks_and_tensor_parallelism_divide_the_loss() -> None:
     whole = loss_term(llama(), Configuration(), 8, "loss").size_bytes
-    assert loss_term(llama(), Configuration(loss="chunked", tp=2), 8, "loss").size_bytes == whole / LOSS_CHUNKS / 2
+    split = loss_term(llama(), Configuration(loss="chunked", tp=2), 8, "loss").size_bytes
+    # Split logits have a loss in Python, with one more copy of them.
+    assert split == whole * 16 / 12 / LOSS_CHUNKS / 2
+    own = loss_term(llama(), Configuration(framework="megatron", tp=2), 8, "loss").size_bytes
+    assert own == loss_term(llama(), Configuration(framework="megatron"), 8, "loss").size_bytes / 2
 
 
 def test_the_head_may_be_narrower_than_the_model() -> None:

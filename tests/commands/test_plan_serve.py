@@ -117,3 +117,29 @@ def test_the_command_itself_without_torch_or_numpy() -> None:
     code = "import sys, tonnage.report.serving; print({'torch', 'transformers', 'numpy'} & set(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert loaded.stdout.strip() == "set()"
+
+
+def test_layers_of_the_stages_can_be_given(figures: Any, run: Any) -> None:
+    found = figures("llama-3.1-8b", "--gpus", "2xh100", "--stage-layers", "15,17")
+    assert found["config"]["pp"] == 2 and found["config"]["stage_layers"] == [15, 17]
+    assert found["launch"][:4] == ["env", "VLLM_PP_LAYER_PARTITION=15,17", "vllm", "serve"]
+    with pytest.raises(RequestError, match="do not cut the 32 layers"):
+        run("llama-3.1-8b", "--gpus", "2xh100", "--stage-layers", "15,15")
+    with pytest.raises(RequestError, match="makes no sense"):
+        run("llama-3.1-8b", "--gpus", "2xh100", "--stage-layers", "half")
+
+
+def test_several_hosts_are_said_and_exported(run: Any, tmp_path: Path) -> None:
+    status, out = run("llama-3.1-405b", "--gpus", "2x8xh100", "--users", "4", "--export", str(tmp_path))
+    assert status == 0 and "launch, with Ray on 2 hosts" in out
+    assert {path.name for path in tmp_path.iterdir()} >= {"start-head.sh", "start-worker.sh", "check.py"}
+    assert all(len(line) <= 80 for line in out.splitlines() if not line.startswith("  wrote"))
+
+
+def test_a_share_that_the_card_cannot_give_is_lowered(figures: Any) -> None:
+    """Before 0.20 the graphs lie outside of the share, and a small card has no room for both."""
+    words = ("qwen2.5-1.5b", "--gpus", "rtx-3080", "--engine-version", "0.19", "--max-seqs", "256")
+    plain, given = figures(*words), figures(*words, "--utilization", "0.9")
+    assert plain["fits"] and plain["ledger"]["total_bytes"] <= plain["capacity_bytes"]
+    assert plain["config"]["utilization"] < 0.9, "vLLM's default then"
+    assert not given["fits"] and given["config"]["utilization"] == 0.9, "what is given is kept"

@@ -109,3 +109,17 @@ def test_few_tokens_touch_few_experts() -> None:
 def test_a_plan_is_that_of_its_budget() -> None:
     best = plan().best
     assert best.budget == serving_budget(LLAMA_8B, best.configuration, find_cluster("4xh100").gpu)
+
+
+def test_more_room_is_never_offered_for_fewer_users_than_fit() -> None:
+    for gpus, users in (("h100", 1), ("4xh100", 8)):
+        found = plan(gpus=gpus, users=users)
+        assert found.fits and found.changes
+        assert all(change.users >= min(found.best.most_users, 1024) for change in found.changes)
+
+
+def test_an_offered_share_leaves_room_for_what_is_unsure() -> None:
+    found = plan(gpus="h200", users=4)
+    (share,) = (float(each.flag.split()[1]) for each in found.changes if each.flag.startswith("--utilization"))
+    budget = found.best.budget
+    assert budget.configuration.utilization < share < budget.largest_utilization

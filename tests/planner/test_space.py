@@ -57,6 +57,26 @@ def test_one_gpu_has_nothing_to_shard() -> None:
     assert {one.zero for one in shardings(asked, rows, NO_OFFLOAD)} == {3}
 
 
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ({"framework": "fsdp2"}, {(2, "fsdp2", 32), (3, "fsdp2", 8), (3, "fsdp2", 32)}),
+        ({"framework": "fsdp2", "zero": 2, "shard": 4}, {(2, "fsdp2", 4)}),
+        ({"framework": "torch"}, {(0, "torch", 1), (1, "torch", 32)}),
+        ({"shard": 16, "zero": 3}, {(3, "fsdp2", 16)}),
+    ],
+)
+def test_who_trains_and_how_many_share_may_be_said(asked: dict[str, object], found: set[tuple[int, str, int]]) -> None:
+    request = TrainingRequest(seq=4096, tp=1, pp=1, cp=1, **asked)
+    rows = layouts(find_model("llama-3.1-8b"), find_cluster("32xh100"), request)
+    kinds = {
+        (one.zero, one.framework, int(shard))
+        for one in shardings(request, rows, NO_OFFLOAD)
+        for shard in set(one.rows.shard)
+    }
+    assert kinds == found
+
+
 def test_hybrid_sharding_is_within_hosts() -> None:
     rows = layouts(find_model("llama-3.1-8b"), find_cluster("32xh100"), OPEN)
     flat = (rows.tp == 1) & (rows.cp == 1) & (rows.pp == 1)

@@ -11,7 +11,7 @@ from support import Run, training_run
 from tonnage.errors import BadRecording, OutputExists
 from tonnage.ledger import Category
 from tonnage.recording import Allocation, Header, Note, Recording, StandIn, read_recording, write_recording
-from tonnage.recording.store import LAYOUT_VERSION
+from tonnage.recording.layout import SCHEMAS
 
 words = st.text(max_size=20).map(
     lambda text: text.replace("\n", " ").replace("\x00", "").encode("utf-8", "ignore").decode()
@@ -103,7 +103,7 @@ def test_a_foreign_database_is_refused(tmp_path: Path) -> None:
         read_recording(tmp_path / "other.db")
 
 
-@pytest.mark.parametrize(("version", "hint"), [(LAYOUT_VERSION + 1, "Upgrade Tonnage"), (0, "Make it again")])
+@pytest.mark.parametrize(("version", "hint"), [(max(SCHEMAS) + 1, "Upgrade Tonnage"), (0, "Make it again")])
 def test_other_layouts_are_refused_with_the_way_out(written: Path, version: int, hint: str) -> None:
     change(written, f"PRAGMA user_version = {version}")
     with pytest.raises(BadRecording, match=f"layout {version}") as caught:

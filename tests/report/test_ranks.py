@@ -5,30 +5,24 @@ from typing import Any
 
 import pytest
 
-from support import training_run
+from clusters import cluster_of, one_dies, one_odd, rank_run
 from tonnage.explain import Advice
-from tonnage.hardware.cluster import find_cluster
+from tonnage.recording import ClusterRecording
 from tonnage.report.ranks import cluster_figures, print_ranks
-from tonnage.virtual.cluster.cluster import ClusterRun, RankRun
 
 
-def rank_run(rank: int, stands_for: tuple[int, ...], *, stopped: bool = False, **training: Any) -> RankRun:
-    return RankRun(rank, stands_for, training_run(**training), {"all-gather buffers": 2**28}, stopped, 12)
-
-
-def shown(run: ClusterRun) -> str:
+def shown(run: ClusterRecording) -> str:
     stream = io.StringIO()
     print_ranks(run, Advice(), stream=stream, verbose=False)
     return stream.getvalue()
 
 
 @pytest.fixture
-def uneven() -> ClusterRun:
-    runs = (rank_run(0, (0, 1, 2)), rank_run(3, (3, 5)), rank_run(4, (4, 6, 7), batch=16))
-    return ClusterRun(find_cluster("8xh200"), runs)
+def uneven() -> ClusterRecording:
+    return cluster_of("8xh200", rank_run(0, (0, 1, 2)), rank_run(3, (3, 5)), rank_run(4, (4, 6, 7), batch=16))
 
 
-def test_ranks_with_the_same_figures_share_a_line(uneven: ClusterRun) -> None:
+def test_ranks_with_the_same_figures_share_a_line(uneven: ClusterRecording) -> None:
     words = shown(uneven)
     assert "8 × h200 in 1 host" in words
     assert "  0–3, 5 (5)" in words
@@ -38,7 +32,7 @@ def test_ranks_with_the_same_figures_share_a_line(uneven: ClusterRun) -> None:
     assert all(len(line) <= 80 for line in words.splitlines())
 
 
-def test_figures_are_those_of_the_rank_that_needs_most_and_of_all(uneven: ClusterRun) -> None:
+def test_figures_are_those_of_the_rank_that_needs_most_and_of_all(uneven: ClusterRecording) -> None:
     figures: dict[str, Any] = cluster_figures(uneven, Advice())
     assert (figures["rank"], figures["outcome"], figures["fits"], figures["world_size"]) == (4, "ok", True, 8)
     assert figures["peak_allocated_bytes"] == max(rank["peak_allocated_bytes"] for rank in figures["ranks"])
@@ -47,19 +41,29 @@ def test_figures_are_those_of_the_rank_that_needs_most_and_of_all(uneven: Cluste
         assert sum(rank["ledger"].values()) == sum(rank["stream_bytes"].values()) == rank["peak_allocated_bytes"]
 
 
+def test_the_odd_one_is_marked_and_told_in_words() -> None:
+    words = shown(one_odd())
+    (marked,) = [line for line in words.splitlines() if line.endswith("◂")]
+    assert marked.startswith("  7  ")
+    assert "  ◂ rank 7 holds " in words and " more than most ranks: activations +" in words
+    figures: dict[str, Any] = cluster_figures(one_odd(), Advice())
+    assert (figures["odd_ranks"], figures["typical_rank"]) == ([7], 0)
+
+
+def test_where_ranks_are_alike_none_is_marked() -> None:
+    assert "◂" not in shown(cluster_of("4xh200", rank_run(0, (0, 1, 2)), rank_run(3)))
+
+
 def test_the_rank_that_dies_first_is_shown_and_decides() -> None:
-    small = {"gpu": "t4"}
-    runs = (rank_run(0, (0,), **small), rank_run(1, (1,), batch=512, layers=32, **small))
-    run = ClusterRun(find_cluster("2xt4"), runs)
-    assert run.dies_first is not None
-    assert (run.outcome, run.dies_first.rank, run.exit_status) == ("oom", 1, 1)
+    run = one_dies()
+    assert (run.summary.outcome, run.summary.dies_first, run.summary.exit_status) == ("oom", 1, 1)
     assert "rank 1, which dies first" in shown(run)
     assert cluster_figures(run, Advice())["dies_first"] == 1
 
 
 def test_trouble_between_ranks_is_told_even_where_none_reported() -> None:
-    run = ClusterRun(find_cluster("2xh200"), (), "Nobody goes on: rank 0 waits for rank 1; rank 1 waits for rank 0.")
-    assert (run.outcome, run.exit_status, run.worst) == ("error", 1, None)
+    run = cluster_of("2xh200", trouble="Nobody goes on: rank 0 waits for rank 1; rank 1 waits for rank 0.")
+    assert (run.summary.outcome, run.summary.exit_status, run.summary.worst) == ("error", 1, None)
     assert "Nobody goes on" in shown(run)
     figures = cluster_figures(run, Advice())
     assert (figures["fits"], figures["ranks"], figures["gpu_key"]) == (None, [], "h200")
@@ -67,6 +71,6 @@ def test_trouble_between_ranks_is_told_even_where_none_reported() -> None:
 
 def test_many_spans_of_ranks_fit_into_their_column() -> None:
     runs = (rank_run(0, tuple(range(0, 1024, 2))), rank_run(1, tuple(range(1, 1024, 2)), batch=16))
-    words = shown(ClusterRun(find_cluster("1024xh200"), runs))
+    words = shown(cluster_of("1024xh200", *runs))
     assert "0, … 1022 (512)" in words
     assert all(len(line) <= 80 for line in words.splitlines())

@@ -73,6 +73,7 @@ def test_bf16_by_capability_and_by_emulation(gpu: str, native: bool) -> None:
 
 def test_devices_are_selected_and_checked(session: Session) -> None:
     torch.cuda.set_device(0)
+    assert torch.cuda.is_initialized()
     torch.cuda.set_device("cuda:0")
     assert torch.cuda.current_device() == 0
     with torch.cuda.device(0), torch.cuda.device_of(torch.empty(1, device="cuda")):

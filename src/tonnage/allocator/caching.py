@@ -326,6 +326,10 @@ class CachingAllocator:
             self._streams.end_deferral()
             self._streams.catch_up(stream)
 
+    def retire_stream(self, stream: int) -> None:
+        """A stream that other blocks were recorded on is done with them for good."""
+        self._streams.retire(stream)
+
     # Private pools
 
     def create_pool(self, pool_id: PoolId) -> None:

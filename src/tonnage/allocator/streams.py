@@ -55,6 +55,14 @@ class StreamUses:
                 if block not in kept:
                     self._finish(block)
 
+    def retire(self, stream: int) -> None:
+        """A stream is done with everything and gets nothing more: blocks that it used are as if it never had."""
+        self.catch_up(stream)
+        for block in [block for block, streams in self.uses.items() if stream in streams]:
+            self.uses[block].discard(stream)
+            if not self.uses[block]:
+                del self.uses[block]
+
     def _queue(self, block: Block, streams: set[int]) -> None:
         for stream in sorted(streams):
             self._waiting.setdefault(stream, []).append(block)

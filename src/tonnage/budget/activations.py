@@ -7,7 +7,10 @@ long, is known to `moments`.
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from tonnage.budget.configuration import Configuration, Number, Quantity
+from tonnage.budget.frameworks import framework_of
 from tonnage.budget.styles import Style, style_of
 from tonnage.models.shape import Attention, AttentionKind, FeedForward, Layer, ModelShape
 
@@ -18,20 +21,30 @@ FP32 = 4
 class Kept:
     """Bytes for one token; `scores` for one token and one key."""
 
-    split: float = 0.0  # divided by tensor parallelism
-    whole: float = 0.0  # divided by it only along the sequence
-    scores: float = 0.0
+    split: Quantity = 0.0  # divided by tensor parallelism
+    whole: Quantity = 0.0  # divided by it only along the sequence
+    gathered: Quantity = (
+        0.0  # the same, but gathered for a matrix to read: whole again, unless it is gathered once more
+    )
+    scores: Quantity = 0.0
 
     def __add__(self, other: "Kept") -> "Kept":
-        return Kept(self.split + other.split, self.whole + other.whole, self.scores + other.scores)
+        mine, others = self._parts, other._parts
+        return Kept(*(here + there for here, there in zip(mine, others, strict=True)))
 
     def __mul__(self, factor: float) -> "Kept":
-        return Kept(self.split * factor, self.whole * factor, self.scores * factor)
+        return Kept(*(part * factor for part in self._parts))
+
+    @property
+    def _parts(self) -> tuple[Quantity, ...]:
+        return self.split, self.whole, self.gathered, self.scores
 
     def per_token(self, configuration: Configuration, keys: Number) -> Quantity:
         """On one GPU, where a token sees that many keys."""
         whole_over = configuration.tp if configuration.sequence_parallel else 1
-        return (self.split + self.scores * keys) / configuration.tp + self.whole / whole_over
+        gathered_over = 1 if framework_of(configuration).parallel == "torch" else whole_over
+        split = (self.split + self.scores * keys) / configuration.tp
+        return split + self.whole / whole_over + self.gathered / gathered_over
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +148,13 @@ def _norm(style: Style, widths: Widths) -> Kept:
 def _read(widths: Widths, readers: int) -> Kept:
     """A norm's output, kept once for the matrices that read it; autocast casts it anew for each of them."""
     copies = readers if widths.autocast else 1
-    return Kept(whole=copies * widths.compute_bytes * widths.hidden)
+    return Kept(gathered=copies * widths.compute_bytes * widths.hidden)
 
 
 def _adapted(widths: Widths, readers: int) -> Kept:
     """What adapters read: one copy, or where they are wider than the base, a cast for each. Frozen matrices keep none."""
     copies = readers if widths.adapter_bytes > widths.compute_bytes else min(readers, 1)
-    return Kept(whole=copies * widths.adapter_bytes * widths.hidden)
+    return Kept(gathered=copies * widths.adapter_bytes * widths.hidden)
 
 
 def _attentions(layer: Layer, style: Style, widths: Widths, configuration: Configuration) -> Kept:
@@ -166,7 +179,14 @@ def _mixer(mixer: Attention, style: Style, widths: Widths, configuration: Config
         return kept + _eager(style, widths)
     if style.unfused_mqa and mixer.kv_heads == 1:
         return kept + Kept(split=3 * FP32 * widths.queries + size * widths.attended, scores=FP32 * widths.heads)
-    return kept + _flash(style, widths)
+    return kept + _flash(style, widths) + _ring(widths, configuration)
+
+
+def _ring(widths: Widths, configuration: Configuration) -> Kept:
+    """Ring attention puts its output together head by head, and what reads it token by token makes a copy."""
+    if framework_of(configuration).parallel != "torch":
+        return Kept()
+    return Kept(split=widths.compute_bytes * widths.attended * (np.asarray(configuration.cp) > 1))
 
 
 def _latent(mixer: Attention, style: Style, widths: Widths) -> Kept:
@@ -261,7 +281,7 @@ def _selective(layer: Layer, style: Style, widths: Widths, configuration: Config
     if configuration.framework == "megatron":
         block = _norms(layer, style, widths) + _feed_forward(layer, style, widths)
         kept = block + _attentions(layer, style, widths, configuration)
-        return Kept(kept.split, kept.whole)
+        return Kept(kept.split, kept.whole, kept.gathered)
     # A compiler drops the last product, which no gradient needs.
     products = _products(layer, style, widths)[: -1 if configuration.compile else None : 2]
     split = sum(width for width in products if width != widths.hidden) + widths.attended
@@ -292,4 +312,5 @@ def _backward(layer: Layer, style: Style, widths: Widths) -> Kept:
     gradients = (3 if mlp.gated else 2) * size
     if style.activation == "chain" and not style.fused:
         gradients = 3 * (FP32 if widths.autocast else size)
-    return Kept(split=gradients * between, whole=2 * widths.residual_bytes * widths.hidden)
+    stream = widths.residual_bytes * widths.hidden
+    return Kept(split=gradients * between, whole=stream, gathered=stream)

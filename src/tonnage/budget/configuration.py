@@ -20,6 +20,7 @@ OptimizerKernel = Literal["foreach", "fused", "loop"]
 AttentionKernel = Literal["flash", "eager"]
 Loss = Literal["full", "chunked"]
 Place = Literal["gpu", "host", "nvme"]
+FrameworkName = Literal["torch", "fsdp2", "deepspeed", "megatron", "nanotron"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,7 @@ class Configuration:
     attention: AttentionKernel = "flash"
     loss: Loss = "full"
     zero: int = 0  # 0: every rank keeps all; 1: shards optimizer states; 2: gradients too; 3: parameters too
-    framework: Literal["torch", "fsdp2", "deepspeed", "megatron", "nanotron"] = "torch"
+    framework: FrameworkName = "torch"
     sequence_parallel: bool = True  # where tp > 1: norms and residuals are split along the sequence
     optimizer_place: Place = "gpu"
     parameter_place: Place = "gpu"

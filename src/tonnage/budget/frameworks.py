@@ -23,6 +23,7 @@ class Framework:
     gradients_sharded_from: int
     loss_forward_bytes: int
     loss_backward_bytes: int
+    parallel: Literal["torch", "own"]
     written: Literal["transformers", "fused", "native"]
 
 

@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+import numpy as np
+
 from tonnage.budget.activations import FP32
 from tonnage.budget.configuration import Configuration, Quantity
 from tonnage.budget.frameworks import framework_of
@@ -13,6 +15,10 @@ from tonnage.models.shape import ModelShape
 # A chunked loss makes the logits of an eighth of the tokens at a time, as torchtune and torchtitan do by default.
 LOSS_CHUNKS = 8
 
+# PyTorch's loss of logits that tensor parallelism splits is written in Python: FP32 copies beside the logits in its forward
+# pass (the logits, these less their maximum, the exponentials), and in all in its backward pass.
+_SPLIT_FORWARD_BYTES, _SPLIT_BACKWARD_BYTES = 3 * FP32, 4 * FP32
+
 LossMoment = Literal["forward", "loss", "head"]
 
 
@@ -20,7 +26,7 @@ def loss_term(shape: ModelShape, configuration: Configuration, tokens: Quantity,
     """Scores over the vocabulary and copies of their size, on a GPU that holds the head."""
     size = _BYTES[moment](configuration) if shape.logits else 0
     if caps_logits(shape):
-        size += configuration.compute_bytes
+        size = size + configuration.compute_bytes
     chunks = LOSS_CHUNKS if configuration.loss == "chunked" else 1
     total = size * shape.vocab / configuration.tp * tokens / chunks
     numbers = {"bytes": size, "vocabulary": shape.vocab, "tokens": tokens, "tp": configuration.tp, "chunks": chunks}
@@ -35,22 +41,31 @@ def head_weights(shape: ModelShape) -> int:
     return shape.head_parameters or min(shape.vocab * shape.hidden, shape.embedding_parameters)
 
 
-def _forward_bytes(configuration: Configuration) -> int:
+def _forward_bytes(configuration: Configuration) -> Quantity:
     """The logits and what is made of them; logits that are FP32 already are not copied."""
     if configuration.compile and configuration.compile_loss:
         return configuration.compute_bytes
-    copied = framework_of(configuration).loss_forward_bytes + configuration.compute_bytes
+    beside = _or_split(configuration, framework_of(configuration).loss_forward_bytes, _SPLIT_FORWARD_BYTES)
+    copied = beside + configuration.compute_bytes
     return copied if configuration.compute_bytes < FP32 else copied - FP32
 
 
-def _backward_bytes(configuration: Configuration) -> int:
+def _backward_bytes(configuration: Configuration) -> Quantity:
     """Eager: the log-probabilities, the gradient of the picked ones and that of the logits, each FP32."""
     if configuration.compile and configuration.compile_loss:
         return 2 * configuration.compute_bytes
-    return framework_of(configuration).loss_backward_bytes or FP32 + configuration.compute_bytes
+    whole = framework_of(configuration).loss_backward_bytes or FP32 + configuration.compute_bytes
+    return _or_split(configuration, whole, _SPLIT_BACKWARD_BYTES)
 
 
-def _head_bytes(configuration: Configuration) -> int:
+def _or_split(configuration: Configuration, whole: int, split: int) -> Quantity:
+    """By whether the logits are split, where PyTorch itself splits them."""
+    if framework_of(configuration).parallel != "torch":
+        return whole
+    return np.where(np.asarray(configuration.tp) > 1, split, whole)[()]
+
+
+def _head_bytes(configuration: Configuration) -> Quantity:
     """The gradient of the logits."""
     return configuration.compute_bytes
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tonnage.budget.activations import Block, Kept, block_of, final_norm
+from tonnage.budget.activations import FP32, Block, Kept, block_of, final_norm
 from tonnage.budget.configuration import Configuration, Number, Quantity
 from tonnage.budget.frameworks import framework_of, gradient_bytes, made_bytes, state_bytes
 from tonnage.budget.loss import LossMoment, head_weights, loss_term
@@ -29,6 +29,8 @@ from tonnage.budget.terms import Term
 from tonnage.ledger import Category
 from tonnage.models.shape import ModelShape, Stack
 
+# Up to which ZeRO stage gradients are reduced in DDP's buckets: `ZeroRedundancyOptimizer` leaves them to DDP.
+_REPLICATED = {"torch": 1, "nanotron": 0}
 # DeepSpeed's defaults: elements of the bucket that gradients are reduced in, and parameters that ZeRO-3 keeps gathered.
 REDUCE_BUCKET = 500_000_000
 MAX_LIVE_PARAMETERS = 1_000_000_000
@@ -60,19 +62,17 @@ class Scene:
 def moments(shape: ModelShape, stage: Stage, configuration: Configuration) -> Iterator[Moment]:
     """Of one stage, in the order of the step."""
     scene = Scene(shape, stage, configuration, states(shape, stage, configuration))
-    buffers = (*_buckets(scene), *gather_buffers(shape, configuration, scene.tokens))
+    buffers = (*_buckets(scene), *gather_buffers(shape, configuration, scene.tokens), *_stage_buffers(scene))
     states_and_buffers = (*scene.states.kept, *buffers)
     always = (*states_and_buffers, *flat_copies(stage, configuration, in_use=False))
     kept = _kept(scene)
     passing = (*always, *_live_gradients(scene), *kept, *_gathered(scene))
     yield Moment("forward", (*passing, *_casts(scene, forward=True), *_logits(scene, "forward")))
-    yield Moment("loss", (*passing, *_casts(scene), *_logits(scene, "loss")))
-    yield Moment("head", (*passing, *_casts(scene), *_logits(scene, "head"), *_head_gradient(scene)))
-    yield Moment(
-        "backward",
-        (*passing, *_casts(scene), *_head_gradient(scene), *_inside_block(scene), *_unreduced(scene, ending=False)),
-    )
-    waiting = (*always, *_waiting(scene, kept), *_gathered(scene))
+    back = (*passing, *_casts(scene), *_held_logits(scene))
+    yield Moment("loss", (*back, *_logits(scene, "loss")))
+    yield Moment("head", (*back, *_logits(scene, "head"), *_head_gradient(scene)))
+    yield Moment("backward", (*back, *_head_gradient(scene), *_inside_block(scene), *_unreduced(scene, ending=False)))
+    waiting = (*always, *_waiting(scene, kept), *_gathered(scene), *_held_logits(scene))
     inside = (*_inside_block(scene, last_kept=True), *_unreduced(scene, ending=True))
     made = made_gradients(shape, stage, configuration, ended=False)
     yield Moment("first block", (*waiting, _grown_gradients(scene), *made, *inside))
@@ -89,9 +89,9 @@ def _term(category: Category, name: str, size: Quantity, formula: str, **numbers
 def _buckets(scene: Scene) -> list[Term]:
     """What a data-parallel framework keeps to reduce gradients in."""
     configuration = scene.configuration
-    if configuration.framework in ("torch", "nanotron") and configuration.zero == 0:
+    if configuration.framework in ("torch", "nanotron") and configuration.zero <= _REPLICATED[configuration.framework]:
         made = scene.states.gradients.size_bytes * made_bytes(configuration) / gradient_bytes(configuration)
-        size = made * (np.asarray(configuration.data) > 1)
+        size = made * (np.asarray(configuration.data * configuration.cp) > 1)
         return [_term(Category.GRADIENTS, "DDP buckets", size, "as large as the gradients, where there are ranks")]
     if configuration.framework == "deepspeed" and configuration.zero:
         size = 2 * np.minimum(scene.stage.parameters, REDUCE_BUCKET)
@@ -296,6 +296,41 @@ def _embedding(scene: Scene) -> list[Term]:
         "tp": configuration.tp,
     }
     return [_term(Category.GRADIENTS, "the embedding's gradient", size, "copies × bytes × weights ÷ tp", **numbers)]
+
+
+# -- a pipeline
+
+
+def _in_torch_pipeline(configuration: Configuration) -> Quantity:
+    """1 where PyTorch's own schedules run the stages."""
+    return (np.asarray(configuration.pp) > 1) * float(framework_of(configuration).parallel == "torch")
+
+
+def _stage_buffers(scene: Scene) -> list[Term]:
+    """PyTorch's stages make a buffer for every micro-batch of a step: gradients come into the first, inputs into the last."""
+    configuration = scene.configuration
+    pipeline = _in_torch_pipeline(configuration)
+    if not np.any(pipeline):
+        return []
+    size = FP32 if configuration.autocast else configuration.compute_bytes
+    tokens = scene.tokens / (configuration.tp if configuration.sequence_parallel else 1)
+    total = pipeline * configuration.accumulate * size * scene.shape.hidden * tokens
+    numbers = {"micro-batches": configuration.accumulate, "bytes": size, "hidden": scene.shape.hidden, "tokens": tokens}
+    formula = "micro-batches × bytes × hidden × tokens"
+    return [_term(Category.ACTIVATIONS, "buffers of the stage", total, formula, **numbers)]
+
+
+def _held_logits(scene: Scene) -> list[Term]:
+    """The output of PyTorch's last stage lives until the backward pass of its micro-batch is done."""
+    configuration, vocab = scene.configuration, scene.shape.vocab if scene.shape.logits else 0
+    pipeline = _in_torch_pipeline(configuration)
+    if not np.any(pipeline) or configuration.loss == "chunked":
+        return []
+    size = pipeline * scene.stage.heads * configuration.compute_bytes * vocab / configuration.tp * scene.tokens
+    numbers = {"bytes": configuration.compute_bytes, "vocabulary": vocab, "tokens": scene.tokens}
+    return [
+        _term(Category.ACTIVATIONS, "logits that the schedule holds", size, "bytes × vocabulary × tokens", **numbers)
+    ]
 
 
 # -- the optimizer

@@ -1,12 +1,16 @@
 """What a process holds beside its tensors: workspaces, the CUDA context, NCCL's buffers, and what the allocator wastes."""
 
+import functools
+from collections.abc import Iterable, Sequence
+
 import numpy as np
 
 from tonnage.budget.configuration import Configuration, Quantity
 from tonnage.budget.frameworks import framework_of, gradient_bytes, made_bytes
 from tonnage.budget.loss import loss_term
-from tonnage.budget.sharding import Stage, block_parameters, sharded
-from tonnage.budget.terms import Term
+from tonnage.budget.sharding import Stage, block_parameters, expert_shards, sharded, shards
+from tonnage.budget.states import states
+from tonnage.budget.terms import Term, total
 from tonnage.hardware import Gpu
 from tonnage.ledger import Category
 from tonnage.models.shape import ModelShape
@@ -39,12 +43,26 @@ def context(gpu: Gpu) -> Term:
 
 
 def nccl(configuration: Configuration) -> Term:
-    """A communicator for each kind of parallelism that is used."""
-    kinds = (configuration.tp, configuration.pp, configuration.cp, configuration.data)
-    communicators: Quantity = sum((np.asarray(ranks) > 1).astype(float) for ranks in kinds)
+    """A communicator of everybody, and one for each kind of parallelism whose groups are smaller.
+
+    Hybrid sharding has two kinds: the ranks that share a copy, and those that hold the same part of it. Experts that are
+    spread have a kind of their own for the copies that are left of them.
+    """
+    kinds = (configuration.tp, configuration.pp, configuration.cp, configuration.ep, *_sharding_groups(configuration))
+    smaller = ((np.asarray(ranks) > 1) & (ranks < configuration.gpus) for ranks in kinds)
+    communicators: Quantity = (np.asarray(configuration.gpus) > 1) + sum(kind.astype(float) for kind in smaller)
     size = communicators * NCCL_CONNECTION_BYTES * NCCL_CONNECTIONS
     numbers = {"communicators": communicators, "connections": NCCL_CONNECTIONS, "bytes": NCCL_CONNECTION_BYTES}
     return Term(Category.CONTEXT, "NCCL buffers", size, "communicators × connections × bytes", numbers, "model")
+
+
+def _sharding_groups(configuration: Configuration) -> tuple[Quantity, ...]:
+    """Ranks in each kind of group that keeps or exchanges parts of the same."""
+    replicas = configuration.data * configuration.cp
+    if configuration.zero == 0:
+        return (replicas,)
+    experts = np.where(np.asarray(configuration.ep) > 1, expert_shards(configuration), 1)
+    return shards(configuration), replicas // shards(configuration), experts
 
 
 def fragmentation(shape: ModelShape, end: Stage, configuration: Configuration) -> Term:
@@ -58,20 +76,39 @@ def fragmentation(shape: ModelShape, end: Stage, configuration: Configuration) -
     loss = loss_term(shape, configuration, tokens, "loss").size_bytes * end.heads
     made = sharded(end, configuration, framework_of(configuration).gradients_sharded_from)
     gradients = made_bytes(configuration) * made * (configuration.lora_rank == 0)
-    streams = _stream_bytes(shape, end, configuration)
-    size = loss / 6 + _GRADIENTS_LOST * gradients + streams
-    numbers = {"loss": loss, "gradients": gradients, "share": _GRADIENTS_LOST, "other streams": streams}
-    return Term(
-        Category.FRAGMENTATION, "fragmentation", size, "loss ÷ 6 + share × gradients + other streams", numbers, "model"
-    )
+    size = loss / 6 + _GRADIENTS_LOST * gradients
+    numbers = {"loss": loss, "gradients": gradients, "share": _GRADIENTS_LOST}
+    return Term(Category.FRAGMENTATION, "fragmentation", size, "loss ÷ 6 + share × gradients", numbers, "model")
 
 
-def _stream_bytes(shape: ModelShape, end: Stage, configuration: Configuration) -> Quantity:
-    """FSDP2 gathers and reduces on streams of their own, whose freed buffers no other stream may use.
+def other_streams(
+    shape: ModelShape, end: Stage, configuration: Configuration, moments: Sequence[Sequence[Term]]
+) -> list[Term]:
+    """What FSDP2's streams for gathering and reducing keep from others: a stream's freed memory is its own.
 
-    Each stream ends up with room for what is outside of blocks, or for two blocks.
+    One gathers the next block while what is outside of blocks is there, from a 16-bit copy of the block's shard; where
+    blocks are gathered again, one of them is among the terms of every moment. The other holds the gradients' shards, or
+    there is room for the sums of what is outside of blocks (two blocks) if that is more. So most is reserved at the
+    moment where what is alive and what these streams have beyond it are most together.
     """
     if configuration.framework != "fsdp2" or configuration.zero == 0:
-        return 0.0
-    count = np.maximum(end.outside, 2 * block_parameters(shape, configuration))
-    return count * (configuration.compute_bytes + (gradient_bytes(configuration) if not configuration.lora_rank else 0))
+        return []
+    block, over = block_parameters(shape, configuration), shards(configuration)
+    gathered = configuration.compute_bytes * (end.outside + block / over + (0 if configuration.zero == 3 else block))
+    summed = np.maximum(end.outside, 2 * block) * gradient_bytes(configuration) * (configuration.lora_rank == 0)
+    gradients = states(shape, end, configuration).gradients.size_bytes
+    alive = [total(terms) for terms in moments]
+    absent = [gradients - _live_gradients(terms) for terms in moments]
+    most = _most(here + np.maximum(missing, summed) for here, missing in zip(alive, absent, strict=True))
+    reduced = most - _most(alive)
+    numbers = {"gathered": gathered, "reduced": reduced}
+    size, words = gathered + reduced, "gathered + reduced, beyond what is alive at the peak"
+    return [Term(Category.FRAGMENTATION, "kept by other streams", size, words, numbers, "model")]
+
+
+def _live_gradients(terms: Sequence[Term]) -> Quantity:
+    return total(term for term in terms if term.category is Category.GRADIENTS and term.name == "gradients")
+
+
+def _most(sizes: Iterable[Quantity]) -> Quantity:
+    return functools.reduce(np.maximum, sizes)

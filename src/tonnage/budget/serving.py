@@ -36,6 +36,7 @@ class ServingConfiguration:
     engine_version: str = ""
     tp: int = 1
     pp: int = 1
+    stage_layers: tuple[int, ...] = ()  # of each pipeline stage; empty: as the engine cuts
     context: int = 8192
     users: int = 1
     shared_prefix: int = 0  # tokens at the start that all users have in common
@@ -160,13 +161,13 @@ class ServingBudget:
 
 
 def serving_budget(shape: ModelShape, configuration: ServingConfiguration, gpu: Gpu) -> ServingBudget:
-    """The budget of the stage with the fewest blocks."""
+    """The budget of the stage with the fewest blocks; where none has any, of the fullest."""
     check(shape, configuration)
     asked = resolved(shape, configuration, gpu)
     if asked.engine == "tonnage":
         own_engine.check_formats(asked.weights, asked.kv)
-    each = [_stage_budget(shape, stage, asked, gpu) for stage in stages(shape, asked.pp)]
-    return min(each, key=lambda budget: budget.kv.blocks)
+    each = [stage_budget(shape, stage, asked, gpu) for stage in stages(shape, asked.pp, asked.stage_layers)]
+    return min(each, key=lambda budget: (not budget.overflows, budget.kv.blocks, -budget.total_bytes))
 
 
 def resolved(shape: ModelShape, asked: ServingConfiguration, gpu: Gpu) -> ServingConfiguration:
@@ -232,6 +233,12 @@ def _check_layout(shape: ModelShape, asked: ServingConfiguration) -> None:
     layers = len(shape.decoder.layers)
     if asked.pp > layers:
         raise BadLayout(f"--pp {asked.pp}: {shape.name} has only {layers} layers.", hint=f"Give --pp at most {layers}.")
+    cut = asked.stage_layers
+    if cut and (len(cut) != asked.pp or sum(cut) != layers or min(cut) < 1):
+        raise BadLayout(
+            f"Stages of {', '.join(map(str, cut))} layers do not cut the {layers} layers of {shape.name} into {asked.pp}.",
+            hint=f"Give --pp {asked.pp} numbers, each at least 1, that sum to {layers}.",
+        )
     if asked.engine == "tonnage" and asked.gpus > 1:
         raise BadLayout("Tonnage's own engine serves from one GPU.", hint="Use --engine vllm, or --tp 1 --pp 1.")
     if not divides(shape, asked.tp):
@@ -269,7 +276,8 @@ def _check_formats(asked: ServingConfiguration) -> None:
             raise RequestError(f"vLLM {version} has no INT4 KV cache.", hint="Use --kv fp8, or --engine-version 0.25.")
 
 
-def _stage_budget(shape: ModelShape, stage: Stage, asked: ServingConfiguration, gpu: Gpu) -> ServingBudget:
+def stage_budget(shape: ModelShape, stage: Stage, asked: ServingConfiguration, gpu: Gpu) -> ServingBudget:
+    """Of one pipeline stage, with a configuration that is `resolved`."""
     held, inside, outside = (
         _vllm_terms(shape, stage, asked, gpu) if asked.engine == "vllm" else _own_terms(shape, asked, gpu)
     )

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tonnage.budget.configuration import Configuration, Quantity
 from tonnage.budget.moments import Moment, moments
 from tonnage.budget.offload import HostMemory, host_memory, offloads, stays
-from tonnage.budget.overheads import context, fragmentation, nccl, workspace
+from tonnage.budget.overheads import context, fragmentation, nccl, other_streams, workspace
 from tonnage.budget.sharding import Stage, stages
 from tonnage.budget.states import States, states
 from tonnage.budget.terms import Term, total
@@ -87,12 +87,13 @@ def needed_bytes(shape: ModelShape, configuration: Configuration, gpu: Gpu) -> t
 
 def _seen(shape: ModelShape, ends: Sequence[Stage], configuration: Configuration) -> list[Moment]:
     """The moments of every stage, with what its allocator wastes."""
-    return [
-        Moment(f"{moment.name}, {end.name}", (*moment.terms, wasted))
-        for end in ends
-        for wasted in (fragmentation(shape, end, configuration),)
-        for moment in moments(shape, end, configuration)
-    ]
+    seen = []
+    for end in ends:
+        found = list(moments(shape, end, configuration))
+        streams = other_streams(shape, end, configuration, [moment.terms for moment in found])
+        wasted = (fragmentation(shape, end, configuration), *streams)
+        seen += [Moment(f"{moment.name}, {end.name}", (*moment.terms, *wasted)) for moment in found]
+    return seen
 
 
 def _on_device(moment: Moment, configuration: Configuration) -> Moment:

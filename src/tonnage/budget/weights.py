@@ -79,18 +79,25 @@ class Stage:
     last: bool
 
 
-def stages(shape: ModelShape, pp: int) -> tuple[Stage, ...]:
-    """Equal numbers of layers; what is left over goes to the last stages but one, which have no head."""
-    layers = shape.decoder.layers
-    counts = [len(layers) // pp] * pp
-    for behind in range(2, len(layers) % pp + 2):
+def even_counts(layers: int, pp: int) -> tuple[int, ...]:
+    """Layers of each stage, as vLLM cuts by itself: what is left over goes to the last stages but one, without a head."""
+    counts = [layers // pp] * pp
+    for behind in range(2, layers % pp + 2):
         counts[-behind] += 1
-    found, start = [], 0
-    for number, count in enumerate(counts):
-        part = layers[start : start + count]
-        found.append(Stage(part, _kinds(part), number == 0, number == pp - 1))
-        start += count
-    return tuple(found)
+    return tuple(counts)
+
+
+def stages(shape: ModelShape, pp: int, counts: tuple[int, ...] = ()) -> tuple[Stage, ...]:
+    """The stages, with so many layers each; as many in each as can be where no `counts` are given."""
+    cut = counts or even_counts(len(shape.decoder.layers), pp)
+    return tuple(stage_at(shape, sum(cut[:number]), count) for number, count in enumerate(cut))
+
+
+def stage_at(shape: ModelShape, start: int, count: int) -> Stage:
+    """The stage of so many layers from `start` on."""
+    layers = shape.decoder.layers
+    part = layers[start : start + count]
+    return Stage(part, _kinds(part), start == 0, start + count == len(layers))
 
 
 def _kinds(layers: tuple[Layer, ...]) -> tuple[tuple[Layer, int], ...]:

@@ -5,12 +5,17 @@ from pathlib import Path
 
 import typer
 
+from tonnage.errors import RequestError
+
 
 def diff(
     before: Path = typer.Argument(metavar="A", help="A recording or a snapshot of PyTorch."),
     after: Path = typer.Argument(metavar="B", help="Another, virtual or measured."),
     fail_above: str = typer.Option(
         "", "--fail-above", metavar="SIZE|PERCENT", help="Exit 1 where a peak grew by more: 512MiB, 5%."
+    ),
+    ranks: str = typer.Option(
+        "", "--ranks", metavar="A,B", help="Of clusters' recordings: these ranks, not the worst."
     ),
     rows: int = typer.Option(8, "--rows", min=1, help="Lines of each table."),
     json: str = typer.Option("", "--json", metavar="FILE", help="Write the figures as JSON ('-': standard output)."),
@@ -22,11 +27,25 @@ def diff(
     from tonnage.report.output import write_json
 
     limit = GrowthLimit.parse(fail_above) if fail_above else None
-    runs = (open_recording(before), open_recording(after))
+    chosen = _ranks(ranks)
+    runs = (open_recording(before, chosen[0]), open_recording(after, chosen[1]))
+    names = (_name(before, chosen[0]), _name(after, chosen[1]))
     difference = compare(*runs)
     failed = limit is not None and passes(difference, limit)
     if json:
-        write_json(json, diff_figures((before.name, after.name), runs, difference, limit, failed))
+        write_json(json, diff_figures(names, runs, difference, limit, failed))
     words = sys.stderr if json == "-" else sys.stdout
-    print_difference((before.name, after.name), runs, difference, limit, failed, stream=words, rows=rows)
+    print_difference(names, runs, difference, limit, failed, stream=words, rows=rows)
     raise typer.Exit(int(failed))
+
+
+def _ranks(words: str) -> tuple[int | None, int | None]:
+    """ "3,7", or one for both."""
+    numbers = words.split(",") if words else []
+    if len(numbers) > 2 or not all(number.strip().isdecimal() for number in numbers):
+        raise RequestError(f"{words!r} names no ranks.", hint="Write it like --ranks 3,7, or --ranks 3 for both files.")
+    return (int(numbers[0]), int(numbers[-1])) if numbers else (None, None)
+
+
+def _name(file: Path, rank: int | None) -> str:
+    return file.name if rank is None else f"{file.name} rank {rank}"

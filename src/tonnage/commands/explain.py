@@ -8,6 +8,7 @@ import typer
 
 def explain(
     file: Path = typer.Argument(help="A recording, or a memory snapshot of PyTorch (.pickle, gzipped or not)."),
+    rank: int = typer.Option(None, "--rank", min=0, help="Of a cluster's recording: this rank, not the worst."),
     json: str = typer.Option("", "--json", metavar="FILE", help="Write the answer as JSON ('-': standard output)."),
     verbose: bool = typer.Option(False, "--verbose", "-v", help="Show every finding, line and fix."),
     run: bool = typer.Option(
@@ -19,13 +20,16 @@ def explain(
 
     from tonnage.explain import diagnose
     from tonnage.explain.trial import tried
-    from tonnage.recording import open_recording
+    from tonnage.recording import open_cluster, open_recording
     from tonnage.report.explain import explain_figures, print_diagnosis
     from tonnage.report.output import write_json
+    from tonnage.report.ranks import tell_rank
 
-    recording = open_recording(file)
+    recording, cluster = open_recording(file, rank), open_cluster(file)
     diagnosis = diagnose(recording)
-    if run:
+    if cluster:
+        tell_rank(cluster.summary, rank)
+    elif run:  # the script of a cluster is none for one GPU
         fixes = tried(recording, diagnosis.fixes, lambda words: print(f"tonnage: {words}", file=sys.stderr))
         diagnosis = replace(diagnosis, fixes=fixes)
     if json:

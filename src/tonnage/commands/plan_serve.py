@@ -34,7 +34,8 @@ def command(words: list[str]) -> int:
 
     asked = configuration_of(options)
     cluster, shape = find_cluster(options.gpus), find_model(options.model, online=options.online)
-    plan = plan_serving(shape, cluster, asked, model=options.model, tp=options.tp or 0, pp=options.pp or 0)
+    pp = options.pp or len(asked.stage_layers)
+    plan = plan_serving(shape, cluster, asked, model=options.model, tp=options.tp or 0, pp=pp)
     _publish(plan, options)
     if options.export is not None and plan.fits:
         _export(plan, options)
@@ -52,6 +53,7 @@ def _parser() -> ArgumentParser:
     add("--prompt-shared", default="0", metavar="TOKENS", help="tokens at the start that all users have in common")
     add("--tp", type=int, metavar="N", help="tensor parallelism")
     add("--pp", type=int, metavar="N", help="pipeline parallelism")
+    add("--stage-layers", metavar="N,N", help="layers of each pipeline stage (default: cut for the largest cache)")
     add("--weights", choices=_WEIGHTS, help="the decoder's matrices (default: as in the checkpoint)")
     add("--kv", choices=_CACHES, help="the KV cache (default: 16 bits)")
     add("--block", type=int, default=16, metavar="N", help="tokens in a block (default: 16)")
@@ -82,6 +84,7 @@ def configuration_of(options: Namespace) -> "ServingConfiguration":
                 f"--{name} {number} makes no sense.", hint=f"Give --{name} more than 0, or leave it out."
             )
     return ServingConfiguration(
+        stage_layers=_stage_layers(options.stage_layers or ""),
         engine=options.engine,
         engine_version=options.engine_version,
         context=parse_count(options.context),
@@ -95,6 +98,15 @@ def configuration_of(options: Namespace) -> "ServingConfiguration":
         batched_tokens=batched or 0,
         eager=options.eager,
     )
+
+
+def _stage_layers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(word) for word in text.split(",") if text)
+    except ValueError:
+        raise RequestError(
+            f"--stage-layers {text} makes no sense.", hint="Give one number for each stage, like 31,32,32,31."
+        ) from None
 
 
 def _check_export(options: Namespace) -> None:

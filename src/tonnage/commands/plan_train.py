@@ -40,6 +40,7 @@ def command(words: list[str]) -> int:
 
 def _parser() -> ArgumentParser:
     from tonnage.budget import configuration as kinds
+    from tonnage.planner.request import FRAMEWORK_STAGES
 
     usage = "tonnage plan train MODEL --gpus 8xh200 [--seq 8k] [FLAG]..."
     parser = ArgumentParser("tonnage plan train", usage=usage, description=SUMMARY, epilog=_EPILOG, allow_abbrev=False)
@@ -58,6 +59,9 @@ def _parser() -> ArgumentParser:
     add("--zero", type=int, choices=(0, 1, 2, 3), help="what data-parallel ranks share: states, gradients, parameters")
     for name, words in (("tp", "tensor"), ("pp", "pipeline"), ("cp", "context"), ("ep", "expert")):
         add(f"--{name}", type=int, metavar="N", help=f"{words} parallelism")
+    add("--shard", type=int, metavar="N", help="ranks that share one copy (default: all, or those of a host)")
+    add("--no-sequence-parallel", action="store_true", help="with --tp: norms and residuals whole on each GPU")
+    add("--framework", choices=tuple(FRAMEWORK_STAGES), help="who trains (default: by ZeRO stage and layout)")
     add(
         "--offload", nargs="?", const="optimizer", metavar="WHAT", help="optimizer, parameters, activations, all; :nvme"
     )
@@ -80,11 +84,12 @@ def request_of(options: Namespace, max_positions: int) -> "TrainingRequest":
     if options.lora is not None and options.lora < 1:
         raise BadLayout(f"--lora {options.lora}: a rank is at least 1.", hint="Write --lora 16, or leave it out.")
     names = ["micro_batch", "global_batch", "precision", "optimizer", "optimizer_kernel", "checkpoint", "attention"]
-    names += ["loss", "zero", "tp", "pp", "cp", "ep", "compile"]
+    names += ["loss", "zero", "tp", "pp", "cp", "ep", "shard", "framework", "compile"]
     return TrainingRequest(
         seq=parse_count(options.seq) if options.seq else min(max_positions or _DEFAULT_SEQ, _DEFAULT_SEQ),
         lora_rank=options.lora or 0,
         quantized_base=options.qlora,
+        sequence_parallel=not options.no_sequence_parallel,
         offload=None if options.offload is None else parse_offload(options.offload),
         **{name: getattr(options, name) for name in names},
     )

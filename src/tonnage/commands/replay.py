@@ -33,9 +33,13 @@ def replay(
 
     from tonnage.allocator import AllocatorSettings, read_trace, what_if
     from tonnage.allocator import replay as replay_events
+    from tonnage.errors import BadTrace
+    from tonnage.recording.layout import is_database
     from tonnage.recording.snapshot import is_snapshot, read_events
     from tonnage.report.lines import WIDTH
 
+    if is_database(trace):
+        raise BadTrace(f"{trace} is a recording, not a trace of events.", hint=f"Look at it with: tonnage show {trace}")
     events, settings = read_events(trace) if is_snapshot(trace) else (read_trace(trace), None)
     result = replay_events(events, settings)
     grown = what_if(events, AllocatorSettings(expandable_segments=True))["reserved_bytes.all.peak"]

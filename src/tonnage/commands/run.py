@@ -78,20 +78,20 @@ def _record(options: Namespace, card: Gpu) -> "Recording":
 
 def _on_cluster(options: Namespace) -> int:
     """The same on many cards: every distinct rank, and the one that needs most in full."""
-    cluster = find_cuda_cluster(options.gpus)
+    cards = find_cuda_cluster(options.gpus)
     check_paths(options)
-    from tonnage.recording import write_recording
+    from tonnage.recording import write_cluster
     from tonnage.report.ranks import publish_ranks, tell_round
     from tonnage.report.streams import data_on_stdout
-    from tonnage.virtual.cluster import run_cluster
+    from tonnage.virtual.cluster import recorded, run_cluster
 
-    run = run_cluster(options.script, options.arguments, cluster, torch_version=options.torch, progress=tell_round)
     with data_on_stdout(options.json == "-"):
-        sys.stdout.write(run.output)
+        run = run_cluster(options.script, options.arguments, cards, torch_version=options.torch, progress=tell_round)
         sys.stderr.write(run.errors)
-    if options.output and run.worst:
-        write_recording(options.output, run.worst.recording, force=options.force)
-    publish_ranks(run, json_target=options.json, verbose=options.verbose)
+    cluster = recorded(run)
+    if options.output:
+        write_cluster(options.output, cluster, force=options.force)
+    publish_ranks(cluster, json_target=options.json, verbose=options.verbose)
     return run.exit_status
 
 

@@ -1,7 +1,7 @@
 """A training with its techniques in place: step it, prove it, take it back."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -122,9 +122,14 @@ class Fitted:
 
     @contextmanager
     def joined(self) -> Iterator[None]:
-        """Around a loop over batches of which ranks may have different numbers: those that are done go on with the others."""
+        """Around a loop over batches of which ranks may have different numbers: those that are done go on with the others.
+
+        What raises inside it on one rank, in its loader say, ends the job on all.
+        """
         self._check()
-        yield
+        ranks = self.training.ranks
+        with ranks.agreement.telling() if ranks is not None else nullcontext():
+            yield
         ranks = self.training.ranks
         while ranks is not None and ranks.follow(self.training):
             pass

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 
 from tonnage.budget.configuration import (
     AttentionKernel,
+    FrameworkName,
     Loss,
     Optimizer,
     OptimizerKernel,
@@ -21,7 +22,15 @@ from tonnage.models.shape import ModelShape
 
 # A step of about this many tokens where no batch was asked for: what models of a few billion parameters are tuned with.
 DEFAULT_STEP_TOKENS = 2**19
-_LARGEST = {"seq": 2**24, "micro_batch": 2**16, "global_batch": 2**24} | dict.fromkeys(("tp", "pp", "cp", "ep"), 2**20)
+_DEGREES = ("tp", "pp", "cp", "ep", "shard")
+_LARGEST = {"seq": 2**24, "micro_batch": 2**16, "global_batch": 2**24} | dict.fromkeys(_DEGREES, 2**20)
+# The ZeRO stages that a framework runs: plain torch has `ZeroRedundancyOptimizer`.
+FRAMEWORK_STAGES: dict[FrameworkName, tuple[int, ...]] = {
+    "torch": (0, 1),
+    "fsdp2": (2, 3),
+    "deepspeed": (0, 1, 2, 3),
+    "megatron": (0, 1),
+}
 _CHECKPOINT = re.compile(r"none|selective|full|every-[1-9][0-9]{0,3}")
 
 
@@ -81,6 +90,9 @@ class TrainingRequest:
     pp: int | None = None
     cp: int | None = None
     ep: int | None = None
+    shard: int | None = None
+    sequence_parallel: bool = True
+    framework: FrameworkName | None = None
     offload: Offload | None = None
 
     def step_sequences(self, gpus: int) -> int:
@@ -101,7 +113,7 @@ def check(request: TrainingRequest, shape: ModelShape, cluster: Cluster) -> None
 
 
 def _check_numbers(request: TrainingRequest) -> None:
-    for name in ("seq", "micro_batch", "global_batch", "tp", "pp", "cp", "ep"):
+    for name in ("seq", "micro_batch", "global_batch", *_DEGREES):
         number, flag = getattr(request, name), f"--{name.replace('_', '-')}"
         if number is not None and number < 1:
             raise BadLayout(f"{flag} {number}: there must be at least one.", hint=f"Write {flag} 1, or leave it out.")
@@ -123,7 +135,19 @@ def _misfits(request: TrainingRequest, shape: ModelShape, cluster: Cluster) -> I
         yield f"{asked} = {product} does not divide {gpus} GPUs.", f"Choose a product of {', '.join(near)}."
     if request.ep and gpus // (request.pp or 1) % request.ep:
         yield f"--ep {request.ep} does not divide the {gpus // (request.pp or 1)} GPUs of a stage.", "Choose a divisor."
+    yield from _misfits_of_sharding(request, gpus // product)
     yield from _misfits_of_batch(request, gpus // product, gpus)
+
+
+def _misfits_of_sharding(request: TrainingRequest, most_ranks: int) -> Iterator[tuple[str, str]]:
+    """A ZeRO stage that its framework does not have, and shards that leave ranks over."""
+    if request.framework and request.zero is not None and request.zero not in FRAMEWORK_STAGES[request.framework]:
+        stages = ", ".join(map(str, FRAMEWORK_STAGES[request.framework]))
+        yield f"--framework {request.framework} does not run ZeRO {request.zero}.", f"It runs --zero {stages}."
+    if request.shard and most_ranks % request.shard:
+        near = ", ".join(str(number) for number in divisors(most_ranks))
+        problem = f"--shard {request.shard} does not divide the {most_ranks} ranks that keep the same."
+        yield problem, f"Choose {near}."
 
 
 def _misfits_of_model(request: TrainingRequest, shape: ModelShape) -> Iterator[tuple[str, str]]:

@@ -1,9 +1,11 @@
 """Lay a model out on the GPUs at hand for serving: what is given stays, what is left open is searched.
 
-Searched are tensor and pipeline parallelism, and how many copies of the model share the users. Of the layouts that hold all
-users the one with the highest ceiling of decoded tokens a second wins: weights and cache read once a step at the memory's
-speed, and two all-reduces a layer. The ceiling ranks layouts; it is no promise. Where nothing fits, changes are tried one at
-a time, and those that help are offered with what they give; where it fits, those that leave more room.
+Searched are tensor and pipeline parallelism, where layers are cut into stages, and how many copies of the model share the
+users; what vLLM would not start is left out (`planner.splitting`). Of the layouts that hold all users the one with the highest
+ceiling of decoded tokens a second wins: weights and cache read once a step at the memory's speed, and two all-reduces a layer.
+The ceiling ranks layouts; it is no promise. An engine's share of the card that was not given is its default, or less where the
+card would not hold what lies outside of it. Where nothing fits, changes are tried one at a time, and those that help are
+offered with what they give; where it fits, those that leave more room.
 """
 
 from collections.abc import Iterator
@@ -11,11 +13,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tonnage.budget.own_engine import OWN_WEIGHTS
-from tonnage.budget.serving import ServingBudget, ServingConfiguration, divides, serving_budget
-from tonnage.errors import BadLayout
+from tonnage.budget.serving import BLOCK, ServingBudget, ServingConfiguration, serving_budget
+from tonnage.budget.vllm import GRAPHS
+from tonnage.budget.weights import stages
 from tonnage.hardware import Cluster
 from tonnage.ledger import Category
-from tonnage.models.shape import ModelShape
+from tonnage.models.shape import AttentionKind, ModelShape
+from tonnage.planner.splitting import cut, splits
+from tonnage.units import GIB
 
 if TYPE_CHECKING:
     from tonnage.planner.export import ServingLaunch
@@ -25,7 +30,12 @@ _ALL_REDUCE_S = 10e-6
 _MOST_TIMES_GPUS = 64
 # Changes of formats to offer, and how much more a pool must hold to be worth a line.
 _MOST_TRIALS = 2
+# Layouts that nearly fit, and whose layers are cut anew.
+_MOST_CUT = 3
 _WORTH_SAYING = 1.01
+# What vLLM takes beside its share may be more than is counted: so much outside of torch, so many times its CUDA graphs.
+_UNSURE_BYTES = 3 * GIB // 2
+_UNSURE_GRAPHS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,21 +111,32 @@ class ServingPlan:
         """The best layout, as files and flags are made from it."""
         from tonnage.planner.export import ServingLaunch
 
-        asked = self.best.configuration
+        asked, budget = self.best.configuration, self.best.budget
+        counts = [len(stage.layers) for stage in stages(self.shape, asked.pp, asked.stage_layers)]
         names = (
-            "gpus",
-            "tp",
-            "pp",
-            "context",
-            "max_seqs",
-            "batched_tokens",
-            "weights",
-            "kv",
-            "block",
-            "utilization",
-            "eager",
+            "gpus", "tp", "pp", "context", "max_seqs", "batched_tokens", "weights", "kv", "utilization", "eager",
+        )  # fmt: skip
+        return ServingLaunch(
+            model=self.model,
+            **{name: getattr(asked, name) for name in names},
+            block=0 if self._free_block else asked.block,
+            copies=self.best.replicas,
+            gpus_per_host=self.cluster.gpus_per_host,
+            stage_layers=() if len(set(counts)) == 1 else tuple(counts),
+            card=self.cluster.gpu.name,
+            card_bytes=budget.capacity_bytes,
+            users=self.users,
+            cache_tokens=budget.kv.tokens,
+            ledger=tuple((category.label, size) for category, size in budget.ledger.ranked()),
         )
-        return ServingLaunch(model=self.model, **{name: getattr(asked, name) for name in names})
+
+    @property
+    def _free_block(self) -> bool:
+        """The fast kernels of latent attention want larger blocks than the usual one: vLLM knows which."""
+        latent = any(
+            layer.attention and layer.attention.kind is AttentionKind.LATENT for layer in self.shape.decoder.layers
+        )
+        return latent and self.best.configuration.block == BLOCK
 
 
 def plan_serving(
@@ -138,40 +159,29 @@ def plan_serving(
 def _ranked(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int) -> list[Layout]:
     """Fastest that fits first; where none fits, the one that lacks least, to a tenth of the card."""
     step = cluster.gpu.memory_bytes // 10
-    layouts = [_layout(shape, cluster, asked, *each) for each in _splits(shape, cluster, asked, tp, pp)]
-    return sorted(layouts, key=lambda each: (not each.fits, each.missing_bytes // step, -each.tokens_per_s))
 
+    def rank(layout: Layout) -> tuple[bool, int, float]:
+        return not layout.fits, layout.missing_bytes // step, -layout.tokens_per_s
 
-def _splits(
-    shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int
-) -> Iterator[tuple[int, int]]:
-    gpus = cluster.gpus
-    given = (tp or 1) * (pp or 1)
-    if gpus % given:
-        raise BadLayout(
-            f"--tp {tp or 1} × --pp {pp or 1} = {given} GPUs do not divide {gpus}.",
-            hint=f"Use a product that divides {gpus}: {', '.join(str(n) for n in range(1, gpus + 1) if gpus % n == 0)}.",
-        )
-    if asked.engine == "tonnage":
-        yield tp or 1, pp or 1
-        return
-    layers = len(shape.decoder.layers)
-    for each_tp in [tp] if tp else _divisors(cluster.gpus_per_host):
-        for each_pp in [pp] if pp else _divisors(gpus):
-            searched = tp or divides(shape, each_tp)
-            if gpus % (each_tp * each_pp) == 0 and searched and (pp or each_pp <= layers):
-                yield each_tp, each_pp
-
-
-def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]
+    ways = [(tp or 1, pp or 1)] if asked.engine == "tonnage" else splits(shape, cluster, asked, tp, pp)
+    layouts = sorted((_layout(shape, cluster, asked, *each) for each in ways), key=rank)
+    close = [each for each in layouts[: 1 if layouts[0].fits else _MOST_CUT] if each.missing_bytes < step]
+    return sorted((_cut(shape, cluster, each) if each in close else each for each in layouts), key=rank)
 
 
 def _layout(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int) -> Layout:
     replicas = cluster.gpus // (tp * pp)
     share = replace(asked, tp=tp, pp=pp, users=-(-asked.users // replicas))
     budget = serving_budget(shape, share, cluster.gpu)
+    if budget.overflows and not asked.utilization and 0 < budget.largest_utilization < budget.configuration.utilization:
+        budget = serving_budget(shape, replace(share, utilization=budget.largest_utilization), cluster.gpu)
     return Layout(budget, replicas, decode_step_s(shape, budget, cluster))
+
+
+def _cut(shape: ModelShape, cluster: Cluster, layout: Layout) -> Layout:
+    """With the layers cut where that leaves more room."""
+    budget = cut(shape, layout.configuration, cluster.gpu)
+    return replace(layout, budget=budget, decode_step_s=decode_step_s(shape, budget, cluster))
 
 
 def decode_step_s(shape: ModelShape, budget: ServingBudget, cluster: Cluster) -> float:
@@ -212,19 +222,20 @@ def _changes(
         found = _ranked(shape, cluster, replace(asked, utilization=share), tp, pp)[0]
         yield from [_change(f"--utilization {share:g}", found)] if found.fits else []
     worked = 0
-    for flag, trial in _trials(best.configuration, asked):
+    for flag, trial in _trials(best, asked):
         found = _ranked(shape, cluster, trial, tp, pp)[0]
         if found.fits and worked < _MOST_TRIALS:
             worked += 1
-            yield _change(flag, found)
+            yield _change(flag, found, beside=best)
     yield from _more_gpus(shape, cluster, asked, tp, pp)
     if not best.budget.overflows:
         yield from _less(best, asked.users)
 
 
-def _trials(known: ServingConfiguration, asked: ServingConfiguration) -> Iterator[tuple[str, ServingConfiguration]]:
+def _trials(best: Layout, asked: ServingConfiguration) -> Iterator[tuple[str, ServingConfiguration]]:
     """Flags that change no answer, then those that cost a little accuracy, then more."""
-    fewer = 1 << max(known.users - 1, 0).bit_length()
+    known = best.configuration
+    fewer = 1 << (max(known.users, best.most_users // best.replicas) - 1).bit_length()
     if not asked.max_seqs and fewer < known.max_seqs:
         yield f"--max-seqs {fewer}", replace(asked, max_seqs=fewer)
     cache = [] if known.kv in ("fp8", "int4") else ["fp8"]
@@ -242,13 +253,23 @@ def _roomier(
     shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int, best: Layout
 ) -> Iterator[Change]:
     """It fits: what would leave room for more."""
-    for flag, trial in list(_trials(best.configuration, asked))[:_MOST_TRIALS]:
-        known = best.configuration
-        found = _layout(shape, cluster, trial, known.tp, known.pp)
+    known, share = best.configuration, _surest_utilization(best.budget)
+    trials = list(_trials(best, asked))[:_MOST_TRIALS]
+    if known.engine == "vllm" and not asked.utilization and share > known.utilization:
+        trials.append((f"--utilization {share:g}", replace(asked, utilization=share)))
+    for flag, trial in trials:
+        found = _layout(shape, cluster, replace(trial, stage_layers=known.stage_layers), known.tp, known.pp)
         gain = found.budget.kv.tokens / max(best.budget.kv.tokens, 1)
         if gain > _WORTH_SAYING:
             change = _change(flag, found)
             yield replace(change, words=f"{found.budget.kv.tokens:,} tokens ({gain - 1:+.0%}), {change.words}")
+
+
+def _surest_utilization(budget: ServingBudget) -> float:
+    """The share, in hundredths, that still leaves room where the counts outside of it are as wrong as they were seen to be."""
+    graphs = sum(int(term.size_bytes) for term in budget.terms if term.name == GRAPHS)
+    free = budget.capacity_bytes - budget.outside_bytes - _UNSURE_BYTES - _UNSURE_GRAPHS * graphs
+    return max(free * 100 // budget.capacity_bytes, 0) / 100
 
 
 def _smaller(weights: str) -> list[str]:
@@ -257,11 +278,13 @@ def _smaller(weights: str) -> list[str]:
     )
 
 
-def _change(flag: str, found: Layout) -> Change:
+def _change(flag: str, found: Layout, beside: Layout | None = None) -> Change:
+    """What a flag gives; the layout is named where it is another than `beside`."""
     most = min(found.most_users, found.replicas * found.configuration.max_seqs)
-    longest = found.longest_context
-    words = f"{most:,} users at {found.configuration.context:,} tokens"
-    return Change(flag, words, most, longest)
+    words = f"{_users(most)} at {found.configuration.context:,} tokens"
+    if beside is not None and found.replicas != beside.replicas:
+        words += f", {found.replicas} copies of {found.configuration.gpus} GPUs"
+    return Change(flag, words, most, found.longest_context)
 
 
 def _more_gpus(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int) -> Iterator[Change]:
@@ -287,7 +310,11 @@ def _less(best: Layout, users: int) -> Iterator[Change]:
     asked = best.configuration
     if best.longest_context >= asked.block:
         context = best.longest_context // asked.block * asked.block
-        yield Change(f"--context {context}", f"{users:,} users at {context:,} tokens", users, context)
+        yield Change(f"--context {context}", f"{_users(users)} at {context:,} tokens", users, context)
     if best.most_users:
         most = best.most_users
-        yield Change(f"--users {most}", f"{most:,} users at {asked.context:,} tokens", most, asked.context)
+        yield Change(f"--users {most}", f"{_users(most)} at {asked.context:,} tokens", most, asked.context)
+
+
+def _users(number: int) -> str:
+    return f"{number:,} user{'s' * (number != 1)}"

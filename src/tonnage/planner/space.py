@@ -15,15 +15,15 @@ This module does not know memory or time.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tonnage.budget.configuration import Configuration, Loss, OptimizerKernel
+from tonnage.budget.configuration import Configuration, FrameworkName, Loss, OptimizerKernel
 from tonnage.hardware.cluster import Cluster
 from tonnage.models.shape import ModelShape
 from tonnage.planner.request import (
+    FRAMEWORK_STAGES,
     NO_OFFLOAD,
     Offload,
     TrainingRequest,
@@ -50,8 +50,6 @@ OFFLOADS: tuple[tuple[Offload, ...], ...] = (
 PIPELINE_FILL = 4
 _LARGEST_MICRO_BATCH = 64
 _FUSED = ("sgd", "momentum", "adam", "adamw", "adamw-8bit")
-
-Framework = Literal["torch", "fsdp2", "deepspeed", "megatron", "nanotron"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +120,10 @@ def _expert_choices(request: TrainingRequest, experts: int, group: int) -> list[
 
 
 def _shards(degrees: tuple[int, int, int, int], data: int, cluster: Cluster, request: TrainingRequest) -> set[int]:
-    """All data-parallel ranks, or those of one host."""
+    """All data-parallel ranks, or those of one host; or as many as asked."""
     tp, _, cp, _ = degrees
+    if request.shard is not None:
+        return {request.shard} if data % request.shard == 0 else set()
     near = cluster.gpus_per_host // (tp * cp)
     hybrid = request.zero != 0 and 1 < near < data and data % near == 0
     return {data, near} if hybrid else {data}
@@ -161,7 +161,7 @@ class Sharding:
     """A ZeRO stage, who runs it, what leaves the GPU, and the layouts that go with it: families that differ in their passes."""
 
     zero: int
-    framework: Framework
+    framework: FrameworkName
     offload: Offload
     rows: Layouts
 
@@ -182,6 +182,7 @@ def family(request: TrainingRequest, sharding: Sharding, checkpoint: str, loss: 
         loss=loss,
         zero=sharding.zero,
         framework=sharding.framework,
+        sequence_parallel=request.sequence_parallel,
         optimizer_place=sharding.offload.optimizer,
         parameter_place=sharding.offload.parameters,
         activation_place=sharding.offload.activations,
@@ -220,8 +221,8 @@ def shardings(request: TrainingRequest, rows: Layouts, offload: Offload) -> Iter
             continue
         anyway = zero == 0 or request.zero is not None or offload != NO_OFFLOAD
         useful = rows if anyway else rows.where(rows.replicated)
-        # Hybrid sharding is of everything, or of nothing.
-        useful = useful if zero == 3 else useful.where(useful.shard == useful.data)
+        # Hybrid sharding is of everything, or of nothing, unless it was asked for.
+        useful = useful if zero == 3 or request.shard else useful.where(useful.shard == useful.data)
         for framework, chosen in _runners(request, zero, offload, useful):
             if chosen.tp.size:
                 yield Sharding(zero, framework, offload, chosen)
@@ -238,10 +239,13 @@ def _sensible(zero: int, offload: Offload) -> bool:
 
 def _runners(
     request: TrainingRequest, zero: int, offload: Offload, rows: Layouts
-) -> Iterator[tuple[Framework, Layouts]]:
+) -> Iterator[tuple[FrameworkName, Layouts]]:
     """Plain PyTorch, DeepSpeed for the lesser ZeRO stages and for drives, FSDP2 for the rest."""
     whole, split = rows.where(~rows.splits_model), rows.where(rows.splits_model)
-    if zero == 0:
+    if request.framework is not None:
+        if zero in FRAMEWORK_STAGES[request.framework]:
+            yield request.framework, rows if zero else replace(rows, shard=np.ones_like(rows.shard))
+    elif zero == 0:
         yield "torch", replace(rows, shard=np.ones_like(rows.shard))
     elif "nvme" in (offload.optimizer, offload.parameters):
         yield "deepspeed", whole

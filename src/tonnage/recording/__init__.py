@@ -1,6 +1,8 @@
 """The ordered memory events of one run: the records, the questions, the file."""
 
-from tonnage.recording.files import open_recording
+from tonnage.recording.cluster import ClusterRecording, ClusterSummary, RankSummary
+from tonnage.recording.cluster_store import write_cluster
+from tonnage.recording.files import open_cluster, open_recording
 from tonnage.recording.groups import Group, alike_with_members, group_alike, module_pattern
 from tonnage.recording.recording import Recording
 from tonnage.recording.records import Allocation, Header, Mark, Note, OutOfMemory, SegmentEvent, StandIn
@@ -8,18 +10,23 @@ from tonnage.recording.store import read_recording, write_recording
 
 __all__ = [
     "Allocation",
+    "ClusterRecording",
+    "ClusterSummary",
     "Group",
     "Header",
     "Mark",
     "Note",
     "OutOfMemory",
+    "RankSummary",
     "Recording",
     "SegmentEvent",
     "StandIn",
     "alike_with_members",
     "group_alike",
     "module_pattern",
+    "open_cluster",
     "open_recording",
     "read_recording",
+    "write_cluster",
     "write_recording",
 ]

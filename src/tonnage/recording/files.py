@@ -1,14 +1,28 @@
-"""A file as a recording, whoever wrote it: ours, or a memory snapshot of PyTorch."""
+"""A file as a recording, whoever wrote it: ours, of one GPU or of a cluster, or a memory snapshot of PyTorch."""
 
 from pathlib import Path
 
+from tonnage.errors import BadRecording
+from tonnage.recording.cluster import ClusterRecording
+from tonnage.recording.cluster_store import read_cluster
 from tonnage.recording.recording import Recording
 from tonnage.recording.store import read_recording
 
 
-def open_recording(path: Path) -> Recording:
-    """Read a file by what is in it, not by its name."""
+def open_recording(path: Path, rank: int | None = None) -> Recording:
+    """Read a file by what is in it, not by its name; of a cluster one rank (None: the one that needs most)."""
     # Loaded where it is used: a recording of ours does not need it.
     from tonnage.recording.snapshot import is_snapshot, read_snapshot
 
-    return read_snapshot(path) if is_snapshot(path) else read_recording(path)
+    if not is_snapshot(path):
+        return read_recording(path, rank)
+    if rank is not None:
+        raise BadRecording(f"{path} is a snapshot of one process, not of rank {rank}.", hint="Leave out the rank.")
+    return read_snapshot(path)
+
+
+def open_cluster(path: Path) -> ClusterRecording | None:
+    """All ranks of a cluster's file; None where the file is of one GPU."""
+    from tonnage.recording.snapshot import is_snapshot
+
+    return None if is_snapshot(path) else read_cluster(path)

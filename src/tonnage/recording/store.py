@@ -1,27 +1,18 @@
-"""A recording as one SQLite file: safe to open, quick to query.
+"""A recording as one SQLite file: safe to open, quick to query. `layout` says what is in it.
 
-| table      | a row is                                             |
-|------------|------------------------------------------------------|
-| header     | one key of the header, its value as JSON             |
-| context    | what many blocks have in common: operator, line, ... |
-| allocation | a block, with the number of its context              |
-| segment, mark, stand_in, note, oom | the record of that name      |
-
-The file says that it is ours (`application_id`) and which layout it has (`user_version`). Reading trusts nothing: a
-file whose tables are not exactly these is refused before any of its rows is looked at.
+The rows of a run are the same in a file of its own and in that of a cluster, where each begins with the number of its rank.
 """
 
 import json
-import os
 import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import closing
 from dataclasses import asdict, astuple, fields
 from pathlib import Path
 from typing import Any, get_args
 
-from tonnage.errors import BadRecording, OutputExists
+from tonnage.errors import BadRecording
 from tonnage.ledger import Category
+from tonnage.recording.layout import CLUSTER_LAYOUT_VERSION, LAYOUT_VERSION, opened, written
 from tonnage.recording.recording import Recording
 from tonnage.recording.records import (
     Allocation,
@@ -36,86 +27,72 @@ from tonnage.recording.records import (
     StandIn,
 )
 
-APPLICATION_ID = 0x544F4E4E  # "TONN"
-LAYOUT_VERSION = 1
-
-_SCHEMA = {
-    "header": "CREATE TABLE header (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT",
-    "context": (
-        "CREATE TABLE context (id INTEGER PRIMARY KEY, category TEXT, operator TEXT, module TEXT, phase TEXT,"
-        " line TEXT, stack TEXT, shape TEXT, dtype TEXT) STRICT"
-    ),
-    "allocation": (
-        'CREATE TABLE allocation ("index" INTEGER PRIMARY KEY, address INTEGER, requested_bytes INTEGER,'
-        " block_bytes INTEGER, stream INTEGER, born INTEGER, died INTEGER, step INTEGER, context INTEGER) STRICT"
-    ),
-    "segment": (
-        "CREATE TABLE segment (sequence INTEGER, action TEXT, address INTEGER, size_bytes INTEGER, stream INTEGER)"
-        " STRICT"
-    ),
-    "mark": "CREATE TABLE mark (sequence INTEGER, kind TEXT, name TEXT) STRICT",
-    "stand_in": "CREATE TABLE stand_in (what TEXT, line TEXT, count INTEGER, value TEXT) STRICT",
-    "note": "CREATE TABLE note (kind TEXT, operator TEXT, count INTEGER, text TEXT) STRICT",
-    "oom": "CREATE TABLE oom (value TEXT) STRICT",
-}
-
 
 def write_recording(path: Path, recording: Recording, *, force: bool = False) -> None:
     """Write all or nothing; an existing file stays as it is unless `force`."""
-    if path.exists() and not force:
-        raise OutputExists(f"{path} exists already.", hint="Choose another name, or pass --force to replace it.")
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with closing(sqlite3.connect(scratch, isolation_level=None)) as database:
-            _write(database, recording)
-        scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)
+    with written(path, LAYOUT_VERSION, force=force) as database:
+        contexts: Contexts = {}
+        insert_run(database, recording, contexts)
+        insert_contexts(database, contexts)
 
 
-def read_recording(path: Path) -> Recording:
-    """Read a file that `write_recording` wrote; anything else is refused with the reason."""
-    if not path.is_file():
-        raise BadRecording(f"There is no recording at {path}.", hint="Make one with: tonnage run -o FILE SCRIPT")
-    try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as database:
-            _check_is_ours(database, path)
-            return _read(database)
-    except (sqlite3.Error, ValueError, TypeError, KeyError, IndexError) as error:
-        raise BadRecording(f"{path} is not a readable recording: {error}.", hint=_REMAKE) from error
+def read_recording(path: Path, rank: int | None = None) -> Recording:
+    """Read a file of ours; anything else is refused with the reason.
+
+    Of a cluster's file this is one rank (None: the one that dies first or, where none does, needs most).
+    """
+    with opened(path) as (database, version):
+        if version == CLUSTER_LAYOUT_VERSION:
+            return read_run(database, _kept_under(database, path, rank))
+        if rank is not None:
+            raise BadRecording(f"{path} holds the run of one GPU, not that of rank {rank}.", hint="Leave out the rank.")
+        return read_run(database)
 
 
-_REMAKE = "Make it again with: tonnage run -o FILE SCRIPT"
+def _kept_under(database: sqlite3.Connection, path: Path, rank: int | None) -> int:
+    """The rank under which the events of a rank are kept: a like one, or one that ran in its place."""
+    ranks = [(kept, json.loads(summary)) for kept, summary in database.execute("SELECT kept, summary FROM rank")]
+    if not ranks:
+        raise BadRecording(f"{path} is of a cluster of which no rank reported.", hint="See why with: tonnage show FILE")
+    if rank is None:
+        (value,) = database.execute("SELECT value FROM cluster WHERE key = 'worst'").fetchone()
+        rank = int(json.loads(value))
+    for kept, summary in ranks:
+        if any(first <= rank <= last for first, last in summary["stands_for"]):
+            return int(kept)
+    held = ", ".join(str(summary["rank"]) for _, summary in ranks)
+    raise BadRecording(f"{path} does not hold rank {rank}.", hint=f"Name one that ran: {held}.")
 
 
 _Context = tuple[Category, str, str, str, str, tuple[str, ...], tuple[int, ...] | None, str]
+Contexts = dict[_Context, int]
 
 
-def _write(database: sqlite3.Connection, recording: Recording) -> None:
-    database.execute("PRAGMA journal_mode = OFF")
-    database.execute("PRAGMA synchronous = OFF")
-    database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    database.execute(f"PRAGMA user_version = {LAYOUT_VERSION}")
-    database.execute("BEGIN")
-    for statement in _SCHEMA.values():
-        database.execute(statement)
-    contexts: dict[_Context, int] = {}
-    _insert(database, "allocation", 9, _allocation_rows(recording.allocations, contexts))
-    _insert(database, "context", 9, (_context_row(number, context) for context, number in contexts.items()))
-    _insert(database, "header", 2, ((key, json.dumps(value)) for key, value in asdict(recording.header).items()))
-    _insert(database, "segment", 5, map(astuple, recording.segments))
-    _insert(database, "mark", 3, map(astuple, recording.marks))
-    _insert(database, "stand_in", 4, map(astuple, recording.stand_ins))
-    _insert(database, "note", 4, map(astuple, recording.notes))
-    _insert(database, "oom", 1, ((json.dumps(asdict(oom)),) for oom in [recording.oom] if oom))
-    database.execute("COMMIT")
+def insert_run(
+    database: sqlite3.Connection, recording: Recording, contexts: Contexts, of_rank: tuple[int, ...] = ()
+) -> None:
+    """The rows of one run but for its contexts, which many runs may share; each row begins with `of_rank`."""
+
+    def insert(table: str, width: int, rows: Iterable[tuple[Any, ...]]) -> None:
+        values = ", ".join("?" * (len(of_rank) + width))
+        database.executemany(f"INSERT INTO {table} VALUES ({values})", ((*of_rank, *row) for row in rows))
+
+    insert("allocation", 9, _allocation_rows(recording.allocations, contexts))
+    insert("header", 2, ((key, json.dumps(value)) for key, value in asdict(recording.header).items()))
+    insert("segment", 5, map(astuple, recording.segments))
+    insert("mark", 3, map(astuple, recording.marks))
+    insert("stand_in", 4, map(astuple, recording.stand_ins))
+    insert("note", 4, map(astuple, recording.notes))
+    insert("oom", 1, ((json.dumps(asdict(oom)),) for oom in [recording.oom] if oom))
 
 
-def _insert(database: sqlite3.Connection, table: str, width: int, rows: Iterable[tuple[Any, ...]]) -> None:
-    database.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * width)})", rows)
+def insert_contexts(database: sqlite3.Connection, contexts: Contexts) -> None:
+    """What blocks have in common, each once."""
+    rows = (_context_row(number, context) for context, number in contexts.items())
+    database.executemany(f"INSERT INTO context VALUES ({', '.join('?' * 9)})", rows)
 
 
-def _allocation_rows(allocations: Iterable[Allocation], contexts: dict[_Context, int]) -> Iterator[tuple[Any, ...]]:
+def _allocation_rows(allocations: Iterable[Allocation], contexts: Contexts) -> Iterator[tuple[Any, ...]]:
     """Rows of blocks; each new context gets the next number."""
     for a in allocations:
         context = (a.category, a.operator, a.module, a.phase, a.line, a.stack, a.shape, a.dtype)
@@ -128,34 +105,28 @@ def _context_row(number: int, context: _Context) -> tuple[Any, ...]:
     return number, str(category), operator, module, phase, line, json.dumps(stack), json.dumps(shape), dtype
 
 
-def _check_is_ours(database: sqlite3.Connection, path: Path) -> None:
-    database.execute("PRAGMA trusted_schema = OFF")
-    (application,) = database.execute("PRAGMA application_id").fetchone()
-    (version,) = database.execute("PRAGMA user_version").fetchone()
-    if application != APPLICATION_ID:
-        raise BadRecording(f"{path} is a database, but not a recording of Tonnage.", hint=_REMAKE)
-    if version != LAYOUT_VERSION:
-        problem = f"{path} has layout {version}; this Tonnage reads layout {LAYOUT_VERSION}."
-        raise BadRecording(problem, hint="Upgrade Tonnage." if version > LAYOUT_VERSION else _REMAKE)
-    found = dict(database.execute("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL"))
-    if found != _SCHEMA:
-        raise BadRecording(f"{path} claims to be a recording, but its tables are others.", hint=_REMAKE)
+def read_run(database: sqlite3.Connection, of_rank: int | None = None) -> Recording:
+    """The rows of one run (None: of a file that holds no other) as a recording."""
 
+    def rows(table: str, order: str = "rowid") -> Iterator[tuple[Any, ...]]:
+        if of_rank is None:
+            return iter(database.execute(f"SELECT * FROM {table} ORDER BY {order}"))
+        found = database.execute(f"SELECT * FROM {table} WHERE rank = ? ORDER BY {order}", (of_rank,))
+        return (row[1:] for row in found)
 
-def _read(database: sqlite3.Connection) -> Recording:
     return Recording(
-        header=_read_header(database),
-        allocations=list(_read_allocations(database)),
-        segments=[SegmentEvent(*row) for row in database.execute("SELECT * FROM segment ORDER BY sequence")],
-        marks=[_mark(*row) for row in database.execute("SELECT * FROM mark ORDER BY sequence, rowid")],
-        stand_ins=[StandIn(*row) for row in database.execute("SELECT * FROM stand_in ORDER BY rowid")],
-        notes=[Note(*row) for row in database.execute("SELECT * FROM note ORDER BY rowid")],
-        oom=next((_read_oom(value) for (value,) in database.execute("SELECT value FROM oom")), None),
+        header=_header(rows("header")),
+        allocations=list(_allocations(rows("allocation", '"index"'), _contexts(database))),
+        segments=[SegmentEvent(*row) for row in rows("segment", "sequence")],
+        marks=[_mark(*row) for row in rows("mark", "sequence, rowid")],
+        stand_ins=[StandIn(*row) for row in rows("stand_in")],
+        notes=[Note(*row) for row in rows("note")],
+        oom=next((_read_oom(value) for (value,) in rows("oom")), None),
     )
 
 
-def _read_header(database: sqlite3.Connection) -> Header:
-    values = {key: json.loads(value) for key, value in database.execute("SELECT key, value FROM header")}
+def _header(rows: Iterable[tuple[Any, ...]]) -> Header:
+    values = {key: json.loads(value) for key, value in rows}
     if set(values) != {f.name for f in fields(Header)}:
         raise ValueError("its header is incomplete")
     header = Header(**values | {"arguments": tuple(values["arguments"])})
@@ -186,11 +157,13 @@ def _read_oom(value: str) -> OutOfMemory:
     return OutOfMemory(**values | {"stack": tuple(values["stack"]), "shape": None if shape is None else tuple(shape)})
 
 
-def _read_allocations(database: sqlite3.Connection) -> Iterator[Allocation]:
+def _contexts(database: sqlite3.Connection) -> dict[int, _Context]:
     """Each context is decoded once, however many blocks have it."""
-    contexts = {row[0]: _context(*row[1:]) for row in database.execute("SELECT * FROM context")}
-    for row in database.execute('SELECT * FROM allocation ORDER BY "index"'):
-        index, address, requested, block, stream, born, died, step, number = row
+    return {row[0]: _context(*row[1:]) for row in database.execute("SELECT * FROM context")}
+
+
+def _allocations(rows: Iterable[tuple[Any, ...]], contexts: dict[int, _Context]) -> Iterator[Allocation]:
+    for index, address, requested, block, stream, born, died, step, number in rows:
         category, operator, module, phase, line, stack, shape, dtype = contexts[number]
         yield Allocation(
             index, address, requested, block, stream, born, died, category,

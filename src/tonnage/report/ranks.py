@@ -1,37 +1,50 @@
-"""The report of a cluster's ranks: a table with one line for ranks alike, then the one that needs most in full.
+"""The report of a cluster's ranks: a table with one line for ranks alike, the odd ones marked, then one rank in full.
 
-Figures for programs are those of that rank, with every rank that ran in `ranks`. Nothing is computed here but layout.
+Figures for programs are those of the rank that needs most, with every rank that ran in `ranks`. Nothing is computed here
+but layout.
 """
 
 import sys
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.text import Text
 
 from tonnage.explain import Advice, advice_for
+from tonnage.recording import ClusterRecording, ClusterSummary, RankSummary
+from tonnage.recording.cluster import COMMUNICATORS
 from tonnage.report.figures import card_figures
 from tonnage.report.lines import WIDTH, column, heading, spread, table_unit
-from tonnage.report.output import STANDARD_OUTPUT, write_json
+from tonnage.report.odd_ranks import Comparison, Kind, compare_ranks, spans_of
+from tonnage.report.output import STANDARD_OUTPUT, write_json, write_text
 from tonnage.report.terminal import report_sections
 from tonnage.units import format_bytes
 
-if TYPE_CHECKING:
-    from tonnage.virtual.cluster import ClusterRun, RankRun
-
 _VERDICTS = {"ok": ("fits", "bold green"), "oom": ("does not fit", "bold red"), "error": ("failed", "bold yellow")}
 _NAMES_WIDTH = 23
+_ODD = "◂"
+_MOST_ODD = 4
 
 
-def publish_ranks(run: "ClusterRun", *, json_target: str = "", verbose: bool = False) -> None:
-    """A report for people and, where asked for, figures for programs."""
-    advice = advice_for(run.worst.recording) if run.worst else Advice()
+def publish_ranks(
+    cluster: ClusterRecording, *, json_target: str = "", page: Path | None = None, verbose: bool = False
+) -> None:
+    """A report for people and, where asked for, figures for programs and a page."""
+    worst = cluster.summary.worst
+    advice = advice_for(cluster.recording_of(worst)) if worst is not None else Advice()
     if json_target:
-        write_json(json_target, cluster_figures(run, advice))
-    print_ranks(run, advice, stream=sys.stderr if json_target == STANDARD_OUTPUT else sys.stdout, verbose=verbose)
+        write_json(json_target, cluster_figures(cluster, advice))
+    words = sys.stderr if json_target == STANDARD_OUTPUT else sys.stdout
+    print_ranks(cluster, advice, stream=words, verbose=verbose)
+    if page is not None:
+        from tonnage.report.html import render_cluster_page
+
+        write_text(page, render_cluster_page(cluster, advice))
+        words.write(f"  wrote {page}\n\n")
 
 
 def tell_round(words: str) -> None:
@@ -40,63 +53,58 @@ def tell_round(words: str) -> None:
         print(f"  {words} ...", file=sys.stderr)
 
 
+def tell_rank(summary: ClusterSummary, rank: int | None) -> None:
+    """Which rank a report of one is of (None: the worst)."""
+    asked = summary.worst if rank is None else rank
+    ran = None if asked is None else summary.ran_for(asked)
+    stands_in = f", for which rank {ran.rank} ran," if ran and ran.rank != asked else ""
+    print(f"tonnage: rank {asked}{stands_in} of {summary.words}", file=sys.stderr)
+
+
 # For programs
 
 
-def cluster_figures(run: "ClusterRun", advice: Advice) -> dict[str, object]:
+def cluster_figures(cluster: ClusterRecording, advice: Advice) -> dict[str, object]:
     """The figures of the rank that needs most, and all ranks."""
-    worst = run.worst
-    base: dict[str, Any] = card_figures(worst.recording, advice) if worst else {"gpu_key": run.cluster.gpu.key}
+    summary, worst = cluster.summary, cluster.summary.worst
+    base: dict[str, Any] = {"gpu_key": summary.gpu}
+    if worst is not None:
+        base = card_figures(cluster.recording_of(worst), advice)
+    found = compare_ranks(summary)
     return base | {
-        "outcome": run.outcome,
-        "fits": {"ok": True, "oom": False, "error": None}[run.outcome],
-        "error": run.trouble or base.get("error", ""),
-        "exit_status": run.exit_status,
-        "world_size": run.cluster.gpus,
-        "hosts": run.cluster.hosts,
-        "gpus_per_host": run.cluster.gpus_per_host,
-        "dies_first": run.dies_first.rank if run.dies_first else None,
-        "rank": worst.rank if worst else None,
-        "ranks": [rank_figures(rank) for rank in run.ranks],
+        "outcome": summary.outcome,
+        "fits": {"ok": True, "oom": False, "error": None}[summary.outcome],
+        "error": summary.trouble or base.get("error", ""),
+        "exit_status": summary.exit_status,
+        "world_size": summary.gpus,
+        "hosts": summary.hosts,
+        "gpus_per_host": summary.gpus_per_host,
+        "dies_first": summary.dies_first,
+        "rank": worst,
+        "typical_rank": found.typical.first.rank if found.typical else None,
+        "odd_ranks": [rank for kind in found.odd for rank in kind.ranks],
+        "ranks": [rank_figures(rank) for rank in summary.ranks],
     }
 
 
-def rank_figures(run: "RankRun") -> dict[str, object]:
+def rank_figures(rank: RankSummary) -> dict[str, object]:
     """One rank that ran."""
-    recording = run.recording
-    return {
-        "rank": run.rank,
-        "ranks_alike": len(run.stands_for),
-        "outcome": "stopped" if run.stopped else run.outcome,
-        "error": recording.header.error,
-        "peak_allocated_bytes": recording.peak_allocated_bytes,
-        "peak_reserved_bytes": recording.peak_reserved_bytes,
-        "peak_process_bytes": recording.peak_process_bytes,
-        "ledger": {str(category): size for category, size in recording.ledger().bytes_by_category.items()},
-        "engine_bytes": run.engine_bytes,
-        "stream_bytes": _by_stream(run),
-        "overhead_parts": recording.header.overhead_parts,
-    }
-
-
-def _by_stream(run: "RankRun") -> dict[str, int]:
-    """Bytes at the peak by the stream that they were allocated on; "0" is the default stream."""
-    found: dict[str, int] = {}
-    for block in run.recording.live_at_peak:
-        found[str(block.stream)] = found.get(str(block.stream), 0) + block.block_bytes
-    return found
+    figures = asdict(rank) | {"outcome": "stopped" if rank.stopped else rank.outcome}
+    del figures["stopped"], figures["stands_for"]
+    return {"rank": figures.pop("rank"), "ranks_alike": len(rank.stands_for), **figures}
 
 
 # For people
 
 
-def print_ranks(run: "ClusterRun", advice: Advice, *, stream: TextIO, verbose: bool) -> None:
+def print_ranks(cluster: ClusterRecording, advice: Advice, *, stream: TextIO, verbose: bool) -> None:
     """The cluster, its ranks, what went wrong between them, and one rank in full."""
     console = Console(file=stream, width=WIDTH, highlight=False, emoji=False)
-    sections = [_headline(run), _trouble(run), _table(run.ranks), _engines(run.worst)]
-    if run.worst:
-        full = report_sections(run.worst.recording, advice, verbose=verbose)
-        sections += [iter([heading(_which(run, run.worst))]), *full]
+    summary, found = cluster.summary, compare_ranks(cluster.summary)
+    sections = [_headline(summary), _trouble(summary), _table(found), _engines(summary.worst_rank)]
+    if summary.worst is not None:
+        full = report_sections(cluster.recording_of(summary.worst), advice, verbose=verbose)
+        sections += [iter([heading(_which(summary))]), *full]
     console.print()
     for section in sections:
         lines = list(section)
@@ -106,71 +114,59 @@ def print_ranks(run: "ClusterRun", advice: Advice, *, stream: TextIO, verbose: b
             console.print()
 
 
-def _headline(run: "ClusterRun") -> Iterator[Text]:
-    yield spread(Text(f"  {run.cluster.words}", style="bold"), Text(*_VERDICTS[run.outcome]))
-    if run.ranks and run.outcome != "error":
-        ran, every = len(run.ranks), run.cluster.gpus
+def _headline(summary: ClusterSummary) -> Iterator[Text]:
+    yield spread(Text(f"  {summary.words}", style="bold"), Text(*_VERDICTS[summary.outcome]))
+    if summary.ranks and summary.outcome != "error":
+        ran, every = len(summary.ranks), summary.gpus
         yield Text(f"  {ran} of {every} ranks ran and stand for all" if ran < every else "  every rank ran")
 
 
-def _trouble(run: "ClusterRun") -> Iterator[Text]:
-    yield from (Text(f"  {line}", style="red") for line in wrap(run.trouble, WIDTH - 4))
+def _trouble(summary: ClusterSummary) -> Iterator[Text]:
+    yield from (Text(f"  {line}", style="red") for line in wrap(summary.trouble, WIDTH - 4))
 
 
-def _table(runs: Sequence["RankRun"]) -> Iterator[Text]:
-    """Ranks with the same figures in one line."""
-    if not runs:
+def _table(found: Comparison) -> Iterator[Text]:
+    """Ranks with the same figures in one line; then in words what the odd ones have that most do not."""
+    if not found.kinds:
         return
     yield Text(f"  {'rank':<{_NAMES_WIDTH}}{'allocated':>11}{'reserved':>13}{'process':>13}", style="bold")
-    unit = table_unit(max(run.recording.peak_reserved_bytes for run in runs))
-    for figures, alike in _alike(runs):
-        *sizes, verdict = figures
-        names = _names(sorted(rank for run in alike for rank in run.stands_for))
-        cells = "  ".join(column(size, unit) for size in sizes)
-        style = {"out of memory": "red", "failed": "yellow"}.get(verdict, "")
-        yield Text(f"  {names:<{_NAMES_WIDTH}}{cells}  ") + Text(verdict, style=style)
+    unit = table_unit(max(kind.first.peak_reserved_bytes for kind in found.kinds))
+    for kind in found.kinds:
+        yield _row(kind, unit, is_odd=kind in found.odd)
+    for kind in found.odd[:_MOST_ODD]:
+        lines = wrap(found.words_of(kind), WIDTH - 6)
+        yield from (Text(f"  {_ODD if number == 0 else ' '} {line}") for number, line in enumerate(lines))
+    if len(found.odd) > _MOST_ODD:
+        yield Text(f"    and {len(found.odd) - _MOST_ODD} kinds more that stand out")
 
 
-def _alike(runs: Sequence["RankRun"]) -> list[tuple[tuple[Any, ...], list["RankRun"]]]:
-    def figures(run: "RankRun") -> tuple[Any, ...]:
-        recording = run.recording
-        verdict = "stopped" if run.stopped else {"ok": "", "oom": "out of memory", "error": "failed"}[run.outcome]
-        peaks = (recording.peak_allocated_bytes, recording.peak_reserved_bytes, recording.peak_process_bytes)
-        return *peaks, verdict
+def _row(kind: Kind, unit: str, *, is_odd: bool) -> Text:
+    rank = kind.first
+    sizes = (rank.peak_allocated_bytes, rank.peak_reserved_bytes, rank.peak_process_bytes)
+    cells = "  ".join(column(size, unit) for size in sizes)
+    style = {"out of memory": "red", "failed": "yellow"}.get(kind.verdict, "")
+    row = Text(f"  {_names(kind.ranks):<{_NAMES_WIDTH}}{cells}  ") + Text(kind.verdict, style=style)
+    if is_odd:
+        row.append(f" {_ODD}" if kind.verdict else _ODD, style="bold")
+    row.rstrip()
+    return row
 
-    ordered = sorted(runs, key=lambda run: (figures(run), run.rank))
-    grouped = [(key, list(found)) for key, found in groupby(ordered, key=figures)]
-    return sorted(grouped, key=lambda entry: entry[1][0].rank)
 
-
-def _names(ranks: Sequence[int]) -> str:
+def _names(ranks: tuple[int, ...]) -> str:
     """ "0–3, 8 (5)": as many spans as there is room for."""
-    spans: list[list[int]] = []
-    for rank in ranks:
-        if spans and rank == spans[-1][-1] + 1:
-            spans[-1] = [spans[-1][0], rank]
-        else:
-            spans.append([rank, rank])
-    words = [str(first) if first == last else f"{first}–{last}" for first, last in spans]
     count = f" ({len(ranks)})" if len(ranks) > 1 else ""
-    shown = ", ".join(words)
-    if len(shown) + len(count) > _NAMES_WIDTH - 1:
-        shown = f"{words[0]}, … {words[-1]}"
-    return shown + count
+    return spans_of(ranks, _NAMES_WIDTH - 1 - len(count)) + count
 
 
-def _engines(worst: "RankRun | None") -> Iterator[Text]:
-    """What FSDP, DDP and NCCL hold for themselves."""
-    if worst is None:
-        return
-    outside = {name: size for name, size in worst.recording.header.overhead_parts.items() if name.startswith("NCCL")}
-    held = worst.engine_bytes | ({"communicators": sum(outside.values())} if outside else {})
-    if held:
+def _engines(worst: RankSummary | None) -> Iterator[Text]:
+    held = worst.held_by_engines if worst else {}
+    if worst and held:
         yield heading(f"held by the engines at the peak of rank {worst.rank}")
     for name, size in held.items():
-        beside = "   (beside the allocator)" if name == "communicators" else ""
+        beside = "   (beside the allocator)" if name == COMMUNICATORS else ""
         yield Text(f"  {name:<25}{format_bytes(size):>11}{beside}")
 
 
-def _which(run: "ClusterRun", worst: "RankRun") -> str:
-    return f"rank {worst.rank}, which {'dies first' if run.dies_first else 'needs most'}"
+def _which(summary: ClusterSummary) -> str:
+    why = "needs most" if summary.dies_first is None else "dies first"
+    return f"rank {summary.worst}, which {why}"

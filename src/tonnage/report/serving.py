@@ -54,10 +54,16 @@ def _headline(plan: ServingPlan) -> Iterator[Text | str]:
     count = f"{plan.cluster.gpus} × " if plan.cluster.gpus > 1 else ""
     verdict = Text("fits", "green") if plan.fits else Text("does not fit", "red")
     yield spread(Text(clip(f"  {plan.shape.name} · {count}{gpu.name} · {engine}", 64)), verdict)
-    parts = [f"{plan.users:,} users × {asked.context:,} tokens"]
+    parts = [f"{_users(plan.users)} × {asked.context:,} tokens"]
     parts += [f"{word} {number}" for word, number in (("tp", asked.tp), ("pp", asked.pp)) if number > 1]
     parts += [f"{plan.best.replicas} copies"] if plan.best.replicas > 1 else []
     yield "  " + " · ".join([*parts, f"{asked.weights} weights, {asked.kv} cache"])
+    if asked.stage_layers:
+        yield f"  layers of the stages: {', '.join(map(str, asked.stage_layers))}"
+
+
+def _users(number: int) -> str:
+    return f"{number:,} user{'s' * (number != 1)}"
 
 
 def ledger_rows(budget: ServingBudget) -> list[tuple[str, int]]:
@@ -96,7 +102,7 @@ def _cache(plan: ServingPlan) -> Iterator[Text | str]:
     yield _row(f"most users at {asked.context:,} tokens", best.most_users)
     limit = plan.shape.max_positions
     beyond = f"the model has {limit:,}" if 0 < limit < best.longest_context else ""
-    yield _row(f"longest context for {plan.users:,} users", best.longest_context, beyond)
+    yield _row(f"longest context for {_users(plan.users)}", best.longest_context, beyond)
     yield from _waste(plan)
     if plan.fits:
         yield _row(
@@ -157,14 +163,18 @@ def _layouts(plan: ServingPlan) -> Iterator[Text | str]:
 def _launch(plan: ServingPlan) -> Iterator[Text | str]:
     words = launch_words(plan)
     copies = f", {plan.best.replicas} times behind a balancer" if plan.best.replicas > 1 else ""
-    yield heading(f"launch{copies}")
-    line = "   " + shlex.join(words[:3])
-    for flag in _pairs(words[3:]):
+    hosts = plan.launch.hosts if plan.best.configuration.engine == "vllm" else 1
+    yield heading(f"launch{copies}" + (f", with Ray on {hosts} hosts" if hosts > 1 else ""))
+    first = words.index("serve") + 2
+    line = "   " + shlex.join(words[:first])
+    for flag in _pairs(words[first:]):
         if len(line) + len(flag) + 3 > 80:
             yield line + " \\"
             line = "    "
         line += " " + flag
     yield line
+    if hosts > 1:
+        yield Text("  --export DIR writes what starts Ray on each host, waits for all, then serves", style="dim")
     weights = plan.best.configuration.weights
     if (
         plan.best.configuration.engine == "vllm"
@@ -193,7 +203,15 @@ def launch_words(plan: ServingPlan) -> list[str]:
         return ["tonnage", "serve", hub_id(plan.model), *_own_flags(asked, plan.shape.dtype)]
     from tonnage.planner.export import vllm
 
-    return ["vllm", "serve", hub_id(plan.model), *vllm.flags(plan.launch)]
+    launch = plan.launch
+    variables = vllm.environment(launch) if asked.stage_layers else []
+    return [
+        *(["env", *variables] if variables else []),
+        "vllm",
+        "serve",
+        vllm.served_model(launch),
+        *vllm.flags(launch),
+    ]
 
 
 def _own_flags(asked: ServingConfiguration, dtype: str) -> Iterator[str]:
@@ -268,8 +286,8 @@ def serving_figures(plan: ServingPlan) -> dict[str, Any]:
 def _configuration(layout: Layout) -> dict[str, Any]:
     asked = layout.configuration
     names = (
-        "engine", "engine_version", "tp", "pp", "context", "shared_prefix", "weights", "kv", "block", "utilization",
-        "max_seqs", "batched_tokens", "eager",
+        "engine", "engine_version", "tp", "pp", "stage_layers", "context", "shared_prefix", "weights", "kv", "block",
+        "utilization", "max_seqs", "batched_tokens", "eager",
     )  # fmt: skip
     return {name: getattr(asked, name) for name in names}
 

@@ -49,8 +49,9 @@ class LineFinder:
             frame = frame.f_back
         return tuple(found)
 
+    def is_own(self, path: str) -> bool:
+        """Whether a file is the script's."""
+        return not (path.startswith("<") or os.path.realpath(path).startswith(self._foreign))
+
     def _own_name(self, code: CodeType) -> str:
-        path = code.co_filename
-        if path.startswith("<") or os.path.realpath(path).startswith(self._foreign):
-            return ""
-        return os.path.basename(path)
+        return os.path.basename(code.co_filename) if self.is_own(code.co_filename) else ""

@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tonnage.errors import TonnageError
 from tonnage.recording.records import Outcome
+
+_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 @dataclass(frozen=True)
@@ -22,9 +25,13 @@ class Ending:
 
 
 def run_as_main(
-    script: Path, arguments: list[str], torch: Any, around: AbstractContextManager[Any] | None = None
+    script: Path,
+    arguments: list[str],
+    torch: Any,
+    around: AbstractContextManager[Any] | None = None,
+    told_elsewhere: tuple[type[BaseException], ...] = (),
 ) -> Ending:
-    """Run it to its end, whatever that is; `around` is entered for its time."""
+    """Run it to its end, whatever that is; `around` is entered for its time. Errors told elsewhere print nothing."""
     saved_argv, saved_path = sys.argv, list(sys.path)
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
@@ -40,8 +47,10 @@ def run_as_main(
     except KeyboardInterrupt:
         return Ending("error", 130, "interrupted")
     except BaseException as error:
-        _show(error)
-        return Ending("error", 1, f"{type(error).__name__}: {error}")
+        if not isinstance(error, told_elsewhere):
+            _show(error)
+        shortage = _cause(error, torch.OutOfMemoryError)
+        return Ending("oom", 1, str(shortage)) if shortage else Ending("error", 1, _words(error))
     finally:
         sys.argv, sys.path[:] = saved_argv, saved_path
         sys.stdout.flush()
@@ -56,10 +65,30 @@ def _exited(code: object) -> Ending:
     return Ending("error", 1, str(code))
 
 
+def _cause(error: BaseException, kind: type[BaseException]) -> BaseException | None:
+    """The error of this kind that it was raised from: a pipeline's schedule, say, wraps what its stages raise."""
+    found = error.__cause__
+    while found is not None and not isinstance(found, kind):
+        found = found.__cause__
+    return found
+
+
+def _words(error: BaseException) -> str:
+    hint = getattr(error, "hint", "") if isinstance(error, TonnageError) else ""
+    return " ".join(filter(None, [f"{type(error).__name__}: {error}", hint]))
+
+
 def _show(error: BaseException) -> None:
-    """The traceback as Python would print it, without our own frames at its top."""
-    own = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    trace = error.__traceback__
-    while trace and (trace.tb_frame.f_code.co_filename.startswith(own) or "runpy" in trace.tb_frame.f_code.co_filename):
-        trace = trace.tb_next
-    traceback.print_exception(type(error), error, trace or error.__traceback__)
+    """The traceback as Python would print it, without our own frames and those that ran the script."""
+    shown = traceback.TracebackException.from_exception(error)
+    part: traceback.TracebackException | None = shown
+    while part is not None:
+        part.stack = traceback.StackSummary.from_list([frame for frame in part.stack if not _is_ours(frame.filename)])
+        part = part.__cause__ or part.__context__
+    sys.stderr.write("".join(shown.format()))
+    if isinstance(error, TonnageError) and error.hint:
+        print(error.hint, file=sys.stderr)
+
+
+def _is_ours(path: str) -> bool:
+    return path.startswith(_OWN) or path == "<frozen runpy>" or os.path.basename(path) == "runpy.py"

@@ -398,8 +398,21 @@ def refused(rank: int, folder: Path) -> Any:
             training.model, training.optimizer, loss=training.loss, sample=training.sample, plan=make_plan(Shard())
         ),
         "budget": lambda training: fit(training, mesh, plan=None, budget="1 GiB"),
+        "scalar": lambda training: fit(_with_a_scalar(training), mesh, Shard()),
+        "optimizer": lambda training: tonnage.fit(
+            training.model,
+            torch.optim.Adafactor(training.model.parameters()),
+            loss=training.loss,
+            sample=training.sample,
+            mesh=mesh,
+        ),
     }
     return {name: _refusal(request) for name, request in asked.items()}
+
+
+def _with_a_scalar(training: Training) -> Training:
+    training.model.register_parameter("scale", nn.Parameter(torch.tensor(1.0, dtype=torch.float64)))
+    return training
 
 
 def _refusal(request: Callable[[Training], Any]) -> Any:

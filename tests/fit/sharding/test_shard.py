@@ -74,6 +74,8 @@ REFUSALS = {
     "weighting": "'rws' is no weighting",
     "no plan of one GPU": "there is no mesh of ranks: give mesh=",
     "budget": "fit measures GPU memory",
+    "optimizer": "Adafactor cannot step shards: its moments are means over whole rows and columns",
+    "scalar": "scale is a parameter without dimensions",
 }
 
 

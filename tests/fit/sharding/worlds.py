@@ -2,8 +2,9 @@
 
     echo '["DIRECTORY", "steps:2", "steps:4"]' | python tests/fit/sharding/worlds.py
 
-Forked before any tensor was made, a rank costs nothing to start. A program is a function of `rank_programs`; what it
-returns, or the error that it raises, is the rank's answer. A rank that is not through in time is ended.
+Forked before any tensor was made, a rank costs nothing to start. A program is a function of `rank_programs` or
+`rank_mixtures`; what it returns, or the error that it raises, is the rank's answer. A rank that is not through in time is
+ended.
 """
 
 import json
@@ -43,7 +44,7 @@ def _server() -> "subprocess.Popen[str]":
 
 def main() -> None:
     sys.path.insert(0, str(Path(__file__).parents[2]))
-    from fit.sharding import rank_programs
+    from fit.sharding import rank_mixtures, rank_programs
 
     for line in sys.stdin:
         directory, *programs = json.loads(line)
@@ -52,7 +53,8 @@ def main() -> None:
             name, _, ranks = program.partition(":")
             folder = Path(directory) / program
             folder.mkdir()
-            found[program] = _world(getattr(rank_programs, name), int(ranks), folder)
+            home = rank_programs if hasattr(rank_programs, name) else rank_mixtures
+            found[program] = _world(getattr(home, name), int(ranks), folder)
         print(_ANSWER + json.dumps(found), flush=True)
 
 

@@ -4,7 +4,8 @@
 
 vLLM is too large to install for a test (its wheel is 400 MB and brings another torch). Its parser is built here from
 the source, as its documentation is: on a platform without a GPU, with stand-ins for libraries that matter to serving
-alone. The small ones that the parser itself needs are named by the import errors of a first run.
+alone. The small ones that the parser itself needs are named by the import errors of a first run. `server` in the data
+are the two flags of the server around the engine that scripts set, copied by hand from `FrontendArgs`.
 """
 
 import importlib.abc

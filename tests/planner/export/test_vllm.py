@@ -1,50 +1,19 @@
 """vLLM's flags, held to those of its own parser: vLLM itself is too large to install here (`read_vllm_flags.py`)."""
 
-import json
 import shlex
-from argparse import ArgumentParser, BooleanOptionalAction, Namespace
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tonnage.planner.export import ServingLaunch, export_serving, left_out
 from tonnage.planner.export.vllm import flags
-
-FLAGS = json.loads((Path(__file__).parent / "data" / "vllm-0.32.0.json").read_text())["flags"]
-SERVED = ServingLaunch(
-    model="llama-3.1-70b",
-    gpus=4,
-    tp=4,
-    pp=1,
-    context=32768,
-    max_seqs=64,
-    batched_tokens=8192,
-    weights="bf16",
-    kv="bf16",
-    block=16,
-    utilization=0.9,
-    eager=False,
-)
-
-
-def parser() -> ArgumentParser:
-    """With vLLM's flags and what each takes."""
-    made = ArgumentParser(allow_abbrev=False, exit_on_error=False)
-    made.add_argument("model")
-    # A switch's negation comes with it.
-    for name, kind in FLAGS.items():
-        if not name.startswith("--") or (kind == "switch" and name.startswith("--no-")):
-            continue
-        choices = kind if isinstance(kind, list) else None
-        taken: dict[str, Any] = {"choices": choices, "type": {"int": int, "float": float}.get(str(kind), str)}
-        made.add_argument(name, **({"action": BooleanOptionalAction} if kind == "switch" else taken))
-    return made
+from vllm_flags import SERVED, parser
 
 
 def served(launch: ServingLaunch, folder: Path) -> Namespace:
-    script, _ = export_serving(launch, folder)
+    script = export_serving(launch, folder)[0]
     line = script.read_text().split("exec vllm serve", 1)[1]
     words = [word for word in shlex.split(line.replace("\\\n", " ")) if word != "$@"]
     assert words[1:] == flags(launch)
@@ -79,10 +48,30 @@ def test_a_name_with_a_space_stays_one_word(tmp_path: Path) -> None:
 
 
 def test_what_a_reader_must_know_is_said(tmp_path: Path) -> None:
-    _, readme = export_serving(replace(SERVED, weights="int4", gpus=16), tmp_path)
-    words = " ".join(readme.read_text().split())
+    launch = replace(SERVED, weights="int4", gpus=16, tp=16, stage_layers=(41, 39))
+    words = " ".join(export_serving(launch, tmp_path)[-1].read_text().split())
     assert "name one that was quantized so" in words
-    assert "--nnodes" in words
+    assert "tensor parallelism of 16 crosses hosts of 8 GPUs" in words
+    assert "layers of the pipeline stages are 41, 39" in words
+
+
+@pytest.mark.parametrize(("gpus", "tp", "pp", "executor"), [(1, 1, 1, None), (8, 4, 2, "mp"), (16, 8, 2, "ray")])
+def test_who_runs_the_ranks(gpus: int, tp: int, pp: int, executor: str | None, tmp_path: Path) -> None:
+    found = served(replace(SERVED, gpus=gpus, tp=tp, pp=pp), tmp_path)
+    assert found.distributed_executor_backend == executor
+    assert (found.tensor_parallel_size, found.pipeline_parallel_size) == (tp, pp)
+
+
+def test_a_block_may_be_left_to_vllm(tmp_path: Path) -> None:
+    assert served(replace(SERVED, block=0), tmp_path).block_size is None
+
+
+def test_a_local_model_is_named_by_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    for name in ("model", "model/config.json"):
+        assert served(replace(SERVED, model=name), tmp_path / name.replace("/", "-")).model == str(tmp_path / "model")
 
 
 def test_a_cache_that_it_does_not_have_is_left_out(tmp_path: Path) -> None:

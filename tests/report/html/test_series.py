@@ -48,10 +48,9 @@ def test_a_short_run_is_there_event_by_event() -> None:
 @settings(deadline=None)
 def test_no_maximum_of_a_long_run_is_lost(moves: list[tuple[int, int, bool]]) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(series, "STRETCHES", 5)
-        patched.setattr(series, "WHOLE_UP_TO", 5)
+        patched.setattr(series, "WHOLE_UP_TO_TIMES", 1)
         recording = recorded(moves)
-        found = series_of(recording)
+        found = series_of(recording, stretches=5)
     points = list(accumulate(found["points"]))
     length = found["events"]
     assert points == sorted(set(points)) and len(points) <= 5 * (4 + len(CATEGORIES)) + 2

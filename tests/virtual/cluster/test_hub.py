@@ -64,7 +64,7 @@ def test_values_of_long_before_are_let_go() -> None:
         zero.says("collect", calls[0])
         one.says("collect", calls[1])
     assert zero.answers == one.answers == [("ok", (["a", "b"], [0, 1]))] * 200
-    held = [payload for parts in hub._parts.values() for _, payload in parts.values() if payload]
+    held = [payload for parts in hub._parts.values() for _, payload in parts.values() if payload in ("a", "b")]
     assert len(held) < 300
 
 
@@ -144,8 +144,9 @@ def test_a_collective_that_a_peer_never_calls_shows_at_the_end() -> None:
     hub.end(0, "")
     hub.end(1, "")
     assert (
-        hub.unmatched() == "rank 0 calls all_reduce of int64 [8] at train.py:10 and waits for rank 1, which has ended."
-    )
+        "rank 0 calls all_reduce of int64 [8] at train.py:10 and waits for rank 1, which has ended "
+        "(its last call: all_reduce of int64 [8] at train.py:11)"
+    ) in hub.unmatched()
 
 
 def test_a_message_that_nobody_receives_shows_at_the_end() -> None:
@@ -169,3 +170,58 @@ def test_a_key_that_nobody_sets_is_a_circle() -> None:
     zero.says("keep", "get", "other", None)
     one.says("keep", "get", "third", None)
     assert "reads 'other' from the store" in hub.journal.trouble
+
+
+# Who joins later
+
+
+def joined(given: str) -> tuple[Hub, Rank, Rank]:
+    """Rank 0 was answered for all three; then rank 2, for whom rank 1 stood, joins and gives something."""
+    wide = Group((0, 1, 2), 0, 0, "nccl")
+    hub, (zero, one) = ranks_of({0: 0, 1: 1, 2: 1})
+    one.reduces("b", group=wide)
+    zero.says("collect", zero.reduces("a", group=wide))
+    hub.join({0: 0, 1: 1, 2: 2})
+    two = Rank(hub, 2)
+    two.says("collect", two.reduces(given, group=wide))
+    return hub, zero, two
+
+
+def test_who_joins_late_and_gives_the_same_is_answered_from_what_was_kept() -> None:
+    hub, zero, two = joined("b")
+    assert zero.answers == [("ok", (["a", "b"], [0, 1, 1]))]
+    assert two.answers == [("ok", (["a", "b", "b"], [0, 1, 2]))]
+    assert not hub.journal.stale
+
+
+def test_who_joins_late_and_gives_something_else_makes_the_round_stale() -> None:
+    assert joined("c")[0].journal.stale
+
+
+def test_new_groups_make_more_ranks_run_once_one_of_them_is_used() -> None:
+    widened = []
+
+    def widen(standing: Any, journal: Any) -> dict[int, int]:
+        widened.append(list(journal.groups))
+        return {0: 0, 1: 1}
+
+    hub = Hub({0: 0, 1: 0}, widen)
+    zero = Rank(hub, 0)
+    zero.says("made", (0, 1))
+    zero.says("made", (0,))
+    assert hub.running == {0}
+    zero.says("collect", zero.reduces("a"))
+    assert (hub.running, widened, zero.answers) == ({0, 1}, [[(0, 1), (0,)]], [])
+    Rank(hub, 1).reduces("b")
+    assert zero.answers == [("ok", (["a", "b"], [0, 1]))]
+
+
+def test_who_asks_again_and_again_is_named_once_all_others_wait() -> None:
+    hub, (zero, one) = ranks_of({0: 0, 1: 1})
+    zero.says("keep", "check", "ready", "train.py:3")
+    assert hub.nobody_answers() == ""
+    one.says("collect", one.reduces("b"))
+    assert "rank 0 asks for 'ready' in the store at train.py:3 again and again" in hub.nobody_answers()
+    one.says("keep", "set", "ready", b"1")
+    zero.says("keep", "check", "ready", "train.py:3")
+    assert hub.nobody_answers() == ""

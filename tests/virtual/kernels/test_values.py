@@ -16,6 +16,12 @@ def test_values_can_be_put_and_forgotten() -> None:
     assert not is_known(forget(x))
 
 
+def test_of_no_elements_everything_is_known() -> None:
+    assert is_known(torch.empty(0, dtype=torch.int64, device="cuda"), torch.tensor([], device="cuda"))
+    assert is_known(forget(torch.empty(0, device="cuda")))
+    assert (torch.tensor([], dtype=torch.int64, device="cuda") > 0).sum().item() == 0
+
+
 def test_what_is_made_up_is_stated(gpu: Session) -> None:
     choose(torch.empty(3, dtype=torch.int64, device="cuda"), 5, "somewhere")
     assert any(note.operator == "somewhere" for note in gpu.stand_ins.notes())

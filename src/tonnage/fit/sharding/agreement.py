@@ -33,6 +33,7 @@ _HEARD_WITHIN_S = 5.0  # the rank that failed goes on to raise then, whoever has
 _SHARED_WITHIN_S = 1.0  # a failure that all share reaches all by itself
 _ABORT_AFTER_S = 5.0  # of waiting for a rank that failed: the groups are given up
 _END_AFTER_S = 5.0  # and then: nothing wakes the main thread, the process ends and says why
+_ALONE = -1  # the phase of an error between phases
 _TOLD = "told_to_ranks"  # a mark on an error, so that it is told once, in the innermost phase
 _BACKENDS = ("gloo", "nccl", "connection closed", "connection reset", "broken pipe", "socket timeout")
 
@@ -113,6 +114,16 @@ class Agreement:
         with self._news.phase(settled=settled) if self._news else nullcontext():
             yield
 
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """Around what each rank does for itself between phases: others, who may wait for it in the next, are told."""
+        try:
+            yield
+        except Exception as error:
+            if self._news:
+                self._news.tell_alone(error)
+            raise
+
     def shared(self, error: BaseException) -> bool:
         """Whether what was raised inside `together` last was raised on every rank."""
         return self._news is None or self._news.shared(error)
@@ -169,6 +180,10 @@ class _News:
             raise
         finally:
             self._depth -= 1
+
+    def tell_alone(self, error: BaseException) -> None:
+        """What was raised outside of any phase is nobody else's."""
+        self._explain(error, _ALONE)
 
     def meet(self) -> bool:
         self._meetings += 1

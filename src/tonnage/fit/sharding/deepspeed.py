@@ -167,7 +167,8 @@ class EngineFitted:
     @contextmanager
     def joined(self) -> Iterator[None]:
         """Around a loop over batches of which ranks may have different numbers: those that are done go on with the others."""
-        yield
+        with self.ranks.agreement.telling():
+            yield
         while self._step(None) is not None:
             pass
 

@@ -1,8 +1,8 @@
 """One optimizer step that all ranks take together, each on its own batch, as one process would on all of them.
 
 Ranks agree on the number of micro-batches and on how much each one's loss weighs. So batches may differ in rows and in
-tokens, and a rank without one goes through the same motions on the sample with a weight of zero: nobody waits for it.
-It does not know the techniques.
+tokens, and a rank without one, or with one that has no rows, goes through the same motions on the sample with a weight of
+zero: nobody waits for it. It does not know the techniques.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tonnage.fit.sharding.agreement import Agreement
 from tonnage.fit.sharding.wrapping import reshard
-from tonnage.fit.stepping.batches import MEASURES, Part, Weighting, split, take_rows
+from tonnage.fit.stepping.batches import MEASURES, BadBatch, Part, Weighting, split, take_rows, tensors
 from tonnage.fit.training import Batch, Training
 
 RANKS = "ranks"  # a weighting of its own: every rank's loss counts the same, whatever its batch
@@ -56,10 +56,13 @@ class Ranks:
     def divide(self, training: Training, batch: Batch | None, *, least: int = 0) -> list[Part]:
         """As many parts on every rank, where one has a batch. Gradients are means over ranks: so are weights."""
         reshard(training.model)  # where a forward without a backward came before
+        stepping, batch = batch is not None, None if batch is None or _is_empty(batch) else batch
         own = [] if batch is None else split(batch, training.micro_batches, training.weighting)
-        count = int(self.agreement.largest(len(own))[0])
-        if not count:
+        count, any_steps = (int(number) for number in self.agreement.largest(len(own), stepping))
+        if not any_steps:
             return []
+        if not count:
+            raise BadBatch("No rank's batch has any rows.", hint="Leave such a step out, on every rank.")
         count, share = max(count, least), self._share(training, batch)
         parts = [Part(part.batch, _finite(part.weight, training) * share) for part in own]
         spare = own[0].batch if own else take_rows(training.sample, slice(0, 1))
@@ -85,6 +88,12 @@ def check_weighting(weighting: Weighting) -> str | None:
     if isinstance(weighting, str) and weighting not in known:
         return f"{weighting!r} is no weighting; known are {', '.join(known)}, or a function."
     return None
+
+
+def _is_empty(batch: Batch) -> bool:
+    """Tensors, and no rows in any: what a loader gives a rank for which nothing is left."""
+    rows = [tensor.shape[0] for tensor in tensors(batch) if tensor.ndim]
+    return bool(rows) and not any(rows)
 
 
 def _measure(weighting: Weighting) -> Callable[[Batch], Any]:

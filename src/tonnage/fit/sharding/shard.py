@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy
+from torch.optim import Optimizer
 
 from tonnage.fit.block_names import why_not_blocks
 from tonnage.fit.measure.profile import Profile
@@ -44,6 +45,11 @@ _CONFLICTS = {
     "step-in-backward": "a gradient is complete only after all ranks have added theirs",
     "eight-bit-states": "its kernels walk whole plain tensors, and states are shards",
     "stochastic-bf16": "its kernels walk whole plain tensors, and parameters are shards",
+}
+# Optimizers that go element by element step shards as they step tensors; these do not.
+_WHOLE_STEPS = {
+    "Adafactor": "its moments are means over whole rows and columns",
+    "LBFGS": "its step runs the loss again, and searches along one vector of all parameters",
 }
 
 
@@ -80,6 +86,8 @@ class Shard(Technique):
             self._why_not_settings()
             or (why_not_blocks(training.model, self.blocks) if self.blocks else None)
             or _why_shared(training.model, self._blocks(training.model))
+            or _why_scalar(training.model)
+            or _why_not_stepped(training.optimizer)
             or self._why_not_clipping(training)
         )
 
@@ -114,7 +122,7 @@ class Shard(Technique):
     def apply(self, training: Training) -> Undo:
         reason = self.why_not(training)
         if reason is not None:
-            raise NotApplicable(f"The training cannot be sharded: {reason}.", hint="Change shard=, or the mesh.")
+            raise NotApplicable(f"The training cannot be sharded: {reason}.", hint="Change that, shard= or the mesh.")
         assert training.mesh is not None and training.agreement is not None
         with ExitStack() as stack:
             self._place(training, training.agreement, stack)
@@ -201,6 +209,20 @@ def _why_shared(model: nn.Module, blocks: tuple[str, ...]) -> str | None:
         if owners.setdefault(id(parameter), owner) != owner:
             return f"{name} is shared by blocks that are gathered apart"
     return None
+
+
+def _why_scalar(model: nn.Module) -> str | None:
+    found = next((name for name, parameter in model.named_parameters() if not parameter.dim()), None)
+    if found is None:
+        return None
+    return f"{found} is a parameter without dimensions, which FSDP2 cannot divide: make it one of one element, torch.ones(1)"
+
+
+def _why_not_stepped(optimizer: Optimizer) -> str | None:
+    known = next((kind.__name__ for kind in type(optimizer).__mro__ if kind.__name__ in _WHOLE_STEPS), None)
+    if known is None:
+        return None
+    return f"{known} cannot step shards: {_WHOLE_STEPS[known]}. AdamW, SGD and the like can"
 
 
 def _holding(name: str, blocks: tuple[str, ...]) -> Iterator[str]:

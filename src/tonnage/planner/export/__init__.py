@@ -19,6 +19,8 @@ from tonnage.planner.export import (
     train_script,
     training_arguments,
     vllm,
+    vllm_check,
+    vllm_ray,
 )
 from tonnage.planner.export.launch import Launch, ServingLaunch
 
@@ -48,9 +50,13 @@ def export_training(plan: Launch, directory: Path, *, force: bool = False) -> li
 
 
 def export_serving(plan: ServingLaunch, directory: Path, *, force: bool = False) -> list[Path]:
-    """Write the script that serves; its path, and `README.txt`."""
+    """Write the scripts that serve and check; their paths, `vllm.sh` first and `README.txt` last."""
     omitted = left_out(plan)
-    texts = {} if omitted else {vllm.FILE: vllm.render(plan)}
+    texts = (
+        {}
+        if omitted
+        else {vllm.FILE: vllm.render(plan), **vllm_ray.render(plan), vllm_check.FILE: vllm_check.render(plan)}
+    )
     notes = {} if omitted else {vllm.FILE: vllm.notes(plan)}
     texts[overview.README] = overview.read_me(plan, list(texts), notes, omitted)
     return _write(texts, directory, force=force)

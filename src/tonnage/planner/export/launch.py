@@ -90,7 +90,11 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingLaunch:
-    """A server. `weights` and `kv` are formats (bf16, fp8, int8, int4); `context` is tokens of one sequence at most."""
+    """A server: one copy of the model on `gpus` cards, `copies` times. `context` is tokens of one sequence at most.
+
+    `weights` and `kv` are formats (bf16, fp8, int8, int4); `block` 0 leaves the size of a block to vLLM. `stage_layers` are
+    those of each pipeline stage where they are not equal. The last five are what was planned for, to be read by people.
+    """
 
     model: str
     gpus: int
@@ -104,6 +108,29 @@ class ServingLaunch:
     block: int
     utilization: float
     eager: bool
+    copies: int = 1
+    gpus_per_host: int = 8
+    stage_layers: tuple[int, ...] = ()
+    card: str = ""
+    card_bytes: int = 0
+    users: int = 0
+    cache_tokens: int = 0
+    ledger: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def hosts(self) -> int:
+        """Of one copy."""
+        return -(-self.gpus // self.gpus_per_host)
+
+    @property
+    def host_gpus(self) -> int:
+        """Of one copy on one host."""
+        return min(self.gpus, self.gpus_per_host)
+
+    @property
+    def copies_on_a_host(self) -> int:
+        """That lie side by side; 1 where a copy fills its hosts."""
+        return min(self.copies, max(self.gpus_per_host // self.gpus, 1))
 
 
 def reasons(*claims: tuple[bool, str]) -> list[str]:

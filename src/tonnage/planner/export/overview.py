@@ -11,6 +11,10 @@ from tonnage.planner.export import (
     torchtitan,
     train_script,
     training_arguments,
+    vllm,
+    vllm_check,
+    vllm_ray,
+    vllm_readme,
 )
 from tonnage.planner.export.launch import Launch, ServingLaunch
 
@@ -25,7 +29,11 @@ PURPOSES = {
     accelerate_deepspeed.FILE: "accelerate launch --config_file, with DeepSpeed",
     torchtitan.FILE: "torchtitan 0.2.2: --job.config_file",
     torchrun.FILE: "torchrun with this many hosts and processes",
-    "vllm.sh": "vllm serve with its flags",
+    vllm.FILE: "vllm serve with its flags",
+    vllm_ray.HEAD: "Ray's head, then vllm.sh when all hosts are there",
+    vllm_ray.WORKER: "joins the head, on every other host",
+    vllm_ray.COPIES: "vllm.sh for every copy of a host",
+    vllm_check.FILE: "waits for hosts and server, says who is missing",
 }
 
 
@@ -80,6 +88,8 @@ def read_me(
     """What is here, what differs from the plan, and what is not here and why."""
     parts = [_wrapped(_headline(launch))]
     parts.append("\n".join(f"{name:<27}{PURPOSES[name]}" for name in exported if name in PURPOSES))
+    if isinstance(launch, ServingLaunch) and not omitted:
+        parts += vllm_readme.parts(launch)
     differs = [_wrapped(f"{name}: {note}.") for name, said in notes.items() for note in said]
     if differs:
         parts.append("\n".join(["To know", "-------", *differs]))
@@ -91,7 +101,7 @@ def read_me(
 
 def _headline(launch: Launch | ServingLaunch) -> str:
     if isinstance(launch, ServingLaunch):
-        return f"{launch.model} on {launch.gpus} GPUs: {launch.max_seqs} sequences of {launch.context} tokens at most."
+        return vllm_readme.headline(launch)
     configuration, sizes = launch.configuration, launch.sizes
     layout = f"tp {sizes.tp}, pp {sizes.pp}, cp {sizes.cp}, ep {sizes.ep}, data {sizes.data} in shards of {sizes.shard}"
     batch = f"{sizes.micro_batch} × {sizes.accumulate} × {sizes.data} sequences of {sizes.seq} tokens a step"

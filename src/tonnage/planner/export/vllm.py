@@ -1,14 +1,20 @@
-"""vLLM's flags: a script that serves the model as planned. Written for the command line of vLLM 0.32."""
+"""vLLM's flags, and `vllm.sh`, which serves one copy of the model with them. Written for the command line of vLLM 0.32.
+
+One GPU needs no executor, several in one host have vLLM's own processes, several hosts have Ray: `vllm_ray` starts it. Copies
+that share a host are told apart by `COPY`, which picks their GPUs and their port.
+"""
 
 import shlex
+from pathlib import Path
 
 from tonnage.models.presets import hub_id
 from tonnage.planner.export.launch import ServingLaunch, reasons
 
 FILE = "vllm.sh"
+PORT = 8000
+RAY_PORT = 6379
 _DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _CACHES = {"fp16": "float16", "bf16": "bfloat16", "fp8": "fp8", "int4": "int4_per_token_head"}
-_HOST_GPUS = 8
 
 
 def obstacles(launch: ServingLaunch) -> list[str]:
@@ -21,22 +27,69 @@ def obstacles(launch: ServingLaunch) -> list[str]:
 
 def notes(launch: ServingLaunch) -> list[str]:
     """What it needs."""
+    across = launch.hosts > 1 and launch.gpus_per_host % launch.tp != 0
     return reasons(
         (
             launch.weights in ("int8", "int4"),
             f"vLLM reads {launch.weights} from the checkpoint: name one that was quantized so",
         ),
         (
-            launch.gpus > _HOST_GPUS,
-            "on several hosts, add --nnodes, --node-rank and --master-addr on each, and --headless on all but one",
+            across,
+            f"tensor parallelism of {launch.tp} crosses hosts of {launch.gpus_per_host} GPUs: every layer waits for the network",
+        ),
+        (
+            bool(launch.stage_layers),
+            f"layers of the pipeline stages are {', '.join(map(str, launch.stage_layers))}: VLLM_PP_LAYER_PARTITION says so",
         ),
     )
 
 
 def render(launch: ServingLaunch) -> str:
     """The script."""
-    lines = " \\\n  ".join(["exec vllm serve", shlex.quote(hub_id(launch.model)), *lines_of(launch), '"$@"'])
-    return f"#!/usr/bin/env bash\nset -euo pipefail\n{lines}\n"
+    lines = lines_of(launch) + ([f'--port "$(({PORT} + copy))"'] if launch.copies_on_a_host > 1 else [])
+    command = " \\\n  ".join(["exec vllm serve", shlex.quote(served_model(launch)), *lines, '"$@"'])
+    return f"#!/usr/bin/env bash\n{_usage(launch)}set -euo pipefail\n{_environment(launch)}{command}\n"
+
+
+def _usage(launch: ServingLaunch) -> str:
+    if launch.copies_on_a_host > 1:
+        last = launch.copies_on_a_host - 1
+        return f"# COPY=0 bash vllm.sh [FLAG]...: one copy on {launch.gpus} of this host's GPUs. COPY is 0 to {last}.\n"
+    if launch.hosts > 1:
+        return "# HEAD=ADDRESS bash vllm.sh [FLAG]...: on the head, when Ray has all hosts. start-head.sh runs it.\n"
+    return "# bash vllm.sh [FLAG]...\n"
+
+
+def _environment(launch: ServingLaunch) -> str:
+    lines = [f"export {pair}" for pair in environment(launch)]
+    if launch.hosts > 1:
+        lines += [
+            ': "${HEAD:?set HEAD to the address of the head}"',
+            'VLLM_HOST_IP=${VLLM_HOST_IP:-$(python3 "$(dirname "$0")/check.py" address)}',
+            f'export HEAD VLLM_HOST_IP RAY_ADDRESS="$HEAD:{RAY_PORT}"',
+        ]
+    if launch.copies_on_a_host > 1:
+        first = "copy" if launch.gpus == 1 else f"copy * {launch.gpus}"
+        lines += [
+            "copy=${COPY:-0}",
+            f"CUDA_VISIBLE_DEVICES=$(seq -s, $(({first})) $(({first} + {launch.gpus - 1})))",
+            "export CUDA_VISIBLE_DEVICES",
+        ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def served_model(launch: ServingLaunch) -> str:
+    """A name on the hub, or a folder by its whole path: the scripts change folders, and vLLM reads no lone config.json."""
+    path = Path(launch.model)
+    if not path.exists():
+        return hub_id(launch.model)
+    return str((path.parent if path.is_file() else path).resolve())
+
+
+def environment(launch: ServingLaunch) -> list[str]:
+    """Variables that the plan counts on, as `NAME=value`."""
+    counts = ",".join(map(str, launch.stage_layers))
+    return [f"VLLM_PP_LAYER_PARTITION={counts}"] if counts else []
 
 
 def flags(launch: ServingLaunch) -> list[str]:
@@ -49,15 +102,22 @@ def lines_of(launch: ServingLaunch) -> list[str]:
     chosen: dict[str, object] = {
         "--tensor-parallel-size": launch.tp,
         "--pipeline-parallel-size": launch.pp,
+        **_executor(launch),
         "--max-model-len": launch.context,
         "--max-num-seqs": launch.max_seqs,
         "--max-num-batched-tokens": launch.batched_tokens,
         "--gpu-memory-utilization": launch.utilization,
-        "--block-size": launch.block,
+        **({"--block-size": launch.block} if launch.block else {}),
         "--kv-cache-dtype": _CACHES[launch.kv],
         **_weights(launch.weights),
     }
     return [f"{name} {value}" for name, value in chosen.items()] + ["--enforce-eager"] * launch.eager
+
+
+def _executor(launch: ServingLaunch) -> dict[str, object]:
+    if launch.gpus == 1:
+        return {}
+    return {"--distributed-executor-backend": "ray" if launch.hosts > 1 else "mp"}
 
 
 def _weights(weights: str) -> dict[str, object]:

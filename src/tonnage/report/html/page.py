@@ -5,11 +5,6 @@ each event as a shape, and does not follow the reader's light or dark. The page 
 their hashes) and nothing else, so whatever a recording says cannot run or fetch anything.
 """
 
-import json
-from base64 import b64encode
-from functools import cache
-from hashlib import sha256
-from pathlib import Path
 from string import Template
 
 from tonnage.explain import Advice
@@ -17,19 +12,29 @@ from tonnage.recording import Recording
 from tonnage.report.html import sections
 from tonnage.report.html.markup import text
 from tonnage.report.html.segments import segments_section
-from tonnage.report.html.series import series_of
+from tonnage.report.html.series import STRETCHES, series_of
+from tonnage.report.html.shell import embedded, policy, read_part
 from tonnage.report.html.tensors import tensors_section
 from tonnage.report.html.trees import by_line, by_module, tree_of
 
-_DATA = Path(__file__).parent / "data"
-_SCRIPTS = ("common.js", "timeline.js", "controls.js", "icicle.js")
+_SCRIPTS = ("common.js", "drawing.js", "timeline.js", "controls.js", "icicle.js")
 
 
-def render_page(recording: Recording, advice: Advice | None = None) -> str:
-    """The page."""
-    style, script = _read("page.css"), "".join(map(_read, _SCRIPTS))
-    return Template(_read("page.html")).substitute(
-        policy=_policy(style, script),
+def page_style() -> str:
+    """The style of a page; a cluster's page has more."""
+    return read_part("page.css")
+
+
+def page_script() -> str:
+    """The script of a page."""
+    return "".join(map(read_part, _SCRIPTS))
+
+
+def render_page(recording: Recording, advice: Advice | None = None, *, stretches: int = STRETCHES) -> str:
+    """The page; of a long run it keeps the highest and lowest moments of so many stretches."""
+    style, script = page_style(), page_script()
+    return Template(read_part("page.html")).substitute(
+        policy=policy([style], [script]),
         title=text(sections.title_of(recording)),
         style=style,
         header=sections.header_section(recording),
@@ -41,39 +46,18 @@ def render_page(recording: Recording, advice: Advice | None = None) -> str:
         advice=sections.advice_section(recording, advice or Advice()),
         settings=sections.settings_section(recording),
         basis=sections.basis_section(recording),
-        data=_embedded(_figures(recording)),
+        data=embedded(_figures(recording, stretches)),
         script=script,
     )
 
 
-def _figures(recording: Recording) -> dict[str, object]:
+def _figures(recording: Recording, stretches: int) -> dict[str, object]:
     live = recording.live_at_peak
     return {
-        "timeline": series_of(recording),
+        "timeline": series_of(recording, stretches),
         "trees": {
             "module": tree_of(live, by_module, "all modules"),
             "line": tree_of(live, by_line, "all lines"),
         },
         "tree": "module" if any(a.module for a in live) else "line",
     }
-
-
-def _embedded(figures: dict[str, object]) -> str:
-    """JSON in which no markup can begin or end."""
-    plain = json.dumps(figures, separators=(",", ":"))
-    return plain.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _policy(style: str, script: str) -> str:
-    return (
-        f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'; form-action 'none'"
-    )
-
-
-def _hash(source: str) -> str:
-    return f"'sha256-{b64encode(sha256(source.encode()).digest()).decode()}'"
-
-
-@cache
-def _read(name: str) -> str:
-    return (_DATA / name).read_text(encoding="utf-8")

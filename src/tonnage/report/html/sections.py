@@ -11,8 +11,8 @@ from tonnage.report.html import markup
 from tonnage.report.html.markup import share, size, text
 from tonnage.report.lines import table_unit
 
-_VERDICTS = {"ok": "fits", "oom": "does not fit", "error": "script failed"}
-_SOURCES = {
+VERDICTS = {"ok": "fits", "oom": "does not fit", "error": "script failed"}
+SOURCES = {
     "virtual": "predicted on a virtual GPU",
     "cuda": "measured",
     "snapshot": "measured, from a PyTorch snapshot",
@@ -33,12 +33,12 @@ def header_section(recording: Recording) -> str:
     outcome = header.outcome
     capacity = f"{header.capacity_bytes / 2**30:.1f} GiB" if header.capacity_bytes else ""
     torch = header.torch_modelled.partition("+")[0]
-    facts = [header.gpu_name, capacity, f"torch {torch}" if torch else "", _SOURCES[header.source]]
+    facts = [header.gpu_name, capacity, f"torch {torch}" if torch else "", SOURCES[header.source]]
     return (
         f'<header><div class="head"><h1>{text(title_of(recording))}</h1>'
-        f'<span id="verdict" class="verdict {outcome}">{_VERDICTS[outcome]}</span></div>'
+        f'<span id="verdict" class="verdict {outcome}">{VERDICTS[outcome]}</span></div>'
         f'<p id="card">{text(" · ".join(filter(None, facts)))}</p>'
-        f'<dl class="tiles">{"".join(_tiles(recording))}</dl>{_where(recording)}{_failure(recording)}</header>'
+        f'<dl class="tiles">{"".join(_tiles(recording))}</dl>{where(recording)}{failure(recording)}</header>'
     )
 
 
@@ -56,7 +56,8 @@ def _tiles(recording: Recording) -> Iterator[str]:
         yield f'<div id="peak-{name}"><dt>{name}</dt><dd>{size(size_bytes)}</dd><dd class="note">{words}</dd></div>'
 
 
-def _where(recording: Recording) -> str:
+def where(recording: Recording) -> str:
+    """Where in the run the peak is."""
     at = recording.peak_allocation
     if at is None:
         return '<p id="where">Nothing was allocated on the GPU.</p>'
@@ -66,7 +67,7 @@ def _where(recording: Recording) -> str:
     return f'<p id="where">The peak is in {text(words)}{line}.</p>'
 
 
-def _failure(recording: Recording) -> str:
+def failure(recording: Recording) -> str:
     """What ended the run, if it did not end by itself."""
     oom, header = recording.oom, recording.header
     if oom is None:
@@ -87,7 +88,7 @@ def ledger_section(recording: Recording) -> str:
     total = ledger.total_bytes
     unit = table_unit(total)
     rows = [
-        (markup.swatch(str(c)) + c.label, size(part, unit), share(part, total), _bar([(str(c), part)], total))
+        (markup.swatch(str(c)) + c.label, size(part, unit), share(part, total), bar([(str(c), part)], total))
         for c, part in ledger.ranked()
     ]
     rows.append(("sum", size(total, unit), "", ""))
@@ -113,10 +114,10 @@ def outside_section(recording: Recording) -> str:
     cells = [(markup.swatch(kind) + text(name), size(part, unit), share(part, whole)) for kind, name, part in rows]
     if header.pinned_host_bytes:
         cells.append(("pinned memory of the host", size(header.pinned_host_bytes, unit), "not on the card"))
-    bar = _bar([(kind, part) for kind, _, part in rows if part > 0], whole)
+    filled = bar([(kind, part) for kind, _, part in rows if part > 0], whole)
     body = markup.table(("", "", ""), cells, name="outside-rows", numbers=(1, 2))
     note = "" if header.overhead_bytes else "What the process held outside PyTorch was not recorded."
-    return markup.section("The card", bar, body, name="outside", note=note)
+    return markup.section("The card", filled, body, name="outside", note=note)
 
 
 def _parts(recording: Recording) -> list[tuple[str, int]]:
@@ -126,7 +127,8 @@ def _parts(recording: Recording) -> list[tuple[str, int]]:
     return [*named, ("other", rest)] if rest > 0 else named
 
 
-def _bar(parts: list[tuple[str, int]], whole: int) -> str:
+def bar(parts: list[tuple[str, int]], whole: int) -> str:
+    """Parts of a whole side by side, each in its colour."""
     boxes, at = [], 0.0
     for kind, part in parts:
         width = 1000 * part / whole if whole else 0
@@ -144,7 +146,7 @@ def course_section(recording: Recording) -> str:
         (
             f"step {step.step}" if step.step else "before any step",
             size(step.peak_allocated_bytes, unit),
-            _bar([("activations", step.peak_allocated_bytes)], peak),
+            bar([("activations", step.peak_allocated_bytes)], peak),
         )
         for step in recording.steps[:MOST_ROWS]
     ]
@@ -157,8 +159,8 @@ def course_section(recording: Recording) -> str:
     return markup.section("Peaks by phase and step", f'<div class="pair">{"".join(parts)}</div>', name="course")
 
 
-def advice_section(recording: Recording, advice: Advice) -> str:
-    """What would save memory, most first."""
+def advice_section(recording: Recording, advice: Advice, *, of: str = "") -> str:
+    """What would save memory, most first; `of` names whose memory, where there are several."""
     if not advice.fixes and not advice.larger_card:
         return ""
     died = recording.header.outcome == "oom"
@@ -176,7 +178,7 @@ def advice_section(recording: Recording, advice: Advice) -> str:
     if died and advice.larger_card:
         parts.append(f"<p>A larger card: the {text(advice.larger_card)} gets past that line.</p>")
     note = "✓ would get it past the line that died, ✗ would not." if died else ""
-    return markup.section("What to do", *parts, name="advice", note=note)
+    return markup.section(f"What to do for {of}" if of else "What to do", *parts, name="advice", note=note)
 
 
 def settings_section(recording: Recording) -> str:

@@ -16,7 +16,7 @@ from tonnage.recording.timeline import spans
 from tonnage.report.html.markup import clean
 
 STRETCHES = 8_000
-WHOLE_UP_TO = 4 * STRETCHES
+WHOLE_UP_TO_TIMES = 4
 MOST_SPANS = 20_000
 # From the bottom of the stack up: what stays long, then what comes and goes.
 STACKING = (
@@ -33,12 +33,12 @@ STACKING = (
 )
 
 
-def series_of(recording: Recording) -> dict[str, object]:
+def series_of(recording: Recording, stretches: int = STRETCHES) -> dict[str, object]:
     """What the page draws: levels by category and reserved bytes at the points that are kept, phases and steps."""
     timeline = recording.timeline
     length = len(timeline.allocated_bytes)
     by_category = _by_category(recording.allocations)
-    points = _points(recording, by_category)
+    points = _points(recording, by_category, stretches)
     return {
         "events": length,
         "whole": len(points) == length,
@@ -82,12 +82,12 @@ def _at(points: Sequence[int], levels: Sequence[int]) -> list[int]:
     return [levels[p] for p in points]
 
 
-def _points(recording: Recording, by_category: dict[Category, list[Allocation]]) -> list[int]:
+def _points(recording: Recording, by_category: dict[Category, list[Allocation]], stretches: int) -> list[int]:
     timeline = recording.timeline
     length = len(timeline.allocated_bytes)
-    if length <= WHOLE_UP_TO:
+    if length <= WHOLE_UP_TO_TIMES * stretches:
         return list(range(length))
-    edges = [number * length // STRETCHES for number in range(STRETCHES + 1)]
+    edges = [number * length // stretches for number in range(stretches + 1)]
     kept = {0, length - 1, *(start for start in edges if start < length)}
     kept |= _extremes(timeline.allocated_bytes, edges, least=True)
     kept |= _extremes(timeline.reserved_bytes, edges)

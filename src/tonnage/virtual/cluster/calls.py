@@ -1,5 +1,6 @@
 """One collective or message as a rank called it: what the hub compares between ranks and what a report names."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,12 @@ class Group:
         """The same for all its ranks."""
         return self.ranks, self.copy
 
+    @property
+    def words(self) -> str:
+        """ " in group 2 of ranks 0–3"; nothing of the first group, which is the world."""
+        number = f"group {self.role} of " if self.copy else "the group of "
+        return f" in {number}{rank_names(self.ranks)}" if self.role else ""
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -40,17 +47,24 @@ class Call:
     dtype: str = ""
     stream: int = 0
     line: str = ""
+    manner: str = ""  # "max", "from rank 3": what must be alike beside the shape
 
     @property
     def words(self) -> str:
         """ "rank 3 calls all_reduce of float32 [8] at train.py:30"."""
+        return f"rank {self.rank} calls {self.what}{at(self.line)}"
+
+    @property
+    def what(self) -> str:
+        """ "all_reduce of float32 [8]"; how it is reduced is said where it is not the sum."""
         shapes = ", ".join(str(list(shape)) for shape in self.shapes[:2]) + ", …" * (len(self.shapes) > 2)
-        what = f" of {self.dtype} {shapes}" if shapes else ""
-        return f"rank {self.rank} calls {self.operation}{what}{_at(self.line)}"
+        on = f" of {self.dtype} {shapes}" if shapes else ""
+        manner = f" ({self.manner})" if self.manner not in ("", "sum") else ""
+        return f"{self.operation}{manner}{on}{self.group.words}"
 
     def agrees_with(self, other: "Call") -> bool:
         """Whether two ranks of one group called the same thing."""
-        if (self.operation, self.dtype) != (other.operation, other.dtype):
+        if (self.operation, self.dtype, self.manner) != (other.operation, other.dtype, other.manner):
             return False
         return self.operation not in _ALIKE or self.shapes == other.shapes
 
@@ -78,13 +92,35 @@ class Message:
     def words(self) -> str:
         """ "rank 3 sends 4096 elements of bfloat16 to rank 4 at train.py:30"."""
         verb, towards = ("sends", "to") if self.is_send else ("receives", "from")
-        what = f"{self.elements} element{'s' * (self.elements != 1)} of {self.dtype}"
-        return f"rank {self.rank} {verb} {what} {towards} rank {self.peer}{_at(self.line)}"
+        return f"rank {self.rank} {verb} {self._size} {towards} rank {self.peer}{self.group.words}{at(self.line)}"
+
+    @property
+    def what(self) -> str:
+        """ "send of 4096 elements of bfloat16 to rank 4"."""
+        verb, towards = ("send", "to") if self.is_send else ("receive", "from")
+        return f"{verb} of {self._size} {towards} rank {self.peer}{self.group.words}"
+
+    @property
+    def _size(self) -> str:
+        return f"{self.elements} element{'s' * (self.elements != 1)} of {self.dtype}"
 
     def agrees_with(self, other: "Message") -> bool:
         """Whether what is sent is what is received."""
         return (self.elements, self.dtype) == (other.elements, other.dtype)
 
 
-def _at(line: str) -> str:
+def rank_names(ranks: Sequence[int]) -> str:
+    """ "rank 3", "ranks 0 and 1", "ranks 0–3", "ranks 0, 8, … 1016"."""
+    first, last = ranks[0], ranks[-1]
+    if len(ranks) == 1:
+        return f"rank {first}"
+    if len(ranks) == 2:
+        return f"ranks {first} and {last}"
+    if tuple(ranks) == tuple(range(first, last + 1)):
+        return f"ranks {first}–{last}"
+    return f"ranks {first}, {ranks[1]}, {'… ' * (len(ranks) > 3)}{last}"
+
+
+def at(line: str) -> str:
+    """Where, if that is known."""
     return f" at {line}" if line else ""

@@ -1,12 +1,13 @@
 """A script on a virtual cluster: finds the ranks that differ, runs one of each kind, and says what became of them.
 
-Rank 0 runs first, alone, and shows which groups there are. Then one rank of each class runs, all together, and a few
-others that are drawn from the classes; where such a one needs other memory than the rank that stands for it, more of
-its class run. What the ranks do is told in `rank`, how they meet in `hub`.
+Rank 0 starts alone and shows which groups there are. As soon as it meets others in one, a rank of each class joins, and
+a few that are drawn from the classes; where such a one needs other memory than the rank that stands for it, more of its
+class run. Where a rank that joins late would have given something else than who stood for it, all start over. What the
+ranks do is told in `rank`, how they meet in `hub`.
 """
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,8 +15,11 @@ from pathlib import Path
 from tonnage.hardware.cluster import Cluster
 from tonnage.recording import Recording
 from tonnage.recording.records import Outcome
+from tonnage.virtual.cluster.calls import Payload, rank_names
 from tonnage.virtual.cluster.classes import checks, nearest, stand_ins
-from tonnage.virtual.cluster.processes import Round, output_of, run_round
+from tonnage.virtual.cluster.echo import Echo
+from tonnage.virtual.cluster.hub import Journal
+from tonnage.virtual.cluster.processes import Round, output_of
 from tonnage.virtual.cluster.rank import RankReport, run_rank
 
 _MOST_ROUNDS = 4
@@ -47,8 +51,7 @@ class ClusterRun:
     cluster: Cluster
     ranks: tuple[RankRun, ...]
     trouble: str = ""  # between ranks: a mismatch, a peer that never comes; or the error that ended them all
-    output: str = ""  # what rank 0 printed
-    errors: str = ""  # what rank 0, or the rank that failed, printed to standard error
+    errors: str = ""  # what the rank that failed printed to standard error, if it is not rank 0
     groups: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
 
     @property
@@ -85,7 +88,7 @@ def run_cluster(
     torch_version: str | None = None,
     progress: Callable[[str], None] = lambda words: None,
 ) -> ClusterRun:
-    """Run a torchrun script on a virtual cluster."""
+    """Run a torchrun script on a virtual cluster. What rank 0 prints is printed as it comes."""
     _load()
     act = partial(run_rank, cluster=cluster, script=script, arguments=arguments, torch_version=torch_version)
     with tempfile.TemporaryDirectory(prefix="tonnage-") as folder:
@@ -104,68 +107,121 @@ def _load() -> None:
 
 
 class _Search:
-    """The rounds of one run."""
+    """The rounds of one run, mostly a single one: who runs in them, and what comes of it."""
 
     def __init__(
         self, cluster: Cluster, act: Callable[..., RankReport], folder: Path, progress: Callable[[str], None]
     ) -> None:
-        self._cluster, self._act, self._folder, self._progress = cluster, act, folder, progress
+        self._cluster, self.act, self._folder, self._progress = cluster, act, folder, progress
         self._groups: dict[tuple[int, ...], None] = {}
         self._with_messages: set[tuple[int, ...]] = set()
+        self._is_last = self._is_split = False
+        self._echo = Echo(*output_of(folder, 0))
 
     def run(self) -> ClusterRun:
-        """Rank 0 alone, then one of each class, until no new class turns up."""
-        world = self._cluster.gpus
-        standing = dict.fromkeys(range(world), 0)
-        done = self._round(standing, "rank 0")
-        for _ in range(_MOST_ROUNDS):
-            classes = self._classes()
-            if set(classes.values()) <= set(standing.values()):
+        """Until a round is not stale."""
+        standing: Mapping[int, int] = dict.fromkeys(range(self._cluster.gpus), 0)
+        for number in range(_MOST_ROUNDS):
+            self._is_last = number == _MOST_ROUNDS - 1
+            self._tell(standing)
+            done = Round(standing, self, self._folder)
+            done.run()
+            self._know(done.hub.journal)
+            if not done.hub.journal.stale:
                 break
-            standing = nearest(classes, checks(classes, _CHECKS))
-            done = self._round(standing, f"{len(set(standing.values()))} of {world} ranks")
-        return self._result(*self._split(standing, done))
+            standing = self._standing(done.hub.running)
+        self._echo.read()
+        self._find_left_out(done)
+        return self._result(done)
 
-    def _round(self, standing: dict[int, int], words: str) -> Round:
-        self._progress(f"running {words}")
-        done = run_round(standing, self._act, _failed, self._folder)
-        self._groups |= done.hub.journal.groups
-        self._with_messages |= done.hub.journal.with_messages
-        return done
+    # What a round asks
 
-    def _split(self, standing: dict[int, int], done: Round) -> tuple[dict[int, int], Round]:
-        """Where ranks of one class differ, run more of them."""
-        if done.trouble or not _mixed(self._classes(), done):
-            return standing, done
-        more = nearest(standing, checks(standing, _MORE_CHECKS, seed=1))
-        return more, self._round(more, f"{len(set(more.values()))} of {self._cluster.gpus} ranks")
+    def failed(self, report: RankReport) -> tuple[str, bool]:
+        """A rank's own error ends the job. So does running out of memory, but then it is worth knowing who else would."""
+        header = report.recording.header
+        if header.outcome == "oom":
+            return "ran out of memory", False
+        return header.error, header.outcome == "error" and not report.stopped
+
+    def widen(self, standing: Mapping[int, int], journal: Journal) -> Mapping[int, int]:
+        """One of each class that the groups make, a few more, and all that run already."""
+        self._know(journal)
+        wider = self._standing(set(standing.values()))
+        self._tell(wider)
+        return wider
+
+    def widen_at_end(self, standing: Mapping[int, int], reports: Mapping[int, RankReport]) -> Mapping[int, int]:
+        """Where ranks of one class differ, more of them run, once."""
+        if self._is_split or not _mixed(self._classes(), reports):
+            return standing
+        self._is_split = True
+        wider = nearest(standing, checks(standing, _MORE_CHECKS, seed=1))
+        self._tell(wider)
+        return wider
+
+    def alike(self, one: Payload, other: Payload) -> bool:
+        """Whether two ranks gave the same. In the last round that is granted."""
+        return self._is_last or _alike(one, other)
+
+    def listen(self) -> None:
+        """What rank 0 has printed is passed on."""
+        self._echo.read()
+
+    # Who runs
+
+    def _know(self, journal: Journal) -> None:
+        self._groups |= journal.groups
+        self._with_messages |= journal.with_messages
+
+    def _standing(self, running: set[int]) -> dict[int, int]:
+        classes = self._classes()
+        drawn = running - set(classes.values())
+        return nearest(classes, [*running, *checks(classes, max(_CHECKS - len(drawn), 0))])
 
     def _classes(self) -> dict[int, int]:
         return stand_ins(self._cluster.gpus, self._cluster.gpus_per_host, list(self._groups), self._with_messages)
 
-    def _result(self, standing: dict[int, int], done: Round) -> ClusterRun:
+    def _tell(self, standing: Mapping[int, int]) -> None:
+        running = set(standing.values())
+        self._progress(f"running {'rank 0' if running == {0} else f'{len(running)} of {self._cluster.gpus} ranks'}")
+
+    def _find_left_out(self, done: Round) -> None:
+        """Ranks that no mesh has a place for, and no other group: PyTorch says nothing of them."""
+        world, journal = self._cluster.gpus, done.hub.journal
+        placed = {rank for ranks in self._groups if len(ranks) < world for rank in ranks}
+        for words, size in journal.part_meshes:
+            left_out = [rank for rank in range(size, world) if rank not in placed]
+            if left_out:
+                journal.trouble = (
+                    f"{words} takes {size} of {world} ranks, and leaves out {rank_names(left_out)}. Let its sizes "
+                    f"multiply to {world}, or run it on that many GPUs: --gpus {size}x{self._cluster.gpu.key}."
+                )
+                return
+
+    # What came of it
+
+    def _result(self, done: Round) -> ClusterRun:
         runs = []
-        for rank, report in sorted(done.reports.items()):
-            stood_for = tuple(other for other, by in standing.items() if by == rank)
+        for rank, report in done.reports.items():
+            stood_for = tuple(other for other, by in done.hub.standing.items() if by == rank)
             runs.append(RankRun(rank, stood_for, report.recording, report.engine_bytes, report.stopped, report.calls))
-        out, errors = self._words(runs)
-        return ClusterRun(self._cluster, tuple(runs), done.trouble, out, errors, tuple(self._groups))
+        return ClusterRun(self._cluster, tuple(runs), done.trouble, self._errors(runs), tuple(self._groups))
 
-    def _words(self, runs: list[RankRun]) -> tuple[str, str]:
+    def _errors(self, runs: list[RankRun]) -> str:
         failed = next((run.rank for run in runs if run.outcome != "ok" and not run.stopped), 0)
-        out, errors = output_of(self._folder, 0)[0], output_of(self._folder, failed)[1]
-        return tuple(path.read_text(errors="replace") if path.exists() else "" for path in (out, errors))  # type: ignore[return-value]
+        path = output_of(self._folder, failed)[1]
+        return path.read_text(errors="replace") if failed and path.exists() else ""
 
 
-def _failed(report: RankReport) -> tuple[str, bool]:
-    """A rank's own error ends the job. So does running out of memory, but then it is worth knowing who else would."""
-    header = report.recording.header
-    if header.outcome == "oom":
-        return "ran out of memory", False
-    return header.error, header.outcome == "error" and not report.stopped
+def _alike(one: Payload, other: Payload) -> bool:
+    import torch
+
+    if one is None or other is None:
+        return one is other
+    return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def _mixed(classes: dict[int, int], done: Round) -> bool:
+def _mixed(classes: Mapping[int, int], reports: Mapping[int, RankReport]) -> bool:
     """Whether a rank that was drawn needs other memory than the one that stands for its class."""
-    peaks = {rank: report.recording.peak_allocated_bytes for rank, report in done.reports.items()}
+    peaks = {rank: report.recording.peak_allocated_bytes for rank, report in reports.items()}
     return any(classes[rank] in peaks and peaks[rank] != peaks[classes[rank]] for rank in peaks)

@@ -7,16 +7,21 @@ groups and the store, and these are given to it.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import wraps
+from math import prod
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch.distributed import device_mesh, rendezvous
 from torch.distributed import distributed_c10d as c10d
-from torch.distributed import rendezvous
+from torch.nn.parallel import DistributedDataParallel
 
 from tonnage.errors import BadLayout
-from tonnage.virtual.cluster.calls import Group
+from tonnage.virtual.cluster.calls import Group, at
 from tonnage.virtual.cluster.groups import VirtualGroup
 from tonnage.virtual.cluster.member import Member
+from tonnage.virtual.cluster.store import HubStore
 from tonnage.virtual.cuda.patches import Patches
 
 
@@ -55,7 +60,7 @@ def _backend_class(title: str, current: Callable[[], tuple[Member, Group]]) -> t
     return type(title, (VirtualGroup,), contents)
 
 
-def install(member: Member, store: Any, patches: Patches) -> None:
+def install(member: Member, store: HubStore, patches: Patches) -> None:
     """From now on `torch.distributed` is the virtual cluster."""
     making: list[Group] = []
     classes: dict[str, Any] = {name: _backend_class(name, lambda: (member, making[-1])) for name in _CLASSES}
@@ -71,6 +76,10 @@ def install(member: Member, store: Any, patches: Patches) -> None:
     for module in (c10d, dist):
         patches.set(module, "split_group", _split_group)
     _install_store(member, store, patches)
+    patches.set(device_mesh, "init_device_mesh", _mesh_maker(member))
+    patches.set(dist, "init_device_mesh", device_mesh.init_device_mesh)
+    # `join` counts who has data left with a float32 of the card, whose value nobody knows; a host tensor is exchanged.
+    patches.set(DistributedDataParallel, "join_device", property(lambda _: torch.device("cpu")))
 
 
 _CLASSES = ("ProcessGroupNCCL", "ProcessGroupGloo", "ProcessGroupMPI", "ProcessGroupUCC")
@@ -108,7 +117,7 @@ def _split_group(parent_pg: Any = None, split_ranks: Any = None, *_: Any, **keyw
     return next((group for group in made if group is not dist.GroupMember.NON_GROUP_MEMBER), None)
 
 
-def _install_store(member: Member, store: Any, patches: Patches) -> None:
+def _install_store(member: Member, store: HubStore, patches: Patches) -> None:
     """Whatever a script meets at (`env://`, `tcp://`, `file://`), it meets in this store."""
 
     def meet(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[Any]:
@@ -117,8 +126,45 @@ def _install_store(member: Member, store: Any, patches: Patches) -> None:
                 f"The script asks for a world of {world_size} ranks, and the cluster has {member.world}.",
                 hint="Let it read WORLD_SIZE, or name a cluster of that size with --gpus.",
             )
-        yield store, rank if rank >= 0 else member.rank, member.world
+        if rank not in (-1, member.rank):
+            raise BadLayout(
+                f"The script calls itself rank {rank}, in the process of rank {member.rank}.",
+                hint="Let it read RANK from the environment, as torchrun sets it.",
+            )
+        yield store, member.rank, member.world
 
     patches.set(rendezvous, "rendezvous", meet)
     patches.set(c10d, "rendezvous", meet)
     patches.set(dist, "rendezvous", meet)
+    for module in (c10d, dist, rendezvous):
+        patches.set(module, "TCPStore", _store_class("TCPStore", store, member))
+        patches.set(module, "FileStore", _store_class("FileStore", store, member))
+
+
+def _store_class(title: str, store: HubStore, member: Member) -> type[HubStore]:
+    """A store that ranks meet in at an address or a file: one of the hub's, with the address for its name.
+
+    Whoever makes one means to meet the others there, as in a group.
+    """
+
+    def __init__(self: Any, *address: Any, **named: Any) -> None:
+        member.exchange.made(tuple(range(member.world)))
+        where = [*address[: 2 if title == "TCPStore" else 1], *named.values()][:2]
+        HubStore.__init__(self, store.exchange, store.line, f"{title} {':'.join(map(str, where))}/")
+        self.host, self.port = (str(where[0]), where[-1]) if title == "TCPStore" else ("", 0)
+
+    return type(title, (HubStore,), {"__init__": __init__})
+
+
+def _mesh_maker(member: Member) -> Callable[..., Any]:
+    """`init_device_mesh`, which PyTorch lets leave out ranks without a word."""
+    plain = device_mesh.init_device_mesh
+
+    @wraps(plain)
+    def make(device_type: str, mesh_shape: tuple[int, ...], *arguments: Any, **keywords: Any) -> Any:
+        size = prod(mesh_shape)
+        if 0 < size < member.world:
+            member.exchange.part_mesh(f"The mesh {tuple(mesh_shape)}{at(member.line())}", size)
+        return plain(device_type, mesh_shape, *arguments, **keywords)
+
+    return make

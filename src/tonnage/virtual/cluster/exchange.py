@@ -20,6 +20,9 @@ class Exchange(Protocol):
     def made(self, ranks: Sequence[int]) -> None:
         """A group of these ranks is made, whether or not this rank is in it."""
 
+    def part_mesh(self, words: str, size: int) -> None:
+        """A mesh is made that has only the first so many ranks."""
+
     def contribute(self, call: Call, payload: Payload) -> None:
         """This rank's part of a collective."""
 
@@ -42,6 +45,10 @@ class HubExchange:
     def made(self, ranks: Sequence[int]) -> None:
         """A group of these ranks is made."""
         self._pipe.send(("made", tuple(ranks)))
+
+    def part_mesh(self, words: str, size: int) -> None:
+        """A mesh is made that has only the first so many ranks."""
+        self._pipe.send(("part_mesh", words, size))
 
     def contribute(self, call: Call, payload: Payload) -> None:
         """This rank's part of a collective."""

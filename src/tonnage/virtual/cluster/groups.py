@@ -129,7 +129,8 @@ class VirtualGroup(dist.ProcessGroup):
         """The root's tensor, everywhere."""
         root = opts.rootRank
         sent = tensors if self._place == root else ()
-        return self._collective("broadcast", tensors, sent, tensors, lambda parts: _fill(tensors, parts[root]))
+        manner = f"from rank {self._group.ranks[root]}"
+        return self._collective("broadcast", tensors, sent, tensors, lambda parts: _fill(tensors, parts[root]), manner)
 
     def allreduce(self, tensors: Tensors, opts: Any) -> DoneWork:
         """The reduced tensor, everywhere."""
@@ -150,7 +151,8 @@ class VirtualGroup(dist.ProcessGroup):
             if outputs and all(part is not None for part in parts):
                 _fill(outputs, [reduced([part[i] for part in parts], how) for i in range(len(tensors))])
 
-        return self._collective(operation, tensors, tensors, outputs, arrive)
+        manner = _manner(how) if only is None else f"{_manner(how)} at rank {self._group.ranks[only]}"
+        return self._collective(operation, tensors, tensors, outputs, arrive, manner)
 
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> DoneWork:
         """Everybody's tensor in a list."""
@@ -198,7 +200,8 @@ class VirtualGroup(dist.ProcessGroup):
             for tensor, part in zip(every, parts, strict=False):
                 _fill([tensor], part)
 
-        return self._collective("gather", inputs, inputs, every, arrive)
+        manner = f"at rank {self._group.ranks[opts.rootRank]}"
+        return self._collective("gather", inputs, inputs, every, arrive, manner)
 
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> DoneWork:
         """One of the root's tensors to each rank."""
@@ -208,7 +211,8 @@ class VirtualGroup(dist.ProcessGroup):
             given = parts[opts.rootRank]
             _fill(outputs, given and [given[self._place]])
 
-        return self._collective("scatter", outputs, sent, outputs, arrive)
+        manner = f"from rank {self._group.ranks[opts.rootRank]}"
+        return self._collective("scatter", outputs, sent, outputs, arrive, manner)
 
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> DoneWork:
         """A list's tensors reduced, one to each rank."""
@@ -221,7 +225,8 @@ class VirtualGroup(dist.ProcessGroup):
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> DoneWork:
         """Several at once."""
-        copies = [self._staging.scatters_single(source) for source in inputs if source.is_cuda]
+        made = [self._staging.scatters_single(source) for source in inputs if source.is_cuda]
+        copies = [copy for copy in made if copy is not None]
         pieces = [source.chunk(len(self._group.ranks)) for source in inputs]
         return self._scatters("reduce_scatter_tensor", outputs, pieces, opts.reduceOp, kept=copies)
 
@@ -234,7 +239,7 @@ class VirtualGroup(dist.ProcessGroup):
                 own = [self._place + i * size for i in range(len(outputs))]
                 _fill(outputs, [reduced([part[i] for part in parts], how) for i in own])
 
-        return self._collective(operation, sent, sent, outputs, arrive, kept=kept)
+        return self._collective(operation, sent, sent, outputs, arrive, _manner(how), kept)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any) -> DoneWork:
         """A tensor from each rank to each rank."""
@@ -306,27 +311,35 @@ class VirtualGroup(dist.ProcessGroup):
         sent: Tensors,
         outputs: Tensors,
         arrive: Callable[[list[Payload]], None],
+        manner: str = "",
         kept: Any = None,
     ) -> DoneWork:
-        member, call = self._member, self._call(operation, shown)
+        member, call = self._member, self._call(operation, shown, manner)
         travels = member.travels([*shown, *outputs])
         member.exchange.contribute(call, member.values_of(sent) if travels and sent else None)
+        queue = self._copies_back([*outputs, *(kept if isinstance(kept, list) else ())])
         if not travels:
             member.forget(outputs)
-            return DoneWork(outputs, kept=(list(shown), list(outputs), kept))
+            return DoneWork(outputs, kept=(list(shown), list(outputs), kept), waited=queue)
 
         def finish() -> None:
             member.forget(outputs)
             arrive(member.exchange.collect(call))
 
-        return DoneWork(outputs, kept=(list(shown), kept), finish=finish)
+        return DoneWork(outputs, kept=(list(shown), kept), finish=finish, waited=queue)
 
-    def _call(self, operation: str, tensors: Tensors) -> Call:
+    def _copies_back(self, tensors: Tensors) -> Callable[[], None] | None:
+        """What happens when somebody waits for a collective that copies its results to the card."""
+        on_card = [tensor for tensor in tensors if tensor.is_cuda]
+        return self._member.copies_back.begin(on_card) if self._staging.copies_back and on_card else None
+
+    def _call(self, operation: str, tensors: Tensors, manner: str = "") -> Call:
         number, self._number = self._number, self._number + 1
         shapes = tuple(tuple(tensor.shape) for tensor in tensors)
         dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
         stream = self._member.uses_card(self._group) if tensors and tensors[0].is_cuda else 0
-        return Call(self._member.rank, self._group, number, operation, shapes, dtype, stream, self._member.line())
+        line = self._member.line()
+        return Call(self._member.rank, self._group, number, operation, shapes, dtype, stream, line, manner)
 
     def _message(self, tensor: torch.Tensor, source: int, target: int, *, is_send: bool) -> Message:
         number = self._messages[source, target]
@@ -346,6 +359,12 @@ def _fill(tensors: Tensors, values: Payload) -> None:
     with torch.no_grad():
         for tensor, value in zip(tensors, values, strict=True):
             tensor.copy_(value.view(tensor.shape) if value.shape != tensor.shape else value)
+
+
+def _manner(how: Any) -> str:
+    """ "sum", "max": a ReduceOp by name."""
+    kind = getattr(how, "op", how)
+    return str(getattr(kind, "name", kind)).rpartition(".")[2].lower()
 
 
 def _joined(values: Sequence[torch.Tensor]) -> torch.Tensor:

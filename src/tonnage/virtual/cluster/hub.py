@@ -1,18 +1,27 @@
 """Where the ranks that run meet: it passes values between them, and knows who waits for whom.
 
 Nothing times out here. A rank is told that its peer never comes as soon as that is certain: the peer has ended, or
-everybody waits. Two ranks of one group that call different things are told both calls. It knows neither torch nor
-processes: who is at the other end of a line is the business of `processes`.
+everybody waits. Two ranks of one group that call different things are told both calls. As new groups show which ranks
+differ, more of them join: what they give must be what was given in their place before, else the round is stale. It
+knows neither torch nor processes: who is at the other end of a line is the business of `processes`.
 """
 
+import operator
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tonnage.virtual.cluster.calls import Call, Message, Payload
+from tonnage.virtual.cluster.calls import Call, Message, Payload, at
 
 _KEPT_CALLS = 64
+_SAME_CALLS = "All ranks of a group must make the same calls in the same order: look for a branch that not all take."
+_PAIRED = "Give every receive a send of the same size on the other rank."
+_SET_KEY = "Let a rank set the key before it is read."
+_LET_GO: Payload = "values of long before"
+_PREPARES = ("made", "part_mesh")  # groups of a mesh are made one after another: who differs shows when all are
+_STORED = (("keep", "set"), ("keep", "check"), ("keep", "get"))
+_ALONE = "A call without its other side: "
 Answer = tuple[str, Any]  # ("ok", value) or ("fail", words)
 Reply = Callable[[Answer], None]
 
@@ -25,6 +34,7 @@ class Waiting:
     ready: Callable[[], Any]  # the answer, or None as long as there is none
     missing: Callable[[], set[int]]
     reply: Reply
+    hint: str = _SAME_CALLS
 
 
 @dataclass
@@ -33,71 +43,137 @@ class Journal:
 
     groups: dict[tuple[int, ...], None] = field(default_factory=dict)
     with_messages: set[tuple[int, ...]] = field(default_factory=set)
+    part_meshes: list[tuple[str, int]] = field(default_factory=list)  # those that not all ranks are in: words, size
     trouble: str = ""
+    is_new: bool = False  # groups were made since somebody looked
+    stale: bool = False  # a rank was answered with what its peer, who joined later, would not have given
+
+
+Widen = Callable[[Mapping[int, int], Journal], Mapping[int, int]]
 
 
 class Hub:
-    """The meeting place of one round. `standing` says for every rank which one runs in its place."""
+    """The meeting place of one round. `standing` says for every rank which one runs in its place.
 
-    def __init__(self, standing: Mapping[int, int]) -> None:
+    `widen` gives a finer one where new groups ask for it; `alike` compares what two ranks gave.
+    """
+
+    def __init__(
+        self,
+        standing: Mapping[int, int],
+        widen: Widen = lambda standing, journal: standing,
+        alike: Callable[[Payload, Payload], bool] = operator.eq,
+    ) -> None:
         self.standing = standing
         self.running = set(standing.values())
+        self._widen, self._alike = widen, alike
+        self._stood_in: dict[int, int] = {}  # for a rank that joined later, who gave in its place before
         self.ended: dict[int, str] = {}
         self.journal = Journal()
         self._parts: dict[tuple[Any, ...], dict[int, tuple[Call, Payload]]] = defaultdict(dict)
         self._sent: dict[tuple[Any, ...], tuple[Message, Payload]] = {}
         self._received: dict[tuple[Any, ...], Message] = {}
+        self._sent_in_place: dict[tuple[Any, ...], Payload] = {}
         self._waiting: dict[int, Waiting] = {}
         self._answered: Counter[tuple[Any, int]] = Counter()
         self._kept: dict[str, bytes] = {}
         self._last: dict[tuple[Any, int], Call] = {}
+        self._latest: dict[int, Call | Message] = {}
+        self.polled: dict[int, str] = {}  # by rank: the key that it asks for again and again
 
     # What a rank says
 
     def hear(self, rank: int, words: tuple[Any, ...], reply: Reply) -> None:
         """One message of a rank."""
         kind, *rest = words
+        self.polled.pop(rank, None)
+        if kind not in _PREPARES and words[:2] not in _STORED:
+            self._grow()
         getattr(self, f"_{kind}")(rank, *rest, reply)
+        if kind == "tell":
+            self._grow()
         self._settle()
 
     def end(self, rank: int, how: str) -> None:
         """A rank is done (how: "" for well), or gone."""
         self.ended[rank] = how
         self._waiting.pop(rank, None)
+        if not how:
+            self._grow()
         self._settle()
 
+    def join(self, standing: Mapping[int, int]) -> None:
+        """More ranks run, and stand for some whom others stood for."""
+        for rank in set(standing.values()) - self.running:
+            self._stood_in[rank] = self.standing[rank]
+        self.standing, self.running = standing, set(standing.values())
+
+    def _grow(self) -> bool:
+        """Where groups are new: whether more ranks must run."""
+        if not self.journal.is_new:
+            return False
+        self.journal.is_new = False
+        before = len(self.running)
+        self.join(self._widen(self.standing, self.journal))
+        return len(self.running) > before
+
     def _made(self, rank: int, ranks: tuple[int, ...], reply: Reply) -> None:
+        self.journal.is_new |= ranks not in self.journal.groups
         self.journal.groups.setdefault(ranks)
+
+    def _part_mesh(self, rank: int, words: str, size: int, reply: Reply) -> None:
+        self.journal.part_meshes.append((words, size))
 
     def _contribute(self, rank: int, call: Call, payload: Payload, reply: Reply) -> None:
         together = self._parts["group", call.group.identity, call.number]
         for other, _ in list(together.values())[:1]:
             if not call.agrees_with(other):
-                self._trouble(f"A mismatched collective: {other.words}, and {call.words}.")
+                self._trouble(f"A mismatched collective: {other.words}, and {call.words}. {_SAME_CALLS}")
+        self._latest[rank] = call
+        self._see_stale(rank, call, payload)
+        self._see_the_ended(call)
         together[rank] = (call, payload)
         self._parts["role", call.group.role, call.number][rank] = (call, payload)
         self._last[call.group.identity, rank] = call
 
-    def _collect(self, rank: int, call: Call, reply: Reply) -> None:
-        """Everybody's part, by itself or by who stands for it, there in a group of the same role."""
-        members, places = set(call.group.ranks), [self.standing[peer] for peer in call.group.ranks]
-        here = self._parts["group", call.group.identity, call.number]
-        elsewhere = self._parts["role", call.group.role, call.number]
-        sources = {each: here if each in members else elsewhere for each in places}
-        order = {each: number for number, each in enumerate(sources)}
-        numbers = [order[each] for each in places]  # every part travels once
+    def _see_the_ended(self, call: Call) -> None:
+        """On the card nobody waits for a peer; one that has ended without this call will never make it."""
+        for rank in self.running & set(self.ended) & set(call.group.ranks):
+            last = self._last.get((call.group.identity, rank))
+            if not self.ended[rank] and (last is None or last.number < call.number):
+                self._trouble(self._lonely(call.words, rank, _SAME_CALLS))
+                return
 
-        def missing() -> set[int]:
-            return {each for each, parts in sources.items() if each not in parts}
+    def _see_stale(self, rank: int, call: Call, payload: Payload) -> None:
+        """Whether the others were answered already, with something else in this rank's place."""
+        before = self._stood_in.get(rank)
+        if before is None or not self._answered[call.group.identity, call.number]:
+            return
+        given = self._parts_for(before, call).get(before)
+        self.journal.stale |= given is not None and not self._alike(given[1], payload)
+
+    def _parts_for(self, rank: int, call: Call) -> dict[int, tuple[Call, Payload]]:
+        """Where a rank's part of a call is: in the group itself, or in a group of the same role."""
+        if rank in call.group.ranks:
+            return self._parts["group", call.group.identity, call.number]
+        return self._parts["role", call.group.role, call.number]
+
+    def _collect(self, rank: int, call: Call, reply: Reply) -> None:
+        """Everybody's part, by itself or by who stands for it."""
+        sources = _Sources(self, call)
 
         def ready() -> Any:
-            return None if missing() else ([sources[each][each][1] for each in sources], numbers)
+            if sources.missing():
+                return None
+            parts = [parts[each][1] for each, parts in sources.found().items()]
+            self.journal.stale |= any(part is _LET_GO for part in parts)
+            return [None if part is _LET_GO else part for part in parts], sources.numbers
 
         def answer(words: Answer) -> None:
             reply(words)
             self._collected(call)
 
-        self._wait(rank, Waiting(call.words, ready, missing, answer))
+        self._wait(rank, Waiting(call.words, ready, sources.missing, answer))
 
     def _collected(self, call: Call) -> None:
         """Once a group has its values, those of long before are let go; who called what is kept.
@@ -114,18 +190,23 @@ class Hub:
                 self._parts["group", said.group.identity, before],
                 self._parts["role", said.group.role, before],
             ):
-                parts[rank] = (said, None)
+                parts[rank] = (said, _LET_GO)
 
     def _tell(self, rank: int, message: Message, payload: Payload, reply: Reply) -> None:
+        self.journal.is_new |= message.group.ranks not in self.journal.with_messages
         self.journal.with_messages.add(message.group.ranks)
+        self._latest[rank] = message
         between = (message.source, message.target, message.number)
         here: tuple[Any, ...] = ("group", message.group.identity, *between)
         if message.is_send:
+            if here in self._sent_in_place and not self._alike(self._sent_in_place[here], payload):
+                self.journal.stale = True
             self._sent[here] = self._sent["role", message.group.role, rank, *between] = (message, payload)
         else:
             self._received[here] = message
         if here in self._sent and here in self._received and not self._received[here].agrees_with(self._sent[here][0]):
-            self._trouble(f"A mismatched message: {self._sent[here][0].words}, and {self._received[here].words}.")
+            both = f"{self._sent[here][0].words}, and {self._received[here].words}"
+            self._trouble(f"A mismatched message: {both}. {_PAIRED}")
 
     def _receive(self, rank: int, message: Message, reply: Reply) -> None:
         def found() -> tuple[Message, Payload] | None:
@@ -137,35 +218,39 @@ class Hub:
 
         def ready() -> Any:
             sent = found()
+            if sent is not None and self.standing[message.peer] != message.peer:
+                here = ("group", message.group.identity, message.source, message.target, message.number)
+                self._sent_in_place[here] = sent[1]
             return None if sent is None else (sent[1],)
 
         def missing() -> set[int]:
             return set() if found() else {self.standing[message.peer]}
 
-        self._wait(rank, Waiting(message.words, ready, missing, lambda answer: reply(_unpacked(answer))))
+        self._wait(rank, Waiting(message.words, ready, missing, lambda answer: reply(_unpacked(answer)), _PAIRED))
 
     def _keep(self, rank: int, action: str, key: str, value: Any, reply: Reply) -> None:
         """The rendezvous store. What a rank adds it adds for all whom it stands for, so that counts come out right."""
         kept = self._kept
         if action == "get":
-
-            def missing() -> set[int]:
-                return self.running - {rank}
-
-            self._wait(
-                rank, Waiting(f"rank {rank} reads {key!r} from the store", lambda: kept.get(key), missing, reply)
-            )
-            return
-        if action == "set":
+            words = f"rank {rank} reads {key!r} from the store{at(value or '')}"
+            self._wait(rank, Waiting(words, lambda: kept.get(key), lambda: self._all_ended_but(rank), reply, _SET_KEY))
+        elif action == "set":
             kept[key] = value
         elif action == "delete":
             reply(("ok", kept.pop(key, None) is not None))
         elif action == "check":
+            if key not in kept:
+                self.polled[rank] = f"rank {rank} asks for {key!r} in the store{at(value or '')}"
             reply(("ok", key in kept))
         elif action == "add":
             share = sum(other == rank for other in self.standing.values())
             kept[key] = str(int(kept.get(key, b"0")) + value * share).encode()
             reply(("ok", int(kept[key])))
+
+    def _all_ended_but(self, rank: int) -> set[int]:
+        """Any of the others might set a key, as long as one of them runs."""
+        others = self.running - {rank}
+        return others if others <= set(self.ended) else set()
 
     def unmatched(self) -> str:
         """After all have ended well: a call or message whose other side never came; "" where there is none."""
@@ -180,7 +265,7 @@ class Hub:
             for rank in sorted(set(identity[0]) & self.running):
                 last = self._last.get((identity, rank))
                 if last is None or last.number < call.number:
-                    return f"{call.words} and waits for rank {rank}, which has ended."
+                    return self._lonely(call.words, rank, _SAME_CALLS)
         return ""
 
     def _unmatched_message(self) -> str:
@@ -188,8 +273,18 @@ class Hub:
         lonely += [m for key, (m, _) in self._sent.items() if key[0] == "group" and key not in self._received]
         for message in lonely:
             if message.peer in self.running:
-                return f"{message.words}, which never {'receives' if message.is_send else 'sends'} it."
+                never = "receives" if message.is_send else "sends"
+                return f"{_ALONE}{message.words}, which never {never} it{self._after(message.peer)}. {_PAIRED}"
         return ""
+
+    def _lonely(self, words: str, missing: int, hint: str) -> str:
+        """ "A call without its other side: rank 0 calls barrier at train.py:3 and waits for rank 1, which has ended"."""
+        end = _end(self.ended.get(missing, ""))
+        return f"{_ALONE}{words} and waits for rank {missing}, which {end}{self._after(missing)}. {hint}"
+
+    def _after(self, rank: int) -> str:
+        latest = self._latest.get(rank)
+        return f" (its last call: {latest.what}{at(latest.line)})" if latest else ""
 
     # Who waits
 
@@ -205,7 +300,7 @@ class Hub:
         while any(self._answer(rank) for rank in list(self._waiting)):
             pass
         live = self.running - set(self.ended)
-        if self._waiting and live <= set(self._waiting):
+        if self._waiting and live <= set(self._waiting) and not self._grow():
             self._trouble(self._circle())
 
     def _answer(self, rank: int) -> bool:
@@ -219,7 +314,7 @@ class Hub:
             return True
         gone = sorted(waiting.missing() & set(self.ended))
         if gone:
-            self._refuse(rank, f"{waiting.words} and waits for rank {gone[0]}, which {_end(self.ended[gone[0]])}.")
+            self._refuse(rank, self._lonely(waiting.words, gone[0], waiting.hint))
         return bool(gone)
 
     def _refuse(self, rank: int, words: str) -> None:
@@ -230,17 +325,50 @@ class Hub:
     def _circle(self) -> str:
         """Everybody waits: who for whom."""
         first = sorted(self._waiting)[:2]
-        said = [
-            f"{self._waiting[rank].words} and waits for rank {min(self._waiting[rank].missing(), default=rank)}"
-            for rank in first
-        ]
-        return f"Nobody goes on: {'; '.join(said)}."
+        said = [self._waiting[rank].words + _for(self._waiting[rank].missing()) for rank in first]
+        return f"Nobody goes on: {'; '.join(said)}. {self._waiting[first[0]].hint}"
+
+    def nobody_answers(self) -> str:
+        """Whether those that run only wait or ask in vain: the words of one who asks, or nothing."""
+        live = self.running - set(self.ended)
+        asking = [rank for rank in sorted(live) if rank in self.polled]
+        if not asking or live - set(asking) - set(self._waiting):
+            return ""
+        return f"{_ALONE}{self.polled[asking[0]]} again and again, and nobody sets it. {_SET_KEY}"
 
     def _trouble(self, words: str) -> None:
         """The run is over for everybody."""
         self.journal.trouble = self.journal.trouble or words
         for rank in list(self._waiting):
             self._waiting.pop(rank).reply(("fail", words))
+
+
+class _Sources:
+    """Where the parts of a collective come from; asked often, so found anew only when more ranks have joined."""
+
+    def __init__(self, hub: Hub, call: Call) -> None:
+        self._hub, self._call = hub, call
+        self._standing: Mapping[int, int] = {}
+        self._found: dict[int, dict[int, tuple[Call, Payload]]] = {}
+        self.numbers: list[int] = []  # of each place, the part that it gets: every part travels once
+
+    def found(self) -> dict[int, dict[int, tuple[Call, Payload]]]:
+        """By the ranks that run."""
+        if self._standing is not self._hub.standing:
+            self._standing = self._hub.standing
+            places = [self._standing[peer] for peer in self._call.group.ranks]
+            self._found = {each: self._hub._parts_for(each, self._call) for each in dict.fromkeys(places)}
+            order = {each: number for number, each in enumerate(self._found)}
+            self.numbers = [order[each] for each in places]
+        return self._found
+
+    def missing(self) -> set[int]:
+        """Those that gave nothing yet."""
+        return {each for each, parts in self.found().items() if each not in parts}
+
+
+def _for(missing: set[int]) -> str:
+    return f" and waits for rank {min(missing)}" if missing else ", which nobody sets"
 
 
 def _end(how: str) -> str:

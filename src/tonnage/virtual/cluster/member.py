@@ -7,6 +7,7 @@ import torch
 
 from tonnage.virtual.cluster.calls import Group, Payload
 from tonnage.virtual.cluster.communicators import communicator_bytes
+from tonnage.virtual.cluster.copies import CopiesBack
 from tonnage.virtual.cluster.exchange import Exchange
 from tonnage.virtual.session import Session
 
@@ -26,6 +27,7 @@ class Member:
         self._roles = 0
         self.communicators: list[Group] = []
         self.calls = 0
+        self.copies_back = CopiesBack(session.device)
 
     def group_made(self, ranks: Sequence[int], backend: str) -> Group | None:
         """Number a group; None where this rank is not in it."""
@@ -36,6 +38,11 @@ class Member:
             return None
         self._roles += 1
         return Group(key, copy, self._roles - 1, backend)
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether the rank is in any."""
+        return self._roles > 0
 
     def line(self) -> str:
         """The script's line at work."""

@@ -37,6 +37,7 @@ def run_rank(
     os.environ.update(environment_of(rank, cluster))
     session = Session(cluster.gpu, torch_version, cards=cluster.gpus_per_host)
     session.open()
+    from tonnage.virtual.cluster import spawning
     from tonnage.virtual.cluster.distributed import install
     from tonnage.virtual.cluster.engines import Engines
     from tonnage.virtual.cluster.member import Member
@@ -44,13 +45,17 @@ def run_rank(
     from tonnage.virtual.cuda.patches import Patches
 
     member, engines, patches = Member(rank, cluster.gpus, session, exchange), Engines(session.device), Patches()
-    install(member, HubStore(exchange), patches)
+    install(member, HubStore(exchange, member.line), patches)
+    spawning.install(rank, cluster, patches)
     engines.watch(patches)
     try:
-        ending = run_as_main(script, list(arguments), session.torch, quick_imports())
+        ending = run_as_main(script, list(arguments), session.torch, quick_imports(), (PeerError,))
     finally:
         patches.undo()
         session.close()
+    if not member.has_groups and cluster.gpus > 1:
+        words = "The script never calls init_process_group: no two ranks compute anything together."
+        session.stand_ins.assume("torch.distributed", words)
     recording = _recording(session, ending, script, arguments)
     stopped = ending.error.startswith(f"{PeerError.__name__}:")
     return RankReport(recording, engines.bytes_by_name(recording.live_at_peak), stopped, member.calls)

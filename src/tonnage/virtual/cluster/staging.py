@@ -14,6 +14,7 @@ class Nccl:
     """The library that CUDA tensors go through by default."""
 
     name = "nccl"
+    copies_back = False  # whether results reach the card by copies from the host
 
     @staticmethod
     def gathers_single(output: torch.Tensor) -> Any:
@@ -43,6 +44,7 @@ class Gloo(Nccl):
     """Sockets between hosts."""
 
     name = "gloo"
+    copies_back = True
 
     @staticmethod
     def gathers_single(output: torch.Tensor) -> Any:

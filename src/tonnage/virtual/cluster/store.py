@@ -1,5 +1,6 @@
 """The store that ranks meet in, kept by the hub: a value that nobody ever sets is named at once, not after minutes."""
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -9,24 +10,27 @@ from tonnage.virtual.cluster.exchange import HubExchange
 
 
 class HubStore(dist.Store):
-    """`torch.distributed.Store` over the line to the hub."""
+    """`torch.distributed.Store` over the line to the hub. Stores of one name are one store."""
 
-    def __init__(self, exchange: HubExchange) -> None:
+    def __init__(self, exchange: HubExchange, line: Callable[[], str], name: str = "") -> None:
         super().__init__()
-        self._exchange = exchange
+        self.exchange, self.line, self._name = exchange, line, name
+
+    def _ask(self, action: str, key: str, value: Any = None) -> Any:
+        return self.exchange.look_up(action, self._name + key, value)
 
     def set(self, key: str, value: Any) -> None:
         """Put a value."""
-        self._exchange.keep(key, value.encode() if isinstance(value, str) else bytes(value))
+        self.exchange.keep(self._name + key, value.encode() if isinstance(value, str) else bytes(value))
 
     def get(self, key: str) -> bytes:
         """A value; waits until there is one."""
-        found: bytes = self._exchange.look_up("get", key)
+        found: bytes = self._ask("get", key, self.line())
         return found
 
     def add(self, key: str, amount: int) -> int:
         """Count up, and return the count."""
-        return int(self._exchange.look_up("add", key, amount))
+        return int(self._ask("add", key, amount))
 
     def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
         """Put a value if another is there, or none is where none is expected; what is there then."""
@@ -39,7 +43,7 @@ class HubStore(dist.Store):
 
     def check(self, keys: list[str]) -> bool:
         """Whether all are there."""
-        return all(self._exchange.look_up("check", key) for key in keys)
+        return all(self._ask("check", key, self.line()) for key in keys)
 
     def wait(self, keys: list[str], timeout: Any = None) -> None:
         """Until all are there."""
@@ -48,7 +52,7 @@ class HubStore(dist.Store):
 
     def delete_key(self, key: str) -> bool:
         """Take a value away; whether there was one."""
-        return bool(self._exchange.look_up("delete", key))
+        return bool(self._ask("delete", key))
 
     def num_keys(self) -> int:
         """Nobody counts them."""

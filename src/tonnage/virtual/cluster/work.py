@@ -8,21 +8,28 @@ import torch.distributed as dist
 
 
 class DoneWork(dist.Work):
-    """A collective's handle. `kept` are the tensors that the real one holds until somebody waits for it."""
+    """A collective's handle. `kept` are the tensors that the real one holds until somebody waits for it.
+
+    The first wait calls `finish`, which takes what other ranks gave, and then `waited`.
+    """
 
     def __init__(
-        self, outputs: Sequence[torch.Tensor], kept: Any = None, finish: Callable[[], None] | None = None
+        self,
+        outputs: Sequence[torch.Tensor],
+        kept: Any = None,
+        finish: Callable[[], None] | None = None,
+        waited: Callable[[], None] | None = None,
     ) -> None:
         super().__init__()
         self._outputs = list(outputs)
         self._kept = kept
-        self._finish = finish
+        self._to_do = [call for call in (finish, waited) if call is not None]
 
     def wait(self, timeout: Any = None) -> bool:
         """Done; what it held is let go."""
-        finish, self._finish = self._finish, None
-        if finish is not None:
-            finish()
+        calls, self._to_do = self._to_do, []
+        for call in calls:
+            call()
         self._kept = None
         return True
 
@@ -39,8 +46,8 @@ class DoneWork(dist.Work):
         return self._outputs
 
     def is_completed(self) -> bool:
-        """Whether `wait` would return at once."""
-        return self._finish is None
+        """Yes, once the peers' values are here: no time passes between two questions."""
+        return self.wait()
 
     def is_success(self) -> bool:
         """Nothing fails silently here."""

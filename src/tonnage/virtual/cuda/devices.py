@@ -48,7 +48,8 @@ class _Devices:
         return self.cards.selected
 
     def set(self, index: int) -> None:
-        """Select a card."""
+        """Select a card; as in PyTorch that initialises, and fake tensors ask whether it has happened."""
+        torch.cuda._lazy_init()
         self.cards.selected = index
 
     def exchange(self, index: int) -> int:
@@ -94,7 +95,7 @@ def install(cards: Cards, patches: Patches) -> None:
     patches.on_undo(torch.cuda._check_bf16_tensor_supported.cache_clear)
     for index in range(len(cards)):
         patches.on_undo(lambda index=index: cards.set_stream(index, 0))  # type: ignore[misc]
-    patches.on_undo(lambda: devices.set(0))
+    patches.on_undo(lambda: setattr(cards, "selected", 0))
 
 
 def _functions(devices: _Devices, release: Release) -> dict[str, Callable[..., Any]]:

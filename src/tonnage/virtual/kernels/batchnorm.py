@@ -140,6 +140,36 @@ def _gradient_of_input(grad_out: Tensor, x: Tensor, training: bool) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
+# Between ranks (SyncBatchNorm): everybody's statistics become one, and the rest is elementwise
+
+
+@kernel("batch_norm_gather_stats_with_counts")
+def batch_norm_gather_stats_with_counts(
+    input: Tensor, mean: Tensor, invstd: Tensor, running_mean: Maybe, running_var: Maybe, momentum: float, eps: float,
+    counts: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """One value a channel of each; half types in float32."""
+    dtype = torch.float32 if mean.dtype in (torch.float16, torch.bfloat16) else mean.dtype
+    return mean.new_empty(mean.shape[1], dtype=dtype), mean.new_empty(mean.shape[1], dtype=dtype)
+
+
+@kernel("batch_norm_elemt")
+def batch_norm_elemt(
+    input: Tensor, weight: Maybe, bias: Maybe, mean: Tensor, invstd: Tensor, eps: float
+) -> Tensor:  # fmt: skip
+    """The output alone."""
+    return torch.empty_like(input)
+
+
+@kernel("batch_norm_backward_elemt")
+def batch_norm_backward_elemt(
+    grad_out: Tensor, input: Tensor, mean: Tensor, invstd: Tensor, weight: Maybe, sum_dy: Tensor, sum_dy_xmu: Tensor,
+    count: Tensor,
+) -> Tensor:  # fmt: skip
+    """The gradient of the input alone."""
+    return torch.empty_like(input, memory_format=suggested_format(input))
+
+
 @kernel("native_batch_norm_backward")
 def native_batch_norm_backward(
     grad_out: Tensor, input: Tensor, weight: Maybe, running_mean: Maybe, running_var: Maybe, save_mean: Maybe,

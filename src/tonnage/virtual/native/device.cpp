@@ -290,10 +290,13 @@ Describe::~Describe() {
   described.dtype = "";
 }
 
-Block* block_of(const at::TensorBase& tensor) {
-  if (!tensor.defined() || !tensor.has_storage()) return nullptr;
-  const auto& data = tensor.storage().data_ptr();
+// Nothing is behind no bytes, though they come from our allocator as well.
+static Block* block_behind(const c10::DataPtr& data) {
   return data.get_deleter() == &release ? static_cast<Block*>(data.get_context()) : nullptr;
+}
+
+Block* block_of(const at::TensorBase& tensor) {
+  return tensor.defined() && tensor.has_storage() ? block_behind(tensor.storage().data_ptr()) : nullptr;
 }
 
 bool is_open() { return !closed; }
@@ -471,15 +474,13 @@ int64_t tonnage_new_stream(int device, int priority) { return new_stream(device,
 
 // Whether the values behind a storage (a c10::StorageImpl, Python's `untyped_storage()._cdata`) are known.
 bool tonnage_is_known(const c10::StorageImpl* storage) {
-  const auto& data = storage->data_ptr();
-  if (data.get_deleter() != &release) return storage->nbytes() == 0;
-  return static_cast<const Block*>(data.get_context())->shadow.unsafeGetStorageImpl() != nullptr;
+  const Block* block = block_behind(storage->data_ptr());
+  return block ? block->shadow.unsafeGetStorageImpl() != nullptr : storage->nbytes() == 0;
 }
 
 // From now on nobody knows the values behind a storage.
 void tonnage_forget(const c10::StorageImpl* storage) {
-  const auto& data = storage->data_ptr();
-  if (data.get_deleter() == &release) static_cast<Block*>(data.get_context())->shadow = c10::Storage();
+  if (Block* block = block_behind(storage->data_ptr())) block->shadow = c10::Storage();
 }
 
 }  // extern "C"

@@ -1,11 +1,13 @@
-"""What torch.distributed offers beside FSDP2: groups of every making, FSDP1, DDP without and with sync, ZeRO, offload."""
+"""What torch.distributed offers beside FSDP2: groups of every making, FSDP1, DDP of every kind, ZeRO, offload, checkpoints."""
 
 import os
+import sys
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict
 from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
@@ -50,6 +52,32 @@ for _ in range(2):
     with copied.no_sync():
         copied(torch.randn(4, 512, device=device)).sum().backward()
     step(copied, partitioned)
+
+still = DistributedDataParallel(layers(), device_ids=[device.index], static_graph=True)
+for _ in range(3):
+    step(still, torch.optim.AdamW(still.parameters()))
+
+uneven = DistributedDataParallel(layers(), device_ids=[device.index])
+with uneven.join():
+    for _ in range(1 + rank):
+        uneven(torch.randn(4, 512, device=device)).sum().backward()
+
+images = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
+images = DistributedDataParallel(nn.SyncBatchNorm.convert_sync_batchnorm(images).to(device), device_ids=[device.index])
+images(torch.randn(2, 3, 8, 8, device=device)).sum().backward()
+
+sharded = layers()
+for layer in sharded:
+    layer.compile()
+    fully_shard(layer)
+optimizer = torch.optim.AdamW(fully_shard(sharded).parameters())
+for last in (False, True):
+    sharded.set_requires_gradient_sync(last)
+    sharded(torch.randn(4, 512, device=device)).sum().backward()
+optimizer.step()
+states = dict(zip(("model", "optimizer"), get_state_dict(sharded, optimizer), strict=True))
+dcp.save(states, checkpoint_id=sys.argv[1])
+dcp.load(states, checkpoint_id=sys.argv[1])
 
 offloaded = fully_shard(layers(), offload_policy=CPUOffloadPolicy())
 step(offloaded, torch.optim.AdamW(offloaded.parameters()))

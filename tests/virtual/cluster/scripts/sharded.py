@@ -1,4 +1,4 @@
-"""A small model on a mesh, by the layout that is named: fsdp, hsdp, tensor, pipeline, context, expert."""
+"""A small model on a mesh, by the layout that is named: fsdp, hsdp, tensor, pipeline, context, expert, composed."""
 
 import argparse
 import os
@@ -14,6 +14,8 @@ parser = argparse.ArgumentParser()
 parser.add_argument("layout")
 parser.add_argument("--width", type=int, default=512)
 parser.add_argument("--blocks", type=int, default=4)
+parser.add_argument("--stages", type=int, default=2)
+parser.add_argument("--split", type=int, default=2)
 parser.add_argument("--schedule", default="1f1b", choices=["1f1b", "gpipe"])
 args = parser.parse_args()
 
@@ -78,6 +80,30 @@ def pipeline():
         optimizer.zero_grad()
 
 
+def composed():
+    """Stages of a pipeline, each sharded over its ranks, with the matrices of a block split between neighbours."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    stages, split = args.stages, args.split
+    mesh = init_device_mesh("cuda", (stages, world // stages // split, split), mesh_dim_names=("pp", "dp", "tp"))
+    place = mesh["pp"].get_local_rank()
+    model = blocks(2 if place == 0 else 1).to(device)
+    for block in model:
+        parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        fully_shard(block, mesh=mesh["dp"])
+    fully_shard(model, mesh=mesh["dp"])
+    stage = PipelineStage(model, place, stages, device, group=mesh.get_group("pp"))
+    schedule = Schedule1F1B(stage, n_microbatches=2 * stages, loss_fn=lambda y, t: F.mse_loss(y, t))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):
+        inputs = (torch.randn(4 * stages, args.width, device=device),) if place == 0 else ()
+        target = torch.randn(4 * stages, args.width, device=device) if place == stages - 1 else None
+        schedule.step(*inputs, target=target)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def context():
     from torch.distributed.tensor.experimental import context_parallel
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -111,7 +137,8 @@ if args.layout == "fsdp":
 elif args.layout == "hsdp":
     fsdp(init_device_mesh("cuda", (2, -(-world // 2)), mesh_dim_names=("replicate", "shard")))
 else:
-    {"tensor": tensor, "pipeline": pipeline, "context": context, "expert": expert}[args.layout]()
+    kinds = {"tensor": tensor, "pipeline": pipeline, "context": context, "expert": expert, "composed": composed}
+    kinds[args.layout]()
 if rank == 0:
     print("peak", torch.cuda.max_memory_allocated())
 dist.destroy_process_group()

@@ -1,0 +1,97 @@
+"""A cluster's run: what each rank that ran held at its peak, and its recording, which is read when it is asked for.
+
+Nothing here knows who ran the ranks, how they are stored or how they are shown.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tonnage.recording.recording import Recording
+from tonnage.recording.records import Outcome
+
+COMMUNICATORS = "communicators"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSummary:
+    """A rank that ran, and the ranks that it stands for (itself among them)."""
+
+    rank: int
+    stands_for: tuple[int, ...]
+    outcome: Outcome
+    stopped: bool = False  # it did not fail itself: another rank did
+    error: str = ""
+    peak_allocated_bytes: int = 0
+    peak_reserved_bytes: int = 0
+    peak_process_bytes: int = 0
+    ledger: dict[str, int] = field(default_factory=dict)
+    engine_bytes: dict[str, int] = field(default_factory=dict)  # what FSDP and DDP hold for themselves, by name
+    stream_bytes: dict[str, int] = field(default_factory=dict)
+    overhead_parts: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def held_by_engines(self) -> dict[str, int]:
+        """What FSDP, DDP and NCCL hold for themselves; communicators, which lie beside the allocator, last."""
+        outside = sum(size for name, size in self.overhead_parts.items() if name.startswith("NCCL"))
+        return self.engine_bytes | ({COMMUNICATORS: outside} if outside else {})
+
+    @classmethod
+    def of(
+        cls, rank: int, stands_for: tuple[int, ...], recording: Recording, engine_bytes: dict[str, int], stopped: bool
+    ) -> "RankSummary":
+        """What a recording says of its rank."""
+        by_stream: dict[str, int] = {}
+        for block in recording.live_at_peak:
+            by_stream[str(block.stream)] = by_stream.get(str(block.stream), 0) + block.block_bytes
+        return cls(
+            rank=rank,
+            stands_for=stands_for,
+            outcome=recording.header.outcome,
+            stopped=stopped,
+            error=recording.header.error,
+            peak_allocated_bytes=recording.peak_allocated_bytes,
+            peak_reserved_bytes=recording.peak_reserved_bytes,
+            peak_process_bytes=recording.peak_process_bytes,
+            ledger={str(category): size for category, size in recording.ledger().bytes_by_category.items()},
+            engine_bytes=dict(engine_bytes),
+            stream_bytes=by_stream,
+            overhead_parts=dict(recording.header.overhead_parts),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSummary:
+    """What a cluster's run was: the cards, the script, how it ended, and every rank that ran."""
+
+    words: str  # "16 × h100 in 2 hosts (HGX H100)"
+    gpu: str
+    gpu_name: str
+    capacity_bytes: int
+    gpus: int
+    hosts: int
+    gpus_per_host: int
+    outcome: Outcome
+    exit_status: int
+    trouble: str = ""  # between ranks: a mismatch, a peer that never comes; or the error that ended them all
+    dies_first: int | None = None
+    worst: int | None = None  # the rank that dies first or, where none does, the one that needs most
+    script: str = ""
+    arguments: tuple[str, ...] = ()
+    ranks: tuple[RankSummary, ...] = ()
+
+    def ran_for(self, rank: int) -> RankSummary | None:
+        """The rank that ran in the place of a rank: itself or one like it."""
+        return next((each for each in self.ranks if rank in each.stands_for), None)
+
+    @property
+    def worst_rank(self) -> RankSummary | None:
+        """The summary of that rank."""
+        return next((rank for rank in self.ranks if rank.rank == self.worst), None)
+
+
+@dataclass(frozen=True)
+class ClusterRecording:
+    """The summary, and a rank's recording on demand: a cluster's may be too many to hold at once."""
+
+    summary: ClusterSummary
+    recording_of: Callable[[int], Recording]

@@ -1,0 +1,155 @@
+"""A cluster's run as one file: a summary of every rank that ran, and the events of each that is not like another.
+
+Ranks are written and read one at a time, so that a file takes no more memory than its largest rank.
+"""
+
+import json
+import sqlite3
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields, replace
+from functools import lru_cache, partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, get_args
+
+from tonnage.ledger import Category
+from tonnage.recording.cluster import ClusterRecording, ClusterSummary, RankSummary
+from tonnage.recording.layout import CLUSTER_LAYOUT_VERSION, opened, written
+from tonnage.recording.recording import Recording
+from tonnage.recording.records import Outcome
+from tonnage.recording.store import Contexts, insert_contexts, insert_run, read_recording
+
+_MOST_RANKS = 1_000_000  # as many as a cluster may have
+
+
+def write_cluster(path: Path, cluster: ClusterRecording, *, force: bool = False) -> None:
+    """Write all or nothing; an existing file stays as it is unless `force`."""
+    summary = cluster.summary
+    with written(path, CLUSTER_LAYOUT_VERSION, force=force) as database:
+        contexts: Contexts = {}
+        kept: dict[int, RankSummary] = {}
+        for rank in summary.ranks:
+            recording = cluster.recording_of(rank.rank)
+            like = next((other for other in kept if _same(cluster, kept[other], rank, recording)), rank.rank)
+            if like == rank.rank:
+                kept[like] = rank
+                insert_run(database, recording, contexts, (rank.rank,))
+            database.execute("INSERT INTO rank VALUES (?, ?, ?)", (rank.rank, like, json.dumps(_rank_values(rank))))
+        insert_contexts(database, contexts)
+        values = {field.name: getattr(summary, field.name) for field in fields(summary) if field.name != "ranks"}
+        rows = ((key, json.dumps(value)) for key, value in values.items())
+        database.executemany("INSERT INTO cluster VALUES (?, ?)", rows)
+
+
+def read_cluster(path: Path) -> ClusterRecording | None:
+    """What `write_cluster` wrote; None of a file of ours that holds one GPU's run."""
+    with opened(path) as (database, version):
+        if version != CLUSTER_LAYOUT_VERSION:
+            return None
+        # A report asks several questions of one rank before it goes on to the next.
+        return ClusterRecording(_summary(database), lru_cache(maxsize=1)(partial(read_recording, path)))
+
+
+def _same(cluster: ClusterRecording, other: RankSummary, rank: RankSummary, recording: Recording) -> bool:
+    """Whether a rank did the very same as one that is kept. Most that differ do so in their figures already."""
+    if replace(other, rank=rank.rank, stands_for=rank.stands_for) != rank:
+        return False
+    before = cluster.recording_of(other.rank)
+    header = replace(recording.header, wall_seconds=before.header.wall_seconds)
+    return replace(recording, header=header) == before
+
+
+# A rank's summary
+
+
+def _rank_values(rank: RankSummary) -> dict[str, Any]:
+    return asdict(rank) | {"stands_for": _spans(rank.stands_for)}
+
+
+def _spans(ranks: tuple[int, ...]) -> list[tuple[int, int]]:
+    """First and last of each stretch of neighbours: a thousand ranks are a few numbers."""
+    ordered = sorted(ranks)
+    starts = [ordered[0], *(after for before, after in pairwise(ordered) if after != before + 1)] if ordered else []
+    ends = [*(before for before, after in pairwise(ordered) if after != before + 1), *ordered[-1:]]
+    return list(zip(starts, ends, strict=True))
+
+
+def _summary(database: sqlite3.Connection) -> ClusterSummary:
+    values = {key: json.loads(value) for key, value in database.execute("SELECT key, value FROM cluster")}
+    if set(values) != {field.name for field in fields(ClusterSummary)} - {"ranks"}:
+        raise ValueError("its summary is incomplete")
+    _check(values, _CLUSTER_KINDS)
+    if not 1 <= values["gpus"] <= _MOST_RANKS:
+        raise ValueError(f"it says to be of {values['gpus']} GPUs")
+    rows = database.execute("SELECT rank, summary FROM rank ORDER BY rank")
+    ranks = tuple(_rank(number, json.loads(text), values["gpus"]) for number, text in rows)
+    known = {rank.rank for rank in ranks}
+    for key in ("worst", "dies_first"):
+        if values[key] not in known | {None}:
+            raise ValueError(f"its {key} is rank {values[key]}, which did not run")
+    return ClusterSummary(**values | {"arguments": tuple(values["arguments"]), "ranks": ranks})
+
+
+def _rank(number: int, values: dict[str, Any], gpus: int) -> RankSummary:
+    if set(values) != {field.name for field in fields(RankSummary)} or values["rank"] != number:
+        raise ValueError(f"its summary of rank {number} is incomplete")
+    _check(values, _RANK_KINDS)
+    spans = [(int(first), int(last)) for first, last in values["stands_for"]]
+    count = sum(last - first + 1 for first, last in spans)
+    if any(not 0 <= first <= last < gpus for first, last in spans) or not 1 <= count <= gpus:
+        raise ValueError(f"its rank {number} stands for ranks that there are not")
+    stands_for = tuple(rank for first, last in spans for rank in range(first, last + 1))
+    return RankSummary(**values | {"stands_for": stands_for})
+
+
+# What reports rely on: each value is of its kind
+
+
+def _is_words(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def _is_sizes(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_count, value.values()))
+
+
+def _is_ledger(value: Any) -> bool:
+    return _is_sizes(value) and set(value) <= {str(category) for category in Category}
+
+
+def _is_rank(value: Any) -> bool:
+    return value is None or _is_count(value)
+
+
+def _is_outcome(value: Any) -> bool:
+    return value in get_args(Outcome)
+
+
+Kinds = Mapping[str, Callable[[Any], bool]]
+_CLUSTER_KINDS: Kinds = {
+    **dict.fromkeys(("words", "gpu", "gpu_name", "trouble", "script"), _is_words),
+    **dict.fromkeys(("capacity_bytes", "gpus", "hosts", "gpus_per_host"), _is_count),
+    **dict.fromkeys(("worst", "dies_first"), _is_rank),
+    "outcome": _is_outcome,
+    "exit_status": lambda value: isinstance(value, int),
+    "arguments": lambda value: isinstance(value, list) and all(map(_is_words, value)),
+}
+_RANK_KINDS: Kinds = {
+    **dict.fromkeys(("peak_allocated_bytes", "peak_reserved_bytes", "peak_process_bytes", "rank"), _is_count),
+    **dict.fromkeys(("engine_bytes", "stream_bytes", "overhead_parts"), _is_sizes),
+    "ledger": _is_ledger,
+    "outcome": _is_outcome,
+    "stopped": lambda value: isinstance(value, bool),
+    "error": _is_words,
+    "stands_for": lambda value: isinstance(value, list),
+}
+
+
+def _check(values: Mapping[str, Any], kinds: Kinds) -> None:
+    for key, value in values.items():
+        if not kinds[key](value):
+            raise ValueError(f"its {key} is {str(value)[:80]!r}")

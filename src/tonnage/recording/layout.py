@@ -1,0 +1,132 @@
+"""The layout of a recording's file, and how such a file is opened: nothing in it is trusted.
+
+The file says that it is ours (`application_id`) and which layout it has (`user_version`): 1 is the run of one GPU, 2 that of
+a cluster. A file whose tables are not exactly those of its layout is refused before any of its rows is looked at.
+
+| table      | a row is                                             |
+|------------|------------------------------------------------------|
+| header     | one key of the header, its value as JSON             |
+| context    | what many blocks have in common: operator, line, ... |
+| allocation | a block, with the number of its context              |
+| segment, mark, stand_in, note, oom | the record of that name      |
+
+In a cluster's file each row of these but of `context` begins with the rank that it is of, and there are two tables more:
+
+| table      | a row is                                                                          |
+|------------|-----------------------------------------------------------------------------------|
+| cluster    | one key of the cluster's summary, its value as JSON                               |
+| rank       | a rank that ran: its summary as JSON, and the rank under which its events are kept |
+"""
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from tonnage.errors import BadRecording, OutputExists
+
+APPLICATION_ID = 0x544F4E4E  # "TONN"
+LAYOUT_VERSION = 1
+CLUSTER_LAYOUT_VERSION = 2
+_MAGIC = b"SQLite format 3\0"
+REMAKE = "Make it again with: tonnage run -o FILE SCRIPT"
+
+_ONE_RUN = {
+    "header": "CREATE TABLE header (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT",
+    "context": (
+        "CREATE TABLE context (id INTEGER PRIMARY KEY, category TEXT, operator TEXT, module TEXT, phase TEXT,"
+        " line TEXT, stack TEXT, shape TEXT, dtype TEXT) STRICT"
+    ),
+    "allocation": (
+        'CREATE TABLE allocation ("index" INTEGER PRIMARY KEY, address INTEGER, requested_bytes INTEGER,'
+        " block_bytes INTEGER, stream INTEGER, born INTEGER, died INTEGER, step INTEGER, context INTEGER) STRICT"
+    ),
+    "segment": (
+        "CREATE TABLE segment (sequence INTEGER, action TEXT, address INTEGER, size_bytes INTEGER, stream INTEGER)"
+        " STRICT"
+    ),
+    "mark": "CREATE TABLE mark (sequence INTEGER, kind TEXT, name TEXT) STRICT",
+    "stand_in": "CREATE TABLE stand_in (what TEXT, line TEXT, count INTEGER, value TEXT) STRICT",
+    "note": "CREATE TABLE note (kind TEXT, operator TEXT, count INTEGER, text TEXT) STRICT",
+    "oom": "CREATE TABLE oom (value TEXT) STRICT",
+}
+
+
+def _of_a_rank(table: str, statement: str) -> str:
+    if table == "context":
+        return statement
+    return statement.replace(" PRIMARY KEY", "").replace("(", "(rank INTEGER, ", 1)
+
+
+SCHEMAS = {
+    LAYOUT_VERSION: _ONE_RUN,
+    CLUSTER_LAYOUT_VERSION: {
+        "cluster": "CREATE TABLE cluster (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT",
+        "rank": "CREATE TABLE rank (rank INTEGER PRIMARY KEY, kept INTEGER NOT NULL, summary TEXT NOT NULL) STRICT",
+        **{table: _of_a_rank(table, statement) for table, statement in _ONE_RUN.items()},
+        "allocation_of_rank": "CREATE INDEX allocation_of_rank ON allocation (rank)",
+    },
+}
+
+
+@contextmanager
+def written(path: Path, version: int, *, force: bool) -> Iterator[sqlite3.Connection]:
+    """A new file with empty tables, in place when the block ends well; an existing one stays as it is unless `force`."""
+    if path.exists() and not force:
+        raise OutputExists(f"{path} exists already.", hint="Choose another name, or pass --force to replace it.")
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with closing(sqlite3.connect(scratch, isolation_level=None)) as database:
+            _begin(database, version)
+            yield database
+            database.execute("COMMIT")
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def _begin(database: sqlite3.Connection, version: int) -> None:
+    database.execute("PRAGMA journal_mode = OFF")
+    database.execute("PRAGMA synchronous = OFF")
+    database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    database.execute(f"PRAGMA user_version = {version}")
+    database.execute("BEGIN")
+    for statement in SCHEMAS[version].values():
+        database.execute(statement)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[tuple[sqlite3.Connection, int]]:
+    """A file that was written so, and its layout; anything else is refused with the reason."""
+    if not path.is_file():
+        raise BadRecording(f"There is no recording at {path}.", hint="Make one with: tonnage run -o FILE SCRIPT")
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as database:
+            yield database, _layout_of(database, path)
+    except (sqlite3.Error, ValueError, TypeError, KeyError, IndexError) as error:
+        raise BadRecording(f"{path} is not a readable recording: {error}.", hint=REMAKE) from error
+
+
+def _layout_of(database: sqlite3.Connection, path: Path) -> int:
+    database.execute("PRAGMA trusted_schema = OFF")
+    (application,) = database.execute("PRAGMA application_id").fetchone()
+    version: int
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    if application != APPLICATION_ID:
+        raise BadRecording(f"{path} is a database, but not a recording of Tonnage.", hint=REMAKE)
+    if version not in SCHEMAS:
+        problem = f"{path} has layout {version}; this Tonnage reads layouts {', '.join(map(str, SCHEMAS))}."
+        raise BadRecording(problem, hint="Upgrade Tonnage." if version > max(SCHEMAS) else REMAKE)
+    found = dict(database.execute("SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL"))
+    if found != SCHEMAS[version]:
+        raise BadRecording(f"{path} claims to be a recording, but its tables are others.", hint=REMAKE)
+    return version
+
+
+def is_database(path: Path) -> bool:
+    """Whether a file begins as SQLite's do."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(_MAGIC)) == _MAGIC

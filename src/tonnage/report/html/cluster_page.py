@@ -1,0 +1,72 @@
+"""A cluster's recording as one page that opens offline: the ranks side by side, and behind each kind its own full report.
+
+A kind's report is the page that it would have alone, compressed; the script unpacks it into a frame when it is asked for.
+Recordings are read one after the other. So the page of many ranks is not many pages large, nor is making it.
+"""
+
+import gzip
+from base64 import b64encode
+from collections.abc import Iterator
+from string import Template
+
+from tonnage.explain import Advice, advice_for
+from tonnage.recording import ClusterRecording, Recording
+from tonnage.report.html import cluster_sections as sections
+from tonnage.report.html.cluster_series import line_of
+from tonnage.report.html.markup import text
+from tonnage.report.html.page import page_script, page_style, render_page
+from tonnage.report.html.sections import advice_section
+from tonnage.report.html.series import STRETCHES
+from tonnage.report.html.shell import embedded, policy, read_part
+from tonnage.report.odd_ranks import Comparison, Kind, compare_ranks
+
+MOST_KINDS = 100
+_SCRIPTS = ("common.js", "drawing.js", "cluster.js")
+_SAMPLES = 6_000
+_FEWEST_SAMPLES, _FEWEST_STRETCHES = 200, 400
+
+
+def render_cluster_page(cluster: ClusterRecording, advice: Advice | None = None) -> str:
+    """The page; `advice` is for the rank that needs most."""
+    summary, found = cluster.summary, compare_ranks(cluster.summary)
+    shown = found.kinds[:MOST_KINDS]
+    worst = cluster.recording_of(summary.worst) if summary.worst is not None else None
+    lines: list[dict[str, object]] = []
+    reports = "\n".join(_reports(cluster, shown, found, lines))
+    style, script = page_style() + read_part("cluster.css"), "".join(map(read_part, _SCRIPTS))
+    return Template(read_part("cluster.html")).substitute(
+        policy=policy([style, page_style()], [script, page_script()]),
+        title=text(sections.title_of(summary)),
+        style=style,
+        tabs=sections.tabs(shown, found),
+        header=sections.header_section(summary, found, worst),
+        ranks=sections.ranks_section(summary, shown, found),
+        hidden="" if shown else " hidden",
+        engines=sections.engines_section(shown),
+        categories=sections.categories_section(shown, found),
+        advice=_advice_for(summary.worst, worst, advice),
+        reports=reports,
+        data=embedded({"lines": lines, "ceiling": _ceiling(summary.capacity_bytes, worst)}),
+        script=script,
+    )
+
+
+def _advice_for(rank: int | None, worst: Recording | None, advice: Advice | None) -> str:
+    return advice_section(worst, advice, of=f"rank {rank}") if worst and advice else ""
+
+
+def _ceiling(capacity_bytes: int, worst: Recording | None) -> int:
+    return max(capacity_bytes - worst.header.overhead_bytes, 0) if worst else 0
+
+
+def _reports(
+    cluster: ClusterRecording, shown: tuple[Kind, ...], found: Comparison, lines: list[dict[str, object]]
+) -> Iterator[str]:
+    """Each kind's report, packed; and to `lines` what its rank held over the run."""
+    count = max(1, len(shown))
+    samples, stretches = max(_FEWEST_SAMPLES, _SAMPLES // count), max(_FEWEST_STRETCHES, STRETCHES // count)
+    for kind in shown:
+        recording = cluster.recording_of(kind.first.rank)
+        lines.append(sections.line_head(kind, cluster.summary, found) | line_of(recording, samples))
+        packed = gzip.compress(render_page(recording, advice_for(recording), stretches=stretches).encode(), mtime=0)
+        yield f'<script type="text/plain" id="report-{kind.first.rank}">{b64encode(packed).decode()}</script>'

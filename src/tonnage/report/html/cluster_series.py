@@ -1,0 +1,63 @@
+"""What a rank holds over its run, step by step, so that ranks with other events can lie over each other.
+
+Ranks do not do the same at the same event, but they take the same steps. A stretch is a step (of a long run: a few), and
+within it a line is as long for every rank. Of each of its pieces the highest level stays, so no peak is lost.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from tonnage.recording import Recording
+from tonnage.recording.timeline import spans
+from tonnage.report.html.series import differences
+
+MOST_STRETCHES = 300
+Stretch = tuple[str, int, int]
+
+
+def line_of(recording: Recording, samples: int) -> dict[str, object]:
+    """The stretches of a rank: name, events, and the highest allocated and reserved bytes of each of their pieces."""
+    timeline = recording.timeline
+    found = list(_stretches(recording))
+    each = max(1, samples // max(1, len(found)))
+    return {
+        "stretches": [
+            {
+                "name": name,
+                "events": end - start,
+                "allocated": differences(_highest(timeline.allocated_bytes, start, end, each)),
+                "reserved": differences(_highest(timeline.reserved_bytes, start, end, each)),
+            }
+            for name, start, end in found
+        ]
+    }
+
+
+def _stretches(recording: Recording) -> Iterator[Stretch]:
+    """Steps, several as one where there are very many; what comes back (0 after an evaluation) has a number added."""
+    length = len(recording.timeline.allocated_bytes)
+    steps = [(int(name or 0), start, end) for name, start, end in spans(recording.marks, "step", length)]
+    together = -(-max((step for step, _, _ in steps), default=0) // MOST_STRETCHES) or 1
+    joined: list[list[int]] = []
+    for step, start, end in steps:
+        bucket = -(-step // together)
+        if joined and joined[-1][0] == bucket:
+            joined[-1][2] = end
+        else:
+            joined.append([bucket, start, end])
+    times: Counter[int] = Counter()
+    for bucket, start, end in joined[:MOST_STRETCHES]:
+        times[bucket] += 1
+        yield _name(bucket, together) + (f" ({times[bucket]})" if times[bucket] > 1 else ""), start, end
+
+
+def _name(bucket: int, together: int) -> str:
+    if bucket == 0:
+        return "setup"
+    return f"step {bucket}" if together == 1 else f"steps {(bucket - 1) * together + 1}–{bucket * together}"
+
+
+def _highest(levels: Sequence[int], start: int, end: int, pieces: int) -> list[int]:
+    count = min(pieces, end - start)
+    edges = [start + number * (end - start) // count for number in range(count + 1)]
+    return [max(levels[edges[number] : edges[number + 1]]) for number in range(count)]

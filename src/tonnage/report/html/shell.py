@@ -1,0 +1,39 @@
+"""What every page is made of: parts that ship with the package, data that cannot be markup, and a policy.
+
+A page allows its own script and style (by their hashes) and nothing else, so whatever a recording says cannot run or fetch
+anything. It does not know what a page shows.
+"""
+
+import json
+from base64 import b64encode
+from collections.abc import Iterable
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+_DATA = Path(__file__).parent / "data"
+
+
+@cache
+def read_part(name: str) -> str:
+    """A template, a style or a script."""
+    return (_DATA / name).read_text(encoding="utf-8")
+
+
+def embedded(figures: dict[str, object]) -> str:
+    """JSON in which no markup can begin or end."""
+    plain = json.dumps(figures, separators=(",", ":"))
+    return plain.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def policy(styles: Iterable[str], scripts: Iterable[str]) -> str:
+    """These styles and scripts, word for word, and no connection."""
+    allowed_styles, allowed_scripts = " ".join(map(_hash, styles)), " ".join(map(_hash, scripts))
+    return (
+        f"default-src 'none'; style-src {allowed_styles}; script-src {allowed_scripts}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _hash(source: str) -> str:
+    return f"'sha256-{b64encode(sha256(source.encode()).digest()).decode()}'"
