@@ -1,6 +1,8 @@
 """The engine as people call it: answers in order, errors in words, and no request that harms another."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from weakref import ref
 
 import pytest
 import torch
@@ -118,6 +120,12 @@ def test_end_of_sequence_and_stop_tokens() -> None:
     assert sequence.eos_ids == engine.architecture.eos_ids
 
 
+def test_a_temperature_next_to_nothing_is_greedy() -> None:
+    for temperature in (1e-7, 1e-38, 1e-40, 1e-300):
+        (output,) = make().generate([PROMPTS[0]], Sampling(temperature=temperature, max_tokens=8, seed=1))
+        assert output.token_ids == reference()[0]
+
+
 def test_the_context_ends_an_answer() -> None:
     engine = make(context=24)
     (output,) = engine.generate([[1] * 20], Sampling(temperature=0, max_tokens=100, ignore_eos=True))
@@ -155,6 +163,17 @@ def test_as_many_samplings_as_prompts() -> None:
         make().generate(PROMPTS, [GREEDY, GREEDY])
 
 
+def test_a_list_of_ids_is_no_list_of_prompts() -> None:
+    with pytest.raises(RequestError, match="the number 3") as caught:
+        make().generate([3, 4, 5], GREEDY)  # type: ignore[list-item]
+    assert "list of prompts" in caught.value.hint
+
+
+def test_a_text_is_no_list_of_stop_strings() -> None:
+    with pytest.raises(RequestError, match="'END'"):
+        Sampling(stop="END")  # type: ignore[arg-type]
+
+
 def test_stop_strings_need_a_tokenizer() -> None:
     with pytest.raises(RequestError, match="tokenizer"):
         make().generate([PROMPTS[0]], Sampling(stop=("x",)))
@@ -189,6 +208,23 @@ def test_out_of_memory_ends_only_the_steps_own_sequences(failing: int) -> None:
     assert own and engine.stats.failed_steps == 1 and is_clean(engine)
 
 
+def test_what_a_step_held_that_ran_out_of_memory_is_free_when_memory_is_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, held, given_back = make(), [], []
+
+    def forward(*_: object) -> Tensor:
+        large = torch.zeros(3)
+        held.append(ref(large))
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(engine.runner._decoder, "forward", forward)
+    monkeypatch.setattr(engine.runner.cache, "device", torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(held[-1]() is None))
+    engine.generate(PROMPTS[:1], GREEDY)
+    assert given_back == [True]
+
+
 @pytest.mark.parametrize(
     "words", ["CUBLAS_STATUS_ALLOC_FAILED when calling", "DefaultCPUAllocator: can't allocate memory"]
 )
@@ -206,6 +242,23 @@ def test_any_other_error_is_raised_and_the_engine_goes_on() -> None:
     drain(engine)
     assert is_clean(engine) and not engine.has_work
     assert [output.token_ids for output in engine.generate(PROMPTS, GREEDY)] == reference()
+
+
+@pytest.mark.parametrize("blocks", [11, 13])
+def test_who_was_held_back_in_a_step_that_raised_goes_on_with_its_own_token(blocks: int) -> None:
+    wish, prompts = Sampling(temperature=0, max_tokens=30, ignore_eos=True), [[1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11, 12]]
+    whole = [output.token_ids for output in make().generate(prompts, wish)]
+    engine = make(blocks=blocks)
+    # The first step in which the newer of the two finds no room; it drew in the step before, which is still in flight.
+    alone = make(blocks=blocks)
+    alone.generate(prompts, wish)
+    failing = next(number for number, step in enumerate(alone.steps, 1) if len(step.decodes) == 1 and not step.chunks)
+    fail_on(engine, lambda number: number == failing, ValueError("a bug"))
+    older, newer = (engine.submit(prompt, wish)[0] for prompt in prompts)
+    with pytest.raises(ValueError, match="a bug"):
+        drain(engine)
+    drain(engine)
+    assert older.finish_reason == "error" and newer.output == whole[1]
 
 
 @pytest.mark.parametrize("after", range(1, 8))
@@ -241,6 +294,29 @@ def test_stop_strings_end_an_answer_before_them(speaking: Engine) -> None:
     assert output.finish_reason == "stop" and output.text == whole.text[: whole.text.index(stop)]
     assert output.token_ids == whole.token_ids[: len(output.token_ids)] and len(output.token_ids) < 40
     assert is_clean(speaking)
+
+
+def test_a_stop_string_in_the_last_token_is_the_reason(speaking: Engine) -> None:
+    wish = Sampling(temperature=0, max_tokens=40, ignore_eos=True)
+    (whole,) = speaking.generate(["how much"], wish)
+    stop = replace(wish, stop=(whole.text[len(whole.text) // 2 :][:3],))
+    (found,) = speaking.generate(["how much"], stop)
+    (last,) = speaking.generate(["how much"], replace(stop, max_tokens=len(found.token_ids)))
+    assert (last.text, last.finish_reason) == (found.text, "stop")
+
+
+@pytest.mark.parametrize("stop", [(), ("never said",)])
+def test_a_stop_token_is_not_part_of_the_text(speaking: Engine, stop: tuple[str, ...]) -> None:
+    tokenizer, wish = speaking.tokenizer, Sampling(temperature=0, max_tokens=12, ignore_eos=True, stop=stop)
+    assert tokenizer is not None
+    (whole,) = speaking.generate(["how much"], wish)
+    at, token = next(
+        (at, token) for at, token in enumerate(whole.token_ids)
+        if at and token not in whole.token_ids[:at] and "\ufffd" not in tokenizer.decode(whole.token_ids[at - 1 : at + 1])
+    )  # fmt: skip
+    (output,) = speaking.generate(["how much"], replace(wish, stop_token_ids=(token,)))
+    assert output.token_ids == whole.token_ids[: at + 1] and output.finish_reason == "stop"
+    assert output.text == tokenizer.decode(whole.token_ids[:at])
 
 
 @pytest.mark.parametrize("failing", [1, 4])

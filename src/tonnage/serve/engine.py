@@ -164,6 +164,7 @@ class Engine:
         self._random = random.Random(seed)
         self._ids = count()
         self._flight: Flight | None = None
+        self._stumbled = False
         self._last_s = 0.0
 
     # Requests.
@@ -250,7 +251,9 @@ class Engine:
     def turn(self) -> Turn:
         """The same without events, for who wants to know of the end only."""
         began_s = perf_counter()
-        step = self.scheduler.schedule()
+        # A runner that raised takes all tokens from the host, so those in flight are awaited first.
+        step = self.scheduler.schedule() if not self._stumbled else None
+        self._stumbled = False
         launched, failed = self._launch(step) if step is not None else (None, [])
         flight, self._flight = self._flight, launched
         turn = Turn(finished=failed)
@@ -268,11 +271,13 @@ class Engine:
             # The scheduler must hear of it in any case, or it waits for this step for ever.
             failed = self.scheduler.fail(step)
             if not _out_of_memory(error):
+                self._stumbled = self._flight is not None
                 raise
-            self.stats.failed_steps += 1
-            if self.runner.cache.device.type == "cuda":
-                torch.cuda.empty_cache()
-            return None, failed
+        # Only now is the error gone, and with it the tensors that its traceback held.
+        self.stats.failed_steps += 1
+        if self.runner.cache.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return None, failed
 
     def _land(self, flight: Flight, turn: Turn) -> float:
         """Wait for a step and take its tokens; the seconds of work, waiting left out."""

@@ -34,22 +34,33 @@ class _Answer:
     text: str = ""
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
+    def push(self, token_id: int) -> bool:
+        """One token more; whether a stop string was found. A token that it was told to stop at is not part of the text."""
+        if self.stream is None or token_id in self.sequence.sampling.stop_token_ids:
+            return False
+        self.text += self.stream.push((token_id,))
+        return self.stream.stopped
+
     def output(self, tokenizer: Tokenizer | None) -> Output:
         sequence = self.sequence
-        if self.stream is not None:
-            self.text += self.stream.finish()
-        elif tokenizer is not None:
-            stream = TextStream(tokenizer, prompt=sequence.tokens[: sequence.prompt_length])
-            self.text = stream.push(sequence.output) + stream.finish()
+        stopped = self.stream is not None and self.stream.stopped
+        if self.stream is None and tokenizer is not None:
+            self.stream, stops = TextStream(tokenizer, prompt=self._prompt), sequence.sampling.stop_token_ids
+            self.text = self.stream.push([token_id for token_id in sequence.output if token_id not in stops])
+        self.text += self.stream.finish() if self.stream is not None else ""
         assert sequence.finish_reason is not None
         return Output(
             token_ids=sequence.output,
             text=self.text,
-            finish_reason=sequence.finish_reason,
-            prompt_token_ids=sequence.tokens[: sequence.prompt_length],
+            finish_reason="stop" if stopped else sequence.finish_reason,
+            prompt_token_ids=self._prompt,
             logprobs=self.logprobs if sequence.sampling.logprobs is not None else None,
             cached_tokens=sequence.cached,
         )
+
+    @property
+    def _prompt(self) -> list[int]:
+        return self.sequence.tokens[: self.sequence.prompt_length]
 
 
 class _Batch:
@@ -101,11 +112,9 @@ class _Batch:
             return
         if logprob is not None:
             answer.logprobs.append(logprob)
-        if answer.stream is not None:
-            answer.text += answer.stream.push([token])
-            if answer.stream.stopped:
-                self._engine.finish(sequence)
-                del self._open[sequence]
+        if answer.push(token):
+            self._engine.finish(sequence)
+            del self._open[sequence]
 
     def _stream(self, tokens: list[int], sampling: Sampling) -> TextStream | None:
         if not sampling.stop:
@@ -162,6 +171,8 @@ def _encoded(prompt: Prompt, tokenizer: Tokenizer | None) -> list[int]:
     if isinstance(prompt, str):
         assert tokenizer is not None
         return tokenizer.encode(prompt)
+    if isinstance(prompt, int):
+        raise RequestError(f"A prompt is the number {prompt}.", hint="Give a list of prompts: [[1, 2, 3]] has one.")
     return list(prompt)
 
 

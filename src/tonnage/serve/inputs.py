@@ -232,7 +232,8 @@ class Inputs:
         seeds = np.array([mixed_seed(one.sampling.seed or 0, one.draw) for one in renewed], dtype=np.int64)
         # First, since 64 bits must begin at a multiple of them.
         pack.put("seeds", seeds.view(np.int32))
-        pack.put("temperatures", np.array([one.sampling.temperature for one in renewed], np.float32).view(np.int32))
+        heat = [0.0 if one.sampling.greedy else one.sampling.temperature for one in renewed]
+        pack.put("temperatures", np.array(heat, np.float32).view(np.int32))
         pack.put("renewed", [one.slot for one in renewed])
         pack.put("last tokens", [one.tokens[-1] for one in renewed])
         rows = [one.slot * columns + np.arange(len(table)) for one, table in zip(renewed, tables, strict=True)]

@@ -14,11 +14,13 @@ MOST_DRAWS = 128
 MOST_LOGPROBS = 20
 MOST_STOPS = 16
 LONGEST_STOP = 1024
+# A colder draw is greedy but for rounding; far below, a logit over its temperature is more than FP32 holds.
+_COLDEST = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """One request's wishes. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 take every token into account.
+    """One request's wishes. `temperature` 0 is greedy (or below 1e-6); `top_k` 0 and `top_p` 1 take in every token.
 
     `logprobs` asks for that many alternatives of each token (0: of the drawn token alone; None: none at all).
     """
@@ -42,6 +44,8 @@ class Sampling:
         _within("top_k", self.top_k, 0, 2**31)
         _within("min_p", self.min_p, 0, 1)
         _within("n", self.n, 1, MOST_DRAWS)
+        if isinstance(self.stop, str):  # each of its letters would be one
+            raise RequestError(f"stop is the text {self.stop[:80]!r}.", hint="Give several: a tuple, if only of one.")
         _within("the number of stop strings", len(self.stop) + len(self.stop_token_ids), 0, MOST_STOPS)
         for text in self.stop:
             _within("the length of a stop string", len(text), 1, LONGEST_STOP)
@@ -53,9 +57,14 @@ class Sampling:
             raise RequestError("top_p 0 leaves no token to draw.", hint="Use temperature 0 for the likeliest token.")
 
     @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is drawn, whatever the seed."""
+        return self.temperature < _COLDEST
+
+    @property
     def filtered(self) -> bool:
         """Whether some tokens are ruled out before one is drawn."""
-        return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
+        return not self.greedy and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
 
 
 def _within(name: str, number: float, low: float, high: float) -> None:

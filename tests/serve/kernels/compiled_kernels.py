@@ -80,7 +80,7 @@ def test_attention(heads: int, kv_heads: int, head_dim: int, window: int, soft_c
     query = torch.zeros(2, heads, head_dim, dtype=torch.bfloat16)
     where = (query, cache.layer, cache.tables, cache.lengths)
     options: dict[str, Any] = {"scale": 0.1, "window": window, "soft_cap": soft_cap}
-    attend_decode_triton(*where, **options, splits=1, order=torch.tensor([0, 1]))
+    attend_decode_triton(*where, **options, splits=1, order=torch.tensor([0, 1], dtype=torch.int32))
     attend_decode_triton(*where, **options, splits=8)
     attend_chunks_triton(*where, torch.tensor([0, 1, 2], dtype=torch.int32), 1, **options)
 

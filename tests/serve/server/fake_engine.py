@@ -102,6 +102,7 @@ class FakeEngine(Engine):
         self._random = random.Random(0)
         self._ids = count()
         self._flight = None
+        self._stumbled = False
         self._last_s = 0.0
 
     @property

@@ -1,5 +1,6 @@
 """What the routes answer, over real HTTP, with an engine whose every answer is known."""
 
+import gzip
 import json
 from collections.abc import Iterator
 
@@ -8,6 +9,10 @@ import pytest
 
 from serve.server.fake_engine import STORY, STORY_IDS, TOKENIZER, VOCAB, FakeEngine
 from serve.server.live import MODEL, Live, serving, until
+from serve.tiny import byte_level_tokenizer
+from tonnage.serve.sampling import TokenLogprob
+from tonnage.serve.server.answers import Format
+from tonnage.serve.text import Tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +66,23 @@ def test_messages_in_parts_and_developers_are_understood(live: Live) -> None:
     parts = live.client.post("/v1/chat/completions", json={"model": MODEL, "messages": messages, "max_tokens": 1})
     plain = TOKENIZER.chat([{"role": "system", "content": "be kind"}, {"role": "user", "content": "hello"}])
     assert parts.json()["usage"]["prompt_tokens"] == len(plain)
+
+
+def test_an_answer_comes_back_as_any_client_wrote_it_down(live: Live) -> None:
+    """With every field of an answer that the official client knows."""
+    said_before = {"role": "assistant", "content": "hi", "refusal": None, "annotations": None, "audio": None}
+    said_before |= {"function_call": None, "tool_calls": None}
+    asked = {"role": "user", "content": "hello"}
+    for more in ({}, {"tool_calls": [], "annotations": [], "reasoning_content": None}):
+        answer = live.chat(messages=[asked, said_before | more, asked], max_tokens=1)
+        assert answer.status_code == 200, answer.text
+
+
+def test_the_name_of_who_speaks_reaches_the_template() -> None:
+    tokenizer = Tokenizer(byte_level_tokenizer(template="{% for one in messages %}{{ one.name }}{% endfor %}"))
+    with serving(FakeEngine(tokenizer=tokenizer)) as named:
+        answer = named.chat(messages=[{"role": "user", "content": "", "name": "quick"}], max_tokens=1)
+        assert answer.json()["usage"]["prompt_tokens"] == len(tokenizer.encode("quick"))
 
 
 def test_a_stream_tells_the_same_text(live: Live) -> None:
@@ -128,6 +150,14 @@ def test_log_probabilities_of_completions(live: Live) -> None:
     assert found["token_logprobs"] == [-0.5] * 5
     assert [len(best) for best in found["top_logprobs"]] == [2] * 5
     assert found["text_offset"] == [len("".join(found["tokens"][:n])) for n in range(5)]
+
+
+@pytest.mark.parametrize("others", [(), ((STORY_IDS[1], -0.1),)])
+def test_the_drawn_token_is_among_the_likeliest_of_completions(others: tuple[tuple[int, float], ...]) -> None:
+    format = Format(MODEL, TOKENIZER, logprobs=True, token_ids=False)
+    (best,) = format._logprob_object([TokenLogprob(STORY_IDS[0], -3.0, others)], 0)["top_logprobs"]
+    expected = [*others, (STORY_IDS[0], -3.0)]
+    assert list(best.items()) == [(TOKENIZER.token_text(token), value) for token, value in expected]
 
 
 def test_offsets_go_on_through_a_stream(live: Live) -> None:
@@ -299,6 +329,19 @@ def test_bodies_that_are_no_request(live: Live, body: bytes) -> None:
 
 def test_another_content_type_is_refused(live: Live) -> None:
     assert live.client.post("/v1/completions", data={"model": MODEL}).status_code == 415
+
+
+def test_a_packed_body_is_refused_by_name(live: Live) -> None:
+    body = gzip.compress(b'{"model": "tiny", "prompt": "x"}')
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    answer = live.client.post("/v1/completions", content=body, headers=headers)
+    assert answer.status_code == 415 and "gzip" in answer.json()["error"]["message"]
+    headers["Content-Encoding"] = "identity"
+    assert live.client.post("/v1/completions", content=gzip.decompress(body), headers=headers).status_code == 200
+
+
+def test_an_empty_prompt_is_not_too_long(live: Live) -> None:
+    assert live.complete(prompt="").json()["error"]["code"] is None
 
 
 def test_a_prompt_longer_than_the_context(live: Live) -> None:

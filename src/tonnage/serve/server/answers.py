@@ -137,7 +137,11 @@ class Format:
 
     def _logprob_object(self, logprobs: Sequence[TokenLogprob], start: int) -> JsonObject:
         texts = [self._text(each.token_id) for each in logprobs]
-        best = [{self._text(token): _finite(value) for token, value in each.alternatives} for each in logprobs]
+        # The drawn token is always among them, so there may be one more than was asked for.
+        best = [
+            {self._text(token): _finite(value) for token, value in (*each.alternatives, (each.token_id, each.logprob))}
+            for each in logprobs
+        ]
         return {
             "tokens": texts,
             "token_logprobs": [_finite(each.logprob) for each in logprobs],

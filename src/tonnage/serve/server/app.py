@@ -70,7 +70,7 @@ class Service:
         body = parse(ChatRequest, await read_body(request, most_body_bytes(self.context)))
         self._check(body)
         words = [message.words for message in body.messages]
-        check_characters(sum(len(each["content"]) for each in words), self.context, "messages")
+        check_characters(sum(len(text) for each in words for text in each.values()), self.context, "messages")
         with explained():
             prompt = await asyncio.to_thread(self._text_tokenizer("messages").chat, words)
         asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
@@ -124,7 +124,7 @@ class Service:
     def _check_length(self, prompt: list[int]) -> None:
         if not 0 < len(prompt) < self.context:
             message = f"The prompt has {len(prompt):,} tokens; give 1 to {self.context - 1:,}."
-            raise ApiError(400, message, param="prompt", code="context_length_exceeded")
+            raise ApiError(400, message, param="prompt", code="context_length_exceeded" if prompt else None)
 
     def models(self) -> JsonObject:
         """GET /v1/models."""

@@ -47,6 +47,9 @@ async def read_body(request: Request, most_bytes: int) -> bytes:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(415, f"The body's content type is {kind[:80]!r}; send application/json.")
+    packed = request.headers.get("content-encoding", "").strip().lower()
+    if packed not in ("", "identity"):
+        raise ApiError(415, f"The body's content encoding is {packed[:80]!r}; send it as it is.")
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared[:20]) > most_bytes:
         raise _too_large(most_bytes)

@@ -200,9 +200,13 @@ class Message(BaseModel):
     content: str | Annotated[list[ContentPart], Field(fail_fast=True, max_length=MOST_MESSAGES)] | None = None
     name: Word | None = None
     refusal: None = None
-    tool_calls: None = None
+    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
     function_call: None = None
     audio: None = None
+
+    # An answer comes back as it was given, by this server or by others; of these no model reads anything.
+    annotations: Any = None
+    reasoning_content: None = None
 
     @property
     def text(self) -> str:
@@ -214,7 +218,8 @@ class Message(BaseModel):
     @property
     def words(self) -> dict[str, str]:
         """As chat templates take it; to them, the developer is the system."""
-        return {"role": "system" if self.role == "developer" else self.role, "content": self.text}
+        words = {"role": "system" if self.role == "developer" else self.role, "content": self.text}
+        return words if self.name is None else words | {"name": self.name}
 
 
 class ChatRequest(GenerationRequest):
