@@ -93,7 +93,7 @@ def test_a_drain_of_no_seconds_gives_up_at_once(folder: Path) -> None:
 def test_the_key_may_come_from_the_environment_and_the_name_from_a_flag(folder: Path, tmp_path: Path) -> None:
     figures = tmp_path / "card.json"
     words = [str(folder), "--served-name", "my/model", "--json", str(figures)]
-    with server(words, TONNAGE_API_KEY="secret") as (_, url, _):
+    with server(words, TONNAGE_API_KEY="secret\n") as (_, url, _):
         assert httpx.get(f"{url}/v1/models").status_code == 401
         (model,) = httpx.get(f"{url}/v1/models", headers={"Authorization": "Bearer secret"}).json()["data"]
         assert model["id"] == "my/model" and model["max_model_len"] == 4096
@@ -112,6 +112,12 @@ def test_a_budget_that_is_too_small_exits_1_with_the_numbers(folder: Path) -> No
 def test_flags_that_make_no_sense(folder: Path, flag: str) -> None:
     with pytest.raises(RequestError):
         command([str(folder), flag])
+
+
+def test_a_key_of_blanks_is_no_key(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TONNAGE_API_KEY", " \n")
+    with pytest.raises(RequestError, match="empty"):
+        command([str(folder)])
 
 
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def command(words: list[str]) -> int:
     _check(options)
     import asyncio
 
-    keys = options.api_key or [key for key in [os.environ.get("TONNAGE_API_KEY", "")] if key]
+    keys = _keys(options)
     from tonnage.models.folder import find_folder
 
     folder = find_folder(options.model, online=options.online)
@@ -80,8 +80,15 @@ def _check(options: Namespace) -> None:
             raise RequestError(f"--{name} {number} makes no sense.", hint=f"Give --{name} more than 0.")
     if not options.drain >= 0:
         raise RequestError(f"--drain {options.drain} makes no sense.", hint="Give --drain 0 or more.")
-    if any(not key.isascii() or not key.strip() for key in options.api_key or ()):
+
+
+def _keys(options: Namespace) -> list[str]:
+    """From the flags, or from the environment, there without the line's end that files of secrets have."""
+    secret = os.environ.get("TONNAGE_API_KEY", "")
+    keys: list[str] = options.api_key or ([secret.strip()] if secret else [])
+    if any(not key.isascii() or not key.strip() for key in keys):
         raise RequestError("An API key is empty or not plain ASCII.", hint="Headers carry ASCII; choose such a key.")
+    return keys
 
 
 def _engine(folder: str, options: Namespace) -> "Engine":
