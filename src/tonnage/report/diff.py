@@ -3,13 +3,12 @@
 from collections.abc import Iterator, Sequence
 from typing import TextIO
 
-from rich.console import Console
 from rich.text import Text
 
 from tonnage.explain.diff import Difference, Growth, GrowthLimit
 from tonnage.ledger import Category
 from tonnage.recording import Recording
-from tonnage.report.lines import WIDTH, clip, clip_start, column, spread, table_unit
+from tonnage.report.lines import WIDTH, clip, clip_start, column, print_sections, spread, table_unit
 from tonnage.units import format_bytes
 
 _NAME_CELLS = 34
@@ -28,7 +27,6 @@ def print_difference(
     rows: int,
 ) -> None:
     """The peaks, then what changed in each table."""
-    console = Console(file=stream, width=WIDTH, highlight=False, emoji=False)
     unit = table_unit(max(growth.after_bytes for growth in difference.peaks))
     sections = [
         _headline(names, runs, difference),
@@ -38,13 +36,7 @@ def print_difference(
         _table("by line", difference.lines, unit, rows),
         _verdict(difference, limit, failed),
     ]
-    console.print()
-    for section in sections:
-        lines = list(section)
-        for line in lines:
-            console.print(line, overflow="ignore", no_wrap=True, crop=False)
-        if lines:
-            console.print()
+    print_sections(sections, stream)
 
 
 def _headline(names: _Names, runs: _Runs, difference: Difference) -> Iterator[Text]:

@@ -5,12 +5,11 @@ from dataclasses import asdict
 from textwrap import wrap
 from typing import Any, TextIO
 
-from rich.console import Console
 from rich.text import Text
 
 from tonnage.explain import Diagnosis, Finding, Fix
 from tonnage.recording import Recording
-from tonnage.report.lines import WIDTH, clip, clip_start, heading, spread
+from tonnage.report.lines import WIDTH, clip, clip_start, heading, print_sections, spread
 from tonnage.units import format_bytes
 
 _FINDINGS = 4
@@ -21,14 +20,7 @@ _STYLES = {"none": "bold green"}
 
 def print_diagnosis(recording: Recording, diagnosis: Diagnosis, *, stream: TextIO, verbose: bool = False) -> None:
     """The cause, the evidence, what to do."""
-    console = Console(file=stream, width=WIDTH, highlight=False, emoji=False)
-    console.print()
-    for section in diagnosis_sections(recording, diagnosis, verbose=verbose):
-        lines = list(section)
-        for line in lines:
-            console.print(line, overflow="ignore", no_wrap=True, crop=False)
-        if lines:
-            console.print()
+    print_sections(diagnosis_sections(recording, diagnosis, verbose=verbose), stream)
 
 
 def diagnosis_sections(recording: Recording, diagnosis: Diagnosis, *, verbose: bool) -> list[Iterator[Text]]:

@@ -1,7 +1,7 @@
 """Pieces of a report in 80 columns: bars, shares, shortened words. They know no recording."""
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, TextIO
 
 from tonnage.units import GIB, format_bytes
 
@@ -12,6 +12,20 @@ if TYPE_CHECKING:
 WIDTH = 80
 _NARROWEST_NAME = 10
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+def print_sections(sections: "Iterable[Iterable[Text]]", stream: TextIO) -> None:
+    """One below the other, an empty line around each; one without lines is left out."""
+    from rich.console import Console
+
+    console = Console(file=stream, width=WIDTH, highlight=False, emoji=False)
+    console.print()
+    for section in sections:
+        lines = list(section)
+        for line in lines:
+            console.print(line, overflow="ignore", no_wrap=True, crop=False)
+        if lines:
+            console.print()
 
 
 def bar(share: float, cells: int) -> str:

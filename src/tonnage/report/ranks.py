@@ -11,14 +11,13 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any, TextIO
 
-from rich.console import Console
 from rich.text import Text
 
 from tonnage.explain import Advice, advice_for
 from tonnage.recording import ClusterRecording, ClusterSummary, RankSummary
 from tonnage.recording.cluster import COMMUNICATORS
 from tonnage.report.figures import card_figures
-from tonnage.report.lines import WIDTH, column, heading, spread, table_unit
+from tonnage.report.lines import WIDTH, column, heading, print_sections, spread, table_unit
 from tonnage.report.odd_ranks import Comparison, Kind, compare_ranks, spans_of
 from tonnage.report.output import STANDARD_OUTPUT, write_json, write_text
 from tonnage.report.terminal import report_sections
@@ -99,19 +98,12 @@ def rank_figures(rank: RankSummary) -> dict[str, object]:
 
 def print_ranks(cluster: ClusterRecording, advice: Advice, *, stream: TextIO, verbose: bool) -> None:
     """The cluster, its ranks, what went wrong between them, and one rank in full."""
-    console = Console(file=stream, width=WIDTH, highlight=False, emoji=False)
     summary, found = cluster.summary, compare_ranks(cluster.summary)
     sections = [_headline(summary), _trouble(summary), _table(found), _engines(summary.worst_rank)]
     if summary.worst is not None:
         full = report_sections(cluster.recording_of(summary.worst), advice, verbose=verbose)
         sections += [iter([heading(_which(summary))]), *full]
-    console.print()
-    for section in sections:
-        lines = list(section)
-        for line in lines:
-            console.print(line, overflow="ignore", no_wrap=True, crop=False)
-        if lines:
-            console.print()
+    print_sections(sections, stream)
 
 
 def _headline(summary: ClusterSummary) -> Iterator[Text]:

@@ -10,13 +10,23 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TextIO
 
-from rich.console import Console
 from rich.text import Text
 
 from tonnage.explain import Advice, Fix
 from tonnage.ledger import Category
 from tonnage.recording import Group, Recording
-from tonnage.report.lines import WIDTH, aligned, bar, clip, clip_start, column, heading, spread, table_unit
+from tonnage.report.lines import (
+    WIDTH,
+    aligned,
+    bar,
+    clip,
+    clip_start,
+    column,
+    heading,
+    print_sections,
+    spread,
+    table_unit,
+)
 from tonnage.units import format_bytes
 
 _LARGEST = 5
@@ -37,16 +47,9 @@ def print_report(
     answers: Sequence[Recording], ran: Recording, advice: Advice, *, stream: TextIO, verbose: bool
 ) -> None:
     """All cards in a table where there are several, then the card that ran in full."""
-    console = Console(file=stream, width=WIDTH, highlight=False, emoji=False)
     sections = [cards_table(answers)] if len(answers) > 1 else []
     sections += report_sections(ran, advice, verbose=verbose)
-    console.print()
-    for section in sections:
-        lines = list(section)
-        for line in lines:
-            console.print(line, overflow="ignore", no_wrap=True, crop=False)
-        if lines:
-            console.print()
+    print_sections(sections, stream)
 
 
 def report_sections(recording: Recording, advice: Advice, *, verbose: bool) -> list[Iterator[Text]]:

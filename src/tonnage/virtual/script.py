@@ -1,11 +1,12 @@
 """Runs a script on a virtual GPU and returns what was recorded."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tonnage.hardware import Gpu
 from tonnage.recording import Recording
-from tonnage.script.running import run_as_main
+from tonnage.script.running import Ending, run_as_main
 from tonnage.virtual.device import Device
 from tonnage.virtual.imports import quick_imports
 from tonnage.virtual.session import Session
@@ -23,6 +24,11 @@ def run_script(
         ending = run_as_main(script, arguments, session.torch, quick_imports())
     finally:
         session.close()
+    return recorded(session, ending, script, arguments)
+
+
+def recorded(session: Session, ending: Ending, script: Path, arguments: Sequence[str]) -> Recording:
+    """What happened until a script ended, with how it ended."""
     recording = session.recording(
         outcome=ending.outcome, script=str(script), arguments=tuple(arguments), exit_status=ending.exit_status,
         error=ending.error, ooms_caught=len(session.device.ooms) - (ending.outcome == "oom"),

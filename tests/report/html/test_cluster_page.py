@@ -4,31 +4,19 @@ import gzip
 import re
 from base64 import b64decode
 from dataclasses import replace
-from html.parser import HTMLParser
 from itertools import accumulate
 from pathlib import Path
 
 import pytest
 
 from clusters import cluster_of, hostile_cluster, one_dies, one_odd, rank_run
+from html_tags import Tags
 from support import Run
 from tonnage.explain import advise
 from tonnage.recording import Recording, open_cluster, write_cluster
 from tonnage.report.html import render_cluster_page, render_page
 from tonnage.report.html.cluster_series import MOST_STRETCHES, line_of
 from tonnage.report.odd_ranks import compare_ranks
-
-
-class Tags(HTMLParser):
-    """Every element of a page with its attributes."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
 
 
 def part(page: str, name: str, end: str) -> str:

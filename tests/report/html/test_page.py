@@ -3,11 +3,11 @@
 import json
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import pytest
 
 from hostile_recordings import hostile_recording
+from html_tags import Tags
 from support import MIB, Run, training_run
 from tonnage.explain import advise
 from tonnage.ledger import Category
@@ -15,18 +15,6 @@ from tonnage.recording import Recording
 from tonnage.report.html import render_page
 from tonnage.report.html.markup import LONGEST_TEXT, clean
 from tonnage.units import format_bytes
-
-
-class Tags(HTMLParser):
-    """Every element of a page with its attributes."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
 
 
 def sizes(page: str, inside: str) -> list[int]:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from tonnage.hardware.cluster import Cluster
 from tonnage.recording import Recording
-from tonnage.script.running import Ending, run_as_main
+from tonnage.script.running import run_as_main
 from tonnage.virtual.cluster.environment import environment_of
 from tonnage.virtual.cluster.exchange import HubExchange, PeerError
 from tonnage.virtual.imports import quick_imports
+from tonnage.virtual.script import recorded
 from tonnage.virtual.session import Session
 
 
@@ -56,16 +57,6 @@ def run_rank(
     if not member.has_groups and cluster.gpus > 1:
         words = "The script never calls init_process_group: no two ranks compute anything together."
         session.stand_ins.assume("torch.distributed", words)
-    recording = _recording(session, ending, script, arguments)
+    recording = recorded(session, ending, script, arguments)
     stopped = ending.error.startswith(f"{PeerError.__name__}:")
     return RankReport(recording, engines.bytes_by_name(recording.live_at_peak), stopped, member.calls)
-
-
-def _recording(session: Session, ending: Ending, script: Path, arguments: Sequence[str]) -> Recording:
-    recording = session.recording(
-        outcome=ending.outcome, script=str(script), arguments=tuple(arguments), exit_status=ending.exit_status,
-        error=ending.error, ooms_caught=len(session.device.ooms) - (ending.outcome == "oom"),
-    )  # fmt: skip
-    if ending.outcome == "oom" and session.device.ooms:
-        recording.oom = session.device.ooms[-1]
-    return recording
