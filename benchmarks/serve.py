@@ -37,6 +37,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 from tonnage.budget.kv_cache import blocks_for
 from tonnage.budget.serving import ServingConfiguration, serving_budget
 from tonnage.errors import TonnageError
+from tonnage.garbage import no_collection
 from tonnage.hardware import find_gpu
 from tonnage.models import find_model
 from tonnage.models.presets import preset_config
@@ -128,7 +129,7 @@ def run(engine: Engine, work: Workload, salt: str, *, temperature: float = TEMPE
     engine.stats = Stats()
     noted = mock.patch.object(engine.scheduler, "schedule", _noting(engine.scheduler.schedule, trace))
     timed = mock.patch.object(Pending, "result", _timing(Pending.result, trace))
-    with noted, timed:
+    with noted, timed, no_collection(), engine.at_work():
         _synchronize(engine)
         began_s = time.perf_counter()
         for prompt, wanted in zip(work.prompts, work.outputs, strict=True):

@@ -1,8 +1,10 @@
 """Where the host's time of a decoding step goes, part by part, on a device: `python benchmarks/serve_steps.py --shape 0.6b`.
 
-256 sequences decode, one step ahead, as in `tonnage serve`. Each part's own time is the median over steps, without the parts
-inside it. Beside it: what the captured graph is made of, and how long a launch of it takes while the device idles. Writes
-benchmarks/results/serve-steps-SHAPE.json. `--tiny --device cpu` tries it out anywhere.
+The standard workload, one step ahead, as in `tonnage serve`; looked at are the steps that decode at least nine tenths of its
+256 sequences and nothing else. Each part's own time is the median over them, without the parts inside it: once of the steps
+in which nobody ends, once of those in which somebody does. The clock's own time is told apart. Beside it: what the captured
+graph is made of, and how long a launch of it takes while the device idles. Writes benchmarks/results/serve-steps-SHAPE.json.
+`--tiny --device cpu` tries it out anywhere.
 """
 
 import argparse
@@ -11,9 +13,11 @@ import json
 import statistics
 import sys
 import time
+import timeit
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -24,6 +28,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 import serve
+from tonnage.garbage import no_collection
 from tonnage.serve.engine import Engine
 from tonnage.serve.graphs import DecodeGraphs
 from tonnage.serve.inputs import Inputs, Staging
@@ -40,12 +45,13 @@ PARTS: list[tuple[str, type, str]] = [
     ("rows of the step", Inputs, "take"),
     ("rows into the buffer", Inputs, "decodes"),
     ("the buffer's turn", Staging, "begin"),
-    ("the buffer's copy", Staging, "send"),
+    ("the buffer's copy", Staging, "_send"),
     ("the graph", DecodeGraphs, "replay"),
     ("tokens back", Runner, "_send"),
     ("tokens read", Pending, "result"),
     ("complete", Scheduler, "complete"),
 ]
+WAITING = "waiting for the device"
 # cudaGraphNodeType
 KINDS = {0: "kernel", 1: "copy", 2: "memset", 3: "host call", 4: "graph", 5: "empty", 6: "wait", 7: "record"}
 
@@ -55,6 +61,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.turns: list[Counter[str]] = []
+        self.calls = 0
         self._inner_s = [0.0]
 
     def timed(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -62,6 +69,7 @@ class Clock:
         def call(*words: Any) -> Any:
             if name == PARTS[0][0]:
                 self.turns.append(Counter())
+            self.calls += 1
             began_s = time.perf_counter()
             self._inner_s.append(0.0)
             try:
@@ -85,7 +93,7 @@ def watched(clock: Clock) -> Iterator[None]:
 
     def waiting(pending: Pending) -> Any:
         if pending.arrived is not None:
-            clock.timed("waiting for the device", pending.arrived.synchronize)()
+            clock.timed(WAITING, pending.arrived.synchronize)()
         return arrived(pending)
 
     with ExitStack() as stack:
@@ -95,22 +103,50 @@ def watched(clock: Clock) -> Iterator[None]:
         yield
 
 
-def measure(engine: Engine, sequences: int, steps: int, words: int) -> dict[str, float]:
-    """The median seconds of each part, while so many sequences decode."""
-    sampling = Sampling(max_tokens=steps + 40, temperature=serve.TEMPERATURE, ignore_eos=True, seed=0)
-    started = [engine.submit([number % words] * (16 + number % 16), sampling)[0] for number in range(sequences)]
-    while any(one.drawn < 8 for one in started):
-        engine.turn()
+@dataclass(slots=True)
+class Found:
+    """Median seconds by part, of steps of one kind, and the mean of their sum."""
+
+    steps: int
+    parts_s: dict[str, float]
+    whole_s: float
+    mean_s: float
+
+
+def measure(engine: Engine, work: serve.Workload) -> tuple[Found, Found, float]:
+    """Of full steps in which nobody ends, and in which somebody does; and the clock's own seconds in a step."""
+    clock, kinds = Clock(), []
+    for prompt, wanted in zip(work.prompts, work.outputs, strict=True):
+        sampling = Sampling(max_tokens=wanted, temperature=serve.TEMPERATURE, ignore_eos=True, seed=0)
+        engine.submit(prompt, sampling, salt="measured")
+    most = min(len(work.prompts), engine.settings.max_seqs)
+    with watched(clock), no_collection(), engine.at_work():
+        while engine.has_work:
+            turn = engine.turn()
+            step = engine._flight.step if engine._flight else None
+            full = step is not None and not step.chunks and len(step.decodes) >= 0.9 * most
+            kinds.append((full, bool(turn.finished)))
+    pairs = list(zip(clock.turns, kinds, strict=True))
+    calm, ending = ([turn for turn, kind in pairs if kind == (True, ends)] for ends in (False, True))
+    clock_s = clock.calls / len(pairs) * call_s()
+    return found_of(calm), found_of(ending), clock_s
+
+
+def found_of(turns: list[Counter[str]]) -> Found:
+    """Medians; zeros where there were no such steps."""
+    names = [name for name, _, _ in PARTS]
+    wholes = [sum(turn[name] for name in names) for turn in turns] or [0.0]
+    parts = {name: statistics.median([turn[name] for turn in turns] or [0.0]) for name in (*names, WAITING)}
+    return Found(len(turns), parts, statistics.median(wholes), statistics.mean(wholes))
+
+
+def call_s() -> float:
+    """What timing one call takes."""
     clock = Clock()
-    with watched(clock):
-        for _ in range(steps):
-            engine.turn()
-    for one in started:
-        engine.abort(one)
-    while engine.has_work:
-        engine.turn()
-    names = [name for name, _, _ in PARTS] + ["waiting for the device"]
-    return {name: statistics.median(turn[name] for turn in clock.turns) for name in names}
+    clock.turns.append(Counter())
+    nothing, timed = (lambda: None), clock.timed("nothing", lambda: None)
+    took = [min(timeit.repeat(call, number=10_000, repeat=5)) / 10_000 for call in (timed, nothing)]
+    return took[0] - took[1]
 
 
 @contextmanager
@@ -152,7 +188,6 @@ def main(given: list[str] | None = None) -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=serve.PRESETS, default="0.6b", help="of Qwen3 (default: 0.6b)")
-    parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="a model of a few seconds")
     parser.add_argument("--out", type=Path, default=serve.RESULTS, help="the folder for the figures")
@@ -160,12 +195,13 @@ def main(given: list[str] | None = None) -> None:
     on_cuda = torch.device(options.device).type == "cuda"
     with kept_graphs() if on_cuda else ExitStack():
         engine = serve.make_engine(options)
+    calm, ending, clock_s = measure(engine, serve.workload(tiny=options.tiny))
+    rows = [[name, f"{1e6 * calm.parts_s[name]:.1f}", f"{1e6 * ending.parts_s[name]:.1f}"] for name in calm.parts_s]
+    serve.table(["own time, µs", "nobody ends", "somebody ends"], rows)
+    wholes = f"{1e6 * calm.whole_s:.0f} µs ({calm.steps} steps), {1e6 * ending.whole_s:.0f} µs ({ending.steps})"
+    serve.say(f"the host's part of a full step: {wholes}; of it this clock {1e6 * clock_s:.0f} µs")
     sequences = engine.settings.max_seqs
-    found = measure(engine, sequences, options.steps, engine.architecture.vocab)
-    host_s = sum(seconds for name, seconds in found.items() if name != "waiting for the device")
-    serve.table(["own time", "µs"], [[name, f"{1e6 * seconds:.1f}"] for name, seconds in found.items()])
-    serve.say(f"the host's part of a step with {sequences} sequences: {1e6 * host_s:.0f} µs")
-    result: dict[str, Any] = {"sequences": sequences, "host_s": host_s, "parts_s": found}
+    result: dict[str, Any] = {"calm": asdict(calm), "ending": asdict(ending), "clock_s": clock_s}
     graphs = engine.runner._graphs
     if graphs is not None:
         result["nodes"] = nodes(graphs._graphs[sequences])

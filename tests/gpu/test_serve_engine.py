@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -95,13 +96,14 @@ def test_graphs_draw_what_eager_passes_draw(case: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("case", ["qwen3", "mixtral"], indirect=True)
 def test_preemption_swap_and_prefixes(case: str, folder: Path) -> None:
-    prompts = prompts_of(24, seed=3)
-    roomy = tokens_of(engine_of(folder), prompts)
-    tight = engine_of(folder, blocks=24, batched_tokens=48)
-    assert agreement(tokens_of(tight, prompts), roomy) > 0.7
+    # In FP32, where the order of a sum hardly ever decides between two tokens; long enough to outgrow the room to grow.
+    prompts, long = prompts_of(24, seed=3), replace(GREEDY, max_tokens=64)
+    roomy = tokens_of(engine_of(folder, torch.float32), prompts, long)
+    tight = engine_of(folder, torch.float32, blocks=16, batched_tokens=48)
+    assert agreement(tokens_of(tight, prompts, long), roomy) > 0.9
     assert tight.scheduler.counters.preemptions
-    swapping = engine_of(folder, blocks=24, swap="64 MiB")
-    assert agreement(tokens_of(swapping, prompts), roomy) > 0.7
+    swapping = engine_of(folder, torch.float32, blocks=16, swap="64 MiB")
+    assert agreement(tokens_of(swapping, prompts, long), roomy) > 0.9
     assert swapping.scheduler.counters.swaps
     again = engine_of(folder)
     first = tokens_of(again, prompts)

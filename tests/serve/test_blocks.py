@@ -15,7 +15,7 @@ def published(pool: BlockPool, *chain: tuple[int, ...], salt: str = "") -> list[
     blocks, link = [], salt
     for tokens in chain:
         blocks.append(pool.take())
-        link = pool.publish(blocks[-1], link, tokens)
+        link = pool.publish(blocks[-1], link, list(tokens))
     return blocks
 
 
@@ -146,7 +146,7 @@ class Pool(RuleBasedStateMachine):
                 return
             block = self.pool.take()
             assert not any(block in table for table in (*self.tables, blocks))
-            link = self.pool.publish(block, link, chain[index])
+            link = self.pool.publish(block, link, tokens, 2 * index)
             self.content[block] = (salt, tuple(tokens[: 2 * index + 2]))
             blocks.append(block)
         self.tables.append(blocks)

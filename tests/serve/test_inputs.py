@@ -29,6 +29,8 @@ class Story:
         self.free_slots, self.free_blocks = list(range(SLOTS)), list(range(1, 100))
         self.running: dict[Sequence, int] = {}  # with the number of tokens computed
         self.out: list[Sequence] = []
+        self.works: dict[Sequence, Work] = {}  # one for as long as a sequence decodes
+        self.last: tuple[Work, ...] = ()
         self.in_flight: dict[Sequence, int] = {}
         self.ways: set[str] = set()
 
@@ -39,13 +41,23 @@ class Story:
         for sequence, done in list(self.running.items()):
             if done >= COLUMNS * BLOCK or (some and random.random() < 0.5):
                 self.throw_out(sequence)
-        decodes = [Work(one, done, 1, True) for one, done in self.running.items()]
+        decodes = tuple(self.works.setdefault(one, Work(one, 0, 1, True)) for one in self.running)
         for work in decodes:
+            work.start = self.running[work.sequence]
             self.cover(work.sequence, work.start + 1)
             self.running[work.sequence] += 1
-        chunks = [self.admit() for _ in range(random.choice((0, 0, 0, 1, 2))) if self.free_slots]
+        chunks = [self.admit() for _ in range(random.choice((0, 0, 0, 0, 0, 0, 1, 2))) if self.free_slots]
         if decodes or chunks:
-            self.check(Step(0, tuple(decodes), tuple(chunks)))
+            self.note_way(decodes, alone=not chunks)
+            self.last = self.last if decodes == self.last else decodes
+            self.check(Step(0, self.last, tuple(chunks)))
+
+    def note_way(self, decodes: tuple[Work, ...], *, alone: bool) -> None:
+        """The same as before, or fewer of them, need not be looked up."""
+        if alone and decodes == self.last:
+            self.ways.add("the same")
+        elif alone and set(decodes) < set(self.last):
+            self.ways.add("some left")
 
     def admit(self) -> Work:
         sequence = self.out.pop() if self.out and self.random.random() < 0.6 else self.newcomer()
@@ -68,6 +80,7 @@ class Story:
 
     def throw_out(self, sequence: Sequence) -> None:
         del self.running[sequence]
+        self.works.pop(sequence, None)
         self.land(sequence)
         self.free_slots.append(sequence.slot)
         self.free_blocks += sequence.blocks
@@ -82,7 +95,7 @@ class Story:
             batch, at = inputs.mixed(step)
             self.ways.add("mixed")
         else:
-            size = len(step.decodes) + self.random.randint(0, 3)
+            size = min(SLOTS, len(step.decodes) + self.random.randint(0, 3))
             inputs.decodes(size)
             batch, at = decode_batch(inputs.rows(size), inputs.slots, BLOCK)
             self.check_padding(batch, at, len(step.decodes))
@@ -151,7 +164,25 @@ def test_the_story_takes_every_way() -> None:
     story = Story(1)
     for _ in range(200):
         story.step()
-    assert story.ways == {"mixed", "padded", "decodes"}
+    assert story.ways == {"mixed", "padded", "decodes", "the same", "some left"}
+
+
+@pytest.mark.parametrize("gone", [{0}, {4}, {1, 2}, {0, 2, 4}])
+def test_those_who_stay_are_not_looked_up_again(gone: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs, many = make(), [sequence_in(slot, [1] * (slot + 1), [slot + 1, slot + 10]) for slot in range(5)]
+    many[3].sampling = Sampling(top_p=0.5)
+    inputs.take(Step(0, (), tuple(Work(one, 0, len(one.tokens), True) for one in many)))
+    works = tuple(Work(one, len(one.tokens), 1, True) for one in many)
+    inputs.take(Step(1, works, ()))
+    monkeypatch.setattr(inputs, "_look_up", lambda *_: pytest.fail("all rows were looked up"))
+    stayed = tuple(work for row, work in enumerate(works) if row not in gone)
+    inputs.take(Step(2, stayed, ()))
+    inputs.decodes(len(stayed))
+    slots, positions, blocks, order = inputs.rows(len(stayed)).tolist()
+    assert slots == [work.sequence.slot for work in stayed] == [one.slot for one in inputs.drawing]
+    assert positions == [work.start + 1 for work in stayed]
+    assert blocks == [slot + (10 if position >= BLOCK else 1) for slot, position in zip(slots, positions, strict=True)]
+    assert order == list(range(len(stayed)))[::-1] and inputs.special == [slots.index(3)]
 
 
 def sequence_in(slot: int, tokens: list[int], blocks: list[int]) -> Sequence:

@@ -3,9 +3,11 @@
 All blocks that nobody holds are in one ring, the next to be taken first: free ones, then cached ones, the least recently
 used first. Block 0 is the null block: it is never handed out, and serves as the ring's knot.
 
-A cached block is found by its link to the block before it and by its own tokens. Links are numbers that are never given
-twice, and the first block is linked to the tenant's salt; so what is found has the same tokens from the very start, by
-comparison and not by hash alone, and is the same tenant's.
+A cached block is found by its link to the block before it, and its tokens are compared; where several follow the same block,
+all but the first are found by link and tokens. Links are numbers that are never given twice, and the first block is linked to
+the tenant's salt; so what is found has the same tokens from the very start, by comparison and not by hash alone, and is the
+same tenant's. Most blocks that are filled are the only ones to follow theirs: so nothing is hashed then but a number, and the
+tokens stay where they are, in the list of their sequence.
 
 This module does not know what lies in a block, nor on which device.
 """
@@ -13,7 +15,8 @@ This module does not know what lies in a block, nor on which device.
 from collections.abc import Sequence
 
 Link = int | str
-_Key = tuple[Link, tuple[int, ...]]
+_Key = Link | tuple[Link, tuple[int, ...]]
+_NOTHING: tuple[list[int], int] = ([], 0)
 NULL_BLOCK = 0
 
 
@@ -34,6 +37,7 @@ class BlockPool:
         self._after: list[int] = [*range(1, count), 0]
         self._before: list[int] = [count - 1, *range(count - 1)]
         self._keys: list[_Key | None] = [None] * count
+        self._texts = [_NOTHING] * count  # of cached blocks: where their tokens are, and from which on
         self._links = [0] * count
         self._last_link = 0
         self._found: dict[_Key, int] = {}
@@ -44,19 +48,24 @@ class BlockPool:
 
     def take(self) -> int:
         """A block for one holder, to be written; a cached one where no other is left."""
-        block = self._after[NULL_BLOCK]
-        if block == NULL_BLOCK:
+        return self.take_many(1)[0]
+
+    def take_many(self, number: int) -> list[int]:
+        """So many of them, or none."""
+        if number > self.available:
             raise OutOfBlocks
-        after = self._after[block]
-        self._after[NULL_BLOCK], self._before[after] = after, NULL_BLOCK
-        self.available -= 1
-        self._references[block] = 1
-        key = self._keys[block]
-        if key is not None:
-            del self._found[key]
-            self._keys[block] = None
-            self.cached -= 1
-        return block
+        after, references, keys = self._after, self._references, self._keys
+        taken, block = [], NULL_BLOCK
+        for _ in range(number):
+            block = after[block]
+            taken.append(block)
+            references[block] = 1
+            if keys[block] is not None:
+                self._forget(block)
+        rest = after[block]
+        after[NULL_BLOCK], self._before[rest] = rest, NULL_BLOCK
+        self.available -= number
+        return taken
 
     def share(self, block: int) -> None:
         """One more holder of a block that is held or cached."""
@@ -80,37 +89,56 @@ class BlockPool:
             elif left == 1:
                 self.shared -= 1
 
-    def publish(self, block: int, parent: Link, tokens: tuple[int, ...]) -> Link:
+    def publish(self, block: int, parent: Link, tokens: list[int], start: int = 0) -> Link:
         """Offer a full block, held and final, for reuse; its link, or that of an equal block that was there before.
 
-        `parent` is the link of the block before it, or the salt where there is none.
+        `parent` is the link of the block before it, or the salt where there is none. Its own tokens are those from `start`
+        on; they are kept as they are, so `tokens` may only ever grow at its end.
         """
-        assert len(tokens) == self.size and self._references[block] > 0
+        assert len(tokens) >= start + self.size and self._references[block] > 0
         if self._keys[block] is not None:
             return self._links[block]
-        key = (parent, tokens)
+        key: _Key = parent
         known = self._found.setdefault(key, block)
+        if known != block and not self._has(known, tokens, start):
+            key = (parent, tuple(tokens[start : start + self.size]))
+            known = self._found.setdefault(key, block)
         if known != block:
             return self._links[known]
-        self._keys[block] = key
-        self._last_link += 1
-        self._links[block] = self._last_link
-        return self._last_link
+        self._keys[block], self._texts[block] = key, (tokens, start)
+        self._last_link = link = self._last_link + 1
+        self._links[block] = link
+        return link
 
-    def match(self, tokens: Sequence[int], salt: str, most: int | None = None) -> tuple[list[int], list[Link]]:
+    def match(self, tokens: list[int], salt: str, most: int | None = None) -> tuple[list[int], list[Link]]:
         """The longest cached prefix, of `most` blocks at most: blocks and their links. Nothing is held yet: `share` them."""
         blocks: list[int] = []
         links: list[Link] = []
         size, link = self.size, salt  # type: int, Link
         most = len(tokens) // size if most is None else most
         for first in range(0, most * size, size):
-            block = self._found.get((link, tuple(tokens[first : first + size])))
-            if block is None:
-                break
+            block = self._found.get(link)
+            if block is None or not self._has(block, tokens, first):
+                block = self._found.get((link, tuple(tokens[first : first + size])))
+                if block is None:
+                    break
             link = self._links[block]
             blocks.append(block)
             links.append(link)
         return blocks, links
+
+    def _has(self, block: int, tokens: list[int], start: int) -> bool:
+        """Whether a cached block is of just these tokens."""
+        own, first = self._texts[block]
+        return own[first : first + self.size] == tokens[start : start + self.size]
+
+    def _forget(self, block: int) -> None:
+        """It can be found no longer."""
+        key = self._keys[block]
+        assert key is not None
+        del self._found[key]
+        self._keys[block], self._texts[block] = None, _NOTHING
+        self.cached -= 1
 
     def _unlink(self, block: int) -> None:
         before, after = self._before[block], self._after[block]

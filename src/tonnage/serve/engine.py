@@ -7,6 +7,7 @@ several threads at once. This module knows no HTTP, and of text only what `gener
 
 import random
 from collections.abc import Sequence as Listed
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import compress, count
 from pathlib import Path
@@ -83,7 +84,7 @@ class Turn:
     finished: list[Sequence] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Flight:
     """A step on its way, and how many sequences had finished when it was launched."""
 
@@ -232,6 +233,10 @@ class Engine:
     def kv_ledger(self) -> KvLedger:
         """Where every byte of the KV cache is now."""
         return kv_ledger(self.scheduler, self.card.pool.block_bytes)
+
+    def at_work(self) -> AbstractContextManager[None]:
+        """Within it steps from this thread begin sooner, and its own work on the device waits for theirs."""
+        return self.runner.at_work()
 
     def advance(self) -> list[Event]:
         """Launch the next step, then take the tokens of the one before: one event for each sequence that it concerns."""

@@ -134,7 +134,7 @@ def generate(
     requests = _requests(engine, prompts, sampling)
     every = any(one.stop or one.logprobs is not None for _, one in requests)
     batch = _Batch(engine, requests)
-    with _shown(sum(one.n for _, one in requests), progress) as show, no_collection():
+    with _shown(sum(one.n for _, one in requests), progress) as show, no_collection(), engine.at_work():
         try:
             while batch.unfinished:
                 batch.feed()

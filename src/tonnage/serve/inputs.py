@@ -6,6 +6,7 @@ longest), and where the same sequences decode as before, the host adds 1 to the 
 else takes the general way. This module knows neither model nor graphs.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence as Sized
 from typing import Any
 
@@ -20,6 +21,7 @@ from tonnage.serve.sequence import Decode, Sequence, Step
 
 Ints = NDArray[np.signedinteger[Any]]
 _MASK = 2**64 - 1
+_FEW = 8  # rows that can leave before looking at all of them is as fast
 
 
 def mixed_seed(seed: int, draw: int) -> int:
@@ -29,6 +31,10 @@ def mixed_seed(seed: int, draw: int) -> int:
     mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
     mixed ^= mixed >> 31
     return mixed - (mixed >> 63 << 64)
+
+
+def _longest_first(positions: Ints) -> Ints:
+    return (-positions).argsort(kind="stable")
 
 
 def _is_special(sampling: Sampling) -> bool:
@@ -49,29 +55,42 @@ class Slots:
 
 
 class Staging:
-    """Two pinned buffers, used in turn, and one on the device: the host writes one while the other is still being read."""
+    """Two pinned buffers, used in turn, and one on the device: the host writes one while the other is still being read.
 
-    def __init__(self, numbers: int, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
-        self._hosts = [torch.zeros(numbers, dtype=torch.int32, pin_memory=self._cuda) for _ in range(2)]
+    Taking a view of a tensor, and asking which stream is the current one, cost as much as the copy: both are done once.
+    """
+
+    def __init__(self, numbers: int, device: torch.device, stream: torch.cuda.Stream | None) -> None:
+        cuda, self._stream = device.type == "cuda", stream
+        self._hosts = [torch.zeros(numbers, dtype=torch.int32, pin_memory=cuda) for _ in range(2)]
         self._arrays: list[Ints] = [host.numpy() for host in self._hosts]
-        self._sent = [torch.cuda.Event() for _ in range(2)] if self._cuda else []
+        self._sent = [torch.cuda.Event() for _ in range(2)] if cuda else []
         self._turn = 0
+        self._views: dict[int, tuple[Tensor, list[Tensor]]] = {}
         self.device = torch.zeros(numbers, dtype=torch.int32, device=device)
 
     def begin(self) -> Ints:
         """The buffer to write to."""
         self._turn ^= 1
-        if self._cuda:
+        if self._sent:
             self._sent[self._turn].synchronize()
         return self._arrays[self._turn]
 
     def send(self, count: int) -> Tensor:
         """The first `count` numbers of it, on the device."""
-        target = self.device[:count]
-        target.copy_(self._hosts[self._turn][:count], non_blocking=True)
-        if self._cuda:
-            self._sent[self._turn].record()
+        return self._send(self.device[:count], self._hosts[self._turn][:count])
+
+    def send_again(self, count: int) -> None:
+        """The same, for one of the few counts that come again and again."""
+        views = self._views.get(count)
+        if views is None:
+            views = self._views[count] = self.device[:count], [host[:count] for host in self._hosts]
+        self._send(views[0], views[1][self._turn])
+
+    def _send(self, target: Tensor, source: Tensor) -> Tensor:
+        target.copy_(source, non_blocking=True)
+        if self._sent:
+            self._sent[self._turn].record(self._stream)
         return target
 
 
@@ -128,14 +147,20 @@ def decode_batch(rows: Tensor, slots: Slots, block: int, columns: int | None = N
 class Inputs:
     """What the host remembers between steps, and the way to the device."""
 
-    def __init__(self, *, max_seqs: int, columns: int, block: int, batched_tokens: int, device: torch.device) -> None:
+    def __init__(
+        self, *, max_seqs: int, columns: int, block: int, batched_tokens: int, device: torch.device,
+        stream: torch.cuda.Stream | None = None,
+    ) -> None:  # fmt: skip
         self.slots = Slots(max_seqs, columns, device)
         self._block, self._columns = block, columns
-        self._staging = Staging(3 * batched_tokens + max_seqs * (2 * columns + 20) + 16, device)
+        self._staging = Staging(3 * batched_tokens + max_seqs * (2 * columns + 20) + 16, device, stream)
         # Of the decoding rows: slot, position, block of that position; the rows with the longest first, which have the
         # most to do; and the position at which the block ends.
         self._rows: Ints = np.zeros((5, max_seqs), dtype=np.int32)
-        self._decodes: tuple[Decode, ...] | None = None  # of the last step
+        self._padding: Ints = np.empty((4, max_seqs), dtype=np.int32)
+        self._padding[0], self._padding[1], self._padding[2] = self.slots.dummy, -1, 0
+        self._padding[3] = np.arange(max_seqs)
+        self._decodes: tuple[Decode, ...] = ()  # of the last step
         self._decoding: list[Sequence] = []
         self._needy: set[Sequence] = set()
         self.drawing: list[Sequence] = []  # those that draw a token in this step, decodes first
@@ -153,8 +178,8 @@ class Inputs:
 
     def take(self, step: Step) -> None:
         """Bring the host's rows up to this step."""
-        moved = step.chunks or step.copies or step.swaps_in or len(self.drawing) != len(step.decodes)
-        if step.decodes is self._decodes and not moved:
+        moved = step.chunks or step.copies or step.swaps_in or len(self.drawing) != len(self._decodes)
+        if not moved and self._left(step.decodes):
             self._go_on(self._decoding)
         else:
             self._look_up(step, [work.sequence for work in step.decodes])
@@ -162,7 +187,7 @@ class Inputs:
 
     def forget(self) -> None:
         """Take every row as new: the last step did not run to its end."""
-        self._decodes, self._decoding, self.drawing = None, [], []
+        self._decodes, self._decoding, self.drawing = (), [], []
 
     def decodes(self, size: int) -> None:
         """Send the decoding rows, padded to `size`, to `rows(size)`."""
@@ -170,13 +195,8 @@ class Inputs:
         rows = self._staging.begin()[: 4 * size].reshape(4, size)
         rows[:, :count] = self._rows[:4, :count]
         if size > count:
-            rows[0, count:], rows[1, count:], rows[2, count:], rows[3, count:] = (
-                self.slots.dummy,
-                -1,
-                0,
-                range(count, size),
-            )
-        self._staging.send(4 * size)
+            rows[:, count:] = self._padding[:, count:size]
+        self._staging.send_again(4 * size)
 
     def mixed(self, step: Step) -> tuple[Batch, Tensor]:
         """The batch of any step, and the slots of the rows that draw: with chunks, or with rows new to the device."""
@@ -189,14 +209,38 @@ class Inputs:
         widest = max(len(one.blocks) for one in (*self._decoding, *self.renewed))
         return self._unpack(pack, step, widest), pack.wide("sample slots")
 
+    def _left(self, decodes: tuple[Decode, ...]) -> bool:
+        """Take out the rows of those who decode no longer, if they are few and the others are as before."""
+        kept = self._decodes
+        if decodes is kept:
+            return True
+        rows: list[int] = []
+        if not decodes or not 0 < len(kept) - len(decodes) <= _FEW:
+            return False
+        while len(kept) > len(decodes):
+            # Up to the first who left all are the same, and from there on none is.
+            row = bisect_left(range(len(decodes)), True, key=lambda row: kept[row] is not decodes[row])
+            kept = kept[:row] + kept[row + 1 :]
+            rows.append(row)
+        if kept != decodes:
+            return False
+        count, self._decoding = len(self._decoding), self._decoding[:]
+        for row in rows:
+            del self._decoding[row]
+            self._rows[:, row : count - 1] = self._rows[:, row + 1 : count]
+            count -= 1
+        self._rows[3, :count] = _longest_first(self._rows[1, :count])
+        self.drawing = self._decoding
+        self._find_special(self._needy)
+        return True
+
     def _go_on(self, decoding: list[Sequence]) -> None:
-        """Each of them computes the position after its last one."""
+        """Each of them computes the position after its last one; who comes to the end of its block has a new one."""
         _, positions, blocks, _, ends = self._rows[:, : len(decoding)]
         positions += 1
-        new = np.flatnonzero(positions == ends)
+        new = (positions == ends).nonzero()[0]
         if len(new):
-            columns = (ends[new] // self._block).tolist()
-            blocks[new] = [decoding[row].blocks[column] for row, column in zip(new.tolist(), columns, strict=True)]
+            blocks[new] = [decoding[row].blocks[-1] for row in new.tolist()]
             ends[new] += self._block
         self.renewed = []
 
@@ -206,12 +250,14 @@ class Inputs:
         self._rows[0, :count] = [sequence.slot for sequence in decoding]
         self._rows[1, :count] = starts
         self._rows[2, :count] = [one.blocks[start // block] for one, start in zip(decoding, starts, strict=True)]
-        self._rows[3, :count] = np.argsort(-self._rows[1, :count], kind="stable")
+        self._rows[3, :count] = _longest_first(self._rows[1, :count])
         self._rows[4, :count] = (self._rows[1, :count] // block + 1) * block
         self.renewed = self._unknown(step, decoding, starts)
         self._decoding = decoding
         self.drawing = decoding + [work.sequence for work in step.chunks if work.samples]
-        needy = self._needy.union(one for one in self.renewed if _is_special(one.sampling))
+        self._find_special(self._needy.union(one for one in self.renewed if _is_special(one.sampling)))
+
+    def _find_special(self, needy: set[Sequence]) -> None:
         self.special = [row for row, one in enumerate(self.drawing) if one in needy] if needy else []
         self._needy = {self.drawing[row] for row in self.special}
 

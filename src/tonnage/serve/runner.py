@@ -5,8 +5,10 @@ runs: its input tokens are those that the one before writes into the slots. Step
 where there is one. On the CPU the same happens at once. This module does not know why a step holds what it holds.
 """
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from threading import get_ident
 
 import torch
 from torch import Tensor
@@ -14,7 +16,7 @@ from torch import Tensor
 from tonnage.serve.batch import Batch
 from tonnage.serve.cache import KvCache
 from tonnage.serve.graphs import DecodeGraphs
-from tonnage.serve.inputs import Inputs, decode_batch
+from tonnage.serve.inputs import Inputs, Ints, decode_batch
 from tonnage.serve.kernels import draw
 from tonnage.serve.models.decoder import Decoder
 from tonnage.serve.sampler import Logprobs, draw_special
@@ -27,7 +29,7 @@ class Pending:
     """A step's tokens on their way to the host, and the sequences that draw them."""
 
     drawing: list[Sequence]
-    tokens: Tensor
+    tokens: Ints
     arrived: torch.cuda.Event | None = None
     logprobs: Logprobs | None = None
     logprob_rows: tuple[int, ...] = ()
@@ -57,13 +59,16 @@ class Runner:
         self._cuda = device.type == "cuda"
         columns = -(-context // self._block)
         self.inputs = Inputs(
-            max_seqs=max_seqs, columns=columns, block=self._block, batched_tokens=batched_tokens, device=device
-        )
+            max_seqs=max_seqs, columns=columns, block=self._block, batched_tokens=batched_tokens, device=device,
+            stream=stream,
+        )  # fmt: skip
         self._drawn = torch.zeros(max_seqs, dtype=torch.int64, device=device)
         self._hosts = [torch.zeros(max_seqs, dtype=torch.int64, pin_memory=self._cuda) for _ in range(2)]
+        self._arrays: list[Ints] = [host.numpy() for host in self._hosts]
         self._arrived = [torch.cuda.Event() for _ in range(2)] if self._cuda else [None, None]
         self._turn = 0
         self._graphs: DecodeGraphs | None = None
+        self._worker = 0
         if self._cuda:
             # Weights and pages were written on another stream.
             torch.cuda.synchronize(device)
@@ -76,10 +81,22 @@ class Runner:
             # Without sequences all rows are padding.
             self._graphs = DecodeGraphs(self.inputs.decodes, self._decode, largest, self._stream)
 
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """For many steps from one thread: what they need of it is set here, which takes longer than to launch a graph."""
+        with torch.cuda.stream(self._stream) if self._stream else nullcontext(), torch.inference_mode():
+            before, self._worker = self._worker, get_ident()
+            try:
+                yield
+            finally:
+                self._worker = before
+
     def launch(self, step: Step) -> Pending:
         """Set a step going. An exception leaves the runner ready for the next step."""
         try:
-            with self._on_stream(), torch.inference_mode():
+            if self._worker == get_ident():
+                return self._launch(step)
+            with self.at_work():
                 return self._launch(step)
         except BaseException:
             self.inputs.forget()
@@ -99,7 +116,7 @@ class Runner:
         elif step.decodes:
             logits = self._decodes(len(step.decodes))
         else:
-            return Pending([], self._hosts[0][:0])
+            return Pending([], self._arrays[0][:0])
         logprobs = self._special(step, logits) if inputs.special else None
         return self._send(len(inputs.drawing), logprobs)
 
@@ -144,15 +161,14 @@ class Runner:
         return logprobs
 
     def _send(self, count: int, logprobs: Logprobs | None) -> Pending:
+        """All that there is room for: a view of some would take longer."""
         self._turn ^= 1
-        host, arrived = self._hosts[self._turn][:count], self._arrived[self._turn]
-        host.copy_(self._drawn[:count], non_blocking=True)
+        arrived = self._arrived[self._turn]
+        self._hosts[self._turn].copy_(self._drawn, non_blocking=True)
         if arrived is not None:
-            arrived.record()
-        return Pending(self.inputs.drawing, host, arrived, logprobs, tuple(self.inputs.special) if logprobs else ())
+            arrived.record(self._stream)
+        tokens, rows = self._arrays[self._turn][:count], tuple(self.inputs.special) if logprobs else ()
+        return Pending(self.inputs.drawing, tokens, arrived, logprobs, rows)
 
     def _index(self, numbers: list[int]) -> Tensor:
         return torch.tensor(numbers, pin_memory=self._cuda).to(self.cache.device, non_blocking=True)
-
-    def _on_stream(self) -> AbstractContextManager[object]:
-        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)

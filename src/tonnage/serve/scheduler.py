@@ -15,8 +15,10 @@ What makes it live: the oldest running sequence can preempt all others, and what
 """
 
 from bisect import bisect_left, insort
-from collections import Counter
+from collections import Counter, defaultdict, deque
+from collections.abc import Sequence as Sized
 from dataclasses import dataclass
+from itertools import compress
 
 from tonnage.serve.admission import RANK, NeverFits, Pace, Queue, QueueFull
 from tonnage.serve.blocks import BlockPool, OutOfBlocks
@@ -47,8 +49,9 @@ class _Flight:
 
     step: Step
     swapped: list[Sequence]
+    ending: list[Sequence]  # of its decodes, those that draw their last token
     tokens: list[int] | None = None  # if they came before those of an earlier step
-    plain: bool = True  # no sequence of it ends with it, or has ended since, unless a token is a stop
+    plain: bool = True  # nobody who draws in it has ended since
 
 
 class Scheduler:
@@ -60,10 +63,15 @@ class Scheduler:
         self.host_pool, self.counters = self.tables.host_pool, self.tables.counters
         self.waiting = Queue()
         self._decoding: list[Sequence] = []  # by rank, as the next
-        self._rounds = Rounds()  # of these
-        self._due: dict[int, list[Sequence]] = {}  # by the round in which they reach their edge
-        self._decodes: tuple[Decode, ...] | None = None  # all of them, as long as they are the same
+        self._works: list[Decode] = []  # of these
+        self._rounds = Rounds()  # of these, too
+        self._due: defaultdict[int, list[Sequence]] = defaultdict(list)  # by the round in which they reach their edge
+        self._decodes: tuple[Decode, ...] = ()  # all of them, as long as they are the same
+        self._answers: tuple[list[int], ...] = ()  # the lists that their tokens go to
+        self._changed = False  # since then
+        self._unpublished: dict[Sequence, None] = {}  # of these, who has filled a block since somebody came
         self._filling: list[Sequence] = []  # with tokens to compute before one can be drawn
+        self._ending: list[Sequence] = []  # with their last token in flight
         self._stops: Counter[int] = Counter()  # of all that have run and are not finished
         self._slots = list(range(limits.max_seqs - 1, -1, -1))
         self._flights: dict[int, _Flight] = {}  # in the order of launch
@@ -74,12 +82,12 @@ class Scheduler:
     @property
     def running(self) -> list[Sequence]:
         """Sequences that hold blocks and a slot."""
-        return self._decoding + self._filling
+        return self._decoding + self._filling + self._ending
 
     @property
     def has_work(self) -> bool:
         """Whether any sequence is not finished."""
-        return bool(self._decoding or self._filling or len(self.waiting))
+        return bool(self._decoding or self._filling or self._ending or len(self.waiting))
 
     # Coming and going.
 
@@ -142,22 +150,22 @@ class Scheduler:
             self._stops -= Counter(sequence.stops)
         sequence.status, sequence.finish_reason = FINISHED, reason
         self.counters.finished += 1
+        if sequence.in_flight:
+            for flight in self._flights.values():
+                flight.plain = False
         sequence.computed, sequence.busy = min(sequence.computed, len(sequence.tokens) - 1), 0
-        for flight in self._flights.values():
-            flight.plain = False
         self.waiting.call(sequence)
         self._pace.note(self.clock())
 
     def _leave(self, sequence: Sequence) -> None:
         """No longer among those that run; its slot is free, and others may use what it has computed."""
+        self._unpublished.pop(sequence, None)
         self.tables.publish(sequence)
         if sequence.rounds is self._rounds:
-            del self._decoding[bisect_left(self._decoding, sequence.rank, key=RANK)]
             self._forget_edge(sequence)
-            sequence.join(STILL)
-            self._decodes = None
+            self._stand_still(sequence)
         else:
-            self._filling.remove(sequence)
+            (self._filling if sequence in self._filling else self._ending).remove(sequence)
         self._slots.append(sequence.slot)
         sequence.slot = -1
 
@@ -186,26 +194,51 @@ class Scheduler:
             tuple(draft.swaps_in),
         )
         self._next_number += 1
-        self._flights[step.number] = _Flight(step, draft.swapped, plain=not draft.ends)
+        self._flights[step.number] = _Flight(step, draft.swapped, draft.ending)
         return step
 
     def _decode(self, draft: Draft) -> None:
         """One token more for each that can, the oldest first to get room. Only those at their edge are looked at."""
         held = dict.fromkeys(self._decoding[draft.budget :])
-        for sequence in sorted(self._due.pop(self._rounds.count, ()), key=RANK):
-            if sequence.status is not RUNNING:
-                continue  # an older one took its room
-            if sequence in held or not self._grow(sequence, draft):
-                held[sequence] = None
+        due = sorted(self._due.pop(self._rounds.count, ()), key=RANK)
+        self._unpublished.update(dict.fromkeys(due))
+        if not held and self._have_room(due):
+            grown = due
+        else:
+            grown = self._grow_one_by_one(due, held, draft)
+        for sequence in grown:
+            edge = sequence.edge
+            if edge < sequence.end - 1:
+                self._due[edge - sequence.lead].append(sequence)
             else:
-                self._note_edge(sequence)
+                draft.ending.append(sequence)
         self._rounds.count += 1
         for sequence in held:
             self._hold(sequence)
-        if self._decodes is None:
-            self._decodes = tuple(map(Decode, self._decoding))
+        if self._changed:
+            self._decodes, self._changed = tuple(self._works), False
+            self._answers = tuple([sequence.tokens for sequence in self._decoding])
         draft.decodes = tuple(one for one in self._decodes if one.sequence not in held) if held else self._decodes
         draft.budget -= len(draft.decodes)
+        for sequence in draft.ending:
+            self._stand_still(sequence)
+        self._ending += draft.ending
+
+    def _advance_with_others(self, sequence: Sequence) -> None:
+        """It decodes from the next step on."""
+        index = bisect_left(self._decoding, sequence.rank, key=RANK)
+        self._decoding.insert(index, sequence)
+        self._works.insert(index, Decode(sequence))
+        self._changed = True
+        sequence.join(self._rounds)
+        self._note_edge(sequence)
+
+    def _stand_still(self, sequence: Sequence) -> None:
+        """It decodes no longer."""
+        index = bisect_left(self._decoding, sequence.rank, key=RANK)
+        del self._decoding[index], self._works[index]
+        self._changed = True
+        sequence.join(STILL)
 
     def _hold(self, sequence: Sequence) -> None:
         """It does not advance in this round."""
@@ -215,7 +248,7 @@ class Scheduler:
             self._note_edge(sequence)
 
     def _note_edge(self, sequence: Sequence) -> None:
-        self._due.setdefault(sequence.edge - sequence.lead, []).append(sequence)
+        self._due[sequence.edge - sequence.lead].append(sequence)
 
     def _forget_edge(self, sequence: Sequence) -> None:
         """Those whose round it is have been taken out already."""
@@ -223,19 +256,31 @@ class Scheduler:
         if sequence in due:
             due.remove(sequence)
 
+    def _have_room(self, due: list[Sequence]) -> bool:
+        """Give all of them room for one token more, if there is enough for all."""
+        try:
+            self.tables.grow(*due)
+        except OutOfBlocks:
+            return False
+        return True
+
+    def _grow_one_by_one(self, due: list[Sequence], held: dict[Sequence, None], draft: Draft) -> list[Sequence]:
+        """Those for whom there is room, if need be that of newer sequences; the others are held."""
+        grown = []
+        for sequence in due:
+            if sequence.status is not RUNNING:
+                continue  # an older one took its room
+            if sequence in held or not self._grow(sequence, draft):
+                held[sequence] = None
+            else:
+                grown.append(sequence)
+        return grown
+
     def _grow(self, sequence: Sequence, draft: Draft) -> bool:
         """Room for one token more, if need be that of a newer sequence; False where it may not go on in this step."""
-        left = sequence.end - sequence.computed
-        if left == 1:
-            return False
-        while True:
-            try:
-                self.tables.grow(sequence)
-                break
-            except OutOfBlocks:
-                if not self._preempt_newer(sequence, draft):
-                    return False
-        draft.ends |= left == 2
+        while not self._have_room([sequence]):
+            if not self._preempt_newer(sequence, draft):
+                return False
         return True
 
     def _chunk(self, sequence: Sequence, draft: Draft) -> None:
@@ -248,18 +293,20 @@ class Scheduler:
         sequence.busy += 1
         if end == known:
             self._filling.remove(sequence)
-            insort(self._decoding, sequence, key=RANK)
-            sequence.join(self._rounds)
-            self._note_edge(sequence)
-            self._decodes = None
+            if sequence.end - end == 1:
+                self._ending.append(sequence)
+            else:
+                self._advance_with_others(sequence)
 
     def _admit(self, draft: Draft) -> None:
         """Sequences in the order of the queue, while there are tokens, slots and blocks for the first of them."""
         while draft.budget and self._slots:
             sequence = self.waiting.first()
-            if sequence is None or sequence.in_flight or sequence.busy:
+            running = len(self._decoding) + len(self._filling)
+            if sequence is None or sequence.in_flight or sequence.busy or self.tables.refuse_still(sequence, running):
                 return
-            if not self.tables.give(sequence, draft, running=len(self._decoding) + len(self._filling)):
+            self._publish_all()
+            if not self.tables.give(sequence, draft, running):
                 return
             self.waiting.pop()
             if sequence.rank < 0:
@@ -269,6 +316,12 @@ class Scheduler:
             sequence.status, sequence.slot = RUNNING, self._slots.pop()
             insort(self._filling, sequence, key=RANK)
             self._chunk(sequence, draft)
+
+    def _publish_all(self) -> None:
+        """Who comes may use what is complete; as long as nobody does, it need not be said."""
+        for sequence in self._unpublished:
+            self.tables.publish(sequence)
+        self._unpublished.clear()
 
     def _preempt_newer(self, sequence: Sequence, draft: Draft) -> bool:
         """The newest of those that run makes room; False where that is the sequence itself."""
@@ -326,13 +379,22 @@ class Scheduler:
         return finished
 
     def _learn_decodes(self, flight: _Flight, tokens: list[int], finished: list[Sequence]) -> None:
-        news = zip(flight.step.decodes, tokens, strict=False)
-        if flight.plain and self._stops.keys().isdisjoint(tokens):
-            for work, token in news:
-                work.sequence.tokens.append(token)
-            return
-        for work, token in news:
-            self._learn(work.sequence, token, finished)
+        decodes: Sized[Decode] = flight.step.decodes
+        if not flight.plain:
+            here = [work.sequence.status is not FINISHED for work in decodes]
+            decodes, tokens = list(compress(decodes, here)), list(compress(tokens, here))
+        answers = self._answers if decodes is self._decodes else [work.sequence.tokens for work in decodes]
+        deque(map(list.append, answers, tokens), maxlen=0)
+        if not self._stops.keys().isdisjoint(tokens):
+            news = zip(decodes, tokens, strict=False)
+            self._end([work.sequence for work, token in news if token in work.sequence.stops], "stop", finished)
+        self._end(flight.ending, "length", finished)
+
+    def _end(self, sequences: list[Sequence], reason: FinishReason, finished: list[Sequence]) -> None:
+        for sequence in sequences:
+            if sequence.status is not FINISHED:
+                self._finish(sequence, reason)
+                finished.append(sequence)
 
     def _learn_chunks(self, step: Step, tokens: list[int], finished: list[Sequence]) -> None:
         drawn = iter(tokens[len(step.decodes) :])

@@ -138,7 +138,7 @@ class Decode:
         return self.sequence.computed - 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Step:
     """What the runner does in one forward pass, in this order: swaps out, swaps in, copies, then the pass itself.
 

@@ -173,7 +173,10 @@ def look(device: torch.device, budget: float | str) -> Place:
     outside = total - free - torch.cuda.memory_reserved(device)
     # What is not the allocator's is our own context and what others hold; which is which, the catalogue knows.
     others = max(outside - int(context_term(gpu).size_bytes), 0) if gpu else 0
-    limit = min(_limit(budget, total), total - others)
+    asked = _limit(budget, total)
+    # Beside others, too, the budget leaves something free: the last bytes of a card cannot be had.
+    spare = min(total - asked, total - share_bytes(total, _LARGEST_SHARE))
+    limit = min(asked, max(total - others - spare, 0))
     return Place(
         device=device, name=name, gpu=gpu, capacity_bytes=total, limit_bytes=limit, others_bytes=others
     )  # fmt: skip

@@ -40,7 +40,7 @@ class Draft:
     swaps_out: list[tuple[int, int]] = field(default_factory=list)
     swaps_in: list[tuple[int, int]] = field(default_factory=list)
     preempted: bool = False
-    ends: bool = False  # a decode draws the last token that its sequence may
+    ending: list[Sequence] = field(default_factory=list)  # decodes that draw the last token that they may
     swapped: list[Sequence] = field(default_factory=list)  # of the preempted, those that `swaps_out` are of
 
 
@@ -53,15 +53,17 @@ class Tables:
         self.counters = Counters()
         self._refused: tuple[Sequence, int] | None = None  # who asked last, and how many blocks were too many
 
-    def give(self, sequence: Sequence, draft: Draft, running: int) -> bool:
-        """Blocks for all of its tokens; False where they are not to be had.
+    def refuse_still(self, sequence: Sequence, running: int) -> bool:
+        """Whether a look at the pool is enough to say no again."""
+        refused = self._refused
+        return running > 0 and refused is not None and refused[0] is sequence and self._room(running) < refused[1]
 
-        Each that runs keeps room to grow, so that not the newcomer is preempted at once; one that runs alone needs none.
-        """
-        room = self.pool.available - running * _ROOM_TO_GROW
-        if running and self._refused and self._refused[0] is sequence and room < self._refused[1]:
+    def give(self, sequence: Sequence, draft: Draft, running: int) -> bool:
+        """Blocks for all of its tokens; False where they are not to be had."""
+        if self.refuse_still(sequence, running):
             return False
         self._refused = None
+        room = self._room(running)
         if sequence.status is Status.SWAPPED:
             return self._swap_in(sequence, draft, room)
         parent = sequence.parent
@@ -69,34 +71,32 @@ class Tables:
             return self._fork(sequence, parent, draft, room)
         return self._start(sequence, room)
 
-    def grow(self, sequence: Sequence) -> None:
-        """Room for one token more, in a new block if need be; raises `OutOfBlocks`."""
-        pool, blocks, start = self.pool, sequence.blocks, sequence.computed
-        room = len(blocks) * pool.size
-        if start == room:
-            blocks.append(pool.take())
-            room += pool.size
-            self.publish(sequence)
-        last = sequence.end - 1 if start == sequence.end - 2 else sequence.end - 2
-        sequence.edge = room if room < last else last
+    def grow(self, *sequences: Sequence) -> None:
+        """Room for one token more in each, in a new block if need be; raises `OutOfBlocks` where not for all of them."""
+        size = self.pool.size
+        full = [one.blocks for one in sequences if one.rounds.count + one.lead == len(one.blocks) * size]
+        for blocks, block in zip(full, self.pool.take_many(len(full)), strict=True):
+            blocks.append(block)
+        for one in sequences:
+            room, last = len(one.blocks) * size, one.end - 2
+            if one.rounds.count + one.lead == last:
+                last += 1
+            one.edge = room if room < last else last
 
     def publish(self, sequence: Sequence, complete: int = 0) -> None:
         """Offer its full blocks for reuse: those of the first `complete` tokens, and all that are known to be complete.
 
         With no chunk in flight these are all before the last known token: the step that drew it has read them.
         """
-        pool, tokens = self.pool, sequence.tokens
+        pool, tokens, published = self.pool, sequence.tokens, sequence.published
         if not pool.prefix_cache or sequence.status is not RUNNING:
             return
         if not sequence.busy:
             complete = max(complete, min(sequence.computed, len(tokens) - 1))
-        size = pool.size
-        end = (sequence.published + 1) * size
-        while end <= complete:
-            block = sequence.blocks[sequence.published]
-            sequence.link = pool.publish(block, sequence.link, tuple(tokens[end - size : end]))
-            sequence.published += 1
-            end += size
+        size, link = pool.size, sequence.link
+        for index, block in enumerate(sequence.blocks[published : complete // size], published):
+            link = pool.publish(block, link, tokens, index * size)
+        sequence.published, sequence.link = max(published, complete // size), link
 
     def release(self, sequence: Sequence) -> None:
         """Give back whatever it holds."""
@@ -111,7 +111,7 @@ class Tables:
         count = -(-sequence.computed // self.pool.size)
         if count > self.host_pool.available:
             return False
-        host_blocks = [self.host_pool.take() for _ in range(count)]
+        host_blocks = self.host_pool.take_many(count)
         draft.swaps_out.extend(zip(sequence.blocks, host_blocks, strict=False))
         draft.swapped.append(sequence)
         self.release(sequence)
@@ -126,6 +126,10 @@ class Tables:
             self.release(sequence)
             sequence.status = Status.WAITING
             sequence.busy -= 1
+
+    def _room(self, running: int) -> int:
+        """Blocks for a newcomer. Each that runs keeps room to grow, so that not the newcomer is preempted at once."""
+        return self.pool.available - running * _ROOM_TO_GROW
 
     def _start(self, sequence: Sequence, room: int) -> bool:
         """With what is cached; at least the last token is computed, since it draws."""
@@ -169,14 +173,11 @@ class Tables:
             return False
         for block in shared:
             pool.share(block)
-        blocks = shared[:]
         try:
-            for _ in range(count - len(shared)):
-                blocks.append(pool.take())
+            sequence.blocks = shared + pool.take_many(count - len(shared))
         except OutOfBlocks:
-            pool.release(blocks)
+            pool.release(shared)
             return False
-        sequence.blocks = blocks
         sequence.edge = min(count * pool.size, max(sequence.end - 2, len(sequence.tokens)))
         return True
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 from types import SimpleNamespace
 
@@ -58,6 +59,9 @@ class FakeRunner:
         self.going = threading.Event()
         self.going.set()
         self.cache = SimpleNamespace(device=torch.device("cpu"), host_blocks=0)
+
+    def at_work(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def launch(self, step: Step) -> FakePending:
         self.going.wait()

@@ -20,36 +20,36 @@ from tonnage.serve.tables import Draft, Tables
 class ForgetsTheSalt(WatchedPool):
     """A prefix is found whoever's it is."""
 
-    def publish(self, block: int, parent: Link, tokens: tuple[int, ...]) -> Link:
-        return super().publish(block, "" if isinstance(parent, str) else parent, tokens)
+    def publish(self, block: int, parent: Link, tokens: list[int], start: int = 0) -> Link:
+        return super().publish(block, "" if isinstance(parent, str) else parent, tokens, start)
 
-    def match(self, tokens: Sized[int], salt: str, most: int | None = None) -> tuple[list[int], list[Link]]:
+    def match(self, tokens: list[int], salt: str, most: int | None = None) -> tuple[list[int], list[Link]]:
         return super().match(tokens, "", most)
 
 
 class TrustsTheHash(WatchedPool):
     """A block is found by a hash of its tokens, which are not compared; here the hash is weak."""
 
-    def publish(self, block: int, parent: Link, tokens: tuple[int, ...]) -> Link:
-        return super().publish(block, parent, self._weak(tokens))
+    def publish(self, block: int, parent: Link, tokens: list[int], start: int = 0) -> Link:
+        return super().publish(block, parent, self._weak(tokens[start : start + self.size]))
 
-    def match(self, tokens: Sized[int], salt: str, most: int | None = None) -> tuple[list[int], list[Link]]:
+    def match(self, tokens: list[int], salt: str, most: int | None = None) -> tuple[list[int], list[Link]]:
         most = len(tokens) // self.size if most is None else most
-        pieces = (tuple(tokens[first : first + self.size]) for first in range(0, most * self.size, self.size))
+        pieces = (tokens[first : first + self.size] for first in range(0, most * self.size, self.size))
         return super().match([token for piece in pieces for token in self._weak(piece)], salt, most)
 
-    def _weak(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
-        return (sum(tokens),) + (0,) * (self.size - 1)
+    def _weak(self, tokens: list[int]) -> list[int]:
+        return [sum(tokens)] + [0] * (self.size - 1)
 
 
 class ForgetsTheChain(WatchedPool):
     """A block is found by its own tokens, whatever came before them."""
 
-    def publish(self, block: int, parent: Link, tokens: tuple[int, ...]) -> Link:
-        super().publish(block, "", tokens)
+    def publish(self, block: int, parent: Link, tokens: list[int], start: int = 0) -> Link:
+        super().publish(block, "", tokens, start)
         return ""
 
-    def match(self, tokens: Sized[int], salt: str, most: int | None = None) -> tuple[list[int], list[Link]]:
+    def match(self, tokens: list[int], salt: str, most: int | None = None) -> tuple[list[int], list[Link]]:
         blocks: list[int] = []
         for first in range(0, (len(tokens) // self.size if most is None else most) * self.size, self.size):
             found, _ = super().match(tokens[first : first + self.size], "", 1)

@@ -157,7 +157,8 @@ def check_step(run: Run, step: Step) -> None:
 def check_order(run: Run, ran: list[Sequence], waited: list[Sequence]) -> None:
     """Who was admitted and who had to leave, given who ran and who had never run before the call."""
     left = [sequence.rank for sequence in ran if sequence.status is not Status.RUNNING]
-    stayed = [sequence.rank for sequence in ran if sequence.status is Status.RUNNING]
+    # Who has drawn its last token is about to leave.
+    stayed = [one.rank for one in ran if one.status is Status.RUNNING and one not in run.scheduler._ending]
     assert not left or max(stayed, default=-1) < min(left), f"ranks {left} were preempted before {stayed}"
     run.swaps += sum(sequence.status is Status.SWAPPED for sequence in ran)
     admitted = sorted((sequence for sequence in waited if sequence.rank >= 0), key=lambda sequence: sequence.rank)

@@ -5,23 +5,24 @@ from tonnage.serve.blocks import BlockPool, Link, OutOfBlocks
 
 
 class WatchedPool(BlockPool):
-    """`fails_in`: take() raises at that call from now, full or not. `meanings`: of a link, the keys of its block."""
+    """`fails_in`: that block from now is not to be had, whatever there is. `meanings`: of a link, the keys of its block."""
 
     def __init__(self, count: int, size: int, *, prefix_cache: bool) -> None:
         super().__init__(count, size, prefix_cache=prefix_cache)
         self.fails_in = 0
         self.meanings: dict[Link, list[int]] = {}
 
-    def take(self) -> int:
-        if self.fails_in:
-            self.fails_in -= 1
-            if not self.fails_in:
-                raise OutOfBlocks
-        return super().take()
+    def take_many(self, number: int) -> list[int]:
+        if 0 < self.fails_in <= number:
+            self.fails_in = 0
+            raise OutOfBlocks
+        self.fails_in = max(self.fails_in - number, 0)
+        return super().take_many(number)
 
-    def publish(self, block: int, parent: Link, tokens: tuple[int, ...]) -> Link:
-        link = super().publish(block, parent, tokens)
+    def publish(self, block: int, parent: Link, tokens: list[int], start: int = 0) -> Link:
+        link = super().publish(block, parent, tokens, start)
         if link not in self.meanings:
             before = root(parent) if isinstance(parent, str) else self.meanings[parent][-1]
-            self.meanings[link] = [before := key_after(before, token) for token in tokens]
+            own = tokens[start : start + self.size]
+            self.meanings[link] = [before := key_after(before, token) for token in own]
         return link

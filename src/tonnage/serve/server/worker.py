@@ -174,6 +174,10 @@ class Worker:
     # In the engine's thread.
 
     def _run(self) -> None:
+        with self.engine.at_work():
+            self._work()
+
+    def _work(self) -> None:
         failures = 0
         while not self._stopped:
             self._mail.clear()
