@@ -40,7 +40,7 @@ def test_the_standard_workload(benchmark: ModuleType) -> None:
 
 
 def test_pages_of_16_waste_less_than_a_hundredth(benchmark: ModuleType) -> None:
-    assert benchmark.simulated_waste(benchmark.workload(), 16) == pytest.approx(0.0083, abs=0.0002)
+    assert benchmark.simulated_waste(benchmark.workload(), 16) == pytest.approx(0.0099, abs=0.0001)
 
 
 @pytest.mark.parametrize("kv", ["bf16", "fp8"])

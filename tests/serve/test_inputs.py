@@ -42,15 +42,18 @@ class Story:
             if done >= COLUMNS * BLOCK or (some and random.random() < 0.5):
                 self.throw_out(sequence)
         decodes = tuple(self.works.setdefault(one, Work(one, 0, 1, True)) for one in self.running)
+        ahead, grown = random.choice((0, 0, 0, 3, 6)), []
         for work in decodes:
-            work.start = self.running[work.sequence]
-            self.cover(work.sequence, work.start + 1)
-            self.running[work.sequence] += 1
+            one, work.start = work.sequence, self.running[work.sequence]
+            had = len(one.blocks)
+            self.cover(one, min(work.start + 1 + ahead, COLUMNS * BLOCK))
+            grown += [(one, column) for column in range(had, len(one.blocks))]
+            self.running[one] += 1
         chunks = [self.admit() for _ in range(random.choice((0, 0, 0, 0, 0, 0, 1, 2))) if self.free_slots]
         if decodes or chunks:
             self.note_way(decodes, alone=not chunks)
             self.last = self.last if decodes == self.last else decodes
-            self.check(Step(0, self.last, tuple(chunks)))
+            self.check(Step(0, self.last, tuple(chunks), grown=tuple(grown)))
 
     def note_way(self, decodes: tuple[Work, ...], *, alone: bool) -> None:
         """The same as before, or fewer of them, need not be looked up."""
@@ -178,11 +181,32 @@ def test_those_who_stay_are_not_looked_up_again(gone: set[int], monkeypatch: pyt
     stayed = tuple(work for row, work in enumerate(works) if row not in gone)
     inputs.take(Step(2, stayed, ()))
     inputs.decodes(len(stayed))
-    slots, positions, blocks, order = inputs.rows(len(stayed)).tolist()
+    slots, positions, order = inputs.rows(len(stayed)).tolist()
     assert slots == [work.sequence.slot for work in stayed] == [one.slot for one in inputs.drawing]
     assert positions == [work.start + 1 for work in stayed]
-    assert blocks == [slot + (10 if position >= BLOCK else 1) for slot, position in zip(slots, positions, strict=True)]
     assert order == list(range(len(stayed)))[::-1] and inputs.special == [slots.index(3)]
+
+
+def test_nothing_is_sent_while_the_same_go_on() -> None:
+    """The device moves their positions on; a new block is all that it is told."""
+    inputs, one = make(), sequence_in(2, [5, 6], [9])
+    inputs.take(Step(0, (), (Work(one, 0, 2, True),)))
+    inputs.mixed(Step(0, (), (Work(one, 0, 2, True),)))
+    works = (Work(one, 2, 1, True),)
+    inputs.take(Step(1, works, ()))
+    inputs.decodes(3)
+    decode_batch(inputs.rows(3), inputs.slots, BLOCK)
+    sent = []
+    inputs._row_staging.send_again = sent.append
+    for position in range(3, 9):
+        grown = ((one, position // BLOCK),) if position % BLOCK == 0 else ()
+        one.blocks += [10 + position] * len(grown)
+        inputs.take(Step(position, works, (), grown=grown))
+        inputs.decodes(3)
+        batch, _ = decode_batch(inputs.rows(3), inputs.slots, BLOCK)
+        assert batch.positions.tolist() == [position, 0, 0] and batch.lengths.tolist() == [position + 1, 0, 0]
+        assert batch.slots.tolist() == [one.blocks[position // BLOCK] * BLOCK + position % BLOCK, 0, 0]
+    assert not sent
 
 
 def sequence_in(slot: int, tokens: list[int], blocks: list[int]) -> Sequence:
@@ -213,18 +237,6 @@ def test_a_sequence_back_from_the_host_is_sent_whole() -> None:
     batch, _ = inputs.mixed(step)
     assert batch.token_ids.tolist() == [77, 55]
     assert batch.tables[:, 0].tolist() == [3, 8]
-
-
-def test_a_copied_block_takes_the_place_of_its_source() -> None:
-    inputs, one = make(), sequence_in(0, [1, 2], [3])
-    inputs.take(Step(0, (), (Work(one, 0, 2, True),)))
-    inputs.mixed(Step(0, (), (Work(one, 0, 2, True),)))
-    inputs.take(Step(1, (Work(one, 2, 1, True),), ()))
-    one.blocks[0] = 7
-    inputs.take(Step(2, (Work(one, 3, 1, True),), (), copies=((3, 7),)))
-    inputs.decodes(1)
-    batch, _ = decode_batch(inputs.rows(1), inputs.slots, BLOCK, inputs.widest)
-    assert batch.slots.tolist() == [7 * BLOCK + 3] and batch.tables.tolist() == [[7]]
 
 
 @pytest.mark.parametrize(("sampling", "special"), [

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from serve.driver import SIZE, Driver, counted
 from tonnage.serve.blocks import OutOfBlocks
-from tonnage.serve.scheduler import NeverFits, QueueFull
+from tonnage.serve.scheduler import AHEAD, NeverFits, QueueFull
 from tonnage.serve.sequence import Sequence, Status, Step
 
 
@@ -508,20 +508,18 @@ class TestPrefixes:
         assert len(long.output) == 1 and all_free(driver)
 
 
+def raising(number: int) -> list[int]:
+    """There are blocks, and none is to be had."""
+    raise OutOfBlocks
+
+
 class TestAllocationFailures:
     def test_an_admission_that_fails_halfway_takes_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         driver = Driver()
         sequence = driver.add(12, tokens=2)
-        take = driver.pool.take
-        calls = iter([False, False, True])
-
-        def failing() -> int:
-            if next(calls, False):
-                raise OutOfBlocks
-            return take()
-
-        monkeypatch.setattr(driver.pool, "take", failing)
-        assert driver.launch() is None
+        with monkeypatch.context() as patch:
+            patch.setattr(driver.pool, "take_many", raising)
+            assert driver.launch() is None
         assert driver.pool.available == 64 and sequence.blocks == []
         driver.finish()
         assert sequence.output == counted(sequence)
@@ -531,16 +529,38 @@ class TestAllocationFailures:
         driver = Driver(host_blocks=8)
         old, new = driver.add(4, tokens=3), driver.add(6, tokens=3)
         driver.turn()
-
-        def failing() -> int:
-            raise OutOfBlocks
-
         with monkeypatch.context() as patch:
-            patch.setattr(driver.pool, "take", failing)
+            patch.setattr(driver.pool, "take_many", raising)
             assert driver.launch() is None
         assert new.status is Status.WAITING and host_free(driver)
         driver.finish()
         assert old.output == counted(old) and new.output == counted(new)
+
+
+class TestLookingAhead:
+    def test_blocks_are_taken_for_many_rounds_at_once_and_the_device_is_told(self) -> None:
+        driver = Driver(64, prefix_cache=False)
+        family = [driver.add(1 + number, tokens=30) for number in range(4)]
+        driver.turns(1 + 4 * AHEAD)
+        assert [step.number for step in driver.steps if step.grown and step.number >= AHEAD] == [4, 8, 12, 16]
+        told: dict[int, list[int]] = {}
+        for step in driver.steps:
+            for sequence, place in step.grown:
+                told.setdefault(sequence.id, []).append(place)
+        for sequence in family:
+            assert told[sequence.id] == list(range(-(-sequence.prompt_length // SIZE), len(sequence.blocks)))
+        driver.finish()
+        assert all(one.output == counted(one) for one in family) and all_free(driver)
+
+    def test_where_room_is_short_nobody_takes_a_block_before_it_is_needed(self) -> None:
+        driver = Driver(7, prefix_cache=False)
+        sequences = [driver.add(3, tokens=12), driver.add(3, tokens=12)]
+        while driver.scheduler.has_work:
+            driver.turn()
+            if driver.pool.available < 2 * len(sequences):
+                needed = [-(-one.computed // SIZE) for one in sequences]
+                assert all(len(one.blocks) <= most + 1 for one, most in zip(sequences, needed, strict=True))
+        assert driver.scheduler.counters.preemptions == 0 and all(one.output == counted(one) for one in sequences)
 
 
 class TestAdmission:

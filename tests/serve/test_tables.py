@@ -55,15 +55,15 @@ def test_who_was_refused_and_ended_is_forgotten() -> None:
     assert not any(holder is pool._refused for holder in gc.get_referrers(refused))
 
 
-def test_the_edge_is_where_blocks_are_full_or_the_last_token_is_drawn_or_was() -> None:
-    made = tables(4)
-    one = running(made, sequence(1, 2, 3, 4, end=8))
+def test_the_edge_is_where_blocks_are_full_or_the_last_token_is_drawn() -> None:
+    made, draft = tables(4), Draft(0)
+    one = running(made, sequence(1, 2, 3, 4, end=12))
     edges = []
-    for one.computed in range(4, 7):
-        if one.computed == one.edge:
-            made.grow(one)
+    for _ in range(4):
+        made.grow([one], draft)
         edges.append((one.edge, len(one.blocks)))
-    assert edges == [(6, 2), (6, 2), (7, 2)]
+    assert edges == [(8, 2), (10, 3), (10, 3), (10, 3)]
+    assert draft.grown == [(one, 1), (one, 2)]
 
 
 @pytest.mark.parametrize(("end", "edge"), [(4, 3), (5, 3), (6, 4), (7, 4), (100, 4)])
@@ -73,12 +73,12 @@ def test_the_first_edge(end: int, edge: int) -> None:
 
 
 def test_without_a_block_there_is_no_growth() -> None:
-    made = tables(1)
+    made, draft = tables(1), Draft(0)
     one = running(made, sequence(1, 2, 3, 4))
     one.computed = 4
     with pytest.raises(OutOfBlocks):
-        made.grow(one)
-    assert (one.edge, len(one.blocks)) == (4, 1)
+        made.grow([one], draft)
+    assert (one.edge, len(one.blocks), draft.grown) == (4, 1, [])
 
 
 def test_only_what_is_complete_is_published() -> None:

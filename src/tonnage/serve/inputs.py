@@ -1,9 +1,10 @@
 """A step's inputs: what the host knows of its rows, packed into one pinned buffer, sent in one copy, unpacked on the device.
 
 What a sequence keeps from step to step lies on the device by its slot: its last token, its block table, how it is sampled.
-So a step of decodes alone sends four numbers a row (slot, position, block of that position, and which row is the next
-longest), and where the same sequences decode as before, the host adds 1 to the positions and looks up only new blocks. All
-else takes the general way. This module knows neither model nor graphs.
+Three numbers a row say what decodes: slot, position, and which row is the next longest. They, too, stay on the device, where
+every pass moves the positions on; so a step of the same sequences as before sends nothing, unless one of them has a new
+block. Where only some have left, their rows are taken out. All else takes the general way. This module knows neither model
+nor graphs.
 """
 
 from bisect import bisect_left
@@ -122,25 +123,28 @@ class _Pack:
 
 
 def decode_batch(rows: Tensor, slots: Slots, block: int, columns: int | None = None) -> tuple[Batch, Tensor]:
-    """The batch of decoding rows [4, rows] (slot, position, block, order) and their slots; on the device alone, for graphs.
+    """The batch of decoding rows [3, rows] (slot, position, order) and their slots; on the device alone, for graphs.
 
-    A padding row has the dummy slot, position −1 and the null block. `columns` of the tables are in use, or all.
+    The rows' positions move on. A padding row has the dummy slot, whose table is of null blocks, and position −1.
+    `columns` of the tables are in use, or all.
     """
-    wide = rows.long()
+    wide = rows[:2].long()
     at, positions = wide[0], wide[1].clamp(min=0)
-    slots.tables.index_put_((at, positions // block), rows[2])
-    count = rows.shape[1]
+    tables = slots.tables[:, :columns].index_select(0, at)
+    blocks = tables.gather(1, (positions // block).unsqueeze(1)).squeeze(1)
+    lengths = rows[1] + 1
     batch = Batch(
         token_ids=slots.last_tokens.index_select(0, at),
         positions=positions,
-        slots=wide[2] * block + positions % block,
-        decodes=count,
-        tables=slots.tables[:, :columns].index_select(0, at),
-        lengths=rows[1] + 1,
+        slots=positions % block + blocks * block,
+        decodes=rows.shape[1],
+        tables=tables,
+        lengths=lengths,
         chunk_starts=slots.no_chunks,
         longest_chunk=0,
-        order=rows[3],
+        order=rows[2],
     )
+    rows[1].add_(lengths.sign())
     return batch, at
 
 
@@ -154,12 +158,13 @@ class Inputs:
         self.slots = Slots(max_seqs, columns, device)
         self._block, self._columns = block, columns
         self._staging = Staging(3 * batched_tokens + max_seqs * (2 * columns + 20) + 16, device, stream)
-        # Of the decoding rows: slot, position, block of that position; the rows with the longest first, which have the
-        # most to do; and the position at which the block ends.
-        self._rows: Ints = np.zeros((5, max_seqs), dtype=np.int32)
-        self._padding: Ints = np.empty((4, max_seqs), dtype=np.int32)
-        self._padding[0], self._padding[1], self._padding[2] = self.slots.dummy, -1, 0
-        self._padding[3] = np.arange(max_seqs)
+        self._row_staging = Staging(3 * max_seqs, device, stream)
+        # Of the decoding rows: slot, position; and the rows with the longest first, which have the most to do.
+        self._rows: Ints = np.zeros((3, max_seqs), dtype=np.int32)
+        self._padding: Ints = np.empty((3, max_seqs), dtype=np.int32)
+        self._padding[0], self._padding[1], self._padding[2] = self.slots.dummy, -1, np.arange(max_seqs)
+        self._sent = 0  # rows on the device, padding included, that are those of the coming step
+        self._grown: tuple[tuple[Sequence, int], ...] = ()
         self._decodes: tuple[Decode, ...] = ()  # of the last step
         self._decoding: list[Sequence] = []
         self._needy: set[Sequence] = set()
@@ -168,8 +173,8 @@ class Inputs:
         self.special: list[int] = []  # rows among `drawing` that need more than the plain draw
 
     def rows(self, size: int) -> Tensor:
-        """The decoding rows on the device [4, size], always at the same place: what graphs read."""
-        return self._staging.device[: 4 * size].view(4, size)
+        """The decoding rows on the device [3, size], always at the same place: what graphs read."""
+        return self._row_staging.device[: 3 * size].view(3, size)
 
     @property
     def widest(self) -> int:
@@ -180,23 +185,30 @@ class Inputs:
         """Bring the host's rows up to this step."""
         moved = step.chunks or step.copies or step.swaps_in or len(self.drawing) != len(self._decodes)
         if not moved and self._left(step.decodes):
-            self._go_on(self._decoding)
+            self._rows[1, : len(self._decoding)] += 1
+            self.renewed = []
         else:
             self._look_up(step, [work.sequence for work in step.decodes])
-        self._decodes = step.decodes
+        self._decodes, self._grown = step.decodes, step.grown
 
     def forget(self) -> None:
         """Take every row as new: the last step did not run to its end."""
-        self._decodes, self._decoding, self.drawing = (), [], []
+        self._decodes, self._decoding, self.drawing, self._grown, self._sent = (), [], [], (), 0
 
     def decodes(self, size: int) -> None:
-        """Send the decoding rows, padded to `size`, to `rows(size)`."""
-        count = len(self._decoding)
-        rows = self._staging.begin()[: 4 * size].reshape(4, size)
-        rows[:, :count] = self._rows[:4, :count]
-        if size > count:
+        """See to it that the decoding rows, padded to `size`, are at `rows(size)`, and their blocks in the tables."""
+        if self._grown:
+            pack = _Pack(self._staging)
+            self._pack_grown(pack)
+            pack.send()
+            self._put_blocks(pack)
+        if size != self._sent:
+            count = len(self._decoding)
+            rows = self._row_staging.begin()[: 3 * size].reshape(3, size)
+            rows[:, :count] = self._rows[:, :count]
             rows[:, count:] = self._padding[:, count:size]
-        self._staging.send_again(4 * size)
+            self._row_staging.send_again(3 * size)
+        self._sent = size  # the pass moves their positions on
 
     def mixed(self, step: Step) -> tuple[Batch, Tensor]:
         """The batch of any step, and the slots of the rows that draw: with chunks, or with rows new to the device."""
@@ -206,6 +218,7 @@ class Inputs:
         self._pack_rows(pack, step, tables[len(tables) - len(step.chunks) :])
         pack.send()
         self._renew(pack)
+        self._sent = 0
         widest = max(len(one.blocks) for one in (*self._decoding, *self.renewed))
         return self._unpack(pack, step, widest), pack.wide("sample slots")
 
@@ -229,29 +242,18 @@ class Inputs:
             del self._decoding[row]
             self._rows[:, row : count - 1] = self._rows[:, row + 1 : count]
             count -= 1
-        self._rows[3, :count] = _longest_first(self._rows[1, :count])
+        self._rows[2, :count] = _longest_first(self._rows[1, :count])
+        self._sent = 0
         self.drawing = self._decoding
         self._find_special(self._needy)
         return True
 
-    def _go_on(self, decoding: list[Sequence]) -> None:
-        """Each of them computes the position after its last one; who comes to the end of its block has a new one."""
-        _, positions, blocks, _, ends = self._rows[:, : len(decoding)]
-        positions += 1
-        new = (positions == ends).nonzero()[0]
-        if len(new):
-            blocks[new] = [decoding[row].blocks[-1] for row in new.tolist()]
-            ends[new] += self._block
-        self.renewed = []
-
     def _look_up(self, step: Step, decoding: list[Sequence]) -> None:
-        count, block = len(decoding), self._block
-        starts = [work.start for work in step.decodes]
+        count, starts = len(decoding), [work.start for work in step.decodes]
         self._rows[0, :count] = [sequence.slot for sequence in decoding]
         self._rows[1, :count] = starts
-        self._rows[2, :count] = [one.blocks[start // block] for one, start in zip(decoding, starts, strict=True)]
-        self._rows[3, :count] = _longest_first(self._rows[1, :count])
-        self._rows[4, :count] = (self._rows[1, :count] // block + 1) * block
+        self._rows[2, :count] = _longest_first(self._rows[1, :count])
+        self._sent = 0
         self.renewed = self._unknown(step, decoding, starts)
         self._decoding = decoding
         self.drawing = decoding + [work.sequence for work in step.chunks if work.samples]
@@ -274,7 +276,6 @@ class Inputs:
     def _pack_renewed(self, pack: _Pack, tables: list[Ints]) -> None:
         """What is kept by slot, and the entries of tables that change: whole rows of the renewed, one block of the others."""
         renewed, columns = self.renewed, self._columns
-        slots, starts, blocks = self._rows[:3, : len(self._decoding)]
         seeds = np.array([mixed_seed(one.sampling.seed or 0, one.draw) for one in renewed], dtype=np.int64)
         # First, since 64 bits must begin at a multiple of them.
         pack.put("seeds", seeds.view(np.int32))
@@ -283,13 +284,19 @@ class Inputs:
         pack.put("renewed", [one.slot for one in renewed])
         pack.put("last tokens", [one.tokens[-1] for one in renewed])
         rows = [one.slot * columns + np.arange(len(table)) for one, table in zip(renewed, tables, strict=True)]
-        pack.put("entries", slots * columns + starts // self._block, *rows)
-        pack.put("blocks", blocks, *tables)
+        self._pack_grown(pack, rows, tables)
+
+    def _pack_grown(self, pack: _Pack, rows: Sized[Ints] = (), tables: Sized[Ints] = ()) -> None:
+        """Entries of tables and what is to stand there: the new blocks of this step, and these."""
+        columns, grown = self._columns, self._grown
+        pack.put("entries", [one.slot * columns + column for one, column in grown], *rows)
+        pack.put("blocks", [one.blocks[column] for one, column in grown], *tables)
 
     def _pack_rows(self, pack: _Pack, step: Step, tables: list[Ints]) -> None:
         """Decodes, then chunks, whose tables these are."""
         chunks, block = step.chunks, self._block
-        slots, starts, blocks = self._rows[:3, : len(self._decoding)]
+        slots, starts, order = self._rows[:, : len(self._decoding)]
+        blocks = [one.blocks[start // block] for one, start in zip(self._decoding, starts.tolist(), strict=True)]
         spans = [np.arange(work.start, work.start + work.count) for work in chunks]
         pages = [table[span // block] * block + span % block for table, span in zip(tables, spans, strict=True)]
         ends = np.cumsum([0] + [work.count for work in chunks])
@@ -297,8 +304,8 @@ class Inputs:
         pack.put("slots", slots, [work.sequence.slot for work in chunks])
         pack.put("ids", *(work.sequence.tokens[work.start : work.start + work.count] for work in chunks))
         pack.put("positions", starts, *spans)
-        pack.put("pages", blocks * block + starts % block, *pages)
-        pack.put("order", self._rows[3, : len(slots)])
+        pack.put("pages", np.array(blocks, dtype=np.int32) * block + starts % block, *pages)
+        pack.put("order", order)
         pack.put("lengths", starts + 1, [work.start + work.count for work in chunks])
         pack.put("chunk starts", ends)
         pack.put("samples", np.arange(len(slots)), last_rows)
@@ -313,7 +320,10 @@ class Inputs:
             slots.seeds.index_copy_(0, at, pack.narrow("seeds").view(torch.int64))
             slots.temperatures.index_copy_(0, at, pack.narrow("temperatures").view(torch.float32))
             slots.last_tokens.index_copy_(0, at, pack.wide("last tokens"))
-        slots.tables.view(-1).index_copy_(0, pack.wide("entries"), pack.narrow("blocks"))
+        self._put_blocks(pack)
+
+    def _put_blocks(self, pack: _Pack) -> None:
+        self.slots.tables.view(-1).index_copy_(0, pack.wide("entries"), pack.narrow("blocks"))
 
     def _unpack(self, pack: _Pack, step: Step, widest: int) -> Batch:
         count, at = len(self._decoding), pack.wide("slots")

@@ -16,6 +16,7 @@ What makes it live: the oldest running sequence can preempt all others, and what
 
 from bisect import bisect_left, insort
 from collections import Counter, defaultdict, deque
+from collections.abc import Iterator
 from collections.abc import Sequence as Sized
 from dataclasses import dataclass
 from itertools import compress
@@ -24,10 +25,13 @@ from tonnage.serve.admission import RANK, NeverFits, Pace, Queue, QueueFull
 from tonnage.serve.blocks import BlockPool, OutOfBlocks
 from tonnage.serve.sampling import FinishReason
 from tonnage.serve.sequence import STILL, Clock, Decode, Rounds, Sequence, Status, Step, Work
-from tonnage.serve.tables import Counters, Draft, Tables
+from tonnage.serve.tables import ROOM_TO_GROW, Counters, Draft, Tables
 
 __all__ = ["Counters", "Limits", "NeverFits", "QueueFull", "Scheduler"]
 
+# In every so many rounds, blocks are taken for as many. The device is told of new blocks then, and goes on alone until the
+# next time; a sequence holds half as many tokens more than it needs.
+AHEAD = 4
 FINISHED = Status.FINISHED
 RUNNING = Status.RUNNING
 
@@ -69,7 +73,6 @@ class Scheduler:
         self._decodes: tuple[Decode, ...] = ()  # all of them, as long as they are the same
         self._answers: tuple[list[int], ...] = ()  # the lists that their tokens go to
         self._changed = False  # since then
-        self._unpublished: dict[Sequence, None] = {}  # of these, who has filled a block since somebody came
         self._filling: list[Sequence] = []  # with tokens to compute before one can be drawn
         self._ending: list[Sequence] = []  # with their last token in flight
         self._stops: Counter[int] = Counter()  # of all that have run and are not finished
@@ -159,7 +162,6 @@ class Scheduler:
 
     def _leave(self, sequence: Sequence) -> None:
         """No longer among those that run; its slot is free, and others may use what it has computed."""
-        self._unpublished.pop(sequence, None)
         self.tables.publish(sequence)
         if sequence.rounds is self._rounds:
             self._forget_edge(sequence)
@@ -192,6 +194,7 @@ class Scheduler:
             tuple(draft.copies),
             tuple(draft.swaps_out),
             tuple(draft.swaps_in),
+            tuple(draft.grown),
         )
         self._next_number += 1
         self._flights[step.number] = _Flight(step, draft.swapped, draft.ending)
@@ -201,17 +204,13 @@ class Scheduler:
         """One token more for each that can, the oldest first to get room. Only those at their edge are looked at."""
         held = dict.fromkeys(self._decoding[draft.budget :])
         due = sorted(self._due.pop(self._rounds.count, ()), key=RANK)
-        self._unpublished.update(dict.fromkeys(due))
-        if not held and self._have_room(due):
-            grown = due
-        else:
-            grown = self._grow_one_by_one(due, held, draft)
-        for sequence in grown:
-            edge = sequence.edge
-            if edge < sequence.end - 1:
-                self._due[edge - sequence.lead].append(sequence)
+        for sequence in due if not held and self._have_room(due, draft) else self._make_room(due, held, draft):
+            if sequence.computed < sequence.end - 2:
+                self._note_edge(sequence)
             else:
                 draft.ending.append(sequence)
+        if self._rounds.count % AHEAD == 0 and not held:
+            self._look_ahead(draft)
         self._rounds.count += 1
         for sequence in held:
             self._hold(sequence)
@@ -223,6 +222,16 @@ class Scheduler:
         for sequence in draft.ending:
             self._stand_still(sequence)
         self._ending += draft.ending
+
+    def _look_ahead(self, draft: Draft) -> None:
+        """While there is plenty of room: at once the blocks that are needed in the next rounds, and then none in those."""
+        rounds = range(self._rounds.count + 1, self._rounds.count + AHEAD)
+        soon = [sequence for round in rounds for sequence in self._due.get(round, ())]
+        if self.pool.available >= len(soon) + ROOM_TO_GROW * len(self._decoding) and self._have_room(soon, draft):
+            for round in rounds:
+                self._due.pop(round, None)
+            for sequence in soon:
+                self._note_edge(sequence)
 
     def _advance_with_others(self, sequence: Sequence) -> None:
         """It decodes from the next step on."""
@@ -256,29 +265,27 @@ class Scheduler:
         if sequence in due:
             due.remove(sequence)
 
-    def _have_room(self, due: list[Sequence]) -> bool:
-        """Give all of them room for one token more, if there is enough for all."""
+    def _have_room(self, sequences: list[Sequence], draft: Draft) -> bool:
+        """Give all of them room at their edges, if there is enough for all."""
         try:
-            self.tables.grow(*due)
+            self.tables.grow(sequences, draft)
         except OutOfBlocks:
             return False
         return True
 
-    def _grow_one_by_one(self, due: list[Sequence], held: dict[Sequence, None], draft: Draft) -> list[Sequence]:
+    def _make_room(self, due: list[Sequence], held: dict[Sequence, None], draft: Draft) -> Iterator[Sequence]:
         """Those for whom there is room, if need be that of newer sequences; the others are held."""
-        grown = []
         for sequence in due:
             if sequence.status is not RUNNING:
                 continue  # an older one took its room
             if sequence in held or not self._grow(sequence, draft):
                 held[sequence] = None
             else:
-                grown.append(sequence)
-        return grown
+                yield sequence
 
     def _grow(self, sequence: Sequence, draft: Draft) -> bool:
         """Room for one token more, if need be that of a newer sequence; False where it may not go on in this step."""
-        while not self._have_room([sequence]):
+        while not self._have_room([sequence], draft):
             if not self._preempt_newer(sequence, draft):
                 return False
         return True
@@ -300,12 +307,17 @@ class Scheduler:
 
     def _admit(self, draft: Draft) -> None:
         """Sequences in the order of the queue, while there are tokens, slots and blocks for the first of them."""
+        published = False
         while draft.budget and self._slots:
             sequence = self.waiting.first()
             running = len(self._decoding) + len(self._filling)
             if sequence is None or sequence.in_flight or sequence.busy or self.tables.refuse_still(sequence, running):
                 return
-            self._publish_all()
+            if not published:
+                # Who comes may use what is complete; as long as nobody does, it need not be said.
+                for one in self.running:
+                    self.tables.publish(one)
+                published = True
             if not self.tables.give(sequence, draft, running):
                 return
             self.waiting.pop()
@@ -316,12 +328,6 @@ class Scheduler:
             sequence.status, sequence.slot = RUNNING, self._slots.pop()
             insort(self._filling, sequence, key=RANK)
             self._chunk(sequence, draft)
-
-    def _publish_all(self) -> None:
-        """Who comes may use what is complete; as long as nobody does, it need not be said."""
-        for sequence in self._unpublished:
-            self.tables.publish(sequence)
-        self._unpublished.clear()
 
     def _preempt_newer(self, sequence: Sequence, draft: Draft) -> bool:
         """The newest of those that run makes room; False where that is the sequence itself."""

@@ -145,6 +145,7 @@ class Step:
     `decodes` compute just the token drawn last (its id may still be in flight: the runner takes it from the slot's last
     token); the same tuple as before while the same sequences go on, so that the runner need not look at each to know.
     `chunks` are pieces of prompts, or of sequences computed again; all their ids are known.
+    `grown` are sequences with a new block since the step before, and its place in their tables; of chunks all are new.
     Pairs are (source block, target block); host blocks are numbered on their own.
     """
 
@@ -154,6 +155,7 @@ class Step:
     copies: tuple[tuple[int, int], ...] = ()
     swaps_out: tuple[tuple[int, int], ...] = ()
     swaps_in: tuple[tuple[int, int], ...] = ()
+    grown: tuple[tuple[Sequence, int], ...] = ()
 
     @property
     def works(self) -> list[Decode | Work]:

@@ -7,13 +7,14 @@ would both write is copied at once: so no block with two holders is ever written
 This module does not know who runs when.
 """
 
+from collections.abc import Sequence as Listed
 from dataclasses import dataclass, field
 
 from tonnage.serve.blocks import BlockPool, OutOfBlocks
 from tonnage.serve.sequence import Decode, Sequence, Status, Work
 
 # Blocks, against thrash: 256 sequences in a cache for a tenth of them see 82 preemptions instead of 215, and 1 % more steps.
-_ROOM_TO_GROW = 2
+ROOM_TO_GROW = 2
 # Looking up a member of an enum is slow in Python 3.11, and this one is asked for whenever a block is full.
 RUNNING = Status.RUNNING
 
@@ -41,6 +42,7 @@ class Draft:
     swaps_in: list[tuple[int, int]] = field(default_factory=list)
     preempted: bool = False
     ending: list[Sequence] = field(default_factory=list)  # decodes that draw the last token that they may
+    grown: list[tuple[Sequence, int]] = field(default_factory=list)  # and the place of the new block in their tables
     swapped: list[Sequence] = field(default_factory=list)  # of the preempted, those that `swaps_out` are of
 
 
@@ -71,16 +73,15 @@ class Tables:
             return self._fork(sequence, parent, draft, room)
         return self._start(sequence, room)
 
-    def grow(self, *sequences: Sequence) -> None:
-        """Room for one token more in each, in a new block if need be; raises `OutOfBlocks` where not for all of them."""
+    def grow(self, sequences: Listed[Sequence], draft: Draft) -> None:
+        """Room for a token at the edge of each, in a new block if need be; raises `OutOfBlocks` where not for all of them."""
         size = self.pool.size
-        full = [one.blocks for one in sequences if one.rounds.count + one.lead == len(one.blocks) * size]
-        for blocks, block in zip(full, self.pool.take_many(len(full)), strict=True):
-            blocks.append(block)
+        full = [one for one in sequences if one.edge == len(one.blocks) * size]
+        for one, block in zip(full, self.pool.take_many(len(full)), strict=True):
+            draft.grown.append((one, len(one.blocks)))
+            one.blocks.append(block)
         for one in sequences:
             room, last = len(one.blocks) * size, one.end - 2
-            if one.rounds.count + one.lead == last:
-                last += 1
             one.edge = room if room < last else last
 
     def publish(self, sequence: Sequence, complete: int = 0) -> None:
@@ -129,7 +130,7 @@ class Tables:
 
     def _room(self, running: int) -> int:
         """Blocks for a newcomer. Each that runs keeps room to grow, so that not the newcomer is preempted at once."""
-        return self.pool.available - running * _ROOM_TO_GROW
+        return self.pool.available - running * ROOM_TO_GROW
 
     def _start(self, sequence: Sequence, room: int) -> bool:
         """With what is cached; at least the last token is computed, since it draws."""

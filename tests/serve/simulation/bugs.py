@@ -62,11 +62,11 @@ class ForgetsTheChain(WatchedPool):
 class EvictsWithoutForgetting(WatchedPool):
     """A block that is taken for new tokens can still be found by its old ones."""
 
-    def take(self) -> int:
+    def take_many(self, number: int) -> list[int]:
         found = dict(self._found)
-        block = super().take()
+        blocks = super().take_many(number)
         self._found = found
-        return block
+        return blocks
 
 
 class FreesTheSharedBlock(WatchedPool):
@@ -191,9 +191,19 @@ class KeepsDrawsAside(Queue):
 class HasRoomForOneMore(Tables):
     """The room in a sequence's last block is counted with one token too many."""
 
-    def grow(self, sequence: Sequence) -> None:
-        super().grow(sequence)
-        sequence.edge = min(sequence.edge + 1, sequence.end - 1)
+    def grow(self, sequences: Sized[Sequence], draft: Draft) -> None:
+        super().grow(sequences, draft)
+        for sequence in sequences:
+            sequence.edge = min(sequence.edge + 1, sequence.end - 2)
+
+
+class TellsNobodyOfNewBlocks(Tables):
+    """A block that is taken ahead is not told to the device."""
+
+    def grow(self, sequences: Sized[Sequence], draft: Draft) -> None:
+        told = draft.grown[:]
+        super().grow(sequences, draft)
+        draft.grown[:] = told + [(one, place) for one, place in draft.grown[len(told) :] if one.computed == one.edge]
 
 
 class HoldsWithoutANote(Scheduler):

@@ -38,6 +38,8 @@ class Device:
     def launch(self, step: Step) -> list[int]:
         """Run a step; the tokens that it draws."""
         self._move(step)
+        for sequence, column in step.grown:
+            self.slots[sequence.slot].table[column:] = [sequence.blocks[column]]
         drawn = [self._compute(work, self._continued(work)) for work in step.decodes]
         drawn += [self._compute(work, self._renewed(work)) for work in step.chunks]
         self.drew = step.samplers
@@ -81,11 +83,11 @@ class Device:
         return slot
 
     def _continued(self, work: Work) -> Slot:
-        """The same, if it drew in the step before: then the device has all but the block that is written now."""
-        slot, index = self.slots[work.sequence.slot], work.start // self.size
+        """The same, if it drew in the step before: then the device has been told of each new block."""
+        slot = self.slots[work.sequence.slot]
         if slot.owner is not work.sequence or slot.owner not in self.drew:
             return self._renewed(work)
-        slot.table[index : index + 1] = [work.sequence.blocks[index]]
+        assert slot.table == work.sequence.blocks, f"{describe(work)} has blocks that the device does not know of"
         return slot
 
     def _ids(self, work: Work, slot: Slot) -> list[int]:

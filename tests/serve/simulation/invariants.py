@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from serve.simulation.device import describe
 from tonnage.serve.accounts import KvLedger, kv_ledger
 from tonnage.serve.blocks import BlockPool
+from tonnage.serve.scheduler import AHEAD
 from tonnage.serve.sequence import Sequence, Status, Step
 
 if TYPE_CHECKING:
@@ -103,9 +104,9 @@ def _check_edges(run: Run) -> None:
 
 
 def _check_table(run: Run, sequence: Sequence) -> None:
-    """Room for what is computed, and not a block more than its known tokens need."""
+    """Room for what is computed, and not a block more than its known tokens need, or a few that are soon to come."""
     size, count, computed = run.scenario.size, len(sequence.blocks), sequence.computed
-    least, most = -(-computed // size), -(-max(computed, len(sequence.tokens)) // size)
+    least, most = -(-computed // size), -(-max(computed + AHEAD, len(sequence.tokens)) // size)
     assert least <= count <= most, f"#{sequence.id} holds {count} blocks of {size} for {computed} computed tokens"
 
 
