@@ -8,7 +8,7 @@ several threads at once. This module knows no HTTP, and of text only what `gener
 import random
 from collections.abc import Sequence as Listed
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import compress, count
 from pathlib import Path
 from time import monotonic, perf_counter
@@ -78,10 +78,10 @@ class Stats:
 class Turn:
     """What a step brought: a token for each of the sequences that were still there, and who ended."""
 
-    sequences: list[Sequence] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob | None] | None = None
-    finished: list[Sequence] = field(default_factory=list)
+    sequences: list[Sequence]
+    tokens: list[int]
+    logprobs: list[TokenLogprob | None] | None
+    finished: list[Sequence]
 
 
 @dataclass(slots=True)
@@ -261,11 +261,13 @@ class Engine:
         self._stumbled = False
         launched, failed = self._launch(step) if step is not None else (None, [])
         flight, self._flight = self._flight, launched
-        turn = Turn(finished=failed)
         host_s = perf_counter() - began_s
-        if flight is not None:
-            host_s += self._land(flight, turn)
-        self._count(flight, turn, host_s, began_s)
+        if flight is None:
+            self.stats.host_s += host_s
+            self._last_s = began_s + host_s if launched else 0.0
+            return Turn([], [], None, failed)
+        turn, landing_s = self._land(flight, failed)
+        self._count(flight, turn, host_s + landing_s, began_s)
         return turn
 
     def _launch(self, step: Step) -> tuple[Flight | None, list[Sequence]]:
@@ -284,34 +286,34 @@ class Engine:
             torch.cuda.empty_cache()
         return None, failed
 
-    def _land(self, flight: Flight, turn: Turn) -> float:
-        """Wait for a step and take its tokens; the seconds of work, waiting left out."""
+    def _land(self, flight: Flight, failed: list[Sequence]) -> tuple[Turn, float]:
+        """Wait for a step and take its tokens; and the seconds of work, waiting left out."""
         try:
             tokens, logprobs = flight.pending.result()
         except BaseException:
             self.scheduler.fail(flight.step)
             raise
         began_s = perf_counter()
-        turn.sequences, turn.tokens, turn.logprobs = flight.pending.drawing, tokens, logprobs
+        turn = Turn(flight.pending.drawing, tokens, logprobs, failed)
         if self.scheduler.counters.finished > flight.finished:
             # Whoever ended meanwhile drew in vain.
             here = [sequence.finish_reason is None for sequence in turn.sequences]
             turn.sequences, turn.tokens = list(compress(turn.sequences, here)), list(compress(tokens, here))
             turn.logprobs = list(compress(logprobs, here)) if logprobs else None
         turn.finished += self.scheduler.complete(flight.step, tokens)
-        return perf_counter() - began_s
+        return turn, perf_counter() - began_s
 
-    def _count(self, flight: Flight | None, turn: Turn, host_s: float, began_s: float) -> None:
+    def _count(self, flight: Flight, turn: Turn, host_s: float, began_s: float) -> None:
+        """From one landing to the next; from the start of this turn where nothing was under way before it."""
         stats, now_s = self.stats, perf_counter()
-        if flight is not None:
-            # From one landing to the next; from the start of this turn where nothing was under way before it.
-            stats.steps += 1
-            stats.tokens += len(turn.tokens)
-            stats.computed_tokens += flight.step.tokens
-            stats.busy_s += now_s - (self._last_s or began_s)
-            if stats.steps % _STEPS_PER_LOOK == 0:
-                self._watch(now_s - (self._last_s or began_s))
+        passed_s = now_s - (self._last_s or began_s)
+        stats.steps += 1
+        stats.tokens += len(turn.tokens)
+        stats.computed_tokens += flight.step.tokens
+        stats.busy_s += passed_s
         stats.host_s += host_s
+        if stats.steps % _STEPS_PER_LOOK == 0:
+            self._watch(passed_s)
         self._last_s = now_s if self._flight is not None else 0.0
 
     def _watch(self, elapsed_s: float) -> None:

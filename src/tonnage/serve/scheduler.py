@@ -391,7 +391,7 @@ class Scheduler:
             decodes, tokens = list(compress(decodes, here)), list(compress(tokens, here))
         answers = self._answers if decodes is self._decodes else [work.sequence.tokens for work in decodes]
         deque(map(list.append, answers, tokens), maxlen=0)
-        if not self._stops.keys().isdisjoint(tokens):
+        if self._stops and not self._stops.keys().isdisjoint(tokens):
             news = zip(decodes, tokens, strict=False)
             self._end([work.sequence for work, token in news if token in work.sequence.stops], "stop", finished)
         self._end(flight.ending, "length", finished)
