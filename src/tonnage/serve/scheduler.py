@@ -11,7 +11,8 @@ undone late: a row computed for a sequence that had ended is dropped.
 
 What makes it safe: a block is shared or published only once the step that wrote it is complete; a sequence comes back only
 once nothing of it is in flight; only full blocks are shared, so no block with two holders is ever written.
-What makes it live: the oldest running sequence can preempt all others, and whatever is accepted fits the pool alone.
+What makes it live: the oldest running sequence can preempt all others, or wait until those that end have ended; and whatever is
+accepted fits the pool alone.
 """
 
 from bisect import bisect_left, insort
@@ -226,10 +227,10 @@ class Scheduler:
     def _look_ahead(self, draft: Draft) -> None:
         """While there is plenty of room: at once the blocks that are needed in the next rounds, and then none in those."""
         rounds = range(self._rounds.count + 1, self._rounds.count + AHEAD)
-        soon = [sequence for round in rounds for sequence in self._due.get(round, ())]
+        soon = [sequence for number in rounds for sequence in self._due.get(number, ())]
         if self.pool.available >= len(soon) + ROOM_TO_GROW * len(self._decoding) and self._have_room(soon, draft):
-            for round in rounds:
-                self._due.pop(round, None)
+            for number in rounds:
+                self._due.pop(number, None)
             for sequence in soon:
                 self._note_edge(sequence)
 
