@@ -10,6 +10,7 @@ graph is made of, and how long a launch of it takes while the device idles. Writ
 import argparse
 import ctypes
 import json
+import resource
 import statistics
 import sys
 import time
@@ -115,7 +116,7 @@ class Found:
 
 def measure(engine: Engine, work: serve.Workload) -> tuple[Found, Found, float]:
     """Of full steps in which nobody ends, and in which somebody does; and the clock's own seconds in a step."""
-    clock, kinds = Clock(), []
+    clock, kinds, faults = Clock(), [], page_faults()
     for prompt, wanted in zip(work.prompts, work.outputs, strict=True):
         sampling = Sampling(max_tokens=wanted, temperature=serve.TEMPERATURE, ignore_eos=True, seed=0)
         engine.submit(prompt, sampling, salt="measured")
@@ -128,8 +129,14 @@ def measure(engine: Engine, work: serve.Workload) -> tuple[Found, Found, float]:
             kinds.append((full, bool(turn.finished)))
     pairs = list(zip(clock.turns, kinds, strict=True))
     calm, ending = ([turn for turn, kind in pairs if kind == (True, ends)] for ends in (False, True))
+    serve.say(f"{(page_faults() - faults) / len(pairs):.1f} page faults a step")
     clock_s = clock.calls / len(pairs) * call_s()
     return found_of(calm), found_of(ending), clock_s
+
+
+def page_faults() -> int:
+    """Of this process so far: memory touched for the first time, which a virtual machine may have to ask for."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def found_of(turns: list[Counter[str]]) -> Found:

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tonnage.serve.blocks import BlockPool, OutOfBlocks
+from tonnage.serve.blocks import BlockPool, OutOfBlocks, Text
 
 TOKENS = st.tuples(st.integers(0, 1), st.integers(0, 1))
 
@@ -15,7 +15,7 @@ def published(pool: BlockPool, *chain: tuple[int, ...], salt: str = "") -> list[
     blocks, link = [], salt
     for tokens in chain:
         blocks.append(pool.take())
-        link = pool.publish(blocks[-1], link, list(tokens))
+        link = pool.publish(blocks[-1], link, Text(list(tokens)))
     return blocks
 
 
@@ -64,6 +64,18 @@ def test_the_longest_known_prefix_is_found() -> None:
     assert pool.match([1, 2, 3, 5], "")[0] == [first]
     assert pool.match([1, 2, 3], "")[0] == [first]
     assert pool.match([3, 4], "")[0] == []
+
+
+def test_a_packed_text_is_found_and_compared_like_any_other() -> None:
+    pool, tokens = BlockPool(9, 2), [2**31 - 1, 0, 7, 7]
+    text, blocks, link = Text(tokens), [pool.take(), pool.take()], ""
+    for index, block in enumerate(blocks):
+        link = pool.publish(block, link, text, 2 * index)
+    text.pack()
+    assert text.tokens is not tokens and list(text.tokens) == tokens
+    assert pool.match(tokens, "")[0] == blocks
+    assert pool.match([*tokens[:2], 7, 8], "")[0] == blocks[:1]
+    assert pool.publish(pool.take(), "", Text(tokens[:])) == pool.match(tokens, "")[1][0]
 
 
 def test_a_prefix_is_the_tenants_own() -> None:
@@ -138,6 +150,7 @@ class Pool(RuleBasedStateMachine):
             assert self.content[block] == (salt, tuple(tokens[: 2 * index + 2]))
             self.pool.share(block)
         link = links[-1] if links else salt
+        text = Text(tokens)
         for index in range(len(blocks), len(chain)):
             if not self.pool.available:
                 with pytest.raises(OutOfBlocks):
@@ -146,10 +159,12 @@ class Pool(RuleBasedStateMachine):
                 return
             block = self.pool.take()
             assert not any(block in table for table in (*self.tables, blocks))
-            link = self.pool.publish(block, link, tokens, 2 * index)
+            link = self.pool.publish(block, link, text, 2 * index)
             self.content[block] = (salt, tuple(tokens[: 2 * index + 2]))
             blocks.append(block)
         self.tables.append(blocks)
+        if len(tokens) % 3 == 0:
+            text.pack()
 
     @precondition(lambda self: self.tables)
     @rule(data=st.data())

@@ -1,5 +1,6 @@
 """The state machine, one rule at a time. All of them at once, under faults, are the business of `simulation`."""
 
+from array import array
 from collections.abc import Callable
 
 import pytest
@@ -535,6 +536,16 @@ class TestAllocationFailures:
         assert new.status is Status.WAITING and host_free(driver)
         driver.finish()
         assert old.output == counted(old) and new.output == counted(new)
+
+
+def test_who_has_ended_leaves_packed_tokens_in_the_prefix_cache() -> None:
+    driver = Driver()
+    sequence = driver.add(9, tokens=4)
+    driver.finish()
+    assert driver.pool.cached == 3 and isinstance(sequence.text.tokens, array)
+    again = driver.add(sequence.tokens[:10], tokens=2)
+    driver.finish()
+    assert again.cached == 8 and isinstance(sequence.tokens, list)
 
 
 class TestLookingAhead:

@@ -7,21 +7,37 @@ A cached block is found by its link to the block before it, and its tokens are c
 all but the first are found by link and tokens. Links are numbers that are never given twice, and the first block is linked to
 the tenant's salt; so what is found has the same tokens from the very start, by comparison and not by hash alone, and is the
 same tenant's. Most blocks that are filled are the only ones to follow theirs: so nothing is hashed then but a number, and the
-tokens stay where they are, in the list of their sequence.
+tokens stay where they are, in the list of their sequence; they are packed when it has ended.
 
 This module does not know what lies in a block, nor on which device.
 """
 
+from array import array
 from collections.abc import Sequence
 
 Link = int | str
 _Key = Link | tuple[Link, tuple[int, ...]]
-_NOTHING: tuple[list[int], int] = ([], 0)
 NULL_BLOCK = 0
 
 
 class OutOfBlocks(Exception):
     """Every block is held by somebody."""
+
+
+class Text:
+    """The tokens of one sequence, of which the prefix cache keeps parts: its own list, which only grows; packed, a tenth."""
+
+    __slots__ = ("tokens",)
+
+    def __init__(self, tokens: list[int]) -> None:
+        self.tokens: list[int] | array[int] = tokens
+
+    def pack(self) -> None:
+        """It grows no longer. The list is let go."""
+        self.tokens = array("i", self.tokens)
+
+
+_NOTHING = (Text([]), 0)
 
 
 class BlockPool:
@@ -89,12 +105,13 @@ class BlockPool:
             elif left == 1:
                 self.shared -= 1
 
-    def publish(self, block: int, parent: Link, tokens: list[int], start: int = 0) -> Link:
+    def publish(self, block: int, parent: Link, text: Text, start: int = 0) -> Link:
         """Offer a full block, held and final, for reuse; its link, or that of an equal block that was there before.
 
         `parent` is the link of the block before it, or the salt where there is none. Its own tokens are those from `start`
-        on; they are kept as they are, so `tokens` may only ever grow at its end.
+        on.
         """
+        tokens = text.tokens
         assert len(tokens) >= start + self.size and self._references[block] > 0
         if self._keys[block] is not None:
             return self._links[block]
@@ -105,7 +122,7 @@ class BlockPool:
             known = self._found.setdefault(key, block)
         if known != block:
             return self._links[known]
-        self._keys[block], self._texts[block] = key, (tokens, start)
+        self._keys[block], self._texts[block] = key, (text, start)
         self._last_link = link = self._last_link + 1
         self._links[block] = link
         return link
@@ -127,10 +144,10 @@ class BlockPool:
             links.append(link)
         return blocks, links
 
-    def _has(self, block: int, tokens: list[int], start: int) -> bool:
+    def _has(self, block: int, tokens: Sequence[int], start: int) -> bool:
         """Whether a cached block is of just these tokens."""
-        own, first = self._texts[block]
-        return own[first : first + self.size] == tokens[start : start + self.size]
+        text, first = self._texts[block]
+        return list(text.tokens[first : first + self.size]) == list(tokens[start : start + self.size])
 
     def _forget(self, block: int) -> None:
         """It can be found no longer."""

@@ -150,6 +150,8 @@ class Scheduler:
         else:
             self.waiting.remove(sequence)
         self.tables.release(sequence)
+        if sequence.published:
+            sequence.text.pack()
         if sequence.rank >= 0:
             self._stops -= Counter(sequence.stops)
         sequence.status, sequence.finish_reason = FINISHED, reason

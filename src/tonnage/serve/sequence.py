@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from tonnage.serve.blocks import Link
+from tonnage.serve.blocks import Link, Text
 from tonnage.serve.sampling import FinishReason, Sampling
 
 Clock = Callable[[], float]
@@ -74,6 +74,10 @@ class Sequence:
     link: Link = ""  # of the last of them
     busy: int = 0  # launched chunks and swaps that are not complete
     host_blocks: list[int] = field(default_factory=list)
+    text: Text = field(init=False)  # its tokens, for those who keep some of them
+
+    def __post_init__(self) -> None:
+        self.text = Text(self.tokens)
 
     @property
     def computed(self) -> int:

@@ -96,7 +96,7 @@ class Tables:
             complete = max(complete, min(sequence.computed, len(tokens) - 1))
         size, link = pool.size, sequence.link
         for index, block in enumerate(sequence.blocks[published : complete // size], published):
-            link = pool.publish(block, link, tokens, index * size)
+            link = pool.publish(block, link, sequence.text, index * size)
         sequence.published, sequence.link = max(published, complete // size), link
 
     def release(self, sequence: Sequence) -> None:

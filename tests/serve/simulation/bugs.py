@@ -8,7 +8,7 @@ from collections.abc import Sequence as Sized
 from serve.simulation.pool import WatchedPool
 from serve.simulation.run import SeedFailed, play
 from tonnage.serve.admission import RANK, Pace, Queue, QueueFull
-from tonnage.serve.blocks import Link
+from tonnage.serve.blocks import Link, Text
 from tonnage.serve.sampling import FinishReason
 from tonnage.serve.scheduler import Scheduler
 from tonnage.serve.sequence import Sequence, Status, Step
@@ -20,8 +20,8 @@ from tonnage.serve.tables import Draft, Tables
 class ForgetsTheSalt(WatchedPool):
     """A prefix is found whoever's it is."""
 
-    def publish(self, block: int, parent: Link, tokens: list[int], start: int = 0) -> Link:
-        return super().publish(block, "" if isinstance(parent, str) else parent, tokens, start)
+    def publish(self, block: int, parent: Link, text: Text, start: int = 0) -> Link:
+        return super().publish(block, "" if isinstance(parent, str) else parent, text, start)
 
     def match(self, tokens: list[int], salt: str, most: int | None = None) -> tuple[list[int], list[Link]]:
         return super().match(tokens, "", most)
@@ -30,8 +30,8 @@ class ForgetsTheSalt(WatchedPool):
 class TrustsTheHash(WatchedPool):
     """A block is found by a hash of its tokens, which are not compared; here the hash is weak."""
 
-    def publish(self, block: int, parent: Link, tokens: list[int], start: int = 0) -> Link:
-        return super().publish(block, parent, self._weak(tokens[start : start + self.size]))
+    def publish(self, block: int, parent: Link, text: Text, start: int = 0) -> Link:
+        return super().publish(block, parent, Text(self._weak(list(text.tokens[start : start + self.size]))))
 
     def match(self, tokens: list[int], salt: str, most: int | None = None) -> tuple[list[int], list[Link]]:
         most = len(tokens) // self.size if most is None else most
@@ -45,8 +45,8 @@ class TrustsTheHash(WatchedPool):
 class ForgetsTheChain(WatchedPool):
     """A block is found by its own tokens, whatever came before them."""
 
-    def publish(self, block: int, parent: Link, tokens: list[int], start: int = 0) -> Link:
-        super().publish(block, "", tokens, start)
+    def publish(self, block: int, parent: Link, text: Text, start: int = 0) -> Link:
+        super().publish(block, "", text, start)
         return ""
 
     def match(self, tokens: list[int], salt: str, most: int | None = None) -> tuple[list[int], list[Link]]:
@@ -57,6 +57,15 @@ class ForgetsTheChain(WatchedPool):
                 break
             blocks += found
         return blocks, [""] * len(blocks)
+
+
+class PacksTheWrongTokens(Scheduler):
+    """Of a sequence that ended, the prefix cache keeps what it would have said had it gone on."""
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        super()._finish(sequence, reason)
+        if sequence.published:
+            sequence.text.tokens = [token + 1 for token in sequence.text.tokens]
 
 
 class EvictsWithoutForgetting(WatchedPool):

@@ -1,7 +1,7 @@
 """The real pool of blocks, under watch: it can be told to fail, and it notes what everything in the prefix cache means."""
 
 from serve.simulation.story import key_after, root
-from tonnage.serve.blocks import BlockPool, Link, OutOfBlocks
+from tonnage.serve.blocks import BlockPool, Link, OutOfBlocks, Text
 
 
 class WatchedPool(BlockPool):
@@ -19,10 +19,10 @@ class WatchedPool(BlockPool):
         self.fails_in = max(self.fails_in - number, 0)
         return super().take_many(number)
 
-    def publish(self, block: int, parent: Link, tokens: list[int], start: int = 0) -> Link:
-        link = super().publish(block, parent, tokens, start)
+    def publish(self, block: int, parent: Link, text: Text, start: int = 0) -> Link:
+        link = super().publish(block, parent, text, start)
         if link not in self.meanings:
             before = root(parent) if isinstance(parent, str) else self.meanings[parent][-1]
-            own = tokens[start : start + self.size]
+            own = text.tokens[start : start + self.size]
             self.meanings[link] = [before := key_after(before, token) for token in own]
         return link
