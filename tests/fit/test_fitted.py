@@ -209,6 +209,15 @@ def test_a_plan_of_techniques_that_exclude_each_other_is_refused_with_the_reason
     assert_nothing_left(training)
 
 
+def test_a_plan_of_another_version_recomputes_whole_blocks_and_says_so() -> None:
+    training = build_training(CASES["llama"])
+    plan = make_plan(Recompute(modes={"model.layers.0": ["3:aten.mm.default"], "model.layers.1": "block"}), torch="0.1")
+    with pytest.warns(UserWarning, match=r"made with torch 0\.1 for NVIDIA H200.* recomputed whole here"):
+        fitted = apply_plan(training, plan)
+    assert [fitted.model.model.layers[n].forward.replayer.kept for n in (0, 1)] == [{}, {}]
+    assert fitted.plan is plan
+
+
 def test_inside_plain_the_model_computes_as_before_and_is_fitted_again_afterwards() -> None:
     fitted = fit_llama(*MODEL_SIDE)
     changed = [name for name, module in fitted.model.named_modules() if "forward" in module.__dict__]

@@ -5,6 +5,7 @@ chooses among the rest for the smallest step time within the budgets. One rehear
 above the budget, the difference is taken off the budget and the solver chooses again.
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -112,7 +113,7 @@ def apply_plan(training: Training, plan: Plan) -> Fitted:
         raise RequestError(f"The plan cannot be applied: {problem}.", hint="Make it again with tonnage.fit.")
     applied = Applied(training)
     try:
-        applied.add(plan.techniques if _made_here(plan, training) else [_without_operators(t) for t in plan.techniques])
+        applied.add(plan.techniques if _made_here(plan, training) else _carried_over(plan))
     except BaseException:
         applied.take_away()
         raise
@@ -124,8 +125,19 @@ def _made_here(plan: Plan, training: Training) -> bool:
     return (plan.device, plan.torch) == (here, torch.__version__)
 
 
-def _without_operators(technique: Technique) -> Technique:
+def _carried_over(plan: Plan) -> list[Technique]:
     """Which operators a block calls is a matter of device, type and version: elsewhere such blocks are recomputed whole."""
+    techniques = [_without_operators(technique) for technique in plan.techniques]
+    if techniques != list(plan.techniques):
+        warnings.warn(
+            f"The plan was made with torch {plan.torch or 'of an unknown version'} for {plan.device}: blocks that keep some of"
+            " their operators there are recomputed whole here, which takes less memory and more time than it says.",
+            stacklevel=4,
+        )
+    return techniques
+
+
+def _without_operators(technique: Technique) -> Technique:
     if not isinstance(technique, Recompute):
         return technique
     modes = {block: mode if isinstance(mode, str) else BLOCK for block, mode in technique.modes.items()}
