@@ -224,7 +224,7 @@ def test_what_can_never_fit_is_refused() -> None:
 
 
 def test_preempted_requests_are_answered_all_the_same() -> None:
-    engine = FakeEngine(blocks=17, size=4, max_seqs=8, prefix_cache=False)
+    engine = FakeEngine(blocks=17, size=4, max_seqs=8, prefix_cache=False, pace_s=0.005)
     with serving(engine) as live:
         many = [Background(lambda: live.complete(prompt=[5] * 6, max_tokens=40, ignore_eos=True)) for _ in range(8)]
         assert [each.result().json()["usage"]["completion_tokens"] for each in many] == [40] * 8
