@@ -472,12 +472,13 @@ def installed(package: str) -> str | None:
 
 
 def commit() -> str | None:
-    """Of the tree that ran; None where there is no repository."""
+    """Of the tree that ran, with a + where it was changed since; None where there is no repository."""
     try:
         found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=RESULTS)
+        changed = subprocess.run(["git", "status", "--short", "-uno"], capture_output=True, text=True, cwd=RESULTS)
     except OSError:
         return None
-    return found.stdout.strip() or None
+    return found.stdout.strip() + "+" * bool(changed.stdout.strip()) or None
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
