@@ -475,7 +475,8 @@ def commit() -> str | None:
     """Of the tree that ran, with a + where it was changed since; None where there is no repository."""
     try:
         found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=RESULTS)
-        changed = subprocess.run(["git", "status", "--short", "-uno"], capture_output=True, text=True, cwd=RESULTS)
+        status = ["git", "status", "--short", "-uno", "--", ":/", ":!/benchmarks/results"]
+        changed = subprocess.run(status, capture_output=True, text=True, cwd=RESULTS)
     except OSError:
         return None
     return found.stdout.strip() + "+" * bool(changed.stdout.strip()) or None

@@ -72,10 +72,36 @@ def test_a_packed_text_is_found_and_compared_like_any_other() -> None:
     for index, block in enumerate(blocks):
         link = pool.publish(block, link, text, 2 * index)
     text.pack()
-    assert text.tokens is not tokens and list(text.tokens) == tokens
+    assert text.part(0, 4) == tokens and len(text) == 4
     assert pool.match(tokens, "")[0] == blocks
     assert pool.match([*tokens[:2], 7, 8], "")[0] == blocks[:1]
     assert pool.publish(pool.take(), "", Text(tokens[:])) == pool.match(tokens, "")[1][0]
+
+
+def test_of_a_text_that_ended_only_what_is_kept_stays() -> None:
+    """A chat, each turn of which finds all but its end: what is kept grows with what is cached, not with its square."""
+    pool, tokens, texts = BlockPool(500, 2), [], []
+    for turn in range(100):
+        tokens = [*tokens, turn, turn + 1, turn + 2, turn + 3]
+        blocks, links = pool.match(tokens, "")
+        text, link = Text(tokens), links[-1] if links else ""
+        for index in range(len(blocks), len(tokens) // 2):
+            link = pool.publish(pool.take(), link, text, 2 * index)
+        text.pack()
+        texts.append(text)
+    assert sum(len(text._tokens) for text in texts) == len(tokens) == 400
+    assert len(pool.match(tokens, "")[0]) == 200
+
+
+def test_an_equal_block_is_found_though_the_first_that_followed_the_same_is_gone() -> None:
+    pool = BlockPool(4, 2)
+    (first,), (second,) = published(pool, (1, 1)), published(pool, (2, 2))
+    pool.release([first])
+    pool.take()
+    assert pool.take() == first and pool.match([1, 1], "")[0] == []
+    (link,) = pool.match([2, 2], "")[1]
+    pool.release([first])
+    assert pool.publish(pool.take(), "", Text([2, 2])) == link and pool.match([2, 2], "")[0] == [second]
 
 
 def test_a_prefix_is_the_tenants_own() -> None:

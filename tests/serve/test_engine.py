@@ -149,6 +149,8 @@ def test_logprobs_are_the_models() -> None:
     ([1] * 4000, "4,000 tokens"),
     ([1, VOCAB], f"token id {VOCAB}"),
     ([-1], "token id -1"),
+    ([1.0, 2.0], "no token id"),
+    ([None], "no token id"),
     ("some text", "no tokenizer"),
 ])  # fmt: skip
 def test_prompts_that_cannot_be_served(prompt: list[int] | str, words: str) -> None:

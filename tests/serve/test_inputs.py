@@ -41,7 +41,11 @@ class Story:
         for sequence, done in list(self.running.items()):
             if done >= COLUMNS * BLOCK or (some and random.random() < 0.5):
                 self.throw_out(sequence)
-        decodes = tuple(self.works.setdefault(one, Work(one, 0, 1, True)) for one in self.running)
+        if random.random() < 0.05:
+            self.stumble()
+        held = {one for one in self.running if random.random() < 0.1}
+        going = [one for one in self.running if one not in held]
+        decodes = tuple(self.works.setdefault(one, Work(one, 0, 1, True)) for one in going)
         ahead, grown = random.choice((0, 0, 0, 3, 6)), []
         for work in decodes:
             one, work.start = work.sequence, self.running[work.sequence]
@@ -54,6 +58,12 @@ class Story:
             self.note_way(decodes, alone=not chunks)
             self.last = self.last if decodes == self.last else decodes
             self.check(Step(0, self.last, tuple(chunks), grown=tuple(grown)))
+
+    def stumble(self) -> None:
+        """A step was not launched: the host waits for those in flight, and sends everything anew."""
+        for sequence in list(self.in_flight):
+            self.land(sequence)
+        self.inputs.forget()
 
     def note_way(self, decodes: tuple[Work, ...], *, alone: bool) -> None:
         """The same as before, or fewer of them, need not be looked up."""

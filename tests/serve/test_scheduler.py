@@ -542,7 +542,7 @@ def test_who_has_ended_leaves_packed_tokens_in_the_prefix_cache() -> None:
     driver = Driver()
     sequence = driver.add(9, tokens=4)
     driver.finish()
-    assert driver.pool.cached == 3 and isinstance(sequence.text.tokens, array)
+    assert driver.pool.cached == 3 and isinstance(sequence.text._tokens, array)
     again = driver.add(sequence.tokens[:10], tokens=2)
     driver.finish()
     assert again.cached == 8 and isinstance(sequence.tokens, list)

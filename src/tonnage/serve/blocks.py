@@ -7,12 +7,13 @@ A cached block is found by its link to the block before it, and its tokens are c
 all but the first are found by link and tokens. Links are numbers that are never given twice, and the first block is linked to
 the tenant's salt; so what is found has the same tokens from the very start, by comparison and not by hash alone, and is the
 same tenant's. Most blocks that are filled are the only ones to follow theirs: so nothing is hashed then but a number, and the
-tokens stay where they are, in the list of their sequence; they are packed when it has ended.
+tokens stay where they are, in the list of their sequence. Of a sequence that has ended, those that are kept are packed.
 
 This module does not know what lies in a block, nor on which device.
 """
 
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 
 Link = int | str
@@ -25,16 +26,36 @@ class OutOfBlocks(Exception):
 
 
 class Text:
-    """The tokens of one sequence, of which the prefix cache keeps parts: its own list, which only grows; packed, a tenth."""
+    """The tokens of one sequence, parts of which are in the prefix cache: its own list, which only grows, until it has ended.
 
-    __slots__ = ("tokens",)
+    Packed, they are a tenth, and only what is kept: a long prompt of which all but the end was found elsewhere is not.
+    """
+
+    __slots__ = ("_first", "_last", "_offset", "_tokens")
 
     def __init__(self, tokens: list[int]) -> None:
-        self.tokens: list[int] | array[int] = tokens
+        self._tokens: list[int] | array[int] = tokens
+        self._offset = 0
+        self._first, self._last = -1, 0  # of what is kept
+
+    def __len__(self) -> int:
+        return self._offset + len(self._tokens)
+
+    def part(self, start: int, end: int) -> list[int]:
+        """Of a text that is packed, only what was kept."""
+        return list(self._tokens[start - self._offset : end - self._offset])
+
+    def keep(self, start: int, end: int) -> None:
+        """Somebody will ask for this part."""
+        if start < self._first or self._first < 0:
+            self._first = start
+        if end > self._last:
+            self._last = end
 
     def pack(self) -> None:
         """It grows no longer. The list is let go."""
-        self.tokens = array("i", self.tokens)
+        first = max(self._first, 0)
+        self._tokens, self._offset = array("i", self.part(first, self._last)), first
 
 
 _NOTHING = (Text([]), 0)
@@ -53,10 +74,11 @@ class BlockPool:
         self._after: list[int] = [*range(1, count), 0]
         self._before: list[int] = [count - 1, *range(count - 1)]
         self._keys: list[_Key | None] = [None] * count
-        self._texts = [_NOTHING] * count  # of cached blocks: where their tokens are, and from which on
+        self._texts = [_NOTHING] * count  # of published blocks: where their tokens are, and from which on
         self._links = [0] * count
         self._last_link = 0
         self._found: dict[_Key, int] = {}
+        self._branches: Counter[Link] = Counter()  # blocks that are found by this link and their tokens
 
     def references(self, block: int) -> int:
         """How many sequences hold a block."""
@@ -111,18 +133,19 @@ class BlockPool:
         `parent` is the link of the block before it, or the salt where there is none. Its own tokens are those from `start`
         on.
         """
-        tokens = text.tokens
-        assert len(tokens) >= start + self.size and self._references[block] > 0
+        size, end = self.size, start + self.size
+        assert len(text) >= end and self._references[block] > 0
         if self._keys[block] is not None:
             return self._links[block]
-        key: _Key = parent
-        known = self._found.setdefault(key, block)
-        if known != block and not self._has(known, tokens, start):
-            key = (parent, tuple(tokens[start : start + self.size]))
-            known = self._found.setdefault(key, block)
-        if known != block:
+        known = self._find(parent, text, start)
+        if known is not None:
             return self._links[known]
-        self._keys[block], self._texts[block] = key, (text, start)
+        key: _Key = parent
+        if parent in self._found:
+            key = (parent, tuple(text.part(start, start + size)))
+            self._branches[parent] += 1
+        text.keep(start, end)
+        self._found[key], self._keys[block], self._texts[block] = block, key, (text, start)
         self._last_link = link = self._last_link + 1
         self._links[block] = link
         return link
@@ -131,29 +154,38 @@ class BlockPool:
         """The longest cached prefix, of `most` blocks at most: blocks and their links. Nothing is held yet: `share` them."""
         blocks: list[int] = []
         links: list[Link] = []
-        size, link = self.size, salt  # type: int, Link
+        size, link, text = self.size, salt, Text(tokens)  # type: int, Link, Text
         most = len(tokens) // size if most is None else most
         for first in range(0, most * size, size):
-            block = self._found.get(link)
-            if block is None or not self._has(block, tokens, first):
-                block = self._found.get((link, tuple(tokens[first : first + size])))
-                if block is None:
-                    break
+            block = self._find(link, text, first)
+            if block is None:
+                break
             link = self._links[block]
             blocks.append(block)
             links.append(link)
         return blocks, links
 
-    def _has(self, block: int, tokens: Sequence[int], start: int) -> bool:
-        """Whether a cached block is of just these tokens."""
-        text, first = self._texts[block]
-        return list(text.tokens[first : first + self.size]) == list(tokens[start : start + self.size])
+    def _find(self, parent: Link, text: Text, start: int) -> int | None:
+        """The published block with these tokens that follows this one."""
+        block = self._found.get(parent)
+        if block is None and parent not in self._branches:
+            return None
+        tokens = text.part(start, start + self.size)
+        if block is not None:
+            own, first = self._texts[block]
+            if own.part(first, first + self.size) == tokens:
+                return block
+        return self._found.get((parent, tuple(tokens))) if parent in self._branches else None
 
     def _forget(self, block: int) -> None:
         """It can be found no longer."""
         key = self._keys[block]
         assert key is not None
         del self._found[key]
+        if isinstance(key, tuple):
+            self._branches[key[0]] -= 1
+            if not self._branches[key[0]]:
+                del self._branches[key[0]]
         self._keys[block], self._texts[block] = None, _NOTHING
         self.cached -= 1
 

@@ -19,7 +19,7 @@ from tonnage.errors import RequestError
 from tonnage.serve import startup
 from tonnage.serve.accounts import KvLedger, kv_ledger
 from tonnage.serve.blocks import BlockPool
-from tonnage.serve.generation import Prompt, generate
+from tonnage.serve.generation import Prompt, generate, token_ids
 from tonnage.serve.models.architecture import read_architecture
 from tonnage.serve.models.decoder import Decoder
 from tonnage.serve.models.linear import Weights
@@ -182,7 +182,7 @@ class Engine:
 
     def submit(self, prompt_ids: Listed[int], sampling: Sampling, *, salt: str = "") -> list[Sequence]:
         """A sequence for each of the n draws of a prompt. Raises what is wrong with it, or that the queue is full."""
-        tokens, sampling = list(prompt_ids), self.seeded(sampling)
+        tokens, sampling = token_ids(prompt_ids), self.seeded(sampling)
         self.check(tokens)
         now_s, parent = monotonic(), None
         sequences: list[Sequence] = []

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Listed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import index
 from typing import TYPE_CHECKING
 
 from tonnage.errors import RequestError
@@ -173,7 +174,15 @@ def _encoded(prompt: Prompt, tokenizer: Tokenizer | None) -> list[int]:
         return tokenizer.encode(prompt)
     if isinstance(prompt, int):
         raise RequestError(f"A prompt is the number {prompt}.", hint="Give a list of prompts: [[1, 2, 3]] has one.")
-    return list(prompt)
+    return token_ids(prompt)
+
+
+def token_ids(prompt: Listed[int]) -> list[int]:
+    """Whole numbers, whoever's."""
+    try:
+        return list(map(index, prompt))
+    except TypeError:
+        raise RequestError("A prompt holds something that is no token id.", hint="Give whole numbers.") from None
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A step's inputs: what the host knows of its rows, packed into one pinned buffer, sent in one copy, unpacked on the device.
+"""A step's inputs: what the host knows of its rows, packed into pinned buffers, sent in one copy or two, unpacked on the device.
 
 What a sequence keeps from step to step lies on the device by its slot: its last token, its block table, how it is sampled.
 Three numbers a row say what decodes: slot, position, and which row is the next longest. They, too, stay on the device, where
@@ -274,7 +274,7 @@ class Inputs:
         return unknown + [work.sequence for work in step.chunks]
 
     def _pack_renewed(self, pack: _Pack, tables: list[Ints]) -> None:
-        """What is kept by slot, and the entries of tables that change: whole rows of the renewed, one block of the others."""
+        """What is kept by slot, and the entries of tables that change: whole rows of the renewed, new blocks of the others."""
         renewed, columns = self.renewed, self._columns
         seeds = np.array([mixed_seed(one.sampling.seed or 0, one.draw) for one in renewed], dtype=np.int64)
         # First, since 64 bits must begin at a multiple of them.

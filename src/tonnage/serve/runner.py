@@ -8,7 +8,7 @@ where there is one. On the CPU the same happens at once. This module does not kn
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from threading import get_ident
+from threading import local
 
 import torch
 from torch import Tensor
@@ -68,7 +68,7 @@ class Runner:
         self._arrived = [torch.cuda.Event() for _ in range(2)] if self._cuda else [None, None]
         self._turn = 0
         self._graphs: DecodeGraphs | None = None
-        self._worker = 0
+        self._thread = local()  # `at_work`, in the threads that are
         if self._cuda:
             # Weights and pages were written on another stream.
             torch.cuda.synchronize(device)
@@ -85,16 +85,17 @@ class Runner:
     def at_work(self) -> Iterator[None]:
         """For many steps from one thread: what they need of it is set here, which takes longer than to launch a graph."""
         with torch.cuda.stream(self._stream) if self._stream else nullcontext(), torch.inference_mode():
-            before, self._worker = self._worker, get_ident()
+            before = getattr(self._thread, "at_work", False)
+            self._thread.at_work = True
             try:
                 yield
             finally:
-                self._worker = before
+                self._thread.at_work = before
 
     def launch(self, step: Step) -> Pending:
         """Set a step going. An exception leaves the runner ready for the next step."""
         try:
-            if self._worker == get_ident():
+            if getattr(self._thread, "at_work", False):
                 return self._launch(step)
             with self.at_work():
                 return self._launch(step)

@@ -150,8 +150,6 @@ class Scheduler:
         else:
             self.waiting.remove(sequence)
         self.tables.release(sequence)
-        if sequence.published:
-            sequence.text.pack()
         if sequence.rank >= 0:
             self._stops -= Counter(sequence.stops)
         sequence.status, sequence.finish_reason = FINISHED, reason
@@ -162,6 +160,7 @@ class Scheduler:
         sequence.computed, sequence.busy = min(sequence.computed, len(sequence.tokens) - 1), 0
         self.waiting.call(sequence)
         self._pace.note(self.clock())
+        sequence.text.pack()
 
     def _leave(self, sequence: Sequence) -> None:
         """No longer among those that run; its slot is free, and others may use what it has computed."""
@@ -250,6 +249,8 @@ class Scheduler:
         index = bisect_left(self._decoding, sequence.rank, key=RANK)
         del self._decoding[index], self._works[index]
         self._changed = True
+        if not self._decoding:
+            self._decodes, self._answers = (), ()  # an idle engine holds on to nobody
         sequence.join(STILL)
 
     def _hold(self, sequence: Sequence) -> None:

@@ -69,7 +69,7 @@ class Sequence:
     stops: frozenset[int] = frozenset()  # tokens that finish it
     rounds: Rounds = STILL  # with whom it advances
     lead: int = 0  # `computed` without them
-    edge: int = 0  # the `computed` at which its blocks are full, or it draws its last token, or has drawn it
+    edge: int = 0  # the `computed` at which its blocks are full, or it draws its last token
     published: int = 0  # leading blocks that are in the prefix cache
     link: Link = ""  # of the last of them
     busy: int = 0  # launched chunks and swaps that are not complete

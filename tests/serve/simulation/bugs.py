@@ -31,7 +31,7 @@ class TrustsTheHash(WatchedPool):
     """A block is found by a hash of its tokens, which are not compared; here the hash is weak."""
 
     def publish(self, block: int, parent: Link, text: Text, start: int = 0) -> Link:
-        return super().publish(block, parent, Text(self._weak(list(text.tokens[start : start + self.size]))))
+        return super().publish(block, parent, Text(self._weak(text.part(start, start + self.size))))
 
     def match(self, tokens: list[int], salt: str, most: int | None = None) -> tuple[list[int], list[Link]]:
         most = len(tokens) // self.size if most is None else most
@@ -63,9 +63,8 @@ class PacksTheWrongTokens(Scheduler):
     """Of a sequence that ended, the prefix cache keeps what it would have said had it gone on."""
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        sequence.text._tokens = [token + 1 for token in sequence.text._tokens]
         super()._finish(sequence, reason)
-        if sequence.published:
-            sequence.text.tokens = [token + 1 for token in sequence.text.tokens]
 
 
 class EvictsWithoutForgetting(WatchedPool):

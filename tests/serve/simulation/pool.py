@@ -23,6 +23,6 @@ class WatchedPool(BlockPool):
         link = super().publish(block, parent, text, start)
         if link not in self.meanings:
             before = root(parent) if isinstance(parent, str) else self.meanings[parent][-1]
-            own = text.tokens[start : start + self.size]
+            own = text.part(start, start + self.size)
             self.meanings[link] = [before := key_after(before, token) for token in own]
         return link
