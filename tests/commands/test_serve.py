@@ -26,9 +26,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_llama(tmp_path_factory.mktemp("models") / "tiny", context=4096)
 
 
-def start(words: list[str], **environment: str) -> subprocess.Popen[str]:
+def start(words: list[str], before: str = "", **environment: str) -> subprocess.Popen[str]:
+    """`before`: what the process does first."""
     return subprocess.Popen(
-        [sys.executable, "-c", MAIN, "serve", *words],
+        [sys.executable, "-c", f"{before}\n{MAIN}", "serve", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -37,8 +38,10 @@ def start(words: list[str], **environment: str) -> subprocess.Popen[str]:
 
 
 @contextmanager
-def server(words: list[str], **environment: str) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
-    process = start([*words, "--port", "0", "--device", "cpu", "--budget", "256 MiB"], **environment)
+def server(
+    words: list[str], before: str = "", **environment: str
+) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
+    process = start([*words, "--port", "0", "--device", "cpu", "--budget", "256 MiB"], before, **environment)
     assert process.stdout is not None and process.stderr is not None
     said: list[str] = []
     try:
@@ -88,6 +91,35 @@ def test_a_drain_of_no_seconds_gives_up_at_once(folder: Path) -> None:
             assert any("stopping" in line for line in lines)
         process.communicate(timeout=30)
         assert process.returncode == 0
+
+
+def test_ctrl_c_twice_ends_an_idle_server_in_order(folder: Path) -> None:
+    with server([str(folder)]) as (process, _, _):
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+        assert process.returncode == 0 and "left behind" not in errors
+
+
+HANGING = """
+import time, torchvision_names
+from tonnage.serve.runner import Runner
+Runner.launch = lambda self, step: print("hangs", flush=True) or time.sleep(1e6)
+"""
+
+
+def test_a_step_that_hangs_does_not_keep_the_process(folder: Path) -> None:
+    with server([str(folder)], before=HANGING) as (process, url, _):
+        assert process.stdout is not None
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{url}/v1/completions", json={"model": "tiny", "prompt": "hello"}, timeout=0.2)
+        assert any("hangs" in line for line in process.stdout)
+        process.send_signal(signal.SIGTERM)
+        while httpx.get(f"{url}/health").status_code != 503:
+            pass
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=30)
+        assert process.returncode == 1 and "left behind" in errors and "Traceback" not in errors
 
 
 def test_the_key_may_come_from_the_environment_and_the_name_from_a_flag(folder: Path, tmp_path: Path) -> None:

@@ -41,7 +41,10 @@ def command(words: list[str]) -> int:
     print(f"\n  serving {name} on http://{options.host}:{address[1]}/v1", file=stream, flush=True)
     if options.host not in _LOOPBACK and not keys:
         print("  no key is set: whoever reaches this address can use it (--api-key)", file=sys.stderr, flush=True)
-    asyncio.run(serve(engine, name, socket, keys=keys, drain_s=options.drain, watch_s=options.watch, stream=stream))
+    serving = serve(engine, name, socket, keys=keys, drain_s=options.drain, watch_s=options.watch, stream=stream)
+    if not asyncio.run(serving):
+        print("tonnage: A step has not come to its end; it is left behind.", file=sys.stderr, flush=True)
+        os._exit(1)  # an orderly end would wait for the device
     return 0
 
 

@@ -46,6 +46,17 @@ def test_tokens_come_in_their_order() -> None:
     played(FakeEngine(), scene)
 
 
+def test_a_step_that_hangs_is_left_behind() -> None:
+    async def scene(worker: Worker) -> None:
+        worker.engine.runner.going.clear()
+        await worker.submit([[5]], GREEDY, "")
+        worker.hurried = True
+        await worker.stop()
+        assert worker.busy
+
+    played(FakeEngine(), scene)
+
+
 def test_what_the_engine_refuses_is_raised_and_leaves_nothing() -> None:
     async def scene(worker: Worker) -> None:
         with pytest.raises(RequestError):

@@ -58,7 +58,7 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal drains; the next one does not wait."""
         if self._worker.draining:
-            self.should_exit = True
+            self.should_exit = self._worker.hurried = True
             self.force_exit = sig == signal.SIGINT
         else:
             self.stop()

@@ -29,8 +29,8 @@ async def serve(
     drain_s: float,
     watch_s: float | None,
     stream: TextIO,
-) -> None:
-    """Serve until a signal comes and what runs is done."""
+) -> bool:
+    """Serve until a signal comes and what runs is done; False where a step hangs that can never be done."""
     worker = Worker(engine)
     service = Service(worker, name, engine.context, engine.architecture.vocab, engine.tokenizer)
     server = Server(create_app(service, keys), worker, drain_s=drain_s)
@@ -42,6 +42,9 @@ async def serve(
             watch.cancel()
             with suppress(asyncio.CancelledError):
                 await watch
+    if worker.busy:
+        await worker.stop()  # a server that is forced to end does not see to it
+    return not worker.busy
 
 
 async def _watched(service: Service, server: Server, interval_s: float, stream: TextIO) -> None:

@@ -27,6 +27,9 @@ _log = logging.getLogger(__name__)
 # An engine that fails so often in a row says that it is broken; it is still tried.
 _MOST_FAILURES = 3
 _PAUSE_S = 0.05
+# For a step that runs when the server stops.
+_LONGEST_STEP_S = 60.0
+_HURRIED_S = 1.0
 
 
 class Unavailable(TonnageError):
@@ -91,6 +94,7 @@ class Worker:
         self._stopped = False
         self.open: set[Ticket] = set()
         self.draining = False
+        self.hurried = False  # who stops it does not want to wait
         self.broken = ""
 
     # In the event loop.
@@ -101,10 +105,17 @@ class Worker:
         self._thread.start()
 
     async def stop(self) -> None:
-        """Let go of all requests, and of the engine."""
+        """Let go of all requests, and of the engine; a step that hangs is not waited for for ever."""
         self.close_all()
         self._post(self._stop)
-        await asyncio.to_thread(self._thread.join)
+        began_s = time.monotonic()
+        while self.busy and time.monotonic() - began_s < (_HURRIED_S if self.hurried else _LONGEST_STEP_S):
+            await asyncio.sleep(0.01)
+
+    @property
+    def busy(self) -> bool:
+        """Whether the engine's thread lives; after `stop`, it hangs."""
+        return self._thread.is_alive()
 
     async def submit(self, prompts: Sequence[list[int]], sampling: Sampling, salt: str) -> Ticket:
         """Hand a request over. What the engine has to say against it is raised, and then nothing of it is left behind."""
