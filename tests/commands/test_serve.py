@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -115,8 +115,10 @@ def test_a_step_that_hangs_does_not_keep_the_process(folder: Path) -> None:
             httpx.post(f"{url}/v1/completions", json={"model": "tiny", "prompt": "hello"}, timeout=0.2)
         assert any("hangs" in line for line in process.stdout)
         process.send_signal(signal.SIGTERM)
-        while httpx.get(f"{url}/health").status_code != 503:
-            pass
+        # The client is gone, so there is nothing to drain, and soon nobody listens.
+        with suppress(httpx.TransportError):
+            while httpx.get(f"{url}/health").status_code != 503:
+                pass
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=30)
         assert process.returncode == 1 and "left behind" in errors and "Traceback" not in errors
