@@ -50,6 +50,8 @@ def test_a_step_that_hangs_is_left_behind() -> None:
     async def scene(worker: Worker) -> None:
         worker.engine.runner.going.clear()
         await worker.submit([[5]], GREEDY, "")
+        while not worker.engine.scheduler.running:
+            await asyncio.sleep(0.001)
         worker.hurried = True
         await worker.stop()
         assert worker.busy
