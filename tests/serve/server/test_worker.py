@@ -7,6 +7,7 @@ from serve.server.fake_engine import STORY_IDS, FakeEngine
 from tonnage.errors import RequestError
 from tonnage.serve.admission import QueueFull
 from tonnage.serve.sampling import Sampling
+from tonnage.serve.sequence import Sequence
 from tonnage.serve.server.moment import Moment
 from tonnage.serve.server.worker import Gone, Ticket, Unavailable, Worker
 
@@ -55,6 +56,23 @@ def test_a_step_that_hangs_is_left_behind() -> None:
         worker.hurried = True
         await worker.stop()
         assert worker.busy
+
+    played(FakeEngine(), scene)
+
+
+def test_a_sequence_that_waits_is_counted_once() -> None:
+    """As on its way, or in the queue: never as both, or the last of those that fit would be refused."""
+
+    async def scene(worker: Worker) -> None:
+        add, counted = worker.engine.scheduler.add, []
+
+        def noted(*sequences: Sequence) -> None:
+            add(*sequences)
+            counted.append(worker._posted + worker.engine.scheduler.waiting.fresh)
+
+        worker.engine.scheduler.add = noted
+        await collected(await worker.submit([[5]], GREEDY, ""))
+        assert counted == [1] and worker._posted == 0
 
     played(FakeEngine(), scene)
 

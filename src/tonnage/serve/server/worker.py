@@ -62,6 +62,7 @@ class Ticket:
     sequences: list[Drawn] = field(default_factory=list)
     mail: asyncio.Queue[Delivery | None] = field(default_factory=asyncio.Queue)
     last_s: dict[int, float] = field(default_factory=dict)  # when an answer's latest token came
+    posted: int = 0  # its sequences, as long as they are on their way
     closed: bool = False
 
     async def deliveries(self) -> list[Delivery]:
@@ -89,7 +90,8 @@ class Worker:
         self._mail = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tonnage-engine", daemon=True)
         self._owners: dict[Drawn, tuple[Ticket, int]] = {}
-        self._posted = 0
+        self._posted = 0  # sequences on their way to the engine
+        self._counting = threading.Lock()
         self._retry_after_s = SHORTEST_RETRY_S
         self._stopped = False
         self.open: set[Ticket] = set()
@@ -121,17 +123,17 @@ class Worker:
         """Hand a request over. What the engine has to say against it is raised, and then nothing of it is left behind."""
         asked = len(prompts) * sampling.n
         self.check_room(asked)
-        ticket = Ticket(prompts, sampling, salt)
+        ticket = Ticket(prompts, sampling, salt, posted=asked)
         self.open.add(ticket)
-        self._posted += asked
+        with self._counting:
+            self._posted += asked
         try:
             await self._ask(lambda: self._admit(ticket))
         except BaseException as error:
             self._retry_after_s = getattr(error, "retry_after_s", self._retry_after_s)
+            self._count_out(ticket)
             self.close(ticket)
             raise
-        finally:
-            self._posted -= asked
         return ticket
 
     def check_room(self, asked: int) -> None:
@@ -178,6 +180,12 @@ class Worker:
         self._post(give)
         return await answer
 
+    def _count_out(self, ticket: Ticket) -> None:
+        """It is no longer on its way: given up, or the engine's, who counts it from then on. In either thread."""
+        with self._counting:
+            self._posted -= ticket.posted
+            ticket.posted = 0
+
     def _post(self, job: Callable[[], None]) -> None:
         self._inbox.append(job)
         self._mail.set()
@@ -216,6 +224,7 @@ class Worker:
         self._stopped = True
 
     def _admit(self, ticket: Ticket) -> None:
+        self._count_out(ticket)
         if ticket.closed:
             return
         try:
