@@ -14,27 +14,27 @@ def published(pool: BlockPool, *chain: tuple[int, ...], salt: str = "") -> list[
     """Blocks of one sequence, one for each of these, all published and still held."""
     blocks, link = [], salt
     for tokens in chain:
-        blocks.append(pool.take())
+        blocks.append(pool.take(1)[0])
         link = pool.publish(blocks[-1], link, Text(list(tokens)))
     return blocks
 
 
 def test_the_null_block_is_never_handed_out() -> None:
     pool = BlockPool(4)
-    assert sorted(pool.take() for _ in range(3)) == [1, 2, 3]
+    assert sorted(pool.take(1)[0] for _ in range(3)) == [1, 2, 3]
     with pytest.raises(OutOfBlocks):
-        pool.take()
+        pool.take(1)
     assert pool.available == 0
 
 
 def test_a_pool_of_the_null_block_alone_has_nothing() -> None:
     with pytest.raises(OutOfBlocks):
-        BlockPool(1).take()
+        BlockPool(1).take(1)
 
 
 def test_a_block_is_free_when_its_last_holder_lets_go() -> None:
     pool = BlockPool(3)
-    block = pool.take()
+    block = pool.take(1)[0]
     pool.share(block)
     assert (pool.references(block), pool.shared) == (2, 1)
     pool.release([block])
@@ -45,7 +45,7 @@ def test_a_block_is_free_when_its_last_holder_lets_go() -> None:
 
 def test_a_block_that_is_released_too_often_is_our_mistake() -> None:
     pool = BlockPool(3)
-    block = pool.take()
+    block = pool.take(1)[0]
     pool.release([block])
     with pytest.raises(AssertionError, match=f"block {block} is released more often"):
         pool.release([block])
@@ -68,14 +68,14 @@ def test_the_longest_known_prefix_is_found() -> None:
 
 def test_a_packed_text_is_found_and_compared_like_any_other() -> None:
     pool, tokens = BlockPool(9, 2), [2**31 - 1, 0, 7, 7]
-    text, blocks, link = Text(tokens), [pool.take(), pool.take()], ""
+    text, blocks, link = Text(tokens), pool.take(2), ""
     for index, block in enumerate(blocks):
         link = pool.publish(block, link, text, 2 * index)
     text.pack()
     assert text.part(0, 4) == tokens and len(text) == 4
     assert pool.match(tokens, "")[0] == blocks
     assert pool.match([*tokens[:2], 7, 8], "")[0] == blocks[:1]
-    assert pool.publish(pool.take(), "", Text(tokens[:])) == pool.match(tokens, "")[1][0]
+    assert pool.publish(pool.take(1)[0], "", Text(tokens[:])) == pool.match(tokens, "")[1][0]
 
 
 def test_of_a_text_that_ended_only_what_is_kept_stays() -> None:
@@ -86,7 +86,7 @@ def test_of_a_text_that_ended_only_what_is_kept_stays() -> None:
         blocks, links = pool.match(tokens, "")
         text, link = Text(tokens), links[-1] if links else ""
         for index in range(len(blocks), len(tokens) // 2):
-            link = pool.publish(pool.take(), link, text, 2 * index)
+            link = pool.publish(pool.take(1)[0], link, text, 2 * index)
         text.pack()
         texts.append(text)
     assert sum(len(text._tokens) for text in texts) == len(tokens) == 400
@@ -97,11 +97,11 @@ def test_an_equal_block_is_found_though_the_first_that_followed_the_same_is_gone
     pool = BlockPool(4, 2)
     (first,), (second,) = published(pool, (1, 1)), published(pool, (2, 2))
     pool.release([first])
-    pool.take()
-    assert pool.take() == first and pool.match([1, 1], "")[0] == []
+    pool.take(1)
+    assert pool.take(1)[0] == first and pool.match([1, 1], "")[0] == []
     (link,) = pool.match([2, 2], "")[1]
     pool.release([first])
-    assert pool.publish(pool.take(), "", Text([2, 2])) == link and pool.match([2, 2], "")[0] == [second]
+    assert pool.publish(pool.take(1)[0], "", Text([2, 2])) == link and pool.match([2, 2], "")[0] == [second]
 
 
 def test_a_prefix_is_the_tenants_own() -> None:
@@ -128,7 +128,7 @@ def test_a_prefix_outlives_its_holder_until_its_room_is_needed() -> None:
     pool.release(old)
     pool.release(new)
     assert (pool.available, pool.cached) == (4, 3)
-    taken = [pool.take(), pool.take()]
+    taken = pool.take(2)
     # The free block first, then the end of the prefix that was let go first.
     assert taken[1] == old[1]
     assert pool.match([1, 1, 2, 2], "")[0] == old[:1]
@@ -143,7 +143,7 @@ def test_a_match_makes_a_block_young_again() -> None:
     pool.share(old)
     assert (pool.available, pool.cached) == (1, 1)
     pool.release([old])
-    assert pool.take() == new
+    assert pool.take(1)[0] == new
 
 
 def test_what_follows_an_evicted_block_is_not_found_under_its_successor() -> None:
@@ -151,7 +151,7 @@ def test_what_follows_an_evicted_block_is_not_found_under_its_successor() -> Non
     pool = BlockPool(4, 2)
     first, second = published(pool, (1, 1), (2, 2))
     pool.release([first])
-    assert [pool.take(), pool.take()][1] == first
+    assert pool.take(2)[1] == first
     pool.release([first])
     (again,) = published(pool, (9, 9))
     assert again == first
@@ -180,10 +180,10 @@ class Pool(RuleBasedStateMachine):
         for index in range(len(blocks), len(chain)):
             if not self.pool.available:
                 with pytest.raises(OutOfBlocks):
-                    self.pool.take()
+                    self.pool.take(1)
                 self.pool.release(blocks)
                 return
-            block = self.pool.take()
+            block = self.pool.take(1)[0]
             assert not any(block in table for table in (*self.tables, blocks))
             link = self.pool.publish(block, link, text, 2 * index)
             self.content[block] = (salt, tuple(tokens[: 2 * index + 2]))

@@ -310,7 +310,7 @@ class TestPreemption:
         _, new = driver.add(7, tokens=3), driver.add(2, tokens=4)
         for _ in range(3):
             driver.launch()
-        driver.pool.take()
+        driver.pool.take(1)
         assert driver.pool.available == 0 and new.computed == SIZE
         assert driver.launch() is None and new.status is Status.RUNNING
         driver.finish()
@@ -519,7 +519,7 @@ class TestAllocationFailures:
         driver = Driver()
         sequence = driver.add(12, tokens=2)
         with monkeypatch.context() as patch:
-            patch.setattr(driver.pool, "take_many", raising)
+            patch.setattr(driver.pool, "take", raising)
             assert driver.launch() is None
         assert driver.pool.available == 64 and sequence.blocks == []
         driver.finish()
@@ -531,7 +531,7 @@ class TestAllocationFailures:
         old, new = driver.add(4, tokens=3), driver.add(6, tokens=3)
         driver.turn()
         with monkeypatch.context() as patch:
-            patch.setattr(driver.pool, "take_many", raising)
+            patch.setattr(driver.pool, "take", raising)
             assert driver.launch() is None
         assert new.status is Status.WAITING and host_free(driver)
         driver.finish()

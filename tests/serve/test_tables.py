@@ -37,7 +37,7 @@ def test_who_was_refused_does_not_look_again_before_there_is_room(monkeypatch: p
     made, looks, match = tables(4), [], BlockPool.match
     monkeypatch.setattr(BlockPool, "match", lambda *words: looks.append(1) or match(*words))
     one = sequence(*range(12))
-    taken = made.pool.take()
+    taken = made.pool.take(1)[0]
     for _ in range(5):
         assert not made.give(one, Draft(0), running=1)
     assert len(looks) == 1

@@ -84,12 +84,8 @@ class BlockPool:
         """How many sequences hold a block."""
         return self._references[block]
 
-    def take(self) -> int:
-        """A block for one holder, to be written; a cached one where no other is left."""
-        return self.take_many(1)[0]
-
-    def take_many(self, number: int) -> list[int]:
-        """So many of them, or none."""
+    def take(self, number: int) -> list[int]:
+        """So many blocks, or none, each for one holder, to be written; cached ones where no others are left."""
         if number > self.available:
             raise OutOfBlocks
         after, references, keys = self._after, self._references, self._keys
@@ -133,7 +129,7 @@ class BlockPool:
         `parent` is the link of the block before it, or the salt where there is none. Its own tokens are those from `start`
         on.
         """
-        size, end = self.size, start + self.size
+        end = start + self.size
         assert len(text) >= end and self._references[block] > 0
         if self._keys[block] is not None:
             return self._links[block]
@@ -142,7 +138,7 @@ class BlockPool:
             return self._links[known]
         key: _Key = parent
         if parent in self._found:
-            key = (parent, tuple(text.part(start, start + size)))
+            key = (parent, tuple(text.part(start, end)))
             self._branches[parent] += 1
         text.keep(start, end)
         self._found[key], self._keys[block], self._texts[block] = block, key, (text, start)

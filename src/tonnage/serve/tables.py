@@ -77,7 +77,7 @@ class Tables:
         """Room for a token at the edge of each, in a new block if need be; raises `OutOfBlocks` where not for all of them."""
         size = self.pool.size
         full = [one for one in sequences if one.edge == len(one.blocks) * size]
-        for one, block in zip(full, self.pool.take_many(len(full)), strict=True):
+        for one, block in zip(full, self.pool.take(len(full)), strict=True):
             draft.grown.append((one, len(one.blocks)))
             one.blocks.append(block)
         for one in sequences:
@@ -112,7 +112,7 @@ class Tables:
         count = -(-sequence.computed // self.pool.size)
         if count > self.host_pool.available:
             return False
-        host_blocks = self.host_pool.take_many(count)
+        host_blocks = self.host_pool.take(count)
         draft.swaps_out.extend(zip(sequence.blocks, host_blocks, strict=False))
         draft.swapped.append(sequence)
         self.release(sequence)
@@ -175,7 +175,7 @@ class Tables:
         for block in shared:
             pool.share(block)
         try:
-            sequence.blocks = shared + pool.take_many(count - len(shared))
+            sequence.blocks = shared + pool.take(count - len(shared))
         except OutOfBlocks:
             pool.release(shared)
             return False

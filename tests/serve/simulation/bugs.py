@@ -70,9 +70,9 @@ class PacksTheWrongTokens(Scheduler):
 class EvictsWithoutForgetting(WatchedPool):
     """A block that is taken for new tokens can still be found by its old ones."""
 
-    def take_many(self, number: int) -> list[int]:
+    def take(self, number: int) -> list[int]:
         found = dict(self._found)
-        blocks = super().take_many(number)
+        blocks = super().take(number)
         self._found = found
         return blocks
 

@@ -12,12 +12,12 @@ class WatchedPool(BlockPool):
         self.fails_in = 0
         self.meanings: dict[Link, list[int]] = {}
 
-    def take_many(self, number: int) -> list[int]:
+    def take(self, number: int) -> list[int]:
         if 0 < self.fails_in <= number:
             self.fails_in = 0
             raise OutOfBlocks
         self.fails_in = max(self.fails_in - number, 0)
-        return super().take_many(number)
+        return super().take(number)
 
     def publish(self, block: int, parent: Link, text: Text, start: int = 0) -> Link:
         link = super().publish(block, parent, text, start)

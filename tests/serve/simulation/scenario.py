@@ -34,7 +34,7 @@ class Faults:
 
     abort: float = 0.0  # a client is gone, whatever state its sequence is in
     stop: float = 0.0  # a stop string is found in the text of a sequence
-    allocation: float = 0.0  # some later take_many() raises, full or not
+    allocation: float = 0.0  # some later take() raises, full or not
     crash: float = 0.0  # a launch raises
     crash_moving: float = 0.0  # a launch raises that was to copy or swap blocks
     hidden_crash: float = 0.0  # a step fails, and it is known when its result is read, one step later
