@@ -4,15 +4,23 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.setup-done
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# The second environment has a CUDA build of torch, alone: NVIDIA's packages, which torch asks for, are not needed.
+VENV_CUDA  := .venv-cuda
+STAMP_CUDA := $(VENV_CUDA)/.setup-done
+PIP_CUDA   := $(VENV_CUDA)/bin/python -m pip install --quiet --disable-pip-version-check
+CUDA_TORCH := torch==2.11.0 torchvision==0.26.0
+NEED_TORCH := triton peft accelerate timm lightning pytorch-lightning torchmetrics
+NEEDED     := filelock "typing_extensions>=4.10" "setuptools<82" "sympy>=1.13.3" networkx jinja2 fsspec pyyaml psutil \
+              packaging lightning-utilities pillow ninja scipy fastapi uvicorn pydantic safetensors transformers
 # Engines that libraries look for and change their ways for, so they live in a folder of their own.
 ENGINES := deepspeed hjson py-cpuinfo einops msgpack torchtitan tyro docstring_parser typeguard
 TRUTH  ?= ../shared/truth
 GPU    ?= h200
 
-.PHONY: help setup lint format test demo bench docs truth clean
+.PHONY: help setup setup-cuda wheels lint format test demo bench docs truth clean
 
 help:           ## this list
-	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
+	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
 
 setup: $(STAMP) ## build .venv with everything that tests and demo need
 
@@ -32,6 +40,19 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) --no-deps --upgrade --target $(VENV)/triton triton || echo "no Triton for this machine: its kernels will not be interpreted"
 	@touch $@
 
+setup-cuda: $(STAMP_CUDA) ## build .venv-cuda: a CUDA build of torch without NVIDIA's packages
+
+# torch and what requires it come last and without their requirements: pip would follow torch's to gigabytes of CUDA libraries.
+$(STAMP_CUDA): pyproject.toml constraints.txt
+	@test -x $(VENV_CUDA)/bin/python || { echo "making $(VENV_CUDA)"; $(PYTHON) -m venv $(VENV_CUDA); }
+	@echo "installing tonnage and the libraries that the tests run"
+	@$(PIP_CUDA) --constraint constraints.txt --editable ".[dev]" $(NEEDED)
+	@echo "installing torch built for CUDA (the one large download)"
+	@$(PIP_CUDA) --no-deps $(CUDA_TORCH)
+	@grep -qE "^cuda.* = '" $(VENV_CUDA)/lib/python*/site-packages/torch/version.py || { echo "The index gave a CPU build of torch. Set PIP_INDEX_URL to one that has the CUDA build."; exit 1; }
+	@$(PIP_CUDA) --constraint constraints.txt --no-deps $(NEED_TORCH)
+	@touch $@
+
 lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -41,7 +62,8 @@ format: $(STAMP) ## put the code in order
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test: lint      ## lint, then every test that needs no GPU, with branch coverage of the core
+# CUDA builds of torch are for Linux; elsewhere the tests that need one are skipped.
+test: lint $(if $(filter Linux,$(shell uname -s)),$(STAMP_CUDA)) ## lint, then every test that needs no GPU, under both builds of torch
 	$(BIN)/python tools/run_tests.py
 
 demo: $(STAMP)  ## a virtual run of examples/train_gpt.py on a GPU that is not there
@@ -53,9 +75,19 @@ bench: $(STAMP) ## time the pieces that people wait for
 docs: $(STAMP)  ## check that every command and link in README and docs/ is real
 	$(BIN)/python -m pytest tests/test_docs.py
 
-truth: $(STAMP) ## hold predictions against real measurements (TRUTH=folder)
+truth: $(STAMP) $(STAMP_CUDA) ## hold predictions of both builds against real measurements (TRUTH=folder)
+	$(BIN)/python $(TRUTH)/check.py --tonnage $(VENV_CUDA)/bin/tonnage
+	$(BIN)/python $(TRUTH)/check.py --tonnage $(VENV_CUDA)/bin/tonnage --truth $(TRUTH)/h200-expandable.jsonl
+	$(BIN)/python $(TRUTH)/check.py --tonnage $(VENV_CUDA)/bin/tonnage --scripts $(CURDIR)/benchmarks/truth/scripts --truth $(CURDIR)/benchmarks/truth/h200-compiled.jsonl
+	$(BIN)/python $(TRUTH)/check.py --tonnage $(VENV_CUDA)/bin/tonnage --scripts $(CURDIR)/benchmarks/truth/scripts --truth $(CURDIR)/benchmarks/truth/h200-libraries.jsonl
 	$(BIN)/python $(TRUTH)/check.py --tonnage $(BIN)/tonnage
 	$(BIN)/python $(TRUTH)/check.py --tonnage $(BIN)/tonnage --truth $(TRUTH)/h200-expandable.jsonl
+
+wheels: $(STAMP) ## build the wheels for Linux, x86-64 and aarch64, into dist/
+	@for machine in x86_64 aarch64; do \
+	  TONNAGE_TARGET=$$machine-linux-gnu $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist . || exit 1; \
+	done
+	@ls -s --block-size=K dist/*.whl
 
 clean:          ## remove what was built, keep .venv
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis htmlcov .coverage

@@ -109,3 +109,39 @@ def test_gradients_of_single_samples_run_through_torch_func() -> None:
         gradients = vmap(grad(loss), (None, 0))(parameters, torch.ones(16, 256, device="cuda"))
         assert gradients["weight"].shape == (16, 256, 256)
         assert gpu.recording.peak_allocated_bytes > 4 * 16 * 256 * 256
+
+
+def test_a_subclass_that_wraps_tensors_is_told_by_what_it_wraps() -> None:
+    import torch
+    from torch.utils._pytree import tree_map
+
+    class Wrapped(torch.Tensor):
+        """As quantised weights are written: a shape without bytes, around a tensor that has them."""
+
+        inner: torch.Tensor
+
+        @staticmethod
+        def __new__(cls, inner: torch.Tensor) -> "Wrapped":
+            made = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)
+            made.inner = inner
+            return made
+
+        def __tensor_flatten__(self) -> tuple[list[str], None]:
+            return ["inner"], None
+
+        @classmethod
+        def __torch_dispatch__(cls, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            def bare(value: object) -> object:
+                return value.inner if isinstance(value, Wrapped) else value
+
+            result = function(*tree_map(bare, args), **tree_map(bare, kwargs or {}))
+            keeps = function in (torch.ops.aten.detach.default, torch.ops.aten._to_copy.default)
+            return Wrapped(result) if keeps else result
+
+    with tonnage.virtual_gpu("h200", torch="2.11") as gpu:
+        model = torch.nn.Linear(256, 256, bias=False)
+        model.weight = torch.nn.Parameter(Wrapped(torch.randn(256, 256, device="cuda")), requires_grad=False)
+        model = model.cuda()
+        model(torch.randn(8, 256, device="cuda"))
+        kept = [a for a in gpu.recording.allocations if a.category is Category.PARAMETERS]
+    assert [a.requested_bytes for a in kept] == [256 * 256 * 4]

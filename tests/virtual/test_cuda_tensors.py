@@ -8,7 +8,7 @@ import pytest
 
 from tonnage.hardware import find_gpu
 from tonnage.virtual.loading import load
-from tonnage.virtual.session import Session
+from tonnage.virtual.modelled import ModelledSession as Session
 
 load()
 import torch  # noqa: E402

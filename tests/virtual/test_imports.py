@@ -4,6 +4,7 @@ import gc
 import subprocess
 import sys
 from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -37,8 +38,6 @@ def waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         monkeypatch.delitem(sys.modules, name, raising=False)
     spec = lazily(PathFinder.find_spec("heavy", [str(tmp_path)]), {"disable": "known beforehand"})
     assert spec
-    from importlib.util import module_from_spec
-
     module = module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "heavy", module)
     assert spec.loader
@@ -67,7 +66,7 @@ def test_any_other_name_runs_it_once_for_all(waiting: ModuleType) -> None:
     assert waiting.answer == 42
     assert ran()
     assert waiting.weight == 7
-    assert waiting.disable == "known beforehand"
+    assert waiting.disable == "its own"
 
 
 def test_once_released_it_answers_for_itself(waiting: ModuleType) -> None:
@@ -76,10 +75,16 @@ def test_once_released_it_answers_for_itself(waiting: ModuleType) -> None:
     assert ran()
 
 
-def test_what_ran_before_its_release_has_its_own_names_back(waiting: ModuleType) -> None:
-    assert waiting.answer == 42
-    release("heavy")
-    assert waiting.disable == "its own"
+def test_who_waits_for_it_is_told_when_it_has_run(tmp_path: Path) -> None:
+    (tmp_path / "heavier.py").write_text("answer = 43\n")
+    told: list[int] = []
+    spec = lazily(PathFinder.find_spec("heavier", [str(tmp_path)]), {}, lambda module: told.append(module.answer))
+    assert spec and spec.loader
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert not told
+    assert module.answer == 43
+    assert told == [43]
 
 
 def test_a_name_that_is_nowhere_is_an_attribute_error(waiting: ModuleType) -> None:

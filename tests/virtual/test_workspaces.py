@@ -8,7 +8,7 @@ import torch
 from tonnage.allocator import AllocatorSettings
 from tonnage.hardware import find_gpu
 from tonnage.virtual.device import Device
-from tonnage.virtual.session import Session
+from tonnage.virtual.modelled import ModelledSession as Session
 from tonnage.virtual.workspaces import Workspaces
 
 MIB = 1 << 20

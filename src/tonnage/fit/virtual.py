@@ -1,4 +1,4 @@
-"""Whether tensors have values: on the virtual GPU they have none, and no compiled code runs."""
+"""Whether tensors have values: on the virtual GPU they have none, and kernels do not run."""
 
 import sys
 

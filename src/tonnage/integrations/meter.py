@@ -3,6 +3,7 @@
 A meter is opened, code runs, and it is asked for the peak and for a recording of it. It does not know what the code was.
 """
 
+import ctypes
 import gc
 import sys
 import tempfile
@@ -40,13 +41,21 @@ def meter(card: str) -> Meter:
 
 
 def gpu_is_there() -> bool:
-    """Whether torch has a GPU. It is not imported for an answer that its build gives: it is best loaded after the
-    virtual GPU."""
-    if "torch" not in sys.modules and not _is_built_for_cuda():
+    """Whether torch has a GPU. It is not imported for the answer: it is best loaded after the virtual GPU."""
+    if "tonnage.virtual.driver.loading" in sys.modules and sys.modules["tonnage.virtual.driver.loading"].is_loaded():
         return False
-    import torch
+    if "torch" in sys.modules:
+        return bool(sys.modules["torch"].cuda.is_available())
+    return _is_built_for_cuda() and _driver_has_devices()
 
-    return bool(torch.cuda.is_available())
+
+def expect_virtual(gpu: Gpu) -> None:
+    """Let a CUDA build of torch find the virtual card when it is imported, where there is no real one."""
+    if "torch" in sys.modules or not _is_built_for_cuda() or _driver_has_devices():
+        return
+    from tonnage.virtual.driver import loading
+
+    loading.prepare(gpu)
 
 
 def _is_built_for_cuda() -> bool:
@@ -54,13 +63,23 @@ def _is_built_for_cuda() -> bool:
     return bool(spec and spec.origin and (Path(spec.origin).parent / "lib" / "libtorch_cuda.so").exists())
 
 
+def _driver_has_devices() -> bool:
+    """What NVIDIA's driver says, if there is one."""
+    count = ctypes.c_int(0)
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+
+
 class VirtualMeter:
     """A virtual card for this stretch alone."""
 
     def __init__(self, gpu: Gpu) -> None:
-        from tonnage.virtual.session import Session
+        from tonnage.virtual.builds import new_session
 
-        self._session = Session(gpu)
+        self._session = new_session(gpu)
 
     def open(self) -> None:
         """From here on, `cuda` is the card."""
@@ -72,7 +91,7 @@ class VirtualMeter:
 
     def peak_bytes(self) -> int:
         """The most that was allocated, a request that failed included."""
-        peak = self._session.device.allocator.memory_stats()["allocated_bytes.all.peak"]
+        peak = self._session.device.memory_stats()["allocated_bytes.all.peak"]
         asked = [oom.allocated_bytes + oom.requested_bytes for oom in self._session.device.ooms]
         return max(peak, *asked) if asked else peak
 

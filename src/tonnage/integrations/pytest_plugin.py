@@ -17,6 +17,7 @@ _MARK_WORDS = (
     "gpu_memory(limit, card=None): fail where the test needs more GPU memory than limit, such as '2 GiB'; "
     "without a GPU it runs on a virtual card"
 )
+_CARD = "h200"
 _GATE = pytest.StashKey["Gate"]()
 
 
@@ -31,26 +32,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--gpu-memory-card",
         metavar="NAME",
-        default="h200",
-        help="the virtual card where there is no GPU (default: h200)",
+        help="the virtual card where there is no GPU (default: h200); a CUDA build of torch needs it here, beforehand",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """The mark is known; sizes and names that make no sense are refused before any test runs."""
     config.addinivalue_line("markers", _MARK_WORDS)
-    above = config.getoption("--gpu-memory-fail-above")
-    if above is None:
+    above, card = config.getoption("--gpu-memory-fail-above"), config.getoption("--gpu-memory-card")
+    if above is None and card is None:
         return
     from tonnage.errors import RequestError
     from tonnage.hardware import find_cuda_gpu
     from tonnage.units import parse_bytes
 
     try:
-        parse_bytes(above)
-        find_cuda_gpu(config.getoption("--gpu-memory-card"))
+        if above is not None:
+            parse_bytes(above)
+        gpu = find_cuda_gpu(card or _CARD)
     except RequestError as error:
         raise pytest.UsageError(error.words) from None
+    from tonnage.integrations.meter import expect_virtual
+
+    expect_virtual(gpu)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -92,7 +96,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
 
 def _asked(item: pytest.Item) -> tuple[str | None, str]:
     """The limit and the card: the nearest mark's, else the options'."""
-    card: str = item.config.getoption("--gpu-memory-card")
+    card: str = item.config.getoption("--gpu-memory-card") or _CARD
     mark = item.get_closest_marker(_MARK)
     if mark is None:
         return item.config.getoption("--gpu-memory-fail-above"), card

@@ -133,11 +133,11 @@ class _VirtualSteps:
         self._alive = list(device.live.values())
         self._first = len(device.allocations)
         self._first_segment = len(device.segments)
-        self._reserved_bytes = device.allocator.memory_stats()["reserved_bytes.all.current"]
+        self._reserved_bytes = device.memory_stats()["reserved_bytes.all.current"]
 
     def end(self, model: Any, optimizers: Iterable[Any], gradient_bytes: int) -> StepMemory:
         step = self._window()
-        allocated = self._device.allocator.memory_stats()["allocated_bytes.all.current"]
+        allocated = self._device.memory_stats()["allocated_bytes.all.current"]
         return StepMemory(step.peak_allocated_bytes, step.peak_reserved_bytes, allocated, step.ledger())
 
     def _window(self) -> Recording:

@@ -59,7 +59,7 @@ class Attribution:
         self._known: dict[int, weakref.ref[Any]] = {}  # parameters by id: a WeakSet would compare tensors
         self._stepped = True
         self._backward_depth = 0
-        self._main = threading.main_thread().ident
+        self.main_thread = threading.main_thread().ident or 0
         self._held_line = ""
 
     # The present state
@@ -181,7 +181,7 @@ class Attribution:
 
     def mark(self, category: Category, tensors: Iterable[Any], *, only: Category | None = None) -> None:
         """These tensors' blocks belong to the category (with `only`: if they belonged to that one so far)."""
-        own = [_local(tensor) for tensor in tensors if tensor is not None]
+        own = [part for tensor in tensors if tensor is not None for part in _parts(tensor)]
         found = [t.untyped_storage().data_ptr() for t in own if t.is_cuda and _has_storage(t)]
         if found:
             self.sink.categorise(category, found, only)
@@ -218,15 +218,37 @@ class Attribution:
                 self.mark(Category.KV_CACHE, [t for t in pair if hasattr(t, "is_cuda")])
 
 
-def _local(tensor: Any) -> Any:
-    """What a sharded tensor keeps on this rank; any other tensor is its own."""
-    return getattr(tensor, "_local_tensor", tensor)
+def _parts(tensor: Any) -> list[Any]:
+    """The plain tensors that hold a tensor's bytes.
+
+    A sharded tensor keeps some on this rank, a sparse one indices and values, and a subclass that wraps others
+    (quantised and float8 weights, jagged tensors) says which: it has a storage of its own, of which nothing may be asked.
+    """
+    torch = sys.modules["torch"]
+    tensor = getattr(tensor, "_local_tensor", tensor)
+    if hasattr(tensor, "__tensor_flatten__"):
+        names = tensor.__tensor_flatten__()[0]
+        return [part for name in names for part in _parts(getattr(tensor, name))]
+    if isinstance(tensor, torch.Tensor) and tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    return [tensor]
 
 
 def _has_storage(tensor: Any) -> bool:
-    """Sparse tensors have several, and those that torch.func wraps for a transform none that may be asked for."""
+    """Tensors that torch.func wraps for a transform, and subclasses that only wrap others, have none to be asked for."""
     torch = sys.modules["torch"]
-    return tensor.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    if tensor.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return False
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) or _has_address(tensor)
+
+
+def _has_address(tensor: Any) -> bool:
+    """Whether a subclass has bytes of its own."""
+    try:
+        tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
 
 
 def _tensors(values: Iterable[Any], depth: int = 4) -> list[Any]:

@@ -1,5 +1,6 @@
 """PyTorch's own hooks, wired to the attribution: modules, the autograd engine, optimizers, and models on the move."""
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,16 +14,11 @@ from tonnage.script.attribution import Attribution
 def install_hooks(who: Attribution, *, modules: bool = True) -> Callable[[], None]:
     """Hook everything (without `modules`: of modules only the outermost); the result unhooks it."""
     handles = [
-        optim.register_optimizer_step_pre_hook(lambda o, *_: who.step_starts(o)),
-        optim.register_optimizer_step_post_hook(lambda o, *_: who.step_ends(o)),
+        optim.register_optimizer_step_pre_hook(_outside_graphs(who.step_starts)),
+        optim.register_optimizer_step_post_hook(_outside_graphs(who.step_ends)),
     ]
-    if modules:
-        starts, ends = _module_hooks(who)
-        handles += [
-            nn_module.register_module_forward_pre_hook(starts),
-            nn_module.register_module_forward_hook(ends, always_call=True),
-        ]
-    undo = [_wrap_engine(who), _wrap_apply(who), _wrap_call(who) if modules else _wrap_outermost_call(who)]
+    _leave_to_python(who.module_starts, who.module_ends, who.step_starts, who.step_ends, who.mark_model)
+    undo = [_wrap_engine(who), _wrap_apply(who), _wrap_call(who, outermost_only=not modules)]
 
     def uninstall() -> None:
         for handle in handles:
@@ -33,18 +29,14 @@ def install_hooks(who: Attribution, *, modules: bool = True) -> Callable[[], Non
     return uninstall
 
 
-def _module_hooks(who: Attribution) -> tuple[Callable[..., None], Callable[..., None]]:
-    """While torch.compile traces, they are nothing: what they do is no part of a graph."""
+def _outside_graphs(act: Callable[[Any], None]) -> Callable[..., None]:
+    """Let a compiled step break off its graph for the hook: PyTorch's own steps break off there anyway."""
 
-    def starts(module: Any, arguments: tuple[Any, ...]) -> None:
-        if not torch.compiler.is_compiling():
-            who.module_starts(module, arguments)
+    def hook(optimizer: Any, *_: Any) -> None:
+        act(optimizer)
 
-    def ends(module: Any, arguments: tuple[Any, ...], output: Any) -> None:
-        if not torch.compiler.is_compiling():
-            who.module_ends(module, output)
-
-    return starts, ends
+    hook._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return hook
 
 
 def _wrap_engine(who: Attribution) -> Callable[[], None]:
@@ -54,6 +46,8 @@ def _wrap_engine(who: Attribution) -> Callable[[], None]:
     plain = graph._engine_run_backward
 
     def run_backward(*arguments: Any, **keywords: Any) -> Any:
+        if _is_traced():
+            return plain(*arguments, **keywords)
         who.backward_starts()
         try:
             return plain(*arguments, **keywords)
@@ -91,32 +85,16 @@ def _wrap_apply(who: Attribution) -> Callable[[], None]:
     return restore
 
 
-def _wrap_call(who: Attribution) -> Callable[[], None]:
-    """What the outermost module is given by name: hooks on all modules at once see only what is given by position."""
+def _wrap_call(who: Attribution, *, outermost_only: bool) -> Callable[[], None]:
+    """Every module's call: hooks on all modules at once would change what torch.compile captures, and it warns of them."""
     plain = torch.nn.Module._call_impl
 
     def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        if not torch.compiler.is_compiling() and not who.modules:
-            who.keywords = keywords
-        return plain(self, *arguments, **keywords)
-
-    torch.nn.Module._call_impl = call
-
-    def restore() -> None:
-        torch.nn.Module._call_impl = plain
-
-    return restore
-
-
-def _wrap_outermost_call(who: Attribution) -> Callable[[], None]:
-    """Only where no module is at work: the inner ones pay for one comparison."""
-    plain = torch.nn.Module._call_impl
-
-    def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        if torch.compiler.is_compiling() or who.modules:
+        if torch.compiler.is_compiling() or (outermost_only and who.modules) or _is_traced():
             return plain(self, *arguments, **keywords)
-        who.keywords = keywords
-        who.module_starts(self, arguments)
+        if not who.modules:
+            who.keywords = keywords
+        who.module_starts(getattr(self, "_orig_mod", self), arguments)  # what torch.compile returns wraps it
         output = None
         try:
             output = plain(self, *arguments, **keywords)
@@ -124,9 +102,34 @@ def _wrap_outermost_call(who: Attribution) -> Callable[[], None]:
         finally:
             who.module_ends(self, output)
 
-    torch.nn.Module._call_impl = call
+    call.__name__ = plain.__name__
+    _set_call(_as_if_in(nn_module.__file__, call))
+    return lambda: _set_call(plain)
 
-    def restore() -> None:
-        torch.nn.Module._call_impl = plain
 
-    return restore
+def _set_call(function: Callable[..., Any]) -> None:
+    torch.nn.Module._call_impl = function
+    for name in ("torch._dynamo.utils", "torch._dynamo.variables.nn_module"):
+        if name in sys.modules:  # looked up once, at import
+            vars(sys.modules[name])["unpatched_nn_module_call_impl"] = function
+
+
+def _is_traced() -> bool:
+    """Whether a graph is being made of what runs now: AOTAutograd runs backward too, on tensors without memory."""
+    return torch._guards.TracingContext.try_get() is not None
+
+
+def _as_if_in(file: str, function: Any) -> Any:
+    """Let Dynamo take a function for one of PyTorch's: by its file it decides what to inline and what to leave alone."""
+    function.__code__ = function.__code__.replace(co_filename=file)
+    return function
+
+
+def _leave_to_python(*methods: Any) -> None:
+    """Keep Dynamo out of what a compiled module's caller calls, and out of all that these call in turn."""
+    native = torch._C._dynamo.eval_frame
+    if not hasattr(native, "_FrameExecStrategy"):  # before 2.7
+        return
+    strategy = native._FrameExecStrategy(native._FrameAction.SKIP, native._FrameAction.SKIP)
+    for method in methods:
+        native.set_code_exec_strategy(method.__code__, strategy)

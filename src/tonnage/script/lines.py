@@ -4,6 +4,7 @@ import os
 import site
 import sys
 import sysconfig
+from collections.abc import Callable
 from types import CodeType, FrameType
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -23,6 +24,8 @@ class LineFinder:
 
     def __init__(self) -> None:
         self.last = ""
+        # For code that torch.compile generated: the script's line behind a line of it; None for any other file.
+        self.source_of: Callable[[str, int], tuple[str, str] | None] | None = None
         self._foreign = _foreign_roots()
         self._names: dict[CodeType, str] = {}
 
@@ -34,18 +37,24 @@ class LineFinder:
             name = names.get(code)
             if name is None:
                 name = names[code] = self._own_name(code)
-            if name:
-                self.last = f"{name}:{frame.f_lineno}"
-                return self.last
+            if name and (line := self._line_at(code, name, frame.f_lineno)):
+                self.last = line
+                return line
             frame = frame.f_back
         return ""
+
+    def _line_at(self, code: CodeType, name: str, number: int) -> str:
+        """Of code that a compiler generated, the script's own line behind it, or nothing."""
+        found = self.source_of(code.co_filename, number) if self.source_of else None
+        return f"{name}:{number}" if found is None else found[0]
 
     def stack(self, frame: FrameType | None) -> tuple[str, ...]:
         """All lines of the script in this stack, innermost first."""
         found = []
         while frame is not None:
             if name := self._names.get(frame.f_code) or self._own_name(frame.f_code):
-                found.append(f"{name}:{frame.f_lineno}")
+                line = self._line_at(frame.f_code, name, frame.f_lineno)
+                found += [line] if line else []
             frame = frame.f_back
         return tuple(found)
 

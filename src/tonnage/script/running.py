@@ -12,6 +12,10 @@ from typing import Any
 from tonnage.errors import TonnageError
 from tonnage.recording.records import Outcome
 
+_NO_TRITON = (
+    "A CPU build of torch comes without Triton. Install it (pip install triton): it imports without a GPU, and on a "
+    "virtual one its kernels are counted and not run."
+)
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
@@ -88,6 +92,8 @@ def _show(error: BaseException) -> None:
     sys.stderr.write("".join(shown.format()))
     if isinstance(error, TonnageError) and error.hint:
         print(error.hint, file=sys.stderr)
+    if isinstance(error, ModuleNotFoundError) and error.name == "triton":
+        print(_NO_TRITON, file=sys.stderr)
 
 
 def _is_ours(path: str) -> bool:

@@ -5,6 +5,7 @@ from types import TracebackType
 from tonnage.hardware import Gpu, find_cuda_gpu
 from tonnage.ledger import Ledger
 from tonnage.recording import Recording
+from tonnage.virtual.builds import new_session
 from tonnage.virtual.session import Session
 
 
@@ -17,7 +18,7 @@ class VirtualGpu:
         self._session: Session | None = None
 
     def __enter__(self) -> "VirtualGpu":
-        self._session = Session(self.gpu, self._torch)
+        self._session = new_session(self.gpu, self._torch)
         self._session.open()
         return self
 
@@ -57,7 +58,7 @@ class VirtualGpu:
     def _stat(self, key: str) -> int:
         if self._session is None:
             raise RuntimeError("Enter the virtual GPU first: with tonnage.virtual_gpu(...) as gpu: ...")
-        return self._session.device.allocator.memory_stats()[key]
+        return self._session.device.memory_stats()[key]
 
 
 def virtual_gpu(gpu: str | Gpu, *, torch: str | None = None) -> VirtualGpu:

@@ -1,25 +1,22 @@
-"""One virtual GPU: the allocator behind it, and the record of every block it hands out.
+"""One virtual GPU on a CPU build of torch: the allocator behind it, and what the native half tells of blocks.
 
 The native half calls `malloc` and `free` for each storage on the device, on whatever thread makes or drops it, always
 with the GIL. What a block is for is the business of `attribution`; what PyTorch is told about the card, of `cuda`.
 """
 
 import ctypes
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from itertools import count
+from typing import TYPE_CHECKING, Any
 
 from tonnage.allocator import AllocatorSettings, CachingAllocator, OutOfMemory, Shortage
 from tonnage.hardware import Gpu
-from tonnage.ledger import Category
-from tonnage.recording.records import Allocation, Mark, MarkKind, SegmentEvent
 from tonnage.recording.records import OutOfMemory as OutOfMemoryRecord
-from tonnage.script.attribution import Attribution
 from tonnage.virtual.overheads import Overheads
+from tonnage.virtual.recorded import RecordedDevice, Shape
 
 if TYPE_CHECKING:
     from tonnage.virtual.cuda.history import History
-
-Shape = tuple[int, ...]
 
 DTYPES = {
     "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64", "Int": "int32",
@@ -35,36 +32,38 @@ _WITHOUT_KERNELS = frozenset(
 )
 
 
+_FIRST_COPY = 1 << 40  # no script's stream has such a number
+
+
 class OutOfDeviceMemory(Exception):
     """Raised out of `malloc`; the native half turns it into torch.OutOfMemoryError."""
 
     is_out_of_memory = True
 
 
-class Device:
-    """The state of one card during a run."""
+class Device(RecordedDevice):
+    """A card whose allocator is our model of PyTorch's."""
 
     def __init__(self, gpu: Gpu, torch_version: tuple[int, int], settings: AllocatorSettings) -> None:
-        self.gpu = gpu
-        self.torch_version = torch_version
+        super().__init__(gpu, torch_version)
         self.overheads = Overheads(gpu)
         self.allocator = CachingAllocator(
             gpu.memory_bytes, settings, outside_bytes=self.overheads.total_bytes, observer=self._on_segment
         )
-        self.attribution = Attribution(self)
-        self.held_line = ""
         self.native_context = ctypes.c_int32()  # what autograd's nodes remember of the module that made them
-        self.allocations: list[Allocation] = []
-        self.live: dict[int, Allocation] = {}
-        self.segments: list[SegmentEvent] = []
-        self.marks: list[Mark] = []
-        self.sequence = 0
         self._no_kernel_yet = True
-        self.serials: dict[int, int] = {}
-        self.ooms: list[OutOfMemoryRecord] = []
-        self.on_progress: Callable[[], None] | None = None
+        self._copies = count(_FIRST_COPY)
         self.history: History | None = None
         self.oom_observers: list[Callable[[Shortage], None]] = []
+
+    def memory_stats(self) -> dict[str, int]:
+        """The model's figures."""
+        return self.allocator.memory_stats()
+
+    @property
+    def overhead_parts(self) -> dict[str, int]:
+        """The context, and each library that was used."""
+        return dict(self.overheads.parts)
 
     # Called by the native half
 
@@ -72,41 +71,44 @@ class Device:
         self, size: int, index: int, stream: int, operator: str, context: int, serial: int, shape: Shape, dtype: str
     ) -> int:
         """The address of a new block, or OutOfDeviceMemory."""
+        if self.on_request is not None:
+            self.on_request()
         try:
             block = self.allocator.malloc(size, stream)
         except OutOfMemory as error:
             self._note_oom(error, operator, context, shape, DTYPES.get(dtype, dtype))
             raise OutOfDeviceMemory(error.message) from None
         who = self.attribution
-        self.sequence += 1
-        allocation = Allocation(
-            len(self.allocations), block.address, size, block.size, stream, self.sequence, None, who.category, operator,
-            who.module_of(context), who.phase, who.step, who.line(), (), shape, DTYPES.get(dtype, dtype),
+        allocation = self.allocated(
+            block.address, size, block.size, stream, operator, who.module_of(context), serial, shape, DTYPES.get(dtype, dtype),
+            who.line(),
         )  # fmt: skip
-        self.allocations.append(allocation)
-        self.live[block.address] = allocation
         if self._no_kernel_yet and operator not in _WITHOUT_KERNELS:
             self._no_kernel_yet = False
             self.use("kernels")
-        self.serials[block.address] = serial
         if self.history is not None:
             self.history.allocated(allocation)
-        if self.on_progress and not self.sequence & 1023:
-            self.on_progress()
         return block.address
 
     def free(self, address: int, serial: int) -> None:
         """A storage was dropped."""
-        allocation = self.live.pop(address)
-        self.sequence += 1
-        allocation.died = self.sequence
-        born_in = self.serials.pop(address)
-        if born_in == serial and born_in:
-            allocation.category = Category.WORKSPACE  # made and dropped inside one operator
+        allocation = self.freed(address, serial)
+        assert allocation is not None
         block = self.allocator.block_at(address)
         self.allocator.free(block)
         if self.history is not None:
             self.history.freed(allocation, block)
+
+    def begin_copy(self, tensors: Iterable[Any]) -> int:
+        """A copy on a stream of its own writes these tensors."""
+        copy = next(self._copies)
+        for address in {t.untyped_storage().data_ptr() for t in tensors if t.untyped_storage().nbytes()}:
+            self.record_stream(address, copy)
+        return copy
+
+    def end_copy(self, copy: int) -> None:
+        """That copy is done."""
+        self.allocator.retire_stream(copy)
 
     def record_stream(self, address: int, stream: int) -> None:
         """`Tensor.record_stream`."""
@@ -118,26 +120,15 @@ class Device:
 
     # Called by the attribution
 
-    def mark(self, kind: MarkKind, name: str) -> None:
-        """A phase or step begins with the next event."""
-        self.marks.append(Mark(self.sequence + 1, kind, name))
-
     def at_module(self, context: int) -> None:
         """The module at work, for nodes that autograd makes."""
         self.native_context.value = context
-
-    def categorise(self, category: Category, addresses: list[int], only: Category | None) -> None:
-        """What these blocks turned out to be for."""
-        for address in addresses:
-            allocation = self.live.get(address)
-            if allocation and (only is None or allocation.category is only):
-                allocation.category = category
 
     # Called by the patches of torch.cuda
 
     def empty_cache(self) -> None:
         """Give cached segments back, and remember when."""
-        self.marks.append(Mark(self.sequence + 1, "empty_cache"))
+        self.mark("empty_cache")
         self.allocator.empty_cache()
 
     def use(self, library: str, handle: int = 1) -> None:
@@ -154,8 +145,7 @@ class Device:
         if self.history is not None:
             self.history.segment(action, address, size, stream)
         if action != "oom":
-            self.sequence += 1
-            self.segments.append(SegmentEvent(self.sequence, action, address, size, stream))  # type: ignore[arg-type]
+            self.segment_changed(action, address, size, stream)  # type: ignore[arg-type]
 
     def _note_oom(self, error: OutOfMemory, operator: str, context: int, shape: Shape, dtype: str) -> None:
         who, shortage = self.attribution, error.shortage

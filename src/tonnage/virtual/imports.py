@@ -8,7 +8,7 @@
 import builtins
 import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.abc import Loader
@@ -54,10 +54,10 @@ class _Waiting(ModuleType):
 
 
 class _LazyLoader(Loader):
-    def __init__(self, plain: Loader, answers: dict[str, Any]) -> None:
+    def __init__(self, plain: Loader, answers: dict[str, Any], on_wake: Callable[[ModuleType], None]) -> None:
         self._plain = plain
         self._answers = answers
-        self._own: dict[str, Any] = {}
+        self._on_wake = on_wake
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return _Waiting(spec.name)
@@ -80,24 +80,27 @@ class _LazyLoader(Loader):
         module.__class__ = ModuleType
         with no_collection():
             self._plain.exec_module(module)
-        self._own = {name: vars(module)[name] for name in self._answers}
-        vars(module).update(self._answers)
+        self._on_wake(module)
 
     def wake(self, module: ModuleType) -> None:
         """Run the package's code now, if it has not run."""
         if isinstance(module, _Waiting):
             self._run(module)
 
-    def release(self, module: ModuleType) -> None:
+    def release(self) -> None:
         """From now on every answer is the package's own."""
         self._answers = {}
-        vars(module).update(self._own)
 
 
-def lazily(spec: ModuleSpec | None, answers: dict[str, Any]) -> ModuleSpec | None:
-    """The spec of a package whose code waits until it is asked for an attribute that is not in `answers`."""
+def lazily(
+    spec: ModuleSpec | None, answers: dict[str, Any], on_wake: Callable[[ModuleType], None] = lambda module: None
+) -> ModuleSpec | None:
+    """The spec of a package whose code waits until it is asked for an attribute that is not in `answers`.
+
+    `on_wake` is called with the package when its code has run, before anybody sees it.
+    """
     if spec and spec.loader:
-        spec.loader = _LazyLoader(spec.loader, answers)
+        spec.loader = _LazyLoader(spec.loader, answers, on_wake)
     return spec
 
 
@@ -113,5 +116,5 @@ def release(name: str) -> None:
     """End the answers given in the place of a package that was imported lazily."""
     module = sys.modules.get(name)
     loader = module.__spec__.loader if module and module.__spec__ else None
-    if module and isinstance(loader, _LazyLoader):
-        loader.release(module)
+    if isinstance(loader, _LazyLoader):
+        loader.release()

@@ -15,7 +15,7 @@ from typing import Any
 from tonnage.errors import MissingPart, NotModelled
 from tonnage.garbage import no_collection
 from tonnage.virtual.build import native_library
-from tonnage.virtual.operators import cuda_operators
+from tonnage.virtual.operators import cuda_operators, shared_operators
 
 # Implemented in native/kernels.cpp itself.
 NATIVE = frozenset(
@@ -28,6 +28,9 @@ HOST_DERIVES = (
     "add.Tensor add_.Tensor sub.Tensor sub_.Tensor mul.Tensor mul_.Tensor div.Tensor div_.Tensor clamp clamp_ "
     "clamp_min clamp_min_ erfinv erfinv_ cat stack linalg_qr sign triu tril sqrt sqrt_ rsqrt exp pow.Tensor_Scalar neg"
 ).split()
+
+# Nested tensors: CUDA has kernels of its own for these, which allocate what the host's code does.
+NESTED_LIKE_HOST = ("bmm", "to_padded_tensor", "_nested_tensor_softmax_with_shape")
 
 
 @cache
@@ -67,6 +70,8 @@ def _declare(library: ctypes.PyDLL) -> None:
     library.tonnage_is_known.restype = ctypes.c_bool
     library.tonnage_forget.argtypes = [ctypes.c_void_p]
     library.tonnage_forget.restype = None
+    library.tonnage_law.argtypes = [ctypes.c_void_p]
+    library.tonnage_law.restype = ctypes.c_int32
     library.tonnage_set_cudnn_version.argtypes = [ctypes.c_int64]
     for name in ("start", "listen"):
         getattr(library, f"tonnage_{name}").restype = None
@@ -85,6 +90,8 @@ def _register(library: ctypes.PyDLL) -> None:
     library.tonnage_set_libraries(libraries, b"")
     library.tonnage_register(_lines(computed), _lines({*names, *registry.KERNELS} - set(registry.SCHEMAS)))
     library.tonnage_register_fallback()
+    nested = [*shared_operators("NestedTensor"), *NESTED_LIKE_HOST]
+    library.tonnage_register_layouts(_lines(shared_operators("Sparse")), _lines(nested))
     library.tonnage_register_host(_lines(HOST_FILLS), _lines(HOST_DERIVES))
     _register_python(torch)
 
@@ -111,22 +118,24 @@ def _register_python(torch: Any) -> None:
         for name, function in registry.KERNELS.items():
             space, _, bare = name.rpartition("::")
             (own if space else aten).impl(bare, function, "CUDA")
-    _refuse_sparse(torch)
+        for name, function in registry.SPARSE_KERNELS.items():
+            aten.impl(name, function, "SparseCUDA")
+    _refuse_other_layouts(torch)
 
 
-def _refuse_sparse(torch: Any) -> None:
-    """Sparse tensors keep several blocks and sort them in kernels of their own, none of which is modelled."""
+def _refuse_other_layouts(torch: Any) -> None:
+    """Much of what CUDA has for sparse and nested tensors runs in kernels and libraries that are not modelled."""
     everything = torch.library.Library("_", "IMPL")
     _libraries.append(everything)
 
     def refuse(operator: Any, *_: Any, **__: Any) -> None:
         from tonnage.virtual.session import active
 
-        active().stand_ins.unmodelled(str(operator), "sparse tensors are not modelled")
+        active().stand_ins.unmodelled(str(operator), "not modelled for sparse and nested tensors")
         raise NotModelled(
-            f"The virtual GPU has no sparse tensors, and the script calls {operator} on one.",
-            hint="For a virtual run make its gradients dense (`sparse=False` of an embedding).",
+            f"The virtual GPU does not model {operator} for sparse and nested tensors, and the script calls it on one.",
+            hint="For a virtual run make the tensor dense (`to_dense()`), or its layout torch.jagged.",
         )
 
-    for key in ("SparseCUDA", "SparseCsrCUDA"):
+    for key in ("SparseCUDA", "SparseCsrCUDA", "NestedTensorCUDA"):
         everything.fallback(refuse, key)

@@ -13,6 +13,7 @@ from pathlib import Path
 class _Entry:
     name: str
     keys: set[str] = field(default_factory=set)
+    shared: set[str] = field(default_factory=set)  # layouts whose code is the same for host and CUDA
     delegate: str = ""
     has_ufunc: bool = False
 
@@ -24,6 +25,11 @@ def cuda_operators() -> list[str]:
     """Names with overloads ("add.Tensor") of every operator with a CUDA kernel of its own, in the list's order."""
     entries = {entry.name: entry for entry in _read(_list_path())}
     return [e.name for e in entries.values() if e.runs_on_cuda() or (e.delegate and entries[e.delegate].runs_on_cuda())]
+
+
+def shared_operators(layout: str) -> list[str]:
+    """Operators on "Sparse" or "NestedTensor" tensors whose code is the same for host and CUDA."""
+    return [entry.name for entry in _read(_list_path()) if layout in entry.shared]
 
 
 def _list_path() -> Path:
@@ -48,6 +54,7 @@ def _read(path: Path) -> list[_Entry]:
             entries[-1].has_ufunc |= text == "ufunc_inner_loop:"
         elif in_dispatch and indent == 4 and ":" in text and not text.startswith("#"):
             keys = {key.strip() for key in text.split(":", 1)[0].split(",")}
+            entries[-1].shared.update(n for n in ("Sparse", "NestedTensor") if {f"{n}CPU", f"{n}CUDA"} <= keys)
             if "CompositeExplicitAutograd" not in keys:  # listed beside CUDA, the composite is CUDA's own code
                 entries[-1].keys.update(keys)
     return entries

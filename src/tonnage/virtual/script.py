@@ -7,8 +7,10 @@ from typing import Any
 from tonnage.hardware import Gpu
 from tonnage.recording import Recording
 from tonnage.script.running import Ending, run_as_main
-from tonnage.virtual.device import Device
+from tonnage.virtual.builds import new_session
+from tonnage.virtual.cuda.patches import Patches
 from tonnage.virtual.imports import quick_imports
+from tonnage.virtual.recorded import RecordedDevice
 from tonnage.virtual.session import Session
 
 
@@ -16,13 +18,18 @@ def run_script(
     script: Path, arguments: list[str], *, gpu: Gpu, torch_version: str | None = None, progress: Any = None
 ) -> Recording:
     """Run the script to its end, whatever that is, and return what was recorded."""
-    session = Session(gpu, torch_version)
+    session = new_session(gpu, torch_version)
     session.open()
     if progress is not None:
         session.device.on_progress = lambda: _tell(progress, session.device)
+    from tonnage.virtual.cluster import alone  # imports torch, and so not before the session is open
+
+    patches = Patches()
+    alone.install(session, patches)
     try:
         ending = run_as_main(script, arguments, session.torch, quick_imports())
     finally:
+        patches.undo()
         session.close()
     return recorded(session, ending, script, arguments)
 
@@ -38,7 +45,7 @@ def recorded(session: Session, ending: Ending, script: Path, arguments: Sequence
     return recording
 
 
-def _tell(progress: Any, device: Device) -> None:
+def _tell(progress: Any, device: RecordedDevice) -> None:
     who = device.attribution
-    peak = device.allocator.memory_stats()["allocated_bytes.all.peak"]
+    peak = device.memory_stats()["allocated_bytes.all.peak"]
     progress.update(step=who.step, phase=who.phase, module=who.module_of(-1), peak_bytes=peak)

@@ -1,70 +1,64 @@
-"""A virtual GPU from start to end: loads it into the process, hooks PyTorch, and hands over what was recorded."""
+"""A virtual GPU from start to end: takes CUDA's place in the process, hooks PyTorch, and hands over what was recorded.
 
-import atexit
-import ctypes
+What takes CUDA's place depends on the build of torch: `modelled` for CPU builds, `driver` for CUDA builds. `builds` chooses.
+"""
+
 import os
 import threading
 import time
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
 
-from tonnage.allocator import AllocatorSettings
 from tonnage.hardware import Gpu
 from tonnage.recording import Header, Recording
-from tonnage.virtual.companions import install_companions
-from tonnage.virtual.cuda.releases import release_of
-from tonnage.virtual.device import Device
-from tonnage.virtual.loading import load
+from tonnage.virtual.laws import Laws
+from tonnage.virtual.recorded import RecordedDevice
 from tonnage.virtual.standins import StandIns
-from tonnage.virtual.workspaces import Workspaces
+
+if TYPE_CHECKING:
+    from tonnage.virtual.modelled import ModelledSession
 
 _open = threading.Lock()
 
 
-class Session:
+class Session(ABC):
     """One virtual GPU in this process. Only one can be open at a time.
 
     Of several `cards` a rank of a cluster uses its own one; all of them are this one here.
     """
 
-    def __init__(
-        self,
-        gpu: Gpu,
-        torch_version: str | None = None,
-        settings: AllocatorSettings | None = None,
-        cards: int = 1,
-    ) -> None:
-        self.library = load()
-        import torch
+    device: RecordedDevice
 
+    def __init__(self, gpu: Gpu, torch: Any, torch_version: str | None, cards: int) -> None:
         self.torch = torch
         self.gpu = gpu
         self.cards = cards
         self.modelled = torch_version or torch.__version__.split("+")[0]
-        self.settings = settings or AllocatorSettings.from_environment(os.environ, version_pair(self.modelled))
-        self.device = Device(gpu, version_pair(self.modelled), self.settings)
-        self.stand_ins = StandIns(self.device.attribution.line)
-        self.workspaces = Workspaces(self.device)
-        self._undo: list[Any] = []
+        self.laws = Laws()
+        self._undo: list[Callable[[], None]] = []
         self._started = time.perf_counter()
+
+    @property
+    @abstractmethod
+    def stand_ins(self) -> StandIns:
+        """What the script read from the card, and what was assumed."""
+
+    @property
+    @abstractmethod
+    def pinned_peak_bytes(self) -> int:
+        """The most host memory that was pinned."""
 
     def open(self) -> None:
         """From here on, `cuda` is this card."""
-        from tonnage.script.hooks import install_hooks
-        from tonnage.virtual import cuda
-
         if not _open.acquire(blocking=False):
             raise RuntimeError("A virtual GPU is open in this process already; leave its `with` block first.")
-        device = self.device
-        self._callbacks = [device.malloc, device.free, device.record_stream, device.synchronize]
-        self.library.tonnage_set_cudnn_version(release_of(device.torch_version).cudnn_number)
-        self.library.tonnage_start(*map(ctypes.py_object, self._callbacks), self.cards)
-        self._listeners = [self.stand_ins.read, self.stand_ins.unmodelled, self.workspaces.use]
-        self.library.tonnage_listen(*map(ctypes.py_object, self._listeners))
-        device.native_context = ctypes.c_int32.in_dll(self.library, "tonnage_context")
         current(self)
-        self._undo += [install_hooks(device.attribution), cuda.install(device, self.library, self.cards)]
-        self._undo.append(install_companions(self.stand_ins))
-        atexit.register(self.library.tonnage_close)
+        # It imports torch, which must come after what stands in for CUDA.
+        from tonnage.virtual.compiling.sources import source_of
+
+        self.device.attribution.lines.source_of = source_of
+        self._install()
 
     def close(self) -> None:
         """Leave the card; tensors still on it are dropped silently from now on."""
@@ -72,15 +66,29 @@ class Session:
         for undo in reversed(self._undo):
             undo()
         self._undo.clear()
-        self.library.tonnage_close()
+        self._uninstall()
         current(None)
         _open.release()
 
+    @abstractmethod
+    def _install(self) -> None:
+        """Take CUDA's place."""
+
+    @abstractmethod
+    def _uninstall(self) -> None:
+        """Leave it."""
+
+    @abstractmethod
+    def forget(self, tensor: Any) -> None:
+        """From now on nobody knows the values of a tensor on the card."""
+
+    @abstractmethod
+    def is_known(self, tensor: Any) -> bool:
+        """Whether the values of a tensor on the card are known."""
+
     def recording(self, **header: Any) -> Recording:
         """What happened so far."""
-        held, peak, requested = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_uint64()
-        self.library.tonnage_pinned(ctypes.byref(held), ctypes.byref(peak), ctypes.byref(requested))
-        device = self.device
+        device, parts = self.device, self.device.overhead_parts
         described = Header(
             gpu=self.gpu.key,
             gpu_name=self.gpu.name,
@@ -89,9 +97,9 @@ class Session:
             torch_installed=self.torch.__version__,
             settings=os.environ.get("PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")),
             wall_seconds=time.perf_counter() - self._started,
-            overhead_bytes=device.overheads.total_bytes,
-            overhead_parts=dict(device.overheads.parts),
-            pinned_host_bytes=peak.value,
+            overhead_bytes=sum(parts.values()),
+            overhead_parts=parts,
+            pinned_host_bytes=self.pinned_peak_bytes,
             **header,
         )
         stand_ins, notes = self.stand_ins.records(), self.stand_ins.notes()
@@ -107,10 +115,10 @@ def current(session: Session | None) -> None:
     _current = session
 
 
-def active() -> Session:
-    """The open session."""
+def active() -> "ModelledSession":
+    """The open session, as kernels of a CPU build ask for it."""
     assert _current is not None, "no virtual GPU is open"
-    return _current
+    return cast("ModelledSession", _current)
 
 
 def version_pair(version: str) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """What a script reads from a GPU that computes nothing: stand-ins that keep it on its normal path, counted and listed.
 
-A loss is finite, a gradient's norm is 1, no flag is raised. A loop that waits for a flag would never end, so a line
-that has read the same flag very often gets the other answer.
+A loss is finite and falls, a gradient's norm is about 1, no flag is raised. A loop that waits for a flag would never
+end, so a line that has read the same flag very often gets the other answer.
 """
 
 from collections import Counter
@@ -10,6 +10,9 @@ from collections.abc import Callable
 from tonnage.recording.records import Note, NoteKind, StandIn
 
 PATIENCE = 20_000
+# A number that is read again at the same line falls towards 1 from so much above it: whoever waits until a loss no
+# longer changes, as L-BFGS does, waits on. It never falls below 1, so that a size that is made from it stays one.
+FALL = 1e-3
 _FLOATS = {"Float", "Double", "Half", "BFloat16"}
 
 
@@ -25,11 +28,13 @@ class StandIns:
         """A value of this type was read (`count` elements of a tensor, or -1 for one scalar)."""
         line = self._line()
         what = "scalar" if count < 0 else f"tensor of {count:,}"
-        value = 1.0 if dtype in _FLOATS else 0.0
+        before = self._reads[what, dtype, line]
         if count >= 0:
             value = 1.0
-        elif dtype not in _FLOATS:
-            value = float(self._reads[what, dtype, line] % PATIENCE == PATIENCE - 1)
+        elif dtype in _FLOATS:
+            value = 1.0 + FALL / (1 + before)
+        else:
+            value = float(before % PATIENCE == PATIENCE - 1)
         self._reads[what, dtype, line] += 1
         return value
 

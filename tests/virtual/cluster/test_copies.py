@@ -3,7 +3,7 @@
 import torch
 
 from tonnage.virtual.cluster.copies import CopiesBack
-from tonnage.virtual.session import Session
+from tonnage.virtual.modelled import ModelledSession as Session
 
 LARGE = 1 << 28
 

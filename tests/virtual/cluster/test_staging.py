@@ -3,7 +3,7 @@
 import pytest
 
 from tonnage.virtual.cluster.staging import staging_of
-from tonnage.virtual.session import Session
+from tonnage.virtual.modelled import ModelledSession as Session
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tonnage.virtual.session import Session
+from tonnage.virtual.modelled import ModelledSession as Session
 
 Events = Callable[[Callable[[], Any]], str]
 

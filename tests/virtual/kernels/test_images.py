@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.nn import functional
 
 pytestmark = pytest.mark.usefixtures("gpu")
@@ -43,3 +44,23 @@ def test_fold_keeps_the_bytes_of_its_columns(events: Events) -> None:
     columns = _empty(2, 72, 900)
     assert events(lambda: functional.fold(columns, (32, 32), 3)) == "+518400"
     assert functional.fold(columns, (32, 32), 3).shape == (2, 8, 32, 32)
+
+
+@pytest.mark.parametrize("align_corners", [True, False])
+@pytest.mark.parametrize("sizes", [(32, 48), (8, 32, 48)])
+def test_samples_on_a_grid(sizes: tuple[int, ...], align_corners: bool) -> None:
+    images = torch.empty(2, 4, *sizes, device="cuda", requires_grad=True)
+    theta = torch.empty(2, len(sizes), len(sizes) + 1, device="cuda", requires_grad=True)
+    grid = F.affine_grid(theta, [2, 4, *[16] * len(sizes)], align_corners=align_corners)
+    sampled = F.grid_sample(images, grid, align_corners=align_corners)
+    assert sampled.shape == (2, 4, *[16] * len(sizes))
+    sampled.sum().backward()
+    assert images.grad is not None and theta.grad is not None
+    assert images.grad.shape == images.shape
+
+
+def test_cudnn_samples_into_contiguous_memory(events: Events) -> None:
+    images, grid = _empty(2, 4, 32, 32, last=True), torch.empty(2, 16, 16, 2, device="cuda")
+    assert events(lambda: torch.ops.aten.cudnn_grid_sampler(images, grid)) == "+32768 +8192 -0"
+    both = events(lambda: torch.ops.aten.cudnn_grid_sampler_backward(images, grid, _empty(2, 4, 16, 16)))
+    assert both == "+8192 +32768 +32768 +4096 -1 -0"  # the first is the gradient that the test makes

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from tonnage.virtual.session import Session
+from tonnage.virtual.modelled import ModelledSession as Session
 
 pytestmark = pytest.mark.usefixtures("gpu")
 Events = Callable[[Callable[[], object]], str]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tonnage.virtual.kernels.values import choose, choose_distinct, forget, is_known, put
-from tonnage.virtual.session import Session
+from tonnage.virtual.modelled import ModelledSession as Session
 
 pytestmark = pytest.mark.usefixtures("gpu")
 

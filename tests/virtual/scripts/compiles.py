@@ -1,4 +1,4 @@
-"""Asks for torch.compile, which the virtual GPU runs eagerly."""
+"""Asks for torch.compile, which the virtual GPU runs eagerly where Triton is missing."""
 
 import torch
 from torch import nn

@@ -6,6 +6,7 @@ later see the compiled forward as they would see any other.
 """
 
 import functools
+import importlib.util
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -47,8 +48,8 @@ class Compile(Technique):
     def why_not(self, training: Training) -> str | None:
         if self.mode not in MODES:
             return f"mode={self.mode!r} is not one of {', '.join(MODES)}: CUDA graphs hold memory outside the budget."
-        if on_virtual_gpu(training.device):
-            return "The virtual GPU runs no compiled code."
+        if on_virtual_gpu(training.device) and importlib.util.find_spec("triton") is None:
+            return "The virtual GPU compiles only where Triton is installed (pip install triton)."
         return _why_not_blocks(self._chosen(training.model)) or compiler_problem(training.device.type)
 
     def estimate(self, profile: Profile) -> Estimate:

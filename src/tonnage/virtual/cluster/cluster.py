@@ -98,9 +98,9 @@ def run_cluster(
 def _load() -> None:
     """Into this process, for all its forks: torch, the virtual GPU's kernels, and what sharded training imports."""
     from tonnage.garbage import no_collection
-    from tonnage.virtual.loading import load
+    from tonnage.virtual.builds import preload
 
-    load()
+    preload()
     with no_collection():
         import torch.distributed.fsdp
         import torch.distributed.tensor  # noqa: F401

@@ -10,7 +10,7 @@ from typing import Any
 from tonnage.ledger import Category
 from tonnage.recording import Allocation
 from tonnage.virtual.cuda.patches import Patches
-from tonnage.virtual.device import Device
+from tonnage.virtual.recorded import RecordedDevice
 
 UNSHARDED, GATHERED, REDUCED = "unsharded parameters", "all-gather buffers", "reduce-scatter buffers"
 BUCKETS = "gradient buckets"
@@ -19,7 +19,7 @@ BUCKETS = "gradient buckets"
 class Engines:
     """The names of blocks that an engine made, by the number of their allocation."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: RecordedDevice) -> None:
         self._device = device
         self._names: dict[int, str] = {}
 

@@ -74,10 +74,10 @@ class Member:
         """Nobody knows what arrives in these."""
         for tensor in tensors:
             if tensor.is_cuda:
-                self._session.library.tonnage_forget(tensor.untyped_storage()._cdata)
+                self._session.forget(tensor)
 
     def _is_known(self, tensor: torch.Tensor) -> bool:
-        return not tensor.is_cuda or bool(self._session.library.tonnage_is_known(tensor.untyped_storage()._cdata))
+        return not tensor.is_cuda or self._session.is_known(tensor)
 
 
 def _may_travel(tensor: torch.Tensor) -> bool:

@@ -8,11 +8,11 @@ from pathlib import Path
 from tonnage.hardware.cluster import Cluster
 from tonnage.recording import Recording
 from tonnage.script.running import run_as_main
+from tonnage.virtual.builds import new_session
 from tonnage.virtual.cluster.environment import environment_of
 from tonnage.virtual.cluster.exchange import HubExchange, PeerError
 from tonnage.virtual.imports import quick_imports
 from tonnage.virtual.script import recorded
-from tonnage.virtual.session import Session
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def run_rank(
 ) -> RankReport:
     """Run the script to its end as this rank."""
     os.environ.update(environment_of(rank, cluster))
-    session = Session(cluster.gpu, torch_version, cards=cluster.gpus_per_host)
+    session = new_session(cluster.gpu, torch_version, cards=cluster.gpus_per_host)
     session.open()
     from tonnage.virtual.cluster import spawning
     from tonnage.virtual.cluster.distributed import install

@@ -2,17 +2,25 @@
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch.distributed as dist
 
-from tonnage.virtual.cluster.exchange import HubExchange
+
+class Keeper(Protocol):
+    """Whoever keeps what is put into stores."""
+
+    def keep(self, key: str, value: bytes) -> None:
+        """Put a value."""
+
+    def look_up(self, action: str, key: str, value: Any = None) -> Any:
+        """Ask for one."""
 
 
 class HubStore(dist.Store):
     """`torch.distributed.Store` over the line to the hub. Stores of one name are one store."""
 
-    def __init__(self, exchange: HubExchange, line: Callable[[], str], name: str = "") -> None:
+    def __init__(self, exchange: Keeper, line: Callable[[], str], name: str = "") -> None:
         super().__init__()
         self.exchange, self.line, self._name = exchange, line, name
 

@@ -6,6 +6,8 @@ theirs reaches the parent's record, which the fork copied.
 
 import ctypes
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -27,6 +29,16 @@ class _Process:
 def touch() -> None:
     """A fork after this leaves the child without CUDA."""
     _Process.touched = True
+
+
+@contextmanager
+def untouched() -> Iterator[None]:
+    """What happens inside is no use of the card by the script: a fork after it is fine."""
+    before = _Process.touched
+    try:
+        yield
+    finally:
+        _Process.touched = before
 
 
 def is_in_bad_fork() -> bool:

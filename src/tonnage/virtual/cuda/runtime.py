@@ -5,6 +5,7 @@ Nothing runs in them.
 
 import ctypes
 from enum import IntEnum
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -32,6 +33,7 @@ def install(cards: Cards, patches: Patches) -> None:
     patches.set(torch.cuda.nvtx, "_nvtx", nvtx)
     _install_cudnn(release, patches)
     _install_profiler(patches)
+    _install_attention_choice(patches)
 
 
 def _module(name: str, **contents: Any) -> ModuleType:
@@ -79,6 +81,14 @@ def _nvtx() -> ModuleType:
         deviceRangeStart=lambda message, stream: 0,
         deviceRangeEnd=lambda handle, stream: None,
     )
+
+
+def _install_attention_choice(patches: Patches) -> None:
+    """`torch.backends.cuda.can_use_flash_attention` and kin, which attention over jagged tensors asks."""
+    from tonnage.virtual.kernels.attention_choice import CUDNN, EFFICIENT, FLASH, can_use
+
+    names = {"flash": FLASH, "mem_efficient": EFFICIENT, "cudnn": CUDNN}
+    patches.set_all(torch._C, {f"_can_use_{name}_attention": partial(can_use, which) for name, which in names.items()})
 
 
 def _install_profiler(patches: Patches) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tonnage.virtual.kernels.attention_choice import attention_data
+from tonnage.virtual.kernels.library_sizes import attention_data, cudnn_backward_bytes, cudnn_forward_bytes
 from tonnage.virtual.kernels.registry import kernel, scratch
 
 Tensors = tuple[Any, ...]
@@ -331,23 +331,10 @@ def _like_layout(query: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.empty_strided(shape, strides, dtype=query.dtype, device=query.device)
 
 
-def cudnn_forward_bytes(heads: int, queries: int, keys: int, width: int, sm_count: int) -> int:
-    """`heads` of the whole batch. Where a single query is split over its keys, each split keeps output, maximum and sum."""
-    data = attention_data()["cudnn_workspace"]
-    if queries > 1:
-        return int(data["forward_bytes"])
-    splits = 1
-    while splits * data["decode_keys_per_split"] < keys and 2 * splits * heads <= data["decode_blocks"]:
-        splits *= 2
-    if splits == 1 or keys < data["decode_least_keys"] or heads >= 2 * sm_count:
-        return 0
-    return splits * heads * (width + 2) * 4 + int(data["decode_bytes"])
-
-
-def cudnn_backward_bytes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> int:
+def _backward_bytes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> int:
     """The query's gradient in float and the softmax sums; shared keys and values get a gradient for each head."""
     batch, heads, queries, width = query.shape
-    size = batch * heads * queries * (width + 1) * 4 + int(attention_data()["cudnn_workspace"]["forward_bytes"])
+    size = batch * heads * queries * (width + 1) * 4 + cudnn_backward_bytes()
     for shared in (key, value):
         if shared.shape[1] != heads:
             size += batch * heads * shared.shape[2] * shared.shape[3] * shared.element_size()
@@ -376,7 +363,7 @@ def _cudnn(query: Any, key: Any, value: Any, want_statistics: bool) -> Tensors:
     seed = torch.empty((), dtype=torch.int64, device=query.device)
     offset = torch.empty((), dtype=torch.int64, device=query.device)
     out = _like_layout(query, (batch, heads, queries, value.shape[3]))
-    statistics = _floats(query, batch, heads, queries) if want_statistics else None
+    statistics = _floats(query, batch, heads, queries, 1) if want_statistics else None
     size = cudnn_forward_bytes(batch * heads, queries, key.shape[2], value.shape[3], device.gpu.sm_count)
     workspace = scratch(size, query)
     del workspace
@@ -387,6 +374,6 @@ def _cudnn(query: Any, key: Any, value: Any, want_statistics: bool) -> Tensors:
 def cudnn_attention_backward(grad_out: Any, query: Any, key: Any, value: Any, out: Any, *_: Any, **__: Any) -> Tensors:
     dq, dk, dv = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
     turned = _like_layout(out, tuple(grad_out.shape)) if grad_out.stride(-1) != 1 else None
-    workspace = scratch(cudnn_backward_bytes(query, key, value), query)
+    workspace = scratch(_backward_bytes(query, key, value), query)
     del workspace, turned
     return dq, dk, dv

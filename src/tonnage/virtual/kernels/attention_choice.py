@@ -4,25 +4,17 @@ It follows the host code of PyTorch 2.11 to 2.13. It does not know nested tensor
 backends.
 """
 
-import tomllib
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from tonnage.errors import NotModelled
+from tonnage.virtual.kernels.library_sizes import attention_data
 from tonnage.virtual.kernels.registry import kernel, own_operator
 
 MATH, FLASH, EFFICIENT, CUDNN = 0, 1, 2, 3
 _HALF = (torch.float16, torch.bfloat16)
-_DATA = Path(__file__).parents[1] / "data" / "attention.toml"
-
-
-@cache
-def attention_data() -> dict[str, Any]:
-    """The numbers of `data/attention.toml`."""
-    return tomllib.loads(_DATA.read_text())
 
 
 @dataclass(slots=True)
@@ -65,11 +57,23 @@ def choose_attention(
     asked = Question(
         query, key, value, mask, dropout, causal, grouped, device.gpu.compute_capability, device.torch_version
     )  # fmt: skip
+    if asked.is_nested and query.layout is torch.strided:
+        return _for_strided_nested(asked)
     _prefer_cudnn_once(device)
     for backend in torch._C._get_sdp_priority_order():
         if backend in _TAKES and _TAKES[backend](asked):
             return int(backend)
     raise RuntimeError("No available kernel. Aborting execution.")
+
+
+def _for_strided_nested(asked: Question) -> int:
+    """Nested tensors of the older, strided layout have no shape to look at; for them only the math is modelled."""
+    if asked.query.dtype in _HALF or not asked.needs_grad:
+        raise NotModelled(
+            "The virtual GPU does not model fused attention over nested tensors of the strided layout.",
+            hint="Make them with layout=torch.jagged, which replaces it.",
+        )
+    return MATH
 
 
 @kernel("_fused_sdp_choice")
@@ -161,7 +165,7 @@ def _takes_efficient(asked: Question) -> bool:
         and value_width > 0
         and width % alignment == 0
         and value_width % alignment == 0
-        and (not asked.needs_grad if asked.is_nested else _dense_inputs(asked, grouping=False))
+        and (asked.is_nested or _dense_inputs(asked, grouping=False))
     )
 
 

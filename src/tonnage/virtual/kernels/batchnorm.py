@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tonnage.virtual.kernels.convolution import suggested_format
+from tonnage.virtual.kernels.library_sizes import batch_norm_bytes
 from tonnage.virtual.kernels.registry import kernel, scratch
 from tonnage.virtual.session import active
 
@@ -203,15 +204,10 @@ def _fused_backward(x: Tensor, weight: Maybe, mask: list[bool]) -> tuple[Maybe, 
 
 
 def cudnn_workspace_bytes(x: Tensor, backward: bool) -> int:
-    """Partial sums of tiles of rows; only where channels are last."""
+    """None where channels are not last."""
     if suggested_format(x) == torch.contiguous_format:
         return 0
-    channels = x.shape[1]
-    columns = -(-channels // 64)
-    rows = (96 if backward else 64 if x.element_size() == 4 else 160) * min(channels, 64) // 64
-    tiles = -(-x.numel() // channels // max(rows, 1))
-    counters = 0 if backward else 4 * columns * tiles + 16
-    return 8 * channels * tiles + counters + 1056 + 4 * columns
+    return batch_norm_bytes(x.numel(), x.shape[1], x.element_size(), backward)
 
 
 @kernel("cudnn_batch_norm")

@@ -20,6 +20,7 @@ ONESWEEP_RADIX_BITS = 8
 ONESWEEP_LARGEST_PORTION = (1 << 28) - 1
 SINGLE_TILE_THREADS, SINGLE_TILE_ITEMS = 256, 19
 REDUCE_THREADS, REDUCE_ITEMS = 256, 16
+MERGE_SORT_THREADS, MERGE_SORT_ITEMS = 256, 17
 
 
 @cache
@@ -108,6 +109,12 @@ def unique_by_key_bytes(count: int, key_bytes: int) -> int:
     """DeviceSelect::UniqueByKey of ints by keys of this size; PyTorch counts in 64 bits."""
     tile = _tile("unique_by_key", key_bytes)
     return blob(_tile_states(-(-count // tile), 8, True), 0)
+
+
+def merge_sort_bytes(count: int, key_bytes: int, value_bytes: int) -> int:
+    """DeviceMergeSort of pairs, which Thrust takes where the order is not one of its own."""
+    tiles = -(-count // (MERGE_SORT_THREADS * max(1, min(MERGE_SORT_ITEMS * 4 // key_bytes, MERGE_SORT_ITEMS))))
+    return blob((tiles + 1) * 4, count * key_bytes, count * value_bytes, 0)
 
 
 def run_length_bytes(count: int) -> int:

@@ -1,4 +1,4 @@
-"""Images: resizing, and columns of windows (`unfold`, `fold`).
+"""Images: resizing, columns of windows (`unfold`, `fold`), and samples on a grid.
 
 Resizing copies what is laid out channels last, except where a kernel for that layout exists. Columns are written into a
 tensor that starts out as large as the input, so what comes out may keep more bytes than it needs.
@@ -12,6 +12,7 @@ from torch import Tensor
 from tonnage.virtual.kernels.convolution import suggested_format
 from tonnage.virtual.kernels.pooling import contiguous_like
 from tonnage.virtual.kernels.registry import kernel, plain
+from tonnage.virtual.session import active
 
 aten = torch.ops.aten
 
@@ -85,3 +86,22 @@ def col2im(
     """`fold`, and the gradient of `unfold`."""
     channels = self.shape[-2] // (kernel_size[0] * kernel_size[1])
     return _into_shape_of_input(self, [*self.shape[:-2], channels, *output_size])
+
+
+@kernel("cudnn_grid_sampler")
+def cudnn_grid_sampler(self: Tensor, grid: Tensor) -> Tensor:
+    """Bilinear samples of images in float32 and double, padded with zeros, with aligned corners."""
+    active().device.use("cudnn")
+    laid, grid = self.contiguous(), grid.contiguous()
+    output = self.new_empty((self.shape[0], self.shape[1], *grid.shape[1:3]))
+    del laid
+    return output
+
+
+@kernel("cudnn_grid_sampler_backward")
+def cudnn_grid_sampler_backward(self: Tensor, grid: Tensor, grad_output: Tensor) -> tuple[Tensor, Tensor]:
+    """Both gradients, whether or not both are needed."""
+    laid, grid, grad = self.contiguous(), grid.contiguous(), grad_output.contiguous()
+    result = laid.new_empty(laid.shape), grid.new_empty(grid.shape)
+    del grad, laid
+    return result

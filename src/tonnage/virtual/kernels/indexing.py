@@ -1,9 +1,10 @@
 """Indexing by tensors, masks and lists, and what counts or repeats elements: results whose size depends on data.
 
-A mask becomes the coordinates of its true elements; where nobody knows the mask, all of them. Adding into repeated
-places (`index_put_` with `accumulate`, the backward of indexing) sorts the places first.
+A mask becomes the coordinates of its true elements; where nobody knows the mask, as many as `values` assumes. Adding
+into repeated places (`index_put_` with `accumulate`, the backward of indexing) sorts the places first.
 """
 
+import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -13,7 +14,7 @@ from tonnage.virtual.kernels.cub import reduce_bytes, select_flagged_bytes
 from tonnage.virtual.kernels.registry import kernel, plain, scratch
 from tonnage.virtual.kernels.scans import scan
 from tonnage.virtual.kernels.sorting import radix_sort
-from tonnage.virtual.kernels.values import forget, is_known, put
+from tonnage.virtual.kernels.values import forget, is_known, put, true_elements
 from tonnage.virtual.session import active
 
 aten = torch.ops.aten
@@ -30,21 +31,21 @@ CHUNK = 1 << 30
 def nonzero(self: torch.Tensor) -> torch.Tensor:
     """Coordinates of the elements that are not zero, a column for each dimension."""
     source = self.contiguous()
-    found = _coordinates(source)
+    found = source.cpu().nonzero() if is_known(source) else None
+    rows = true_elements(source) if found is None else found.shape[0]
     chunk = self.numel() if self.numel() < INT_MAX else CHUNK
     chunks = [min(chunk, self.numel() - start) for start in range(0, self.numel(), chunk)] if chunk else [0]
     counts = scratch(4 * len(chunks), self)
     for count in chunks:
         storage = scratch(reduce_bytes(count, 4), self)
         del storage
-    rows = self.numel() if found is None else found.shape[0]
     result = torch.empty((self.dim(), rows), dtype=torch.int64, device=self.device)
     for count in chunks if self.dim() else ():
         storage = scratch(select_flagged_bytes(count, 8), self)
         del storage
     del counts, source
     if found is None and result.numel() <= CHUNK >> 10:
-        found = torch.ones(self.shape, dtype=torch.bool).nonzero()
+        found = _spread_coordinates(self.shape, rows)
     return result.t() if found is None else put(result, found.t().contiguous()).t()
 
 
@@ -54,11 +55,12 @@ def nonzero_out(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
     return out.set_(nonzero(self))
 
 
-def _coordinates(self: torch.Tensor) -> torch.Tensor | None:
-    if is_known(self):
-        return self.cpu().nonzero()
-    active().stand_ins.assume("nonzero", "Every element of a mask whose values are not known counts as true.")
-    return None
+def _spread_coordinates(shape: Sequence[int], rows: int) -> torch.Tensor:
+    """Coordinates of so many elements, spread evenly over the tensor."""
+    elements = math.prod(shape)
+    places = torch.arange(rows) * elements // max(rows, 1)
+    columns = torch.unravel_index(places, tuple(shape)) if shape else ()
+    return torch.stack(columns, 1) if columns else torch.empty(rows, 0, dtype=torch.int64)
 
 
 # Indexing
@@ -243,7 +245,7 @@ def masked_scatter(self: torch.Tensor, mask: torch.Tensor, source: torch.Tensor)
     scan(self.numel(), torch.int64, self)
     values = source.contiguous()
     del values, flags, places
-    return self
+    return forget(self)
 
 
 @kernel("scatter_reduce.two")

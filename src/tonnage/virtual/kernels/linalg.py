@@ -1,6 +1,6 @@
 """Factorisations and solves (cuSOLVER, cuBLAS, MAGMA): copies, pivots and work areas beside the outputs.
 
-The libraries are closed: their work areas follow what an H200 showed with CUDA 13, and grow smoothly between those sizes.
+The libraries are closed: their work areas are the business of `library_sizes`.
 """
 
 from math import prod
@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from tonnage.virtual.kernels import library_sizes as sizes
 from tonnage.virtual.kernels.registry import kernel, plain, scratch
 
 Tensors = tuple[Any, ...]
 _ATEN = torch.ops.aten
-_MIB = 1 << 20
 
 _CHOLESKY = plain(_ATEN.linalg_cholesky_ex.default)
 _LU_FACTOR = plain(_ATEN.linalg_lu_factor_ex.default)
@@ -53,7 +53,7 @@ def _check(info: torch.Tensor) -> None:
 def linalg_cholesky_ex(self: Any, *, upper: bool = False, check_errors: bool = False) -> Tensors:
     outputs = tuple(_CHOLESKY(self, upper=upper, check_errors=False))
     batch, n = _batch(self), self.shape[-1]
-    _borrow(batch * 8 if batch > 1 else 160 + n * n // 256 if n else 0, self)
+    _borrow(batch * 8 if batch > 1 else sizes.potrf_bytes(n), self)
     return outputs
 
 
@@ -82,7 +82,7 @@ def _factor(matrix: Any) -> None:
     if batch > 1:
         _borrow(batch * 8 if n <= 16 else 0, matrix)
     else:
-        _borrow(-(-n // 32) * 32 * 16 + 256 if n else 0, matrix)
+        _borrow(sizes.getrf_bytes(n), matrix)
 
 
 def _substitute(matrix: Any, columns: int) -> None:
@@ -174,11 +174,6 @@ def linalg_solve_triangular(
 # Orthogonal factors
 
 
-def householder_bytes(columns: int, item: int) -> int:
-    """cuSOLVER's geqrf: 3 MiB, more from 256 columns on; twice that in double precision."""
-    return (max(3 * _MIB, 2 * _MIB + 4096 * columns) * item) // 4 + 128
-
-
 def _reflect(matrix: Any) -> None:
     batch, (rows, columns) = _batch(matrix), matrix.shape[-2:]
     if batch > 1 and max(rows, columns) <= 64:
@@ -187,7 +182,7 @@ def _reflect(matrix: Any) -> None:
         return
     info = torch.empty(1, dtype=torch.int32, device=matrix.device)
     for _ in range(batch):
-        _borrow(householder_bytes(min(rows, columns), matrix.element_size()), matrix)
+        _borrow(sizes.householder_bytes(min(rows, columns), matrix.element_size()), matrix)
     del info
 
 
@@ -195,7 +190,7 @@ def _assemble(matrix: Any) -> None:
     batch, (rows, columns) = _batch(matrix), matrix.shape[-2:]
     info = torch.empty(1, dtype=torch.int32, device=matrix.device)
     for _ in range(batch):
-        _borrow((131072 + 4 * rows * min(rows, columns, 352)) * matrix.element_size() // 4, matrix)
+        _borrow(sizes.orgqr_bytes(rows, min(rows, columns), matrix.element_size()), matrix)
     del info
 
 
@@ -233,7 +228,7 @@ def linalg_lstsq_out(
     _reflect(self)
     rows, width = self.shape[-2:]
     for _ in range(_batch(self)):
-        _borrow((4 * rows * 300 + 8 * rows * width + 262144) * self.element_size() // 4, self)
+        _borrow(sizes.ormqr_bytes(rows, columns, width, self.element_size()), self)
     del copy
     _check(info)
     return solution, residuals, rank, singular_values
@@ -243,10 +238,10 @@ def linalg_lstsq_out(
 
 
 def eigen_bytes(n: int, batch: int, item: int) -> int:
-    """Jacobi for a batch of small ones, else Jacobi up to 512 and divide and conquer above."""
+    """PyTorch batches small matrices; else it takes Jacobi in single precision from 32 to 512, divide and conquer elsewhere."""
     if n <= 32 and batch > 1:
-        return batch * (261_000 + 3_410 * n) * item // 4
-    return (n * n + 35 * n + 1700 if n <= 512 else 4 * n * n + 149 * n) * item
+        return sizes.syev_batched_bytes(n, batch, item)
+    return sizes.syevj_bytes(n, item) if item == 4 and 32 <= n <= 512 else sizes.syevd_bytes(n, item)
 
 
 @kernel("_linalg_eigh")
@@ -263,13 +258,6 @@ def linalg_eigh(A: Any, UPLO: str = "L", compute_v: bool = True) -> Tensors:
     return values, vectors if compute_v else vectors.new_empty(0)
 
 
-def singular_bytes(rows: int, columns: int, item: int) -> int:
-    """Square matrices by Jacobi; others begin with Householder reflections."""
-    if rows == columns:
-        return (2 * rows * columns + 72 * rows) * item if rows > 32 else 3968
-    return (3 * _MIB + 256 + 72 * min(rows, 1 << 10)) * item // 4
-
-
 @kernel("_linalg_svd")
 def linalg_svd(A: Any, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None) -> Tensors:
     (rows, columns), front = A.shape[-2:], A.shape[:-2]
@@ -281,7 +269,7 @@ def linalg_svd(A: Any, full_matrices: bool = False, compute_uv: bool = True, *, 
     values = torch.empty(*front, k, dtype=_real(A.dtype), device=A.device)
     info = _info(A)
     copy = torch.empty_like(A)
-    _borrow(singular_bytes(rows, columns, A.element_size()), A)
+    _borrow(sizes.singular_bytes(rows, columns, A.element_size()), A)
     del copy
     _check(info)
     del info

@@ -113,8 +113,9 @@ def init_dropout_state(
 ) -> Tensor:  # fmt: skip
     """Kept for the rest of the run."""
     gpu = active().gpu
-    threads = 1536 if gpu.compute_capability in ((8, 6), (8, 9), (12, 0)) else 2048
-    return torch.empty(dropout_state_bytes(gpu.sm_count, threads), dtype=torch.uint8, device=device or "cuda")
+    return torch.empty(
+        dropout_state_bytes(gpu.sm_count, gpu.max_threads_per_sm), dtype=torch.uint8, device=device or "cuda"
+    )
 
 
 @kernel("_cudnn_rnn_flatten_weight")

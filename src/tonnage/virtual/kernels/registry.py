@@ -19,6 +19,8 @@ Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
 # aten name with overload -> kernel
 KERNELS: dict[str, Callable[..., Any]] = {}
+# the same for sparse tensors
+SPARSE_KERNELS: dict[str, Callable[..., Any]] = {}
 # names of this project's own operators: what PyTorch's C++ asks of CUDA through function tables
 SCHEMAS: dict[str, str] = {}
 COMPOSITES: dict[str, Callable[..., Any]] = {}
@@ -33,6 +35,16 @@ def kernel(*names: str) -> Callable[[Kernel], Kernel]:
         for name in names:
             assert name not in KERNELS, f"two kernels for {name}"
             KERNELS[name] = function
+        return function
+
+    return register
+
+
+def sparse_kernel(*names: str) -> Callable[[Kernel], Kernel]:
+    """Register the function for these aten operators where an argument is a sparse (COO) tensor."""
+
+    def register(function: Kernel) -> Kernel:
+        SPARSE_KERNELS.update(dict.fromkeys(names, function))
         return function
 
     return register

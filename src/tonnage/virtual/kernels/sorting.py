@@ -7,6 +7,7 @@ import math
 
 import torch
 
+from tonnage.virtual.assumptions import distinct_values
 from tonnage.virtual.kernels.cub import (
     radix_sort_bytes,
     run_length_bytes,
@@ -16,7 +17,7 @@ from tonnage.virtual.kernels.cub import (
     select_unique_bytes,
 )
 from tonnage.virtual.kernels.registry import kernel, plain, scratch
-from tonnage.virtual.kernels.values import choose, choose_distinct, is_known, put
+from tonnage.virtual.kernels.values import choose, choose_distinct, is_known, law_of, put
 from tonnage.virtual.session import active
 
 aten = torch.ops.aten
@@ -310,10 +311,19 @@ def unique_dim(
 def _found(self: torch.Tensor, consecutive: bool, dim: int | None = None) -> tuple[torch.Tensor, ...] | None:
     """The answer, where the values are known."""
     if not is_known(self):
-        active().stand_ins.assume("unique", "No value occurs twice in a tensor whose values are not known.")
         return None
     find = torch.unique_consecutive if consecutive else torch.unique
     return find(self.cpu(), return_inverse=True, return_counts=True, dim=dim)
+
+
+def expected_distinct(self: torch.Tensor, consecutive: bool = False) -> int:
+    """How many distinct values a tensor has that nobody knows."""
+    law = None if consecutive else law_of(self)
+    if law is None:
+        active().stand_ins.assume("unique", "No value occurs twice in a tensor whose values are not known.")
+    else:
+        active().stand_ins.assume("unique", "Random integers have as many distinct values as can be expected.")
+    return distinct_values(law, self.numel())
 
 
 def _filled(
@@ -345,7 +355,7 @@ def _unique(
     inverse = _inverse(self, count, consecutive, found) if return_inverse else none
     values = _empty(count, self.dtype, self)
     length = _empty(1, torch.int64, self)
-    distinct = count if found is None else found[0].numel()
+    distinct = expected_distinct(self, consecutive) if found is None else found[0].numel()
     counts = _filled(count, torch.int64, self, None if found is None else found[2], distinct) if return_counts else none
     primitive = self.dtype not in (torch.float16, torch.bfloat16)
     storage = scratch(
@@ -373,7 +383,9 @@ def _unique_dim(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     found = _found(self, consecutive, dim)
     count = self.shape[dim]
-    distinct = count if found is None else found[0].shape[dim]
+    distinct = (
+        (count if self.dim() > 1 else expected_distinct(self, consecutive)) if found is None else found[0].shape[dim]
+    )
     slices = self.moveaxis(dim, 0).contiguous()
     indices = put(_empty(count, torch.int64, self), torch.arange(count))
     inverse = _empty(count if return_inverse else 0, torch.int64, self)

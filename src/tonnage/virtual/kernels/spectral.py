@@ -1,13 +1,13 @@
 """Fourier transforms (cuFFT): copies that its data layout needs, and its work areas, which come from the caching allocator.
 
-Which transforms need a work area is closed; `work_area_bytes` follows what an H200 showed with CUDA 13.
+Which transforms need a work area is closed: see `library_sizes`.
 """
 
 from collections.abc import Sequence
-from math import prod
 
 import torch
 
+from tonnage.virtual.kernels.library_sizes import fourier_bytes
 from tonnage.virtual.kernels.registry import kernel, plain, scratch
 
 MOST_DIMENSIONS = 3  # that cuFFT transforms at once
@@ -109,36 +109,9 @@ def _must_clone(flat: torch.Tensor, signal: Sequence[int], halved: bool) -> bool
 
 
 def work_area_bytes(batch: int, signal: Sequence[int], source: torch.dtype, output: torch.dtype) -> int:
-    """What cuFFT asks for this plan: nothing where one kernel does it, a copy of the data where it takes several."""
-    real, points = not (source.is_complex and output.is_complex), prod(signal)
-    unit = max(source.itemsize, output.itemsize) // (2 if real else 1)
-    largest = max((_largest_prime(n), n) for n in signal)
-    if largest[0] > _LARGEST_RADIX:
-        padded = points // largest[0] * _power_of_two(2 * largest[0] - 1)
-        return batch * (padded * unit + (points * unit if real else 0))
-    if largest[0] > _COMMON_RADIX and largest[0] != largest[1]:
-        return batch * points * unit
-    if max(signal) <= (_REAL_POINTS if real else _COMPLEX_POINTS) or (real and max(signal) in _FUSED_REAL_POINTS):
-        return 0
-    return batch * points * unit
-
-
-_COMMON_RADIX, _LARGEST_RADIX = 13, 127
-_REAL_POINTS, _COMPLEX_POINTS = 1024, 16384
-_FUSED_REAL_POINTS = frozenset(1 << k for k in range(17))
-
-
-def _largest_prime(number: int) -> int:
-    largest, divisor = 1, 2
-    while divisor * divisor <= number:
-        while number % divisor == 0:
-            largest, number = divisor, number // divisor
-        divisor += 1
-    return max(largest, number)
-
-
-def _power_of_two(least: int) -> int:
-    return 1 << (least - 1).bit_length()
+    """What cuFFT asks for this plan."""
+    real = not (source.is_complex and output.is_complex)
+    return fourier_bytes(batch, signal, max(source.itemsize, output.itemsize), real)
 
 
 # Complex numbers whose result is real pass through a complex result

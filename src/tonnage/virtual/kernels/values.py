@@ -8,6 +8,7 @@ import math
 
 import torch
 
+from tonnage.virtual.assumptions import Law, as_mask, beyond_tolerance
 from tonnage.virtual.kernels.registry import kernel, plain
 from tonnage.virtual.session import active
 
@@ -29,6 +30,23 @@ def forget(tensor: torch.Tensor) -> torch.Tensor:
     """From now on nobody knows the values of the tensor."""
     active().library.tonnage_forget(tensor.untyped_storage()._cdata)
     return tensor
+
+
+def law_of(tensor: torch.Tensor) -> Law | None:
+    """What is assumed of the tensor's values, where they are not known."""
+    session = active()
+    return session.laws.of(session.library.tonnage_law(tensor.untyped_storage()._cdata))
+
+
+def true_elements(mask: torch.Tensor) -> int:
+    """How many elements of a mask that is not known are not zero, stated as an assumption."""
+    law = law_of(mask)
+    if law is None:
+        active().stand_ins.assume("nonzero", "Every element of a mask whose values are not known counts as true.")
+        return mask.numel()
+    words = "Of a mask made from random numbers, or too large to keep, the share is true that its comparison gives."
+    active().stand_ins.assume("nonzero", words)
+    return as_mask(law).count(mask.numel())
 
 
 def put(result: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -123,6 +141,9 @@ def _register_comparison(name: str) -> None:
         result: torch.Tensor = plain(overload)(self, other)
         if result.numel() > MOST_COMPARED or is_known(result):
             return result
+        if result.numel() == 1 and self.is_floating_point() and isinstance(other, float):
+            beyond = beyond_tolerance(name, other)
+            return result if beyond is None else _flag(result, beyond)
         left, right = _huge(self), _huge(other)
         return (
             result

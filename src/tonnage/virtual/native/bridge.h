@@ -18,6 +18,7 @@ struct Block {
   int32_t device;
   c10::Storage shadow;
   uint32_t session;   // that it belongs to: a block may outlive its virtual GPU and die while another one is open
+  int32_t law = 0;    // what is assumed of its values (see laws.cpp); 0 is nothing
 };
 
 c10::Allocator* device_allocator();

@@ -274,6 +274,8 @@ void compute(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   const size_t count = traits.written.size();
   Stack arguments(std::make_move_iterator(stack->end() - count), std::make_move_iterator(stack->end()));
   stack->erase(stack->end() - count, stack->end());
+  std::optional<LawQuestion> question;
+  if (involves_law(traits, arguments)) question.emplace(traits, arguments);
   Outcome outcome = learn(op, traits, arguments);
   for (const auto& stand : outcome.stands) {
     if (!stand.written) continue;
@@ -283,6 +285,7 @@ void compute(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   }
   for (const auto& result : arguments)
     stack->push_back(map_tensors(result, [&](const Tensor& t) { return bring_back(t, outcome.stands, outcome.known); }));
+  if (question && !outcome.known && arguments.size() == 1 && stack->back().isTensor()) question->tell(op, stack->back().toTensor());
   if (traits.library) use_library_once(traits.library, 0);
 }
 

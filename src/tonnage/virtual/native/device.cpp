@@ -19,6 +19,7 @@
 #include <chrono>
 #include <map>
 #include <mutex>
+#include <cstring>
 #include <unordered_set>
 #include <vector>
 
@@ -79,6 +80,9 @@ bool only_allocates(const char* name) {
   return names.count(name) > 0;
 }
 
+// The one node of autograd that stands for all of a graph that torch.compile made.
+bool is_compiled(const char* name) { return std::strncmp(name, "CompiledFunction", 16) == 0; }
+
 std::unique_ptr<at::ObserverContext> operator_starts(const at::RecordFunction& fn);
 void operator_ends(const at::RecordFunction&, at::ObserverContext*) {
   if (!frames.empty()) frames.pop_back();
@@ -103,8 +107,10 @@ std::unique_ptr<at::ObserverContext> operator_starts(const at::RecordFunction& f
     else slot = tonnage_context;
   }
   const char* name = fn.name();
-  if (!frames.empty() && !backward && only_allocates(name)) frames.push_back({frames.back().name, context, false, frames.back().serial});
-  else frames.push_back({name, context, backward, ++next_serial});
+  const bool inherits = !frames.empty() && *frames.back().name && only_allocates(name);
+  if (!backward && inherits) frames.push_back({frames.back().name, context, false, frames.back().serial});
+  else if (std::strstr(name, "::") || (backward && !is_compiled(name))) frames.push_back({name, context, backward, ++next_serial});
+  else frames.push_back({"", context, backward, 0});  // a region of many operators: what dies in it is not a temporary
   return nullptr;
 }
 
@@ -480,7 +486,16 @@ bool tonnage_is_known(const c10::StorageImpl* storage) {
 
 // From now on nobody knows the values behind a storage.
 void tonnage_forget(const c10::StorageImpl* storage) {
-  if (Block* block = block_behind(storage->data_ptr())) block->shadow = c10::Storage();
+  if (Block* block = block_behind(storage->data_ptr())) {
+    block->shadow = c10::Storage();
+    block->law = 0;
+  }
+}
+
+// The number of the law that the values behind a storage follow; 0 is none.
+int32_t tonnage_law(const c10::StorageImpl* storage) {
+  const Block* block = block_behind(storage->data_ptr());
+  return block ? block->law : 0;
 }
 
 }  // extern "C"

@@ -20,17 +20,28 @@ std::mutex host_lock;
 std::unordered_set<const void*> valueless;
 std::unordered_map<void*, size_t> mapped;
 
-void unmap(void* data) {
+// False where the memory is not one of our mappings.
+bool unmapped(void* data) {
   size_t bytes = 0;
   {
     std::lock_guard<std::mutex> guard(host_lock);
     valueless.erase(data);
     auto found = mapped.find(data);
-    if (found == mapped.end()) return;
+    if (found == mapped.end()) return false;
     bytes = found->second;
     mapped.erase(found);
   }
   munmap(data, bytes);
+  return true;
+}
+
+void unmap(void* data) { unmapped(data); }
+
+c10::DeleterFnPtr free_plain = nullptr;
+
+// oneDNN takes and returns scratch memory without a DataPtr, so one function must return both kinds of memory.
+void unmap_or_free(void* data) {
+  if (!unmapped(data)) free_plain(data);
 }
 
 }  // namespace
@@ -47,13 +58,13 @@ namespace {
 
 // Large host tensors are mapped, not committed: pages that nobody writes cost nothing.
 struct HostAllocator final : c10::Allocator {
-  explicit HostAllocator(c10::Allocator* plain) : plain_(plain) {}
+  explicit HostAllocator(c10::Allocator* plain) : plain_(plain) { free_plain = plain->raw_deleter(); }
   c10::DataPtr allocate(size_t bytes) override {
     if (bytes < kLazyHostBytes) return plain_->allocate(bytes);
     void* data = map_lazily(bytes);
     return {data, data, &unmap, c10::Device(c10::DeviceType::CPU)};
   }
-  c10::DeleterFnPtr raw_deleter() const override { return plain_->raw_deleter(); }
+  c10::DeleterFnPtr raw_deleter() const override { return &unmap_or_free; }
   void copy_data(void* to, const void* from, std::size_t count) const override { default_copy_data(to, from, count); }
 
  private:

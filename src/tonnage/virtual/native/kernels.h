@@ -29,6 +29,7 @@ struct Listeners {
   PyObject* unknown = nullptr;      // a value was read that nobody knows
   PyObject* unmodelled = nullptr;   // an operator has no shape rule
   PyObject* library = nullptr;      // a library's handle is used: its workspace may be due
+  PyObject* laws = nullptr;         // a result depends on values of which only a law is known
 };
 extern Listeners listeners;
 
@@ -52,13 +53,19 @@ void forget(const Tensor& t);
 bool prepare_shadow(const Tensor& t);
 void adopt_shadow(const Tensor& t, const Tensor& values);
 
+// ---- what is assumed of values that nobody computed (laws.cpp) -------------------------------------------------------
+
+int32_t law_of(const Tensor& t);
+void copy_law(const Tensor& to, int32_t law);
+void assume_share(const Tensor& to, const Tensor& mask);
+
 // ---- operators (compute.cpp) --------------------------------------------------------------------------------------------
 
 struct Traits {
   std::vector<bool> written;      // per argument: annotated as mutated
   std::vector<bool> out;          // per argument: mutated and given by keyword, so its old value is never read
   bool random = false;
-  bool overwrites = false;        // in place, but never reads what it overwrites
+  bool overwrites = false;        // in place, but never reads what it overwrites; its arguments give a law
   const char* library = nullptr;  // "cublas", ...: whose workspace it needs
   bool values = true;             // whether to try known values
   bool in_place = false;          // only writes into its arguments: there is nothing to allocate
@@ -70,9 +77,23 @@ const Traits& traits_of(const c10::OperatorHandle& op);
 void name_library(const std::string& op, const std::string& library);
 void never_work_out(const std::string& op);
 void keep_shape_rules();
+bool involves_law(const Traits& traits, const Stack& arguments);
 void follow_resize(const Tensor& original, const Tensor& stand);
 void compute(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack);
 void compute_foreign(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack);
+
+// The operands of one call, as ../laws.py reads them: taken before the call, told after it.
+class LawQuestion {
+ public:
+  LawQuestion(const Traits& traits, const Stack& arguments);
+  ~LawQuestion();
+  LawQuestion(const LawQuestion&) = delete;
+  void tell(const c10::OperatorHandle& op, const Tensor& result);
+
+ private:
+  PyObject* operands_;
+  int64_t numel_ = 0;
+};
 
 // ---- registration -------------------------------------------------------------------------------------------------------
 
@@ -80,6 +101,9 @@ void register_tensors(torch::Library& aten);                                    
 void register_host_fill(torch::Library& aten, const std::string& name);                             // host_kernels.cpp
 void register_host_derive(torch::Library& aten, const std::string& name);
 void register_host_copy(torch::Library& aten);
+void register_sparse(torch::Library& aten, const std::string& name);                                // layouts.cpp
+void register_nested(torch::Library& aten, const std::string& name);
+void register_sparse_products(torch::Library& aten);
 
 // ---- stacks ----------------------------------------------------------------------------------------------------------------
 

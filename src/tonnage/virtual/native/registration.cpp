@@ -196,11 +196,12 @@ void each_line(const char* text, F&& f) {
 
 extern "C" {
 
-void tonnage_listen(PyObject* unknown, PyObject* unmodelled, PyObject* library) {
-  for (PyObject* callback : {unknown, unmodelled, library}) Py_INCREF(callback);
+void tonnage_listen(PyObject* unknown, PyObject* unmodelled, PyObject* library, PyObject* laws) {
+  for (PyObject* callback : {unknown, unmodelled, library, laws}) Py_INCREF(callback);
   listeners.unknown = unknown;
   listeners.unmodelled = unmodelled;
   listeners.library = library;
+  listeners.laws = laws;
 }
 
 // To be called before torch is imported; see native_shape_rules.
@@ -220,6 +221,15 @@ void tonnage_register(const char* computed, const char* plain) {
   });
   register_stubs();
   register_autocast();
+}
+
+// Operators on sparse and on nested tensors that PyTorch writes alike for host and device.
+void tonnage_register_layouts(const char* sparse_names, const char* nested_names) {
+  auto& sparse = library(c10::DispatchKey::SparseCUDA);
+  each_line(sparse_names, [&](const std::string& name) { register_sparse(sparse, name); });
+  register_sparse_products(sparse);
+  auto& nested = library(c10::DispatchKey::NestedTensorCUDA);
+  each_line(nested_names, [&](const std::string& name) { register_nested(nested, name); });
 }
 
 void tonnage_register_fallback() {

@@ -59,16 +59,22 @@ void read_values(const Tensor& to, const Tensor& from) {
 void write_values(const Tensor& to, const Tensor& from) {
   const bool partial = !covers_storage(to);
   if (is_valueless(from.storage().data()) || !small_enough(to.numel(), to.scalar_type()) || (partial && !is_known(to)) ||
-      !prepare_shadow(to))
-    return forget(to);
+      !prepare_shadow(to)) {
+    forget(to);
+    if (!partial && to.scalar_type() == at::kBool && !is_valueless(from.storage().data())) assume_share(to, from);
+    return;
+  }
   if (!block_of(to)) return;
   BelowAutograd below;
   shadow_of(to).copy_(from);
 }
 
 void copy_values_on_device(const Tensor& to, const Tensor& from) {
-  if (!is_known(from) || from.numel() == 0) return from.numel() ? forget(to) : void();
-  write_values(to, shadow_of(from));
+  if (from.numel() == 0) return;
+  if (is_known(from)) return write_values(to, shadow_of(from));
+  const int32_t law = law_of(from);
+  forget(to);
+  if (law && covers_storage(to)) copy_law(to, law);
 }
 
 Tensor& copy_(Tensor& self, const Tensor& src_, bool non_blocking) {

@@ -55,7 +55,10 @@ bool covers_storage(const Tensor& t) {
 }
 
 void forget(const Tensor& t) {
-  if (Block* block = block_of(t)) block->shadow = c10::Storage();
+  if (Block* block = block_of(t)) {
+    block->shadow = c10::Storage();
+    block->law = 0;
+  }
 }
 
 // A blank shadow to be written as a whole; false where none is kept for such a tensor.

@@ -1,0 +1,75 @@
+"""Builds the stand-in CUDA libraries into a wheel, so that whoever installs it needs no compiler.
+
+    pip wheel .                                       for this machine, with its own C compiler or zig
+    TONNAGE_TARGET=aarch64-linux-gnu pip wheel .      for that machine, with zig (fetched as the package `ziglang`)
+
+Without a C compiler, and where the machine does not run Linux, the wheel is a pure one that builds them on first use.
+An editable install builds nothing.
+"""
+
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+VERSIONS_OF_CUDA = (12, 13)
+MACHINES = ("x86_64", "aarch64")
+# The C library of manylinux_2_17, which every Linux that PyTorch supports has.
+GLIBC = "2.17"
+
+
+class StandInLibraries(BuildHookInterface):
+    def dependencies(self) -> list[str]:
+        """Ask for zig where a target is named; any other build takes what is there."""
+        return ["ziglang"] if os.environ.get("TONNAGE_TARGET") else []
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile the libraries and add them to the wheel."""
+        if version == "editable":
+            return
+        compiler, tag = find_compiler(os.environ.get("TONNAGE_TARGET", ""))
+        if not compiler:
+            self.app.display_warning(f"A pure wheel, without the stand-in CUDA libraries: {tag}")
+            return
+        # The package that is being built has the code that compiles them.
+        sys.path.insert(0, str(Path(self.root) / "src"))
+        from tonnage.virtual.driver.build import SHIPPED, build
+
+        self.folder = tempfile.mkdtemp(prefix="tonnage-libraries-")
+        for cuda in VERSIONS_OF_CUDA:
+            made = Path(self.folder) / f"cuda{cuda}"
+            made.mkdir()
+            build(compiler, cuda, made)
+        build_data["force_include"][self.folder] = SHIPPED.relative_to(Path(self.root) / "src").as_posix()
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-{tag}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Remove what was compiled: the wheel has it now."""
+        shutil.rmtree(getattr(self, "folder", ""), ignore_errors=True)
+
+
+def find_compiler(target: str) -> tuple[list[str], str]:
+    """Choose the compiler for a target ("" for this machine) and the wheel's platform tag; or none, and the reason."""
+    machine = target.split("-")[0] if target else platform.machine()
+    if target and target not in [f"{machine}-linux-gnu" for machine in MACHINES]:
+        known = " and ".join(f"{machine}-linux-gnu" for machine in MACHINES)
+        raise ValueError(f"TONNAGE_TARGET is {target!r}; the targets are {known}.")
+    if not target and (sys.platform != "linux" or machine not in MACHINES):
+        return [], f"they are for Linux on {' and '.join(MACHINES)}, and this is {sys.platform} on {machine}."
+    # zig links against the oldest C library that we support, the machine's compiler against the machine's own.
+    if importlib.util.find_spec("ziglang"):
+        zig = [sys.executable, "-m", "ziglang", "cc", "-s", "-target", f"{machine}-linux-gnu.{GLIBC}"]
+        return zig, f"manylinux_{GLIBC.replace('.', '_')}_{machine}"
+    own = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if target:
+        raise ValueError(
+            f"TONNAGE_TARGET is {target}, and ziglang, which compiles for it, is not installed. Install it."
+        )
+    return ([own], f"linux_{machine}") if own else ([], "no C compiler was found. Install gcc, or ziglang from PyPI.")

@@ -1,0 +1,331 @@
+"""What may be assumed of values that nobody computed: how much of a random mask is true, how many integers are distinct.
+
+A tensor filled with random numbers keeps its distribution, and what is compared with it becomes a mask with the share
+that the comparison gives: of `torch.rand(n) > 0.2` four fifths are true. Masks of one sampled tensor are kept as
+intervals of its quantiles, so that `(x > 0.2) & (x < 0.5)` is exact; masks of different ones count as independent.
+
+This module knows no tensors and no operators of PyTorch beyond their names.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+
+_sources = count(1)
+MOST_RECORDS = 1 << 16
+# A number compared with a tolerance as small as this lies beyond it, so that loops that wait for convergence go on.
+LARGEST_TOLERANCE = 1e-4
+
+
+# Distributions
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """Real numbers from `low` to `high`, each as likely as any other."""
+
+    low: float = 0.0
+    high: float = 1.0
+
+    def below(self, x: float, inclusive: bool) -> float:
+        """The probability of a number less than `x` (or equal to it)."""
+        if self.low == self.high:
+            return float(self.low < x or (inclusive and self.low == x))
+        return min(max((x - self.low) / (self.high - self.low), 0.0), 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Normal:
+    """Normally distributed numbers of mean 0 and deviation 1."""
+
+    def below(self, x: float, inclusive: bool) -> float:
+        """The probability of a number less than `x`."""
+        return 0.5 * math.erfc(-x / math.sqrt(2))
+
+
+@dataclass(frozen=True, slots=True)
+class Integers:
+    """Whole numbers from `low` up to, and without, `high`, each as likely as any other."""
+
+    low: int
+    high: int
+
+    def below(self, x: float, inclusive: bool) -> float:
+        """The probability of a number less than `x` (or equal to it)."""
+        smaller = math.floor(x) + 1 - self.low if inclusive else math.ceil(x) - self.low
+        return min(max(smaller / max(self.high - self.low, 1), 0.0), 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Every element is `scale * b + shift`, where b follows the distribution. Equal sources are one sampled tensor."""
+
+    source: int
+    base: Uniform | Normal | Integers
+    scale: float = 1.0
+    shift: float = 0.0
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether all elements are the same number."""
+        return not self.scale or (isinstance(self.base, Uniform) and self.base.low == self.base.high)
+
+    @property
+    def mean(self) -> float:
+        """The expected value."""
+        middle = 0.0 if isinstance(self.base, Normal) else (self.base.low + self.base.high) / 2
+        return self.scale * (middle - 0.5 * isinstance(self.base, Integers)) + self.shift
+
+    def below(self, x: float, inclusive: bool) -> float:
+        """The probability of an element less than `x` (or equal to it)."""
+        if not self.scale:
+            return float(self.shift < x or (inclusive and self.shift == x))
+        at = (x - self.shift) / self.scale
+        return self.base.below(at, inclusive) if self.scale > 0 else 1 - self.base.below(at, not inclusive)
+
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """True (or 1) where the quantile of the source lies in one of the intervals, which are in order and disjoint."""
+
+    source: int
+    intervals: tuple[Interval, ...]
+
+    @property
+    def share(self) -> float:
+        """The share of true elements."""
+        return sum(end - start for start, end in self.intervals)
+
+    def count(self, elements: int) -> int:
+        """How many of so many elements are true. A mask and its complement add up to all of them."""
+        return sum(round(end * elements) - round(start * elements) for start, end in self.intervals)
+
+
+Law = Sample | Mask
+
+
+def mask_of_share(share: float) -> Mask:
+    """A mask of its own, of which this share is true."""
+    return Mask(next(_sources), ((0.0, share),) if share > 0 else ())
+
+
+# Sampling
+
+
+def sample(operator: str, numbers: Sequence[float | None]) -> Law | None:
+    """What an operator that samples leaves in its tensor; `numbers` are its arguments after the tensor."""
+    first, second = (*numbers, None, None)[:2]
+    if operator == "uniform_":
+        return Sample(next(_sources), Uniform(first or 0.0, 1.0 if second is None else second))
+    if operator == "normal_":
+        return Sample(next(_sources), Normal(), 1.0 if second is None else second, first or 0.0)
+    if operator == "random_" and first is not None:
+        low, high = (0.0, first) if second is None else (first, second)
+        return Sample(next(_sources), Integers(int(low), int(high)))
+    if operator == "bernoulli_":
+        return mask_of_share(0.5 if first is None else min(max(first, 0.0), 1.0))
+    if operator == "fill_" and first is not None:
+        return Sample(next(_sources), Uniform(first, first))
+    if operator == "zero_":
+        return Sample(next(_sources), Uniform(0.0, 0.0))
+    return None
+
+
+# Comparisons and logic
+
+_COMPARE: dict[str, Callable[[float, float], bool]] = {
+    "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b, "lt": lambda a, b: a < b, "le": lambda a, b: a <= b,
+    "eq": lambda a, b: a == b, "ne": lambda a, b: a != b,
+}  # fmt: skip
+_MIRRORED = {"gt": "lt", "ge": "le", "lt": "gt", "le": "ge", "eq": "eq", "ne": "ne"}
+
+
+def compare(operator: str, law: Law, number: float) -> Mask:
+    """`law > number` and kin."""
+    if isinstance(law, Mask):
+        if_true, if_false = (_COMPARE[operator](value, number) for value in (1.0, 0.0))
+        inside = law.intervals if if_true else ()
+        outside = _complement(law.intervals) if if_false else ()
+        return Mask(law.source, _joined(inside, outside))
+    under, up_to = law.below(number, False), law.below(number, True)
+    intervals = {
+        "lt": [(0.0, under)], "le": [(0.0, up_to)], "gt": [(up_to, 1.0)], "ge": [(under, 1.0)],
+        "eq": [(under, up_to)], "ne": [(0.0, under), (up_to, 1.0)],
+    }[operator]  # fmt: skip
+    if law.scale < 0:  # its large elements are the source's small ones
+        intervals = [(1 - end, 1 - start) for start, end in reversed(intervals)]
+    return Mask(law.source, _joined(intervals, ()))
+
+
+def both(first: Mask, second: Mask) -> Mask:
+    """`first & second`."""
+    if first.source != second.source:
+        return mask_of_share(first.share * second.share)
+    parts = [
+        (max(a, c), min(b, d)) for a, b in first.intervals for c, d in second.intervals if max(a, c) < min(b, d)
+    ]  # fmt: skip
+    return Mask(first.source, tuple(parts))
+
+
+def negated(mask: Mask) -> Mask:
+    """`~mask`."""
+    return Mask(mask.source, _complement(mask.intervals))
+
+
+def either(first: Mask, second: Mask) -> Mask:
+    """`first | second`."""
+    return negated(both(negated(first), negated(second)))
+
+
+def _complement(intervals: Sequence[Interval]) -> tuple[Interval, ...]:
+    edges = [0.0, *(edge for interval in intervals for edge in interval), 1.0]
+    return tuple((a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b)
+
+
+def _joined(first: Sequence[Interval], second: Sequence[Interval]) -> tuple[Interval, ...]:
+    """Disjoint intervals of both in order, those that touch made one."""
+    result: list[Interval] = []
+    for start, end in sorted([*first, *second]):
+        if start >= end:
+            continue
+        if result and result[-1][1] == start:
+            result[-1] = (result[-1][0], end)
+        else:
+            result.append((start, end))
+    return tuple(result)
+
+
+# Arithmetic, and what follows for sizes
+
+
+def scaled(law: Law, factor: float, summand: float) -> Law | None:
+    """`law * factor + summand`."""
+    if isinstance(law, Mask):
+        return law if (factor, summand) == (1, 0) else None
+    return replace(law, scale=law.scale * factor, shift=law.shift * factor + summand)
+
+
+def as_integers(law: Law) -> Law | None:
+    """The law of what is left when decimals are cut off."""
+    if isinstance(law, Mask) or isinstance(law.base, Integers):
+        return law
+    if isinstance(law.base, Normal):
+        return None
+    ends = sorted(law.scale * end + law.shift for end in (law.base.low, law.base.high))
+    if ends[0] == ends[1]:
+        return Sample(law.source, Uniform(*[float(int(ends[0]))] * 2))
+    return Sample(law.source, Integers(int(ends[0]), math.ceil(ends[1]))) if ends[0] >= 0 < law.scale else None
+
+
+def as_mask(law: Law) -> Mask:
+    """True where an element is not zero."""
+    return compare("ne", law, 0.0)
+
+
+def distinct_values(law: Law | None, elements: int) -> int:
+    """The expected number of distinct values among so many elements; all of them where nothing is known."""
+    if law is None or not elements:
+        return elements
+    if isinstance(law, Mask):
+        return min(elements, 2 if 0 < law.share < 1 else 1)
+    if law.is_constant or not isinstance(law.base, Integers):
+        return 1 if law.is_constant else elements
+    choices = max(law.base.high - law.base.low, 1)
+    if choices == 1:
+        return 1
+    return max(1, round(-choices * math.expm1(elements * math.log1p(-1 / choices))))
+
+
+def beyond_tolerance(operator: str, tolerance: float) -> bool | None:
+    """The answer to `x > tolerance` for an x that nobody knows: x is beyond it, on its side of zero."""
+    if not 0 < abs(tolerance) <= LARGEST_TOLERANCE:
+        return None
+    return _COMPARE[operator](2 * tolerance, tolerance)
+
+
+# Operators by name
+
+Operand = Law | float | None
+
+
+def derive(operator: str, operands: Sequence[Operand]) -> Law | None:
+    """The law of what an operator returns, from those of its operands; numbers are given as they are."""
+    first, second = (*operands, None, None)[:2]
+    second = second.mean if isinstance(second, Sample) and second.is_constant else second
+    if operator in _COMPARE:
+        if isinstance(second, Sample | Mask) and isinstance(first, float):
+            first, second, operator = second, first, _MIRRORED[operator]
+        return (
+            compare(operator, first, second) if isinstance(first, Sample | Mask) and isinstance(second, float) else None
+        )
+    if operator in _LOGIC and isinstance(first, Mask):
+        return _LOGIC[operator](first, second)
+    if operator in ("index", "index_select", "gather", "flip", "roll") and isinstance(first, Mask):
+        return mask_of_share(first.share)
+    return _arithmetic(operator, first, second, operands[2] if len(operands) > 2 else 1.0)
+
+
+def _logic_of_two(combine: Callable[[Mask, Mask], Mask]) -> Callable[[Mask, Operand], Mask | None]:
+    return lambda first, second: combine(first, second) if isinstance(second, Mask) else None
+
+
+_LOGIC: dict[str, Callable[[Mask, Operand], Mask | None]] = {
+    **dict.fromkeys(("bitwise_and", "logical_and", "__and__", "mul"), _logic_of_two(both)),
+    **dict.fromkeys(("bitwise_or", "logical_or", "__or__"), _logic_of_two(either)),
+    **dict.fromkeys(
+        ("bitwise_xor", "logical_xor", "__xor__"),
+        _logic_of_two(lambda a, b: both(either(a, b), negated(both(a, b)))
+                      if a.source == b.source else mask_of_share(a.share + b.share - 2 * a.share * b.share)),
+    ),
+    **dict.fromkeys(("bitwise_not", "logical_not"), lambda first, _: negated(first)),
+}  # fmt: skip
+
+
+def _arithmetic(operator: str, first: Operand, second: Operand, alpha: Operand) -> Law | None:
+    """Sums and products with a number."""
+    step = alpha if isinstance(alpha, float) else 1.0
+    if isinstance(first, Sample | Mask) and operator == "neg":
+        return scaled(first, -1.0, 0.0)
+    if isinstance(second, Sample | Mask) and isinstance(first, float):
+        by = {"add": (step, first), "mul": (first, 0.0), "sub": (-step, first)}.get(operator)
+        return scaled(second, *by) if by else None
+    if not isinstance(first, Sample | Mask) or not isinstance(second, float):
+        return None
+    by = {
+        "add": (1.0, second * step), "sub": (1.0, -second * step), "mul": (second, 0.0),
+        "div": (1 / second if second else math.nan, 0.0), "rsub": (-step, second),
+    }.get(operator)  # fmt: skip
+    return scaled(first, *by) if by and not math.isnan(by[0]) else None
+
+
+def reduced(operator: str, law: Mask, elements: int) -> float | None:
+    """The value of a reduction of so many elements of a mask, where it follows from the share."""
+    number = law.count(elements)
+    answers = {"sum": number, "mean": law.share, "any": number > 0, "all": number == elements, "count_nonzero": number}
+    return float(answers[operator]) if operator in answers else None
+
+
+class Records:
+    """The laws of a session's tensors by number; 0 is none, and the oldest of very many are forgotten."""
+
+    def __init__(self) -> None:
+        self._laws: dict[int, Law] = {}
+        self._numbers = count(1)
+
+    def add(self, law: Law | None) -> int:
+        """The number of a law."""
+        if law is None:
+            return 0
+        number = next(self._numbers)
+        self._laws[number] = law
+        if len(self._laws) > MOST_RECORDS:
+            del self._laws[next(iter(self._laws))]
+        return number
+
+    def find(self, number: int) -> Law | None:
+        """The law of a number."""
+        return self._laws.get(number)

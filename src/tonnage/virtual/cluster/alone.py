@@ -1,0 +1,75 @@
+"""A world of one on a single card: `init_process_group("nccl")`, DDP and FSDP in a script that nobody launched in ranks.
+
+There is no hub and no other process: what the rank gives is what it gets.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from tonnage.virtual.cluster.calls import Call, Message, Payload
+from tonnage.virtual.cluster.exchange import PeerError
+
+
+class OwnExchange:
+    """The line to nobody: a rank's own parts, and a store in memory."""
+
+    def __init__(self) -> None:
+        self._parts: dict[Any, Payload] = {}
+        self._store: dict[str, bytes] = {}
+
+    def made(self, ranks: Sequence[int]) -> None:
+        """A group is made; nobody else needs to know."""
+
+    def part_mesh(self, words: str, size: int) -> None:
+        """A mesh of fewer ranks than one does not exist."""
+
+    def contribute(self, call: Call, payload: Payload) -> None:
+        """Keep the rank's part until it is collected."""
+        if payload is not None:
+            self._parts[call.group.identity, call.number] = payload
+
+    def collect(self, call: Call) -> list[Payload]:
+        """The only part."""
+        return [self._parts.pop((call.group.identity, call.number), None)]
+
+    def tell(self, message: Message, payload: Payload) -> None:
+        """Keep what the rank sends to itself."""
+        if message.is_send:
+            self._parts[message.group.identity, "message", message.number] = payload
+
+    def receive(self, message: Message) -> Payload:
+        """What the rank sent to itself."""
+        return self._parts.pop((message.group.identity, "message", message.number), None)
+
+    def keep(self, key: str, value: bytes) -> None:
+        """Put into the store."""
+        self._store[key] = value
+
+    def look_up(self, action: str, key: str, value: Any = None) -> Any:
+        """Ask the store."""
+        if action == "add":
+            total = int(self._store.get(key, b"0")) + value
+            self._store[key] = str(total).encode()
+            return total
+        if action == "check":
+            return key in self._store
+        if action == "delete":
+            return self._store.pop(key, None) is not None
+        if key not in self._store:
+            raise PeerError(f"The script waits for the key {key!r} of a store, and in a world of one nobody sets it.")
+        return self._store[key]
+
+
+def install(session: Any, patches: Any) -> None:
+    """From now on `torch.distributed` is a world of one on the session's card, unless torch brings NCCL itself."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or dist.is_nccl_available():
+        return
+    from tonnage.virtual.cluster import distributed
+    from tonnage.virtual.cluster.member import Member
+    from tonnage.virtual.cluster.store import HubStore
+
+    exchange = OwnExchange()
+    member = Member(0, 1, session, exchange)
+    distributed.install(member, HubStore(exchange, member.line), patches)

@@ -1,0 +1,122 @@
+"""torch.compile on the virtual GPU: Dynamo, AOTAutograd and Inductor run for real, kernels do nothing.
+
+The code that Inductor generates makes every buffer itself and hands it to kernels, so memory is right without running
+any. Inductor's autotuning stays as it is too, for it takes memory on the card: copies of what a kernel overwrites, and
+a buffer that flushes the L2 cache. What is replaced:
+
+| module     | replaces                                                                     |
+|------------|------------------------------------------------------------------------------|
+| `kernels`  | Triton's compilation of one kernel, its launch and the time that it takes    |
+| `cubin`    | nothing: reads register counts from the few kernels that Triton does compile |
+| `driver`   | Triton's driver, launches of a script's own kernels, `triton.testing`        |
+| `caches`   | the folders that Inductor and Triton keep code in                            |
+| `sources`  | nothing: finds the script's line for a line of generated code                |
+| `dynamo`   | a few functions of torch._dynamo, until something is compiled                |
+| `bindings` | what generated code misses in a CPU build of torch                           |
+
+Apart from `bindings` it knows nothing of how memory is allocated, so it serves CPU and CUDA builds of torch alike.
+"""
+
+import importlib.util
+import shutil
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from tonnage.hardware import Gpu
+from tonnage.virtual.compiling import bindings, caches, driver, kernels
+from tonnage.virtual.compiling.sources import source_of
+from tonnage.virtual.cuda.patches import Patches
+from tonnage.virtual.standins import StandIns
+
+__all__ = ["Act", "install", "source_of"]
+
+Act = Callable[[ModuleType], None]
+
+
+def install(gpu: Gpu, stand_ins: StandIns) -> tuple[dict[str, Act], Callable[[], None]]:
+    """Prepare torch.compile: returns what to do when a module has been imported, by its name, and how to undo it all."""
+    patches = Patches()
+    if importlib.util.find_spec("triton") is None:
+        patches.set(torch, "compile", _eager(stand_ins, "Triton is not installed (pip install triton)"))
+    if bindings.is_needed():
+        bindings.install(patches)
+    actions = _actions_on_import(gpu, stand_ins, caches.install(patches), patches)
+    for name, act in actions.items():
+        if name in sys.modules:
+            act(sys.modules[name])
+    return actions, patches.undo
+
+
+def _actions_on_import(gpu: Gpu, stand_ins: StandIns, folder: str, patches: Patches) -> dict[str, Act]:
+    """What changes in each module of Triton and Inductor, right after it has been imported."""
+    return {
+        "triton.backends": lambda module: driver.replace_driver(module, gpu, patches),
+        "triton.runtime.driver": lambda module: driver.forget_driver(module, patches),
+        "triton.runtime.jit": lambda module: driver.quiet_launches(module, stand_ins, patches),
+        "triton.testing": lambda module: driver.constant_times(module, patches),
+        "torch._dynamo.trace_rules": lambda module: _leave_alone(module, patches),
+        "torch._inductor.config": lambda module: _configure(module, patches),
+        "torch._inductor.runtime.cache_dir_utils": lambda module: caches.keep_folder(module, folder, patches),
+        "torch._inductor.runtime.triton_heuristics": lambda module: kernels.skip_compilation(
+            module, stand_ins, patches
+        ),
+        "torch._inductor.runtime.benchmarking": lambda module: kernels.constant_times(module, patches),
+        "torch._inductor.compile_fx": lambda module: _change_backend(module, stand_ins, patches),
+    }
+
+
+def _leave_alone(trace_rules: ModuleType, patches: Patches) -> None:
+    """Keep Dynamo out of our kernels and callbacks, which run between the graphs of a function that breaks."""
+    patches.set(trace_rules, "SKIP_DIRS", list(trace_rules.SKIP_DIRS))
+    for package in ("tonnage.allocator", "tonnage.recording", "tonnage.script", "tonnage.virtual"):
+        trace_rules.add(package)
+    patches.on_undo(trace_rules._recompile_re)
+
+
+def _configure(config: ModuleType, patches: Patches) -> None:
+    """Compile in this process: a pool of workers takes seconds to start, and there is nothing for it to do."""
+    patches.set(config, "compile_threads", 1)
+    patches.set(config, "bundle_triton_into_fx_graph_cache", False)  # there are no binaries to keep
+
+
+def _change_backend(compile_fx: ModuleType, stand_ins: StandIns, patches: Patches) -> None:
+    """Run graphs with parts on the host eagerly where there is no C++ compiler, which Inductor needs for those."""
+    plain = compile_fx.compile_fx
+
+    def compile_or_not(model: Any, example_inputs: Any, *arguments: Any, **keywords: Any) -> Any:
+        if not _has_compiler() and any(_on_host(node) for node in getattr(model, "graph", model).nodes):
+            stand_ins.unmodelled(
+                "torch.compile", "a graph with host tensors ran eagerly: no C++ compiler (install g++)"
+            )
+            return model
+        return plain(model, example_inputs, *arguments, **keywords)
+
+    patches.set(compile_fx, "compile_fx", compile_or_not)
+    if bindings.is_needed():
+        bindings.run_without_graphs(compile_fx, stand_ins, patches)
+
+
+def _has_compiler() -> bool:
+    from torch._inductor import cpp_builder
+
+    try:
+        return shutil.which(cpp_builder.get_cpp_compiler()) is not None
+    except Exception:  # InvalidCxxCompiler, and it lives elsewhere in older versions
+        return False
+
+
+def _on_host(node: Any) -> bool:
+    value = node.meta.get("example_value", node.meta.get("val"))
+    return isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.dim() > 0
+
+
+def _eager(stand_ins: StandIns, reason: str) -> Callable[..., Any]:
+    def compile(model: Any = None, **options: Any) -> Any:  # the name that scripts see
+        stand_ins.unmodelled("torch.compile", f"run eagerly: {reason}; compiled code often needs less memory")
+        return model if model is not None else lambda function: function
+
+    return compile

@@ -1,0 +1,118 @@
+"""Inductor's kernels without Triton behind them: never compiled, never launched, and all equally fast.
+
+Inductor's `CachingAutotuner` chooses among the configurations of a kernel. Where there are several it runs each on the
+card, with a buffer to flush the cache; where there is one it does not. So the number of configurations decides memory,
+and one thing changes it: a reduction whose kernel takes many registers gets a second configuration with smaller blocks
+(`_dynamic_scale_rblock`). For these, and only where the count can tip the scales, Triton compiles in earnest.
+Registers that spill only take a configuration out of the comparison, which decides nothing here.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from tonnage.virtual.compiling.cubin import register_count
+from tonnage.virtual.cuda.patches import Patches
+from tonnage.virtual.standins import StandIns
+
+MILLISECONDS = 1.0  # what every kernel takes; the first of several configurations wins
+_MOST_REGISTERS = 255  # of one thread, on all cards so far
+
+
+class Launcher:
+    """Stands for the launch of a compiled kernel."""
+
+    n_spills, n_regs, shared, store_cubin = 0, 0, 0, False
+
+    def __init__(self, config: Any, cache_hash: str, on_launch: Callable[[], None] | None) -> None:
+        self.config = config
+        self.cache_hash = cache_hash
+        self._on_launch = on_launch
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> None:
+        if self._on_launch:
+            self._on_launch()
+
+
+class Kernel:
+    """Stands for Triton's compiled kernel."""
+
+    n_spills, shared = 0, 0
+
+    def __init__(self, autotuner: Any, config: Any, compile: Callable[[], Any]) -> None:
+        self._autotuner, self._config, self._compile = autotuner, config, compile
+        self.hash = hashlib.sha256(f"{autotuner.fn.src}{config}".encode()).hexdigest()
+
+    @property
+    def n_regs(self) -> int:
+        """The registers of a thread; 0, which changes nothing, where the true number could change nothing either."""
+        if not _registers_decide(self._autotuner, self._config):
+            return 0
+        return register_count(self._compile().asm["cubin"])
+
+
+class CompileResult:
+    """Stands for Inductor's class of this name: a kernel with its configuration."""
+
+    def __init__(self, kernel: Kernel, config: Any, compile_meta: Any, on_launch: Callable[[], None] | None) -> None:
+        self.kernel, self.config, self.compile_meta = kernel, config, compile_meta
+        self._on_launch = on_launch
+
+    def make_launcher(self) -> Launcher:
+        """Nothing to load: the launcher is there."""
+        return Launcher(self.config, self.kernel.hash, self._on_launch)
+
+
+def _registers_decide(autotuner: Any, config: Any) -> bool:
+    """Whether some register count would give a kernel its second configuration (see `_dynamic_scale_rblock`)."""
+    if len(autotuner.compile_results) != 1:  # they will be timed anyway
+        return False
+    card = autotuner.device_props
+    blocks = [size for name, size in config.kwargs.items() if name.startswith("R")]
+    registers_of_block = _MOST_REGISTERS * card.warp_size * config.num_warps
+    resident = max(card.regs_per_multiprocessor // registers_of_block, 1) * card.multi_processor_count
+    in_grid = math.ceil(autotuner.size_hints["x"] / config.kwargs.get("XBLOCK", 1))
+    return math.prod(blocks) > 64 and in_grid > resident
+
+
+def skip_compilation(triton_heuristics: ModuleType, stand_ins: StandIns, patches: Patches) -> None:
+    """Replace the compilation of one configuration of one kernel."""
+    autotuner_class = triton_heuristics.CachingAutotuner
+    plain = autotuner_class._precompile_config
+
+    def precompile_config(self: Any, config: Any) -> Any:
+        if self.device_props.type != "cuda":
+            return plain(self, config)
+        kernel = Kernel(self, config, lambda: _compile(triton_heuristics, self, config))
+        on_launch = None
+        if self.custom_kernel:
+            on_launch = lambda: stand_ins.unmodelled(  # noqa: E731
+                f"triton kernel {self.fn.__name__}", "not run: it writes into tensors that exist already"
+            )
+        return CompileResult(kernel, config, self._create_compile_meta(config), on_launch)
+
+    patches.set(autotuner_class, "_precompile_config", precompile_config)
+
+
+def _compile(triton_heuristics: ModuleType, autotuner: Any, config: Any) -> Any:
+    """Triton's own compilation for the card, down to machine code; it needs no GPU."""
+    meta = autotuner._create_compile_meta(config)
+    source = triton_heuristics.ASTSource(autotuner.fn, meta["signature"], meta["constants"], meta["configs"][0])
+    target = triton_heuristics.GPUTarget("cuda", meta["cc"], autotuner.device_props.warp_size)
+    options = autotuner._create_compile_options(config, meta)
+    return triton_heuristics.triton.compile(source, target=target, options=options)
+
+
+def constant_times(benchmarking: ModuleType, patches: Patches) -> None:
+    """Run what is timed as seldom as possible; the buffers that timing takes are made all the same."""
+    benchmarker = benchmarking.InductorBenchmarker
+    plain = benchmarker.benchmark_gpu
+
+    def benchmark_gpu(self: Any, _callable: Callable[[], Any], *arguments: Any, **keywords: Any) -> Any:
+        keywords.update(estimation_iters=1, memory_warmup_iters=0, benchmark_iters=1)
+        times = plain(self, _callable, **keywords)
+        return [MILLISECONDS] if isinstance(times, list) else MILLISECONDS
+
+    patches.set(benchmarker, "benchmark_gpu", benchmark_gpu)

@@ -1,0 +1,183 @@
+"""What the closed libraries of CUDA decide: workspaces, engines, sizes of buffers, versions.
+
+The stand-in libraries (`native/`) ask in one line of text, "kind key=value key=value ...", with commas between the items of a
+list. The answer is a number, mostly bytes; -1 means that there is no such thing, and the library then refuses. The figures are
+those of the CPU build's kernels.
+
+    convolution way=forward dtype=bfloat16 x=8,3,224,224 xs=... w=64,3,7,7 ws=... y=... ys=... padding=3,3 ... engine=0
+    solver routine=potrf rows=100 columns=100 reflectors=0 batch=1 item_bytes=4
+    version library=cudnn
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from tonnage.hardware import Gpu
+from tonnage.virtual.cuda.releases import release_of
+from tonnage.virtual.kernels import library_sizes as sizes
+from tonnage.virtual.kernels.convolution_engines import Layer, Plan, Way, measured_bytes, search_bytes, workspace_bytes
+from tonnage.virtual.kernels.recurrent_sizes import KINDS, Network, dropout_state_bytes
+
+NONE = -1
+_ITEM_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2}
+_WAYS: dict[str, Way] = {way: way for way in ("forward", "backward_data", "backward_filter")}
+
+
+class Card(Protocol):
+    """The device that is asked about."""
+
+    @property
+    def gpu(self) -> Gpu:
+        """Its row in the catalogue."""
+
+    @property
+    def torch_version(self) -> tuple[int, int]:
+        """The release of PyTorch that runs on it."""
+
+
+Assume = Callable[[str, str], None]
+Fields = dict[str, str]
+
+
+def answer(question: str, device: Card, assume: Assume | None = None) -> int:
+    """Answer one question; `assume(operator, words)` is told what was not measured."""
+    kind, *pairs = question.split()
+    fields = dict(pair.split("=", 1) for pair in pairs)
+    return _ANSWERS[kind](fields, device, assume or _keep_silent) if kind in _ANSWERS else NONE
+
+
+def _keep_silent(operator: str, words: str) -> None: ...
+
+
+def _list(fields: Fields, key: str) -> tuple[int, ...]:
+    return tuple(int(item) for item in fields.get(key, "").split(",") if item)
+
+
+# cuDNN
+
+
+def _is_channels_last(fields: Fields) -> bool:
+    """The layout of the first operand whose strides leave no doubt; a size of one leaves some."""
+    for key in "xyw":
+        shape, strides = _list(fields, key), _list(fields, f"{key}s")
+        last = _packed(shape, (*range(2, len(shape)), 1)) == strides
+        if last != (_packed(shape, range(1, len(shape))) == strides):
+            return last
+    return False
+
+
+def _packed(shape: tuple[int, ...], inner: tuple[int, ...] | range) -> tuple[int, ...]:
+    """Strides of a dense tensor whose dimensions after the first are nested in this order."""
+    strides, step = [0] * len(shape), 1
+    for dim in reversed((0, *inner)):
+        strides[dim] = step
+        step *= shape[dim]
+    return tuple(strides)
+
+
+def _convolution(fields: Fields, device: Card, assume: Assume) -> int:
+    """Engine 0 is the one that cuDNN would choose; the others are tried while it searches, or where memory is short."""
+    x, weight = _list(fields, "x"), _list(fields, "w")
+    stride, padding, dilation = (_list(fields, key) for key in ("stride", "padding", "dilation"))
+    layer = Layer(x[1:], weight, stride, padding, dilation, x[1] // weight[1])
+    plan = Plan(_WAYS[fields["way"]], layer, x[0], fields["dtype"], _is_channels_last(fields))
+    engine = int(fields["engine"])
+    if engine == 0:
+        if measured_bytes(plan) is None:
+            assume("cudnn_convolution", "an unmeasured workspace is that of the nearest measured shape")
+        return workspace_bytes(plan)
+    others = [size for size in search_bytes(plan)[1:] if size]
+    return others[engine - 1] if engine <= len(others) else NONE
+
+
+def _attention(fields: Fields, device: Card, assume: Assume) -> int:
+    if fields.get("engine") != "0":
+        return NONE
+    if fields["pass"] == "backward":
+        return sizes.cudnn_backward_bytes() + int(fields["summed_bytes"])
+    batch, heads, queries, _ = _list(fields, "q")
+    keys = _list(fields, "v")[2]
+    return sizes.cudnn_forward_bytes(batch * heads, queries, keys, _list(fields, "v")[3], device.gpu.sm_count)
+
+
+def _batch_norm(fields: Fields, device: Card, assume: Assume) -> int:
+    x = _list(fields, "x")
+    if not _is_channels_last(fields):
+        return 0
+    elements = 1
+    for size in x:
+        elements *= size
+    return sizes.batch_norm_bytes(elements, x[1], _ITEM_BYTES[fields["dtype"]], fields["pass"] == "backward")
+
+
+def _recurrent(fields: Fields, device: Card, assume: Assume) -> int:
+    number = {key: int(fields.get(key, 0)) for key in ("steps", "batch", "rows", "training", "dropout")}
+    network = Network(
+        kind=KINDS[int(fields["mode"])], input=int(fields["input"]), hidden=int(fields["hidden"]),
+        layers=int(fields["layers"]), directions=int(fields["directions"]), steps=number["steps"], batch=number["batch"],
+        element_bytes=_ITEM_BYTES[fields["dtype"]], dtype=fields["dtype"], training=bool(number["training"]),
+        dropout=bool(number["dropout"]), projected=int(fields["projected"]), rows=number["rows"],
+    )  # fmt: skip
+    if fields["what"] == "weights":
+        return network.weight_elements * network.element_bytes
+    return network.workspace_bytes() if fields["what"] == "workspace" else network.reserve_bytes()
+
+
+def _dropout_states(fields: Fields, device: Card, assume: Assume) -> int:
+    return dropout_state_bytes(device.gpu.sm_count, device.gpu.max_threads_per_sm)
+
+
+# cuFFT, cuSOLVER, cuSPARSE
+
+
+def _fourier(fields: Fields, device: Card, assume: Assume) -> int:
+    item_bytes = max(int(fields["input_bytes"]), int(fields["output_bytes"]))
+    return sizes.fourier_bytes(int(fields["batch"]), _list(fields, "signal"), item_bytes, fields["real"] == "1")
+
+
+def _solver(fields: Fields, device: Card, assume: Assume) -> int:
+    rows, columns, reflectors, batch, item = (
+        int(fields[key]) for key in ("rows", "columns", "reflectors", "batch", "item_bytes")
+    )
+    match fields["routine"]:
+        case "potrf":
+            return sizes.potrf_bytes(rows)
+        case "getrf":
+            return sizes.getrf_bytes(max(rows, columns))
+        case "geqrf":
+            return sizes.householder_bytes(min(rows, columns), item)
+        case "orgqr":
+            return sizes.orgqr_bytes(rows, columns, item)
+        case "ormqr":
+            return sizes.ormqr_bytes(rows, columns, reflectors, item)
+        case "syevd":
+            return sizes.syevd_bytes(rows, item)
+        case "syevj":
+            return sizes.syevj_bytes(rows, item)
+        case "syev_batched":
+            return sizes.syev_batched_bytes(rows, batch, item)
+        case "gesvdj" | "gesvda":
+            return sizes.singular_bytes(rows, columns, item)
+        case "geev":
+            return sizes.geev_bytes(rows, item)
+    return NONE
+
+
+def _sparse(fields: Fields, device: Card, assume: Assume) -> int:
+    size = sizes.sparse_product_bytes(int(fields["algorithm"]))
+    if size is None:
+        return NONE
+    assume("cusparse", "the buffer of a sparse product is that of the one measured")
+    return size
+
+
+def _version(fields: Fields, device: Card, assume: Assume) -> int:
+    release = release_of(device.torch_version)
+    versions = {"cudnn": release.cudnn_number, "cuda": release.cuda_number, "cusparselt": release.cusparselt}
+    return versions.get(fields["library"], NONE)
+
+
+_ANSWERS: dict[str, Callable[[Fields, Card, Assume], int]] = {
+    "convolution": _convolution, "attention": _attention, "batch_norm": _batch_norm, "recurrent": _recurrent,
+    "dropout_states": _dropout_states, "fourier": _fourier, "solver": _solver, "sparse": _sparse, "version": _version,
+}  # fmt: skip

@@ -1,0 +1,126 @@
+"""Builds the stand-in libraries with a C compiler. They depend on CUDA's binary interface, and not on torch or Python.
+
+A wheel carries them built; a source tree builds them once, into the cache. What they do is told in `native/`.
+"""
+
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tonnage.errors import MissingPart
+from tonnage.virtual.build import cache_folder
+
+NATIVE = Path(__file__).parent / "native"
+SHIPPED = Path(__file__).parent / "lib"
+CORE = "libtonnage-driver.so"
+_CORE_UNITS = ("core.c", "observe.c", "streams.c", "host.c", "kernels.c", "draws.c")
+_FLAGS = ("-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-fexceptions", "-std=gnu11", "-Wall", "-Wextra", "-Werror")
+
+
+@dataclass(frozen=True)
+class Library:
+    """One library below torch: what the loader calls it, and what a function without a meaning answers."""
+
+    name: str
+    soname: str
+    version: str
+    not_supported: int
+
+    @property
+    def functions(self) -> list[str]:
+        """Every function that it exports, under any version of CUDA."""
+        lines = (NATIVE / "names" / f"{self.name}.txt").read_text().splitlines()
+        return [line.split()[0] for line in lines if line and not line.startswith("#")]
+
+
+def libraries(cuda: int) -> list[Library]:
+    """All of them, in the order in which they are loaded."""
+    rows = tomllib.loads((NATIVE / "names" / "libraries.toml").read_text())
+    return [
+        Library(name, row["soname"][str(cuda)], row["version"][str(cuda)], row["not_supported"])
+        for name, row in rows.items()
+    ]
+
+
+def library_folder(cuda: int) -> Path:
+    """The folder with the libraries for this major version of CUDA: the wheel's own, or built here once."""
+    shipped = SHIPPED / f"cuda{cuda}"
+    if (shipped / CORE).exists():
+        return shipped
+    target = cache_folder() / f"driver-{_fingerprint()}-cuda{cuda}"
+    if not target.exists():
+        with target.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # two runs may start at once: the second waits for the first
+            if not target.exists():
+                _build_here(cuda, target)
+    return target
+
+
+def build(compiler: Sequence[str], cuda: int, folder: Path) -> None:
+    """Compile the core and every library into the folder."""
+    core = folder / CORE
+    _compile(compiler, core, CORE, [NATIVE / unit for unit in _CORE_UNITS], ["-ldl", "-lpthread"])
+    with tempfile.TemporaryDirectory() as scratch:
+        for library in libraries(cuda):
+            stubs = Path(scratch) / f"{library.name}.c"
+            stubs.write_text(_stubs(library))
+            units = sorted(path for path in NATIVE.glob("*.c") if path.stem.split("_")[0] == library.name)
+            flags = [f"-DCUDA_MAJOR={cuda}", f"-L{folder}", "-l:" + CORE, "-ldl", f"-I{NATIVE}"]
+            if library.version:
+                # torch asks for versioned symbols, and the loader refuses a library without their version
+                script = Path(scratch) / f"{library.name}.map"
+                script.write_text(f"{library.version} {{ global: *; }};\n")
+                flags.append(f"-Wl,--version-script={script}")
+            _compile(compiler, folder / library.soname, library.soname, [*units, stubs], flags)
+
+
+def _stubs(library: Library) -> str:
+    """Every function fails by name; whatever has a meaning overrides its weak stub."""
+    lines = [
+        "void tn_unknown(const char *, const char *);",
+        "#define STUB(name) __attribute__((weak, visibility(\"default\"))) long name(void) "
+        f"{{ tn_unknown(\"{library.name}\", #name); return {library.not_supported}; }}",
+    ]  # fmt: skip
+    return "\n".join([*lines, *(f"STUB({name})" for name in library.functions)]) + "\n"
+
+
+def _compile(compiler: Sequence[str], target: Path, soname: str, units: list[Path], flags: list[str]) -> None:
+    command = [*compiler, *_FLAGS, f"-Wl,-soname,{soname}", "-o", str(target), *map(str, units), *flags]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        raise MissingPart(
+            f"The stand-in for {soname} did not compile:\n{done.stdout[-2000:]}",
+            hint="It needs a C compiler for Linux (gcc or clang); a wheel of Tonnage needs none.",
+        )
+
+
+def _build_here(cuda: int, target: Path) -> None:
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if not compiler:
+        raise MissingPart(
+            "The stand-ins for CUDA's libraries must be compiled once, and no C compiler was found.",
+            hint="Install Tonnage from its wheel, which carries them built, or a C compiler (Debian: apt install gcc).",
+        )
+    print("tonnage: building the virtual GPU's libraries (once, some seconds) ...", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        made = Path(scratch) / "made"
+        made.mkdir()
+        build([compiler], cuda, made)
+        made.replace(target)
+
+
+def _fingerprint() -> str:
+    digest = hashlib.sha256(platform.machine().encode())
+    for path in sorted(NATIVE.rglob("*")):
+        if path.is_file():
+            digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:20]

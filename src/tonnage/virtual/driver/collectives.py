@@ -1,0 +1,43 @@
+"""Values that pass through collectives, on a card that computes nothing: in a group of one, what goes in comes out.
+
+Of larger groups nothing is known here, as what the others send is not.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tonnage.virtual.driver.values import Values
+
+# Operators of torch's `c10d` that write their first argument from their second; all others write in place.
+COLLECTIVES = (
+    "allgather_ _allgather_base_ allgather_into_tensor_coalesced_ allgather_coalesced_ reduce_scatter_ _reduce_scatter_base_ "
+    "reduce_scatter_tensor_coalesced_ gather_ scatter_ alltoall_ alltoall_base_"
+).split()
+
+
+class Collectives:
+    """Follows the collectives of one card."""
+
+    def __init__(self, values: "Values", torch: Any) -> None:
+        self._values = values
+        self._torch = torch
+
+    def follow(self, operator: Any, call: Callable[[], Any], arguments: Sequence[Any], keywords: dict[str, Any]) -> Any:
+        """The collective, and what is known of its results."""
+        written, read = (list(self._flat(argument)) for argument in arguments[:2])
+        result = call()
+        group = self._torch.distributed.ProcessGroup.unbox(arguments[2])
+        for to, source in zip(written, read, strict=False):
+            if group.size() == 1 and self._values.is_known(source):
+                self._values.put(to, self._values.host_view(source))
+            else:
+                self._values.forget(to)
+        return result
+
+    def _flat(self, argument: Any) -> Iterator[Any]:
+        if isinstance(argument, self._torch.Tensor):
+            yield argument
+        else:
+            for part in argument:
+                yield from self._flat(part)

@@ -1,0 +1,172 @@
+"""One virtual card under a CUDA build of torch: torch's own allocator decides, and what it did is read from the log.
+
+Blocks are told by the stand-in libraries in the order in which torch's allocator handed them out (native/observe.c). They are
+taken from the log when the outermost operator on a thread ends, while the script's stack is still the one that asked. What
+torch's own history of memory knows better (the bytes requested, the stream) is laid beside them at the end.
+"""
+
+import ctypes
+import struct
+import threading
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tonnage.hardware import Gpu
+from tonnage.ledger import Category
+from tonnage.recording.records import MarkKind, SegmentAction
+from tonnage.recording.records import OutOfMemory as OutOfMemoryRecord
+from tonnage.virtual.recorded import RecordedDevice
+
+# `TnEvent` of native/core.h: kind, device, address, size, serial, thread, operation, dtype, dims, reserved, shape
+_EVENT = struct.Struct("=iiQqqQiiii8q")
+_AT_ONCE = 4096
+_ALLOC, _FREE, _OOM = 1, 2, 7
+_SEGMENTS: dict[int, SegmentAction] = {3: "segment_alloc", 4: "segment_free", 5: "segment_map", 6: "segment_unmap"}
+# c10::ScalarType, by number
+_DTYPES = (
+    "uint8 int8 int16 int32 int64 float16 float32 float64 complex32 complex64 complex128 bool qint8 quint8 qint32 bfloat16 "
+    "quint4x2 quint2x4 bits1x8 bits2x4 bits4x2 bits8 bits16 float8_e5m2 float8_e4m3fn float8_e5m2fnuz float8_e4m3fnuz uint16 "
+    "uint32 uint64"
+).split()
+_NO_NODE = 2**63  # gradients are accumulated by nodes that no operator made
+
+
+class DriverDevice(RecordedDevice):
+    """The record of one card, fed by the stand-ins' log."""
+
+    def __init__(self, gpu: Gpu, torch_version: tuple[int, int], core: ctypes.CDLL, torch: Any) -> None:
+        super().__init__(gpu, torch_version)
+        self._core = core
+        self._torch = torch
+        self._buffer = ctypes.create_string_buffer(_EVENT.size * _AT_ONCE)
+        self._operators: list[str] = []
+        self._communicators: dict[str, int] = {}
+        self.on_freed: Callable[[int], None] = lambda address: None
+        core.tn_name.restype = ctypes.c_char_p
+        core.tn_take_events.restype = core.tn_free_bytes.restype = ctypes.c_int64
+        self._next_sequence = ctypes.CDLL("libtorch_cpu.so")["_ZN2at15sequence_number4peekEv"]
+        self._next_sequence.restype = ctypes.c_uint64
+        # By thread: the modules at work, by the sequence number that autograd gave to the first node of each.
+        self._nodes: dict[int, list[int]] = defaultdict(list)
+        self._contexts: dict[int, list[int]] = defaultdict(list)
+
+    def memory_stats(self) -> dict[str, int]:
+        """Torch's own figures."""
+        if not self._torch.cuda.is_initialized():
+            return defaultdict(int)
+        return dict(self._torch.cuda.memory_stats())
+
+    @property
+    def overhead_parts(self) -> dict[str, int]:
+        """The context, each library that was used, and communicators."""
+        parts: dict[str, int] = {}
+        for name, overhead in self.gpu.overheads.items():
+            for handle in range(1, 1 + self._core.tn_part_uses(name.encode())):
+                parts[name if handle == 1 else f"{name} {handle}"] = overhead.size_bytes
+        return parts | self._communicators
+
+    def synchronize(self) -> None:
+        """The device caught up with the host."""
+        self._core.tn_device_synchronize()
+
+    def hold(self, parts: dict[str, int]) -> None:
+        """The process holds this much more beside the allocator, by part."""
+        for name, size in parts.items():
+            if name not in self._communicators:
+                self._core.tn_add_outside(0, ctypes.c_int64(size))
+        self._communicators |= parts
+
+    def begin_copy(self, tensors: Iterable[Any]) -> Any:
+        """A copy on a stream of its own writes these tensors."""
+        stream = self._torch.cuda.Stream()
+        for tensor in tensors:
+            if tensor.untyped_storage().nbytes():
+                tensor.record_stream(stream)
+        return stream
+
+    def end_copy(self, copy: Any) -> None:
+        """That copy is done."""
+        self._core.tn_finish_stream(ctypes.c_void_p(copy.cuda_stream))
+
+    # Called by the attribution: what happened until now belongs to the state before
+
+    def mark(self, kind: MarkKind, name: str = "") -> None:
+        """A phase or step begins with the next event, or the cache was emptied."""
+        self.drain()
+        super().mark(kind, name)
+
+    def at_module(self, context: int) -> None:
+        """The module at work, for nodes that autograd makes."""
+        self.drain()
+        thread = threading.get_ident()
+        self._nodes[thread].append(self._next_sequence())
+        self._contexts[thread].append(context)
+
+    def categorise(self, category: Category, addresses: list[int], only: Category | None) -> None:
+        """What these blocks turned out to be for."""
+        self.drain()
+        super().categorise(category, addresses, only)
+
+    # The log
+
+    def drain(self) -> None:
+        """Take everything from the log."""
+        while count := self._core.tn_take_events(self._buffer, ctypes.c_int64(_AT_ONCE)):
+            line = module = None
+            for event in _EVENT.iter_unpack(self._buffer.raw[: count * _EVENT.size]):
+                kind, _, address, size, serial, _, operation, dtype, dims, _, *shape = event
+                if kind == _ALLOC:
+                    if self.on_request is not None:
+                        self.on_request()
+                    if line is None:
+                        line, module = self.attribution.line(), self._module()
+                    self.allocated(
+                        address, size, size, 0, self._operator(operation), module or "", serial,
+                        tuple(shape[:dims]) if dtype >= 0 else None, _DTYPES[dtype] if 0 <= dtype < len(_DTYPES) else "", line,
+                    )  # fmt: skip
+                elif kind == _FREE:
+                    self.freed(address, serial)
+                    self.on_freed(address)
+                elif kind == _OOM:
+                    self._note_oom(size, self._operator(operation), shape)
+                elif kind in _SEGMENTS:
+                    self.segment_changed(_SEGMENTS[kind], address, size, 0)
+
+    def _operator(self, number: int) -> str:
+        while len(self._operators) <= number:
+            self._operators.append(self._core.tn_name(len(self._operators)).decode())
+        return self._operators[number]
+
+    def _module(self) -> str:
+        """The module at work: in backward, the one whose forward made the node."""
+        who = self.attribution
+        if who.modules:
+            return who.modules[-1]
+        node = self._torch._C._current_autograd_node() if who.phase == "backward" else None
+        number = node._sequence_nr() if node is not None else _NO_NODE
+        # Nodes made by a recomputation on this very thread are looked for first.
+        for thread in (threading.get_ident(), who.main_thread):
+            at = bisect_right(self._nodes[thread], number) - 1
+            if at >= 0 and number < _NO_NODE:
+                return who.contexts[self._contexts[thread][at]]
+        return ""
+
+    def _note_oom(self, size: int, operator: str, figures: list[int]) -> None:
+        """A request failed; the allocator's own figures of that moment come with it."""
+        who = self.attribution
+        self.ooms.append(
+            OutOfMemoryRecord(
+                line=who.line(),
+                requested_bytes=size,
+                free_bytes=self._core.tn_free_bytes(0),
+                allocated_bytes=figures[0],
+                reserved_bytes=figures[1],
+                operator=operator,
+                module=self._module(),
+                phase=who.phase,
+                step=who.step,
+                stack=who.stack(),
+            )
+        )

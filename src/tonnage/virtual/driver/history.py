@@ -1,0 +1,109 @@
+"""Torch's own history of memory beside the log: it knows the bytes that were requested and the stream.
+
+It is kept without stacks from the moment that CUDA is initialised. A script that records a history of its own gets it, and
+ours goes on when the script's has ended.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from tonnage.virtual.driver.device import DriverDevice
+
+_MOST_ENTRIES = 2**62
+_SEGMENTS = ("segment_alloc", "segment_free", "segment_map", "segment_unmap")
+
+
+class History:
+    """Entries taken so far, in order: allocations with size and stream, and segments with their stream."""
+
+    def __init__(self, device: DriverDevice, torch: Any) -> None:
+        self._device = device
+        self._torch = torch
+        self._blocks: list[tuple[int, int, int]] = []
+        self._segment_streams: list[tuple[int, int]] = []
+        self._first = self._first_segment = 0
+        self._record = torch._C._cuda_record_memory_history
+        self._is_on = self._is_ours = self._is_ours_to_come = False
+        self._taken = 0
+
+    def install(self) -> Callable[[], None]:
+        """Begin when CUDA is initialised; the result ends it."""
+        torch = self._torch
+        plain_empty_cache = torch._C._cuda_emptyCache
+
+        def record(enabled: str | None, *arguments: Any, **keywords: Any) -> Any:
+            if self._is_ours_to_come:
+                return self._record(enabled, *arguments, **keywords)
+            self.take()
+            self._is_ours = False
+            result = self._record(enabled, *arguments, **keywords)
+            self._taken = 0
+            if enabled is None:
+                self._begin()
+            return result
+
+        def empty_cache(*arguments: Any) -> Any:
+            self._device.mark("empty_cache")
+            return plain_empty_cache(*arguments)
+
+        torch._C._cuda_record_memory_history, torch._C._cuda_emptyCache = record, empty_cache
+        torch.cuda._lazy_call(self._begin)
+
+        def undo() -> None:
+            self.take()
+            if self._is_ours:
+                self._set(None)
+            self._is_on = self._is_ours = False
+            torch._C._cuda_record_memory_history, torch._C._cuda_emptyCache = self._record, plain_empty_cache
+
+        return undo
+
+    def _begin(self) -> None:
+        self._set("all")
+        self._is_on = self._is_ours = True
+        self._taken = 0
+
+    def _set(self, enabled: str | None) -> None:
+        """Through torch's public function, whose native half takes other arguments in every version."""
+        self._is_ours_to_come = True
+        try:
+            self._torch.cuda.memory._record_memory_history(
+                enabled, context=None, max_entries=_MOST_ENTRIES, clear_history=True
+            )
+        finally:
+            self._is_ours_to_come = False
+
+    def take(self) -> None:
+        """Take what torch has recorded since the last time."""
+        if not self._is_on:
+            return
+        self._device.drain()
+        entries = self._torch._C._cuda_memorySnapshot(None)["device_traces"][0]
+        for entry in entries[self._taken :]:
+            action = entry["action"]
+            if action == "alloc":
+                self._blocks.append((entry["addr"], entry["size"], entry["stream"]))
+            elif action in _SEGMENTS:
+                self._segment_streams.append((entry["addr"], entry["stream"]))
+        self._taken = len(entries)
+        if self._is_ours:
+            self._begin()  # which drops what was taken
+        self._lay_beside()
+
+    def complete(self) -> None:
+        """Everything until now is in the record."""
+        self.take()
+
+    def _lay_beside(self) -> None:
+        """Give the recorded blocks, in their order, what the history knows of them."""
+        device = self._device
+        for allocation, (address, size, stream) in zip(device.allocations[self._first :], self._blocks, strict=False):
+            assert allocation.address == address, "torch's history and the log differ in their order"
+            allocation.requested_bytes, allocation.stream = size, stream
+        self._first += len(self._blocks)
+        for at, (_, stream) in enumerate(self._segment_streams, self._first_segment):
+            if at < len(device.segments):
+                device.segments[at] = replace(device.segments[at], stream=stream)
+        self._first_segment += len(self._segment_streams)
+        self._blocks, self._segment_streams = [], []

@@ -1,0 +1,143 @@
+"""Puts the stand-in libraries into the process before torch, whose loader then takes them for the ones it needs.
+
+A CUDA build of torch finds its libraries by name, and whoever was loaded first under a name is the one it gets. Nothing here
+imports torch.
+"""
+
+import ctypes
+import importlib.util
+import os
+import re
+import sys
+import uuid
+from functools import cache
+from pathlib import Path
+
+from tonnage.errors import MissingPart
+from tonnage.hardware import Gpu
+from tonnage.virtual.cuda.releases import release_of
+from tonnage.virtual.driver.build import CORE, libraries, library_folder
+
+_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "tonnage")
+
+
+class Card(ctypes.Structure):
+    """`TnCard` of native/core.h."""
+
+    _fields_ = [
+        ("name", ctypes.c_char * 256),
+        ("uuid", ctypes.c_uint8 * 16),
+        *((name, ctypes.c_int64) for name in ("memory_bytes", "shared_per_block", "shared_per_block_optin", "shared_per_sm")),
+        *(
+            (name, ctypes.c_int32)
+            for name in "major minor binary_version sm_count threads_per_sm threads_per_block blocks_per_sm registers_per_sm "
+            "clock_khz memory_clock_khz memory_bus_bits l2_bytes driver_version runtime_version devices".split()
+        ),
+    ]  # fmt: skip
+
+
+def torch_root() -> Path:
+    """The folder of the installed torch."""
+    spec = importlib.util.find_spec("torch")
+    if not spec or not spec.origin:
+        raise MissingPart("The virtual GPU needs PyTorch.", hint="Install it: pip install 'tonnage[torch]'")
+    return Path(spec.origin).parent
+
+
+def is_cuda_build(root: Path) -> bool:
+    """Whether this torch was built for CUDA."""
+    return (root / "lib" / "libtorch_cuda.so").exists()
+
+
+def installed_version(root: Path) -> tuple[str, str]:
+    """The versions of torch and of the CUDA that it was built for, read without importing it."""
+    text = (root / "version.py").read_text()
+    found = {name: re.search(rf"^{name}[^=\n]*= ['\"]([^'\"]+)['\"]", text, re.M) for name in ("__version__", "cuda")}
+    return tuple(match.group(1) if match else "" for match in found.values())  # type: ignore[return-value]
+
+
+def installed_cuda() -> int:
+    """The major version of the CUDA that the installed torch was built for."""
+    return int(installed_version(torch_root())[1].split(".")[0])
+
+
+@cache
+def load(cuda_major: int) -> ctypes.CDLL:
+    """The core of the stand-ins, with every library loaded under the name that torch looks for."""
+    if "torch" in sys.modules:
+        raise MissingPart(
+            "torch was imported before the virtual GPU, so it has looked for a real one already.",
+            hint="Enter the virtual GPU before the first `import torch`, or use `tonnage run`.",
+        )
+    folder = library_folder(cuda_major)
+    core = ctypes.CDLL(str(folder / CORE), mode=ctypes.RTLD_GLOBAL)
+    ctypes.c_int.in_dll(core, "tn_cuda_major").value = cuda_major
+    for library in libraries(cuda_major):
+        ctypes.CDLL(str(folder / library.soname), mode=ctypes.RTLD_GLOBAL)
+    # Triton links its launchers against the driver's library, and child processes look for it by name.
+    os.environ["TRITON_LIBCUDA_PATH"] = str(folder)
+    return core
+
+
+def is_loaded() -> bool:
+    """Whether this process has the stand-ins."""
+    return load.cache_info().currsize > 0
+
+
+def prepare(gpu: Gpu, devices: int = 1) -> ctypes.CDLL:
+    """Load the stand-ins for the installed torch and let them be this card."""
+    version, _ = installed_version(torch_root())
+    major, minor = version.split(".")[:2]
+    core = load(installed_cuda())
+    describe(core, gpu, (int(major), int(minor)), devices)
+    return core
+
+
+def describe(core: ctypes.CDLL, gpu: Gpu, torch_version: tuple[int, int], devices: int) -> None:
+    """Let the stand-ins be this card. A process has one: torch asks once and remembers."""
+    card = Card.in_dll(core, "tn_card")
+    if card.memory_bytes:
+        if card.name != gpu.name.encode():
+            raise MissingPart(
+                f"This process has a virtual {card.name.decode()} already, and torch does not ask twice what its card is.",
+                hint=f"Use the {gpu.name} in a process of its own.",
+            )
+        return
+    release = release_of(torch_version)
+    card.name = gpu.name.encode()
+    card.uuid[:] = uuid.uuid5(_NAMESPACE, f"{gpu.key}/0").bytes
+    card.memory_bytes = gpu.memory_bytes
+    card.shared_per_block = gpu.shared_memory_per_block_bytes
+    card.shared_per_block_optin = gpu.shared_memory_per_block_optin_bytes
+    card.shared_per_sm = gpu.shared_memory_per_sm_bytes
+    card.major, card.minor = gpu.compute_capability
+    card.binary_version = _binary_version(gpu, release.architectures)
+    card.sm_count, card.threads_per_sm, card.threads_per_block = (
+        gpu.sm_count,
+        gpu.max_threads_per_sm,
+        gpu.max_threads_per_block,
+    )
+    card.blocks_per_sm = _blocks_per_sm(gpu.compute_capability)
+    card.registers_per_sm = gpu.registers_per_sm
+    card.clock_khz, card.memory_clock_khz = gpu.clock_mhz * 1000, gpu.memory_clock_mhz * 1000
+    card.memory_bus_bits, card.l2_bytes = gpu.memory_bus_bits, gpu.l2_bytes
+    card.driver_version = card.runtime_version = release.cuda_number
+    card.devices = devices
+    for name, overhead in gpu.overheads.items():
+        core.tn_set_part(name.encode(), ctypes.c_int64(overhead.size_bytes))
+    core.tn_use(b"context")
+
+
+def _binary_version(gpu: Gpu, architectures: str) -> int:
+    """The newest machine code in torch's wheel that the card runs: the same major version, no newer minor one."""
+    major, minor = gpu.compute_capability
+    built = [int(number) for number in re.findall(r"sm_(\d+)", architectures)]
+    return max(
+        (number for number in built if number // 10 == major and number % 10 <= minor), default=major * 10 + minor
+    )
+
+
+def _blocks_per_sm(capability: tuple[int, int]) -> int:
+    """CUDA's limit of resident blocks, by compute capability (CUDA programming guide, table of technical specifications)."""
+    known = {(7, 5): 16, (8, 6): 16, (8, 7): 16, (8, 9): 24, (12, 0): 24, (12, 1): 24}
+    return known.get(capability, 32)

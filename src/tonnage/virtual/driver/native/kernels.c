@@ -1,0 +1,177 @@
+// See kernels.h.
+#define _GNU_SOURCE
+#include "kernels.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+// Registered kernels and variables. A library registers tens of thousands at its start and few are ever asked for, so they
+// are kept as they come and sorted at the first question.
+
+typedef struct { const void *host; const char *name; void *binary; } Registered;
+static Registered *registered;
+static int count, room, sorted;
+
+TN_EXPORT void **tn_register_binary(void *binary) {
+  void **handle = calloc(2, sizeof(void *));
+  handle[0] = binary;
+  return handle;
+}
+
+TN_EXPORT void tn_register_kernel(void **binary, const void *host, const char *name) {
+  pthread_mutex_lock(&lock);
+  if (count == room) registered = realloc(registered, sizeof(Registered) * (size_t)(room = room * 2 + 4096));
+  registered[count++] = (Registered){host, name, binary ? binary[0] : NULL};
+  pthread_mutex_unlock(&lock);
+}
+
+static int by_host(const void *a, const void *b) {
+  uintptr_t left = (uintptr_t)((const Registered *)a)->host, right = (uintptr_t)((const Registered *)b)->host;
+  return left < right ? -1 : left > right;
+}
+
+static Registered *find(const void *host) {
+  pthread_mutex_lock(&lock);
+  if (sorted != count) qsort(registered, (size_t)count, sizeof(Registered), by_host), sorted = count;
+  Registered wanted = {.host = host};
+  Registered *found = count ? bsearch(&wanted, registered, (size_t)count, sizeof(Registered), by_host) : NULL;
+  pthread_mutex_unlock(&lock);
+  return found;
+}
+
+TN_EXPORT const char *tn_kernel_name(const void *host) {
+  (void)host;
+  return "";
+}
+
+// Device variables lie apart from what is allocated, so that they do not change the order of addresses.
+
+static struct { const void *host; uint64_t address; } variables[65536];
+static int variable_count;
+static uint64_t next_variable = 0x200000000000ull;
+
+TN_EXPORT void tn_register_variable(const void *host, size_t size) {
+  pthread_mutex_lock(&lock);
+  if (variable_count < 65536) {
+    variables[variable_count].host = host;
+    variables[variable_count++].address = next_variable;
+    next_variable += (size + 511) / 512 * 512;
+  }
+  pthread_mutex_unlock(&lock);
+}
+
+TN_EXPORT void *tn_variable(const void *host) {
+  for (int i = 0; i < variable_count; i++)
+    if (variables[i].host == host) return (void *)variables[i].address;
+  return (void *)0x200000000000ull;
+}
+
+// What a kernel needs. The figures are in its machine code; `tn_read_kernels_with` is told who reads them.
+
+static int (*read_kernel)(void *binary, const char *name, int architecture, TnKernel *to);
+TN_EXPORT void tn_read_kernels_with(int (*reader)(void *, const char *, int, TnKernel *)) { read_kernel = reader; }
+
+TN_EXPORT TnKernel tn_kernel(const void *host) {
+  TnKernel kernel = {.registers = 32, .threads = 1024};
+  Registered *found = find(host);
+  if (found && read_kernel) read_kernel(found->binary, found->name, tn_card.binary_version, &kernel);
+  return kernel;
+}
+
+static int64_t rounded(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
+
+TN_EXPORT int tn_occupancy(TnKernel kernel, int threads, int64_t dynamic_shared) {
+  // CUDA's occupancy rules: warps get registers in units of 256, and an SM has four partitions of a quarter of them.
+  if (threads <= 0 || threads > tn_card.threads_per_block) return 0;
+  int64_t warps = (threads + 31) / 32, blocks = tn_card.blocks_per_sm;
+  int64_t by_threads = tn_card.threads_per_sm / 32 / warps;
+  if (by_threads < blocks) blocks = by_threads;
+  int64_t warp_registers = rounded((int64_t)kernel.registers * 32, 256);
+  if (warp_registers) {
+    int64_t by_registers = tn_card.registers_per_sm / 4 / warp_registers * 4 / warps;
+    if (by_registers < blocks) blocks = by_registers;
+  }
+  int64_t reserved = tn_card.major >= 8 ? 1024 : 0, unit = tn_card.major >= 8 || tn_card.major == 7 ? (tn_card.major >= 8 ? 128 : 256) : 256;
+  int64_t shared = rounded(kernel.shared_bytes + dynamic_shared + reserved, unit);
+  if (shared > 0 && tn_card.shared_per_sm / shared < blocks) blocks = tn_card.shared_per_sm / shared;
+  return (int)blocks;
+}
+
+TN_EXPORT int tn_device_attribute(int attribute, int device) {
+  switch (attribute) {
+    case 1: return tn_card.threads_per_block;
+    case 2: case 3: return 1024;
+    case 4: return 64;
+    case 5: return 2147483647;
+    case 6: case 7: return 65535;
+    case 8: return (int)tn_card.shared_per_block;
+    case 9: return 65536;
+    case 10: return 32;
+    case 11: return 2147483647;
+    case 12: case 82: return tn_card.registers_per_sm;
+    case 13: return tn_card.clock_khz;
+    case 14: return 512;
+    case 16: return tn_card.sm_count;
+    case 33: return device + 1;
+    case 36: return tn_card.memory_clock_khz;
+    case 37: return tn_card.memory_bus_bits;
+    case 38: return tn_card.l2_bytes;
+    case 39: return tn_card.threads_per_sm;
+    case 40: return 3;
+    case 51: return 32;
+    case 75: return tn_card.major;
+    case 76: return tn_card.minor;
+    case 81: return (int)tn_card.shared_per_sm;
+    case 97: return (int)tn_card.shared_per_block_optin;
+    case 106: return tn_card.blocks_per_sm;
+    case 111: return tn_card.major >= 8 ? 1024 : 0;
+    case 120: case 127: return tn_card.major >= 9;  // clusters; tensor maps
+    // What a card of this kind can do: map host memory, run kernels side by side, unified addresses, priorities, managed memory,
+    // preemption, cooperative launches, virtual memory, pools.
+    case 15: case 19: case 31: case 41: case 78: case 79: case 80: case 83: case 89: case 90: case 91: case 95: case 99: case 102: case 103: case 115: case 125:
+      return 1;
+    default: return 0;
+  }
+}
+
+// A driver's function by its plain name: the newest version that the library has, as cuGetProcAddress finds it.
+TN_EXPORT void *tn_driver_function(void *library, const char *name) {
+  char versioned[128];
+  for (int version = 4; version >= 2; version--) {
+    snprintf(versioned, sizeof versioned, "%s_v%d", name, version);
+    void *found = dlsym(library, versioned);
+    if (found) return found;
+  }
+  return dlsym(library, name);
+}
+
+static const struct { int number; const char *name, *text; } errors[] = {
+  {0, "cudaSuccess", "no error"},
+  {1, "cudaErrorInvalidValue", "invalid argument"},
+  {2, "cudaErrorMemoryAllocation", "out of memory"},
+  {100, "cudaErrorNoDevice", "no CUDA-capable device is detected"},
+  {101, "cudaErrorInvalidDevice", "invalid device ordinal"},
+  {400, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
+  {500, "cudaErrorSymbolNotFound", "named symbol not found"},
+  {600, "cudaErrorNotReady", "device not ready"},
+  {801, "cudaErrorNotSupported", "operation not supported"},
+  {900, "cudaErrorStreamCaptureUnsupported", "operation not permitted when stream is capturing"},
+  {901, "cudaErrorStreamCaptureInvalidated", "operation failed due to a previous error during capture"},
+};
+
+TN_EXPORT const char *tn_error_name(int error) {
+  for (size_t i = 0; i < sizeof errors / sizeof errors[0]; i++)
+    if (errors[i].number == error) return errors[i].name;
+  return "cudaErrorUnknown";
+}
+
+TN_EXPORT const char *tn_error_text(int error) {
+  for (size_t i = 0; i < sizeof errors / sizeof errors[0]; i++)
+    if (errors[i].number == error) return errors[i].text;
+  return "unknown error";
+}

@@ -1,0 +1,17 @@
+// Kernels as host code knows them: their names, what they need, how many fit on a multiprocessor; and the card's attributes.
+#pragma once
+#include "core.h"
+
+typedef struct { int registers, shared_bytes, local_bytes, constant_bytes, threads; } TnKernel;
+
+void **tn_register_binary(void *binary);
+void tn_register_kernel(void **binary, const void *host, const char *name);
+void tn_register_variable(const void *host, size_t size);
+void *tn_variable(const void *host);
+const char *tn_kernel_name(const void *host);
+TnKernel tn_kernel(const void *host);
+int tn_occupancy(TnKernel kernel, int threads, int64_t dynamic_shared);
+int tn_device_attribute(int attribute, int device);
+void *tn_driver_function(void *library, const char *name);
+const char *tn_error_name(int error);
+const char *tn_error_text(int error);

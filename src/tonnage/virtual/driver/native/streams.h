@@ -1,0 +1,34 @@
+// Streams, events, captures and graphs: one kind of object behind the runtime's and the driver's handles.
+#pragma once
+#include "core.h"
+
+typedef struct Capture Capture;
+typedef struct { int nodes; } Graph;
+typedef struct { int nodes; } GraphExec;
+typedef struct { int device, priority; unsigned flags; unsigned long long id; Capture *capture; int64_t done_until; } Stream;
+typedef struct { unsigned flags; int64_t tick; double time_ms; Capture *capture; Stream *stream; } Event;
+struct Capture { unsigned long long id; Graph *graph; Stream *origin; int mode, is_broken; };
+
+enum { CAPTURE_NONE = 0, CAPTURE_ACTIVE = 1, CAPTURE_INVALIDATED = 2 };
+enum { TN_OK = 0, TN_INVALID_VALUE = 1, TN_NOT_READY = 600, TN_CAPTURE_UNSUPPORTED = 900, TN_CAPTURE_INVALIDATED = 901 };
+
+Stream *tn_stream(void *handle);  // the object behind a handle; the default streams have one each
+void *tn_new_stream(unsigned flags, int priority);
+void tn_drop_stream(void *handle);
+int tn_stream_synchronize(void *handle);
+int tn_device_synchronize(void);
+void tn_finish_stream(void *handle);  // this stream alone is done with all that was queued
+int tn_stream_query(void *handle);
+int tn_stream_wait(void *handle, void *event);
+void tn_queue(void *stream);      // something is launched or copied: a node of the graph where one is captured
+
+void *tn_new_event(unsigned flags);
+int tn_event_record(void *event, void *stream);
+int tn_event_query(void *event);
+int tn_event_synchronize(void *event);
+float tn_event_elapsed_ms(void *from, void *to);
+
+int tn_begin_capture(void *stream, int mode);
+int tn_end_capture(void *stream, void **graph);
+int tn_capture_status(void *stream, unsigned long long *id, void **graph);
+int tn_any_capture(void);

@@ -1,0 +1,103 @@
+"""The virtual GPU of a CUDA build of torch: everything above the CUDA libraries is real, and these are stand-ins."""
+
+import ctypes
+from typing import Any
+
+from tonnage.garbage import no_collection
+from tonnage.hardware import Gpu
+from tonnage.virtual.companions import install_companions
+from tonnage.virtual.driver import answers, loading
+from tonnage.virtual.driver.device import DriverDevice
+from tonnage.virtual.driver.history import History
+from tonnage.virtual.driver.unwritten import Unwritten
+from tonnage.virtual.driver.values import Values
+from tonnage.virtual.session import Session, version_pair
+from tonnage.virtual.standins import StandIns
+
+_EVENTS = ctypes.CFUNCTYPE(None)
+_ANSWER = ctypes.CFUNCTYPE(ctypes.c_longlong, ctypes.c_char_p)
+
+
+class DriverSession(Session):
+    """One virtual card below torch."""
+
+    device: DriverDevice
+
+    def __init__(self, gpu: Gpu, torch_version: str | None = None, cards: int = 1) -> None:
+        installed, _ = loading.installed_version(loading.torch_root())
+        self.core = loading.prepare(gpu, cards)
+        version = version_pair(installed)
+        with no_collection():
+            import torch
+        super().__init__(gpu, torch, installed.split("+")[0], cards)
+        self.device = DriverDevice(gpu, version, self.core, torch)
+        self._stand_ins = StandIns(self.device.attribution.line)
+        if torch_version and version_pair(torch_version) != version:
+            words = (
+                f"The installed {installed} ran as it is, not {torch_version}: a CUDA build models no other version."
+            )
+            self._stand_ins.assume("torch", words)
+        self.history = History(self.device, torch)
+        self.values = Values(self, torch)
+        self.unwritten = Unwritten(torch)
+        self.device.on_freed = self.values.dropped
+
+    @property
+    def stand_ins(self) -> StandIns:
+        """What the script read from the card, and what was assumed."""
+        return self._stand_ins
+
+    @property
+    def pinned_peak_bytes(self) -> int:
+        """The most host memory that was pinned."""
+        self.core.tn_pinned_peak_bytes.restype = ctypes.c_int64
+        return int(self.core.tn_pinned_peak_bytes())
+
+    def _install(self) -> None:
+        from tonnage.script.hooks import install_hooks
+
+        self._callbacks = (_EVENTS(self.device.drain), _ANSWER(self._answer))
+        self.core.tn_answer_with(self._callbacks[1])
+        self.core.tn_open(self._callbacks[0])
+        self._undo += [
+            install_hooks(self.device.attribution),
+            self.history.install(),
+            self.values.install(),
+            self.unwritten.install(),
+        ]
+        self._undo.append(install_companions(self.stand_ins, self.gpu))
+
+    def _uninstall(self) -> None:
+        self.device.drain()
+        self.core.tn_close()
+        self._note_unknown()
+
+    def recording(self, **header: Any) -> Any:
+        """What happened so far."""
+        self.device.drain()
+        self.history.complete()
+        return super().recording(**header)
+
+    def is_known(self, tensor: Any) -> bool:
+        """Whether the values of a tensor on the card are known."""
+        return self.values.is_known(tensor)
+
+    def forget(self, tensor: Any) -> None:
+        """From now on nobody knows the values of a tensor on the card."""
+        self.values.forget(tensor)
+
+    def _answer(self, question: bytes) -> int:
+        """What a closed library decides, asked by its stand-in."""
+        return answers.answer(question.decode(), self.device, self.stand_ins.assume)
+
+    def _note_unknown(self) -> None:
+        """Functions of CUDA's libraries that were called and have no meaning here."""
+        library, name, calls = ctypes.c_char_p(), ctypes.c_char_p(), ctypes.c_longlong()
+        at = 0
+        while self.core.tn_unknown_at(at, ctypes.byref(library), ctypes.byref(name), ctypes.byref(calls)):
+            at += 1
+            what = f"{(library.value or b'').decode()}: {(name.value or b'').decode()}"
+            for _ in range(min(calls.value, 1000)):
+                self.stand_ins.unmodelled(
+                    what, "a function of a CUDA library that the virtual GPU does not know; it failed"
+                )

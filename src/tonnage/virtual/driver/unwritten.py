@@ -1,0 +1,161 @@
+"""Large tensors of the host whose values nobody needs: the weights of a model that is built here and then moved to the card.
+
+Random initialisation leaves them unwritten, and what is computed from unwritten tensors alone stays unwritten. Large tensors
+come from fresh pages of the system, so pages that nobody writes cost no memory: a 70B model builds in seconds. The generator
+passes over the numbers that they would have taken, so what the script draws next is what it would draw on a real GPU.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tonnage.virtual.driver.build import CORE
+
+LARGE_BYTES = 1 << 20
+# Large host tensors are not filled by these, and what these derive from an unfilled one is unfilled too.
+FILLS = "normal_ uniform_".split()
+DERIVES = (
+    "add.Tensor add_.Tensor sub.Tensor sub_.Tensor mul.Tensor mul_.Tensor div.Tensor div_.Tensor clamp clamp_ "
+    "clamp_min clamp_min_ erfinv erfinv_ cat stack linalg_qr sign triu tril sqrt sqrt_ rsqrt exp pow.Tensor_Scalar neg"
+).split()
+# The Mersenne Twister makes this many numbers at once; a generator's state is its seed, how many of them are left, which is
+# next, and they.
+_AT_ONCE = 624
+_SMALL = 1 << 10
+
+
+class Unwritten:
+    """Follows the operators of the host that fill and derive large tensors."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._addresses: dict[int, int] = {}
+        self._library: Any = None
+        self._core = ctypes.CDLL(CORE)
+
+    def install(self) -> Callable[[], None]:
+        """Follow them; the result leaves them alone again."""
+        torch = self._torch
+        if not hasattr(torch.library, "get_kernel"):  # before 2.9
+            return lambda: None
+        import warnings
+
+        self._library = torch.library.Library("aten", "IMPL")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for name in FILLS:
+                self._wrap(name, self._fill)
+            for name in DERIVES:
+                self._wrap(name, self._derive)
+            self._wrap("copy_", self._copy)
+        return self._library._destroy
+
+    def _wrap(self, name: str, act: Callable[..., Any]) -> None:
+        torch = self._torch
+        packet, _, overload = name.partition(".")
+        operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
+        plain = torch.library.get_kernel(f"aten::{name}", "CPU").call_boxed
+        has_numbers = [at for at, argument in enumerate(operator._schema.arguments) if str(argument.type) == "Tensor"]
+
+        def kernel(keys: Any, *arguments: Any, **keywords: Any) -> Any:
+            for at in has_numbers:
+                if at < len(arguments) and isinstance(arguments[at], (bool, int, float)):
+                    beside = arguments[1 if at == 0 else 0]
+                    arguments = (*arguments[:at], as_tensor(torch, arguments[at], beside), *arguments[at + 1 :])
+            return act(operator, lambda: plain(keys, *arguments, **keywords), arguments, keywords)
+
+        self._library.impl(name, kernel, "CPU", with_keyset=True)
+
+    def _is_large(self, tensor: Any) -> bool:
+        return bool(
+            tensor.dtype.is_floating_point and tensor.is_cpu and tensor.numel() * tensor.element_size() >= LARGE_BYTES
+            and tensor.layout is self._torch.strided
+        )  # fmt: skip
+
+    def is_unwritten(self, tensor: Any) -> bool:
+        """Whether nobody wrote this large tensor of the host."""
+        if not self._addresses or not self._is_large(tensor):
+            return False
+        size = self._addresses.get(tensor.data_ptr() - tensor.storage_offset() * tensor.element_size())
+        return size is not None and size == tensor.untyped_storage().nbytes()
+
+    def _mark(self, tensor: Any) -> None:
+        storage = tensor.untyped_storage()
+        if tensor.numel() * tensor.element_size() == storage.nbytes():
+            self._addresses[storage.data_ptr()] = storage.nbytes()
+
+    def _fill(self, operator: Any, call: Callable[[], Any], arguments: Sequence[Any], keywords: dict[str, Any]) -> Any:
+        """Random numbers that nobody looks at."""
+        target = arguments[0]
+        if not self._is_large(target) or not target.is_contiguous():
+            return call()
+        self._mark(target)
+        # A small tensor that ends as this one does is filled, as ends are drawn twice or in part; the rest is passed over.
+        small = self._torch.empty(_SMALL + target.numel() % _SMALL, dtype=target.dtype)
+        words = 2 if target.dtype is self._torch.float64 else 1
+        self._pass_over(keywords.get("generator"), words * (target.numel() - small.numel()))
+        operator(small, *arguments[1:], **keywords)
+        return target
+
+    def _pass_over(self, generator: Any, count: int) -> None:
+        """The generator is as after this many numbers of 32 bits."""
+        torch = self._torch
+        generator = generator or torch.default_generator
+        state = generator.get_state()
+        longs, integers = state.view(torch.int64), state.view(torch.int32)
+        left = int(integers[2])
+        if count < left:
+            integers[2] -= count
+            longs[2] += count
+        else:
+            times, rest = divmod(count - left, _AT_ONCE)
+            words = longs[3 : 3 + _AT_ONCE].to(torch.uint32)
+            self._core.tn_pass_over(ctypes.c_void_p(words.data_ptr()), ctypes.c_int64(times + 1))
+            longs[3 : 3 + _AT_ONCE] = words.to(torch.int64)
+            integers[2], longs[2] = _AT_ONCE - rest, rest + 1
+        generator.set_state(state)
+
+    def _copy(self, operator: Any, call: Callable[[], Any], arguments: Sequence[Any], keywords: dict[str, Any]) -> Any:
+        """A copy of what was not written is not written."""
+        to, source = arguments[0], arguments[1]
+        if not (self._is_large(to) and self.is_unwritten(source)):
+            return call()
+        self._mark(to)
+        return to
+
+    def _derive(
+        self, operator: Any, call: Callable[[], Any], arguments: Sequence[Any], keywords: dict[str, Any]
+    ) -> Any:
+        """What follows from unwritten tensors alone, besides scalars, is unwritten."""
+        torch = self._torch
+        given = [a for part in arguments for a in (part if isinstance(part, (list, tuple)) else (part,))]
+        tensors = [a for a in given if isinstance(a, torch.Tensor) and a.dim()]
+        if not self._addresses or not tensors or not all(map(self.is_unwritten, tensors)):
+            return call()
+        if operator._schema.name.endswith("_"):
+            return arguments[0]
+        meta = [[m.to("meta") for m in a] if isinstance(a, (list, tuple)) and a and isinstance(a[0], torch.Tensor)
+                else a.to("meta") if isinstance(a, torch.Tensor) and a.dim() else a for a in arguments]  # fmt: skip
+        made = operator(*meta, **keywords)
+        results = [
+            torch.empty_strided(m.shape, m.stride(), dtype=m.dtype)
+            for m in (made if isinstance(made, tuple) else (made,))
+        ]
+        for result in results:
+            if self._is_large(result):
+                self._mark(result)
+            else:
+                result.zero_()
+        return tuple(results) if isinstance(made, tuple) else results[0]
+
+
+def as_tensor(torch: Any, number: float, beside: Any) -> Any:
+    """A number as a tensor of the host, of a type that leaves an operator's type of result as the number would."""
+    dtype = beside.dtype if isinstance(beside, torch.Tensor) else None
+    keeps = dtype is not None and (
+        dtype.is_floating_point
+        or dtype.is_complex
+        or isinstance(number, bool)
+        or (isinstance(number, int) and dtype != torch.bool)
+    )
+    return torch.tensor(number, dtype=dtype if keeps else None)

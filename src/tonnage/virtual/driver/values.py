@@ -1,0 +1,562 @@
+"""Values on a card that computes nothing, under a CUDA build of torch: what is known, what may be assumed, what stands in.
+
+Torch's own kernels run their host code and write nothing. Beside them, operators that read values, compare them or decide
+sizes by them are followed here: each gets a wrapper on the CUDA key that calls torch's kernel and then keeps book. Small
+integers, masks and scalars whose values are known have a copy of their storage on the host, and operators on known values
+are computed there. What follows from random numbers is an assumption (`assumptions`); the rest is a stand-in, counted.
+"""
+
+import ctypes
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tonnage.virtual.assumptions import as_mask, beyond_tolerance, distinct_values
+from tonnage.virtual.driver.collectives import COLLECTIVES, Collectives
+from tonnage.virtual.driver.followed import CHOSEN, EVALUATED, FILLS, FLAGS, SAMPLERS
+from tonnage.virtual.driver.unwritten import as_tensor
+
+if TYPE_CHECKING:
+    from tonnage.virtual.driver.session import DriverSession
+
+# Beyond this no values are kept.
+MOST_INTEGERS = 1 << 22
+MOST_FLOATS = 1 << 12
+_NAMES = {
+    "float32": "Float", "float64": "Double", "float16": "Half", "bfloat16": "BFloat16", "int64": "Long", "int32": "Int",
+    "int16": "Short", "int8": "Char", "uint8": "Byte", "bool": "Bool",
+}  # fmt: skip
+_DECISIVE = {"bitwise_or": 1, "logical_or": 1, "bitwise_and": 0, "logical_and": 0, "mul": 0}
+_ALL_TRUE = "Every element of a mask whose values are not known counts as true."
+_SHARE = "Of a mask made from random numbers, or too large to keep, the share is true that its comparison gives."
+_DISTINCT = "All values that are not known count as distinct."
+_EXPECTED = "As many random values are distinct as may be expected of their number and range."
+_UNIFORM = "Indices that depend on computed values are drawn uniformly."
+
+
+@dataclass(slots=True)
+class _Mirror:
+    """The bytes of a storage on the card, kept on the host, as of one version of its tensors."""
+
+    storage: Any
+    version: int
+
+
+class Values:
+    """What is known of the numbers on one card."""
+
+    def __init__(self, session: "DriverSession", torch: Any) -> None:
+        self._session = session
+        self._torch = torch
+        self._mirrors: dict[int, _Mirror] = {}
+        self._laws: dict[int, int] = {}
+        self._plain: dict[str, Any] = {}
+        self._libraries: dict[str, Any] = {}
+        self._generator: Any = None
+        self._told: list[int] = []
+
+    # What others ask
+
+    def is_known(self, tensor: Any) -> bool:
+        """Whether the values of a tensor are known."""
+        return self._mirror(tensor) is not None
+
+    def forget(self, tensor: Any) -> None:
+        """Nobody knows them from now on."""
+        self.dropped(_address(tensor))
+
+    def dropped(self, address: int) -> None:
+        """A block was given back, or written to."""
+        self._mirrors.pop(address, None)
+        self._laws.pop(address, None)
+
+    def host_view(self, tensor: Any) -> Any:
+        """The values of a known tensor, on the host."""
+        mirror = self._mirror(tensor)
+        assert mirror is not None
+        empty = self._torch.empty(0, dtype=tensor.dtype)
+        return empty.set_(mirror.storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+    def put(self, tensor: Any, values: Any) -> None:
+        """Let these be the values of the tensor."""
+        if not self._may_be_known(tensor) or not tensor.is_cuda:
+            return
+        self._session.device.drain()  # what is in the log was at these addresses before
+        address = _address(tensor)
+        mirror = self._mirror(tensor)
+        if mirror is None:
+            size = tensor.untyped_storage().nbytes()
+            if tensor.numel() * tensor.element_size() < size:
+                return  # a part of something unknown
+            mirror = _Mirror(self._torch.UntypedStorage(size), 0)
+        mirror.version = _version(tensor)
+        self._mirrors[address] = mirror
+        self._laws.pop(address, None)
+        self.host_view(tensor).copy_(values.reshape(tensor.shape) if values.shape != tensor.shape else values)
+
+    def _may_be_known(self, tensor: Any) -> bool:
+        limit = MOST_FLOATS if tensor.dtype.is_floating_point else MOST_INTEGERS
+        if tensor.layout is not self._torch.strided or tensor.is_complex():
+            return False
+        return tensor.numel() <= limit or _without_repeats(tensor).numel() <= limit
+
+    def _mirror(self, tensor: Any) -> _Mirror | None:
+        if not self._mirrors or not tensor.is_cuda or not self._may_be_known(tensor):
+            return None
+        address = _address(tensor)
+        if address not in self._mirrors:
+            return None
+        self._session.device.drain()  # it may be that of a block that is gone, and whose address serves again
+        mirror = self._mirrors.get(address)
+        if mirror is None:
+            return None
+        # A write by an operator that is followed counts itself after the wrapper, so one more version is the same values.
+        if _version(tensor) - mirror.version > 1:
+            del self._mirrors[address]
+            return None
+        return mirror
+
+    # Wrappers
+
+    def install(self) -> Callable[[], None]:
+        """Follow the operators; the result leaves them alone again."""
+        torch = self._torch
+        if not hasattr(torch.library, "get_kernel"):  # before 2.9
+            return lambda: None
+        import warnings
+
+        self._generator = torch.Generator().manual_seed(0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for name, wrapper in self._wrappers():
+                self._wrap("aten", name, "CUDA", wrapper)
+            self._wrap("aten", "_coalesce", "SparseCUDA", self._coalesced)
+            for name in COLLECTIVES:
+                self._wrap("c10d", name, "CUDA", Collectives(self, torch).follow)
+        return self._uninstall
+
+    def _uninstall(self) -> None:
+        for library in self._libraries.values():
+            library._destroy()
+
+    def _wrappers(self) -> Iterator[tuple[str, Callable[..., Any]]]:
+        yield "_local_scalar_dense", self._read_scalar
+        yield "copy_", self._copy
+        yield "nonzero", self._nonzero
+        yield "equal", self._equal
+        for name in ("_unique2", "unique_consecutive", "unique_dim"):
+            yield name, self._unique
+        for names, wrapper in (
+            (EVALUATED, self._evaluated),
+            (SAMPLERS, self._sampled),
+            (FILLS, self._filled),
+            (FLAGS, self._flag),
+        ):
+            yield from ((name, wrapper) for name in names)
+        for name in CHOSEN:
+            yield name, self._chosen
+
+    def _wrap(self, namespace: str, name: str, key: str, wrapper: Callable[..., Any]) -> None:
+        torch = self._torch
+        packet, _, overload = name.partition(".")
+        operator = getattr(getattr(getattr(torch.ops, namespace), packet, None), overload or "default", None)
+        has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+        if operator is None or has_kernel(f"{namespace}::{name}", "CompositeImplicitAutograd"):
+            return  # of another version of torch, or made of operators that are followed themselves
+        plain = torch.library.get_kernel(f"{namespace}::{name}", key).call_boxed
+        # Numbers arrive in the place of tensors where the script wrote `x * 2`, and torch's kernel takes tensors alone.
+        places = [at for at, argument in enumerate(operator._schema.arguments) if str(argument.type) == "Tensor"]
+
+        def kernel(keys: Any, *arguments: Any, **keywords: Any) -> Any:
+            for at in places:
+                if at < len(arguments) and isinstance(arguments[at], (bool, int, float)):
+                    number = as_tensor(torch, arguments[at], arguments[1 if at == 0 else 0])
+                    arguments = (*arguments[:at], number, *arguments[at + 1 :])
+            return wrapper(operator, lambda: plain(keys, *arguments, **keywords), arguments, keywords)
+
+        if namespace not in self._libraries:
+            self._libraries[namespace] = torch.library.Library(namespace, "IMPL")
+        self._libraries[namespace].impl(name, kernel, key, with_keyset=True)
+
+    def _evaluated(
+        self, operator: Any, call: Callable[[], Any], arguments: Sequence[Any], keywords: dict[str, Any]
+    ) -> Any:
+        """The operator, and its values on the host where all that it reads is known."""
+        tensors = list(_tensors(arguments, self._torch.Tensor))
+        known = bool(self._mirrors) and all(not t.is_cuda or self._mirror(t) is not None for t in tensors)
+        if not known:
+            decided = self._decided(operator, tensors)
+            result = call()
+            self._follow_law(operator, arguments, result)
+            if decided is not None:
+                self.put(result, self._torch.full(result.shape, decided, dtype=result.dtype))
+                return result
+            if operator._schema.name.endswith("_"):
+                self.dropped(_address(arguments[0]))
+            return result
+        in_place = operator._schema.name.endswith("_")
+        on_host = _mapped(arguments, self._torch.Tensor, lambda t: self.host_view(t) if t.is_cuda else t)
+        # Written in place, the host's copy is the tensor's; otherwise it must be read before torch may reuse the block.
+        values = None if in_place else _quietly(operator, on_host, keywords)
+        result = call()
+        if in_place:
+            _quietly(operator, on_host, keywords)
+            mirror = self._mirror(arguments[0])
+            if mirror is not None:
+                mirror.version = _version(arguments[0])
+        elif values is not None:
+            for made, value in zip(_flat(result), _flat(values), strict=False):
+                if isinstance(made, self._torch.Tensor):
+                    self.put(made, value)
+        return result
+
+    def _decided(self, operator: Any, tensors: Sequence[Any]) -> int | None:
+        """What `|` and `&` give where one side alone decides: all true, or all false. Others may still be unknown."""
+        decisive = _DECISIVE.get(operator._schema.name.removeprefix("aten::").rstrip("_"))
+        if decisive is None:
+            return None
+        for tensor in tensors:
+            if tensor.is_cuda and self._mirror(tensor) is not None and bool((self.host_view(tensor) == decisive).all()):
+                return decisive
+        return None
+
+    def _follow_law(self, operator: Any, arguments: Sequence[Any], result: Any) -> None:
+        """What may be assumed of the result, where something is of the operands."""
+        tensor = self._torch.Tensor
+        if not self._laws or not isinstance(result, tensor) or not result.numel():
+            return
+        operands = [
+            self._operand(argument) for argument in arguments if isinstance(argument, (tensor, int, float, bool))
+        ]
+        if not any(isinstance(operand, int) for operand in operands):
+            return
+        elements = next(a.numel() for a in arguments if isinstance(a, tensor))
+        dtype = _NAMES.get(str(result.dtype).removeprefix("torch."), "")
+        number, value = self._session.laws.follow(operator._schema.name, operands, elements, result.numel(), dtype)
+        if value is not None:
+            self.put(result, self._torch.full(result.shape, value, dtype=result.dtype))
+        else:
+            self._keep_law(result, number)
+
+    def _law_number(self, tensor: Any) -> int:
+        """What is assumed of the tensor, by its number; 0 for nothing."""
+        if not self._laws or not tensor.is_cuda or _address(tensor) not in self._laws:
+            return 0
+        self._session.device.drain()
+        return self._laws.get(_address(tensor), 0)
+
+    def _keep_law(self, tensor: Any, number: int) -> None:
+        if number:
+            self._session.device.drain()  # what is in the log was at this address before
+            self._laws[_address(tensor)] = number
+
+    def _operand(self, argument: Any) -> Any:
+        """As `Laws.follow` takes it: a law's number, a plain number, the mean of known values, or None."""
+        if not isinstance(argument, self._torch.Tensor):
+            return float(argument)
+        if number := self._law_number(argument):
+            return number
+        if argument.is_cuda and self._mirror(argument) is None:
+            return None
+        return (float(self._on_host(argument).double().mean()),) if argument.numel() else None
+
+    def _sampled(
+        self, operator: Any, call: Callable[[], Any], arguments: Sequence[Any], keywords: dict[str, Any]
+    ) -> Any:
+        """Random numbers: their distribution is kept."""
+        result = call()
+        target = arguments[0]
+        address = _address(target)
+        self.dropped(address)
+        numbers = [self._operand(a) if isinstance(a, self._torch.Tensor) else a for a in arguments]
+        operands = [
+            None,
+            *(float(a) if isinstance(a, (int, float)) and not isinstance(a, bool) else a for a in numbers[1:]),
+        ]
+        dtype = _NAMES.get(str(target.dtype).removeprefix("torch."), "")
+        number, _ = self._session.laws.follow(operator._schema.name, operands, target.numel(), target.numel(), dtype)
+        self._keep_law(target, number)
+        return result
+
+    def _filled(
+        self, operator: Any, call: Callable[[], Any], arguments: Sequence[Any], keywords: dict[str, Any]
+    ) -> Any:
+        """Constants and ranges."""
+        result = call()
+        target = keywords.get("out", arguments[0])
+        if not self._may_be_known(target):
+            self.dropped(_address(target))
+            return result
+        host = self._torch.empty(target.shape, dtype=target.dtype)
+        name = operator._schema.name
+        if name == "aten::zero_":
+            self.put(target, host.zero_())
+        elif name == "aten::fill_":
+            value = arguments[1]
+            if not isinstance(value, self._torch.Tensor) or not value.is_cuda or self._mirror(value) is not None:
+                self.put(target, host.fill_(self._on_host(value) if isinstance(value, self._torch.Tensor) else value))
+        else:
+            self.put(target, operator(*arguments, out=host))
+        return result
+
+    def _flag(self, operator: Any, call: Callable[[], Any], arguments: Sequence[Any], keywords: dict[str, Any]) -> Any:
+        """Comparisons with numbers that no computed value reaches: nothing is infinite, and no tolerance is met."""
+        result = self._evaluated(operator, call, arguments, keywords)
+        if self._mirror(result) is not None or not self._may_be_known(result):
+            return result
+        name = operator._schema.name.removeprefix("aten::")
+        answer = _expected(name, arguments)
+        if (
+            answer is None
+            and result.numel() == 1
+            and arguments[0].is_floating_point()
+            and isinstance(arguments[-1], float)
+        ):
+            answer = beyond_tolerance(name, arguments[-1])
+        if answer is not None:
+            self.put(result, self._torch.full(result.shape, answer, dtype=result.dtype))
+        return result
+
+    def _chosen(
+        self, operator: Any, call: Callable[[], Any], arguments: Sequence[Any], keywords: dict[str, Any]
+    ) -> Any:
+        """Indices of what is largest, or was sampled: where the values are unknown each is as likely as any other."""
+        result = self._evaluated(operator, call, arguments, keywords)
+        indices = _flat(result)[-1]
+        if self._mirror(indices) is not None or not self._may_be_known(indices) or not indices.numel():
+            return result
+        self._session.stand_ins.assume(operator._schema.name.removeprefix("aten::"), _UNIFORM)
+        source, dim = arguments[0], _argument(operator, arguments, keywords, "dim")
+        choices = (
+            source.numel()
+            if dim is None and operator._schema.name != "aten::multinomial"
+            else source.shape[-1 if dim is None else dim]
+        )
+        dim = -1 if dim is None else dim
+        drawn = self._torch.randint(max(choices, 1), indices.shape, generator=self._generator)
+        if indices.dim() == source.dim() and indices.dim():  # none twice, as the k largest have it
+            rows = indices.numel() // indices.shape[dim]
+            if rows * choices <= 1 << 18:
+                ranked = self._torch.rand(rows, choices, generator=self._generator).topk(indices.shape[dim]).indices
+                shape = list(indices.shape)
+                count = shape.pop(dim)
+                drawn = ranked.reshape(*shape, count).movedim(-1, dim)
+        self.put(indices, drawn)
+        return result
+
+    # Reading
+
+    def _on_host(self, tensor: Any) -> Any:
+        return self.host_view(tensor) if tensor.is_cuda else tensor
+
+    def _read_scalar(
+        self, operator: Any, call: Callable[[], Any], arguments: Sequence[Any], keywords: dict[str, Any]
+    ) -> Any:
+        """`.item()` and whatever asks for one number."""
+        call()
+        tensor = arguments[0]
+        if self._told:
+            return self._told.pop(0)
+        if self._mirror(tensor) is not None:
+            return self.host_view(tensor).item()
+        dtype = _NAMES.get(str(tensor.dtype).removeprefix("torch."), str(tensor.dtype))
+        value = self._session.stand_ins.read(dtype, -1)
+        return value if tensor.dtype.is_floating_point else bool(value) if dtype == "Bool" else int(value)
+
+    def _copy(self, operator: Any, call: Callable[[], Any], arguments: Sequence[Any], keywords: dict[str, Any]) -> Any:
+        """To the card, from it, or on it."""
+        to, source = arguments[0], arguments[1]
+        result = call()
+        from_card = source.is_cuda
+        known = self._mirror(source) is not None if from_card else self._may_be_known(source)
+        if to.is_cuda:
+            law = self._law_number(source) if from_card else 0
+            if known:
+                self.put(to, self._on_host(source).expand(to.shape))
+            else:
+                self.dropped(_address(to))
+                self._follow_copy(law, to)
+        elif from_card and known:
+            to.copy_(self.host_view(source).expand(to.shape))
+        elif from_card:
+            dtype = _NAMES.get(str(source.dtype).removeprefix("torch."), str(source.dtype))
+            to.fill_(self._session.stand_ins.read(dtype, source.numel()))
+        return result
+
+    def _follow_copy(self, law: int, to: Any) -> None:
+        if not law:
+            return
+        dtype = _NAMES.get(str(to.dtype).removeprefix("torch."), "")
+        number, _ = self._session.laws.follow("aten::copy_", [law], to.numel(), to.numel(), dtype)
+        self._keep_law(to, number)
+
+    def _equal(self, operator: Any, call: Callable[[], Any], arguments: Sequence[Any], keywords: dict[str, Any]) -> Any:
+        """Whether two tensors are the same: a tensor is itself, and what is not known differs."""
+        one, other = arguments[0], arguments[1]
+        call()
+        if one.shape != other.shape or one.dtype != other.dtype:
+            return False
+        if one is other or not one.numel():
+            return True
+        if self._mirror(one) is None or self._mirror(other) is None:
+            return bool(self._session.stand_ins.read("Bool", -1))
+        return bool((self.host_view(one) == self.host_view(other)).all())
+
+    # Sizes that depend on values: torch's own code reads them back, and is told the number here
+
+    def _tell(self, *numbers: int) -> None:
+        """Some versions read the number as a scalar, others copy it themselves."""
+        self._told = list(numbers)
+        self._session.core.tn_tell(len(numbers), (ctypes.c_int64 * len(numbers))(*numbers))
+
+    def _nonzero(
+        self, operator: Any, call: Callable[[], Any], arguments: Sequence[Any], keywords: dict[str, Any]
+    ) -> Any:
+        """Coordinates of a mask's true elements."""
+        mask, found = arguments[0], None
+        if self._mirror(mask) is not None:
+            held = _without_repeats(self.host_view(mask))
+            count = int(held.count_nonzero()) * (mask.numel() // max(held.numel(), 1))
+            if count * mask.dim() <= MOST_INTEGERS:
+                found = self.host_view(mask).nonzero()
+        else:
+            count = self._true_elements(mask)
+            if count == mask.numel() and count * mask.dim() <= MOST_INTEGERS:
+                found = self._torch.ones(mask.shape, dtype=self._torch.bool).nonzero()
+        self._tell(count)
+        result = call()
+        self._told = []
+        if found is not None:
+            self.put(result, found)
+        return result
+
+    def _true_elements(self, mask: Any) -> int:
+        law = self._session.laws.of(self._law_number(mask))
+        self._session.stand_ins.assume("nonzero", _ALL_TRUE if law is None else _SHARE)
+        return mask.numel() if law is None else as_mask(law).count(mask.numel())
+
+    def _unique(
+        self, operator: Any, call: Callable[[], Any], arguments: Sequence[Any], keywords: dict[str, Any]
+    ) -> Any:
+        """Distinct elements: as many as there are, or as may be expected."""
+        tensor = arguments[0]
+        if self._mirror(tensor) is not None:
+            values = operator(*_mapped(arguments, self._torch.Tensor, self._on_host), **keywords)
+            self._tell(values[0].shape[0])
+            result = call()
+            self._told = []
+            for made, value in zip(result, values, strict=True):
+                if made.numel() == value.numel():
+                    self.put(made, value)
+            return result
+        law = self._session.laws.of(self._law_number(tensor))
+        elements = tensor.shape[arguments[1]] if operator._schema.name == "aten::unique_dim" else tensor.numel()
+        self._session.stand_ins.assume(
+            operator._schema.name.removeprefix("aten::"), _DISTINCT if law is None else _EXPECTED
+        )
+        self._tell(distinct_values(law, elements))
+        result = call()
+        self._told = []
+        return result
+
+    def _coalesced(
+        self, operator: Any, call: Callable[[], Any], arguments: Sequence[Any], keywords: dict[str, Any]
+    ) -> Any:
+        """A sparse tensor with every index once: as many as there are, or as may be expected."""
+        indices, found = arguments[0]._indices(), None
+        if indices.shape[1] < 2:  # torch does not look at these
+            return call()
+        if self._mirror(indices) is not None:
+            sizes = arguments[0].shape[: indices.shape[0]]
+            flat = self.host_view(indices).T.long() @ self._torch.tensor(
+                [math.prod(sizes[at + 1 :]) for at in range(len(sizes))]
+            )
+            flat = flat.unique()
+            found = self._torch.stack(self._torch.unravel_index(flat, sizes))
+            count = len(flat)
+        else:
+            law = self._session.laws.of(self._law_number(indices))
+            self._session.stand_ins.assume("coalesce", _DISTINCT if law is None else _EXPECTED)
+            count = min(distinct_values(law, indices.shape[1]), math.prod(arguments[0].shape[: indices.shape[0]]))
+        self._tell(count)
+        result = call()
+        self._told = []
+        if found is not None:
+            self.put(result._indices(), found)
+        return result
+
+
+def _without_repeats(tensor: Any) -> Any:
+    """Each element of the memory behind an expanded tensor once."""
+    for dim, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[dim] > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
+
+
+def _expected(name: str, arguments: Sequence[Any]) -> bool | None:
+    """What a comparison of ordinary numbers gives, where that is plain."""
+    if name in ("isnan", "isposinf", "isneginf", "isinf"):
+        return False
+    other = arguments[1] if len(arguments) > 1 else None
+    if name == "eq" and arguments[0] is other:
+        return True
+    if name == "ge" and other == 0 and not arguments[0].is_floating_point():
+        return True  # lengths and counts, which repeat_interleave checks
+    if name in ("eq", "ne") and isinstance(other, float) and math.isinf(other):
+        return name == "ne"
+    return None
+
+
+def _argument(operator: Any, arguments: Sequence[Any], keywords: dict[str, Any], name: str) -> Any:
+    """An argument by its name: given by position, by name, or the default."""
+    for at, argument in enumerate(operator._schema.arguments):
+        if argument.name == name:
+            return arguments[at] if at < len(arguments) else keywords.get(name, argument.default_value)
+    return None
+
+
+def _address(tensor: Any) -> int:
+    """Where the storage begins. Asking for the storage itself would leave a reference to it, and autograd adds gradients in
+    place only where it holds the one reference."""
+    return int(tensor.data_ptr() - tensor.storage_offset() * tensor.element_size())
+
+
+def _version(tensor: Any) -> int:
+    try:
+        return int(tensor._version)
+    except RuntimeError:  # tensors of inference mode count no versions
+        return 0
+
+
+def _tensors(values: Any, kind: type) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, kind):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value, kind)
+
+
+def _mapped(values: Any, kind: type, change: Callable[[Any], Any]) -> list[Any]:
+    return [
+        change(value)
+        if isinstance(value, kind)
+        else _mapped(value, kind, change)
+        if isinstance(value, (list, tuple))
+        else value
+        for value in values
+    ]
+
+
+def _flat(result: Any) -> list[Any]:
+    return list(result) if isinstance(result, (list, tuple)) else [result]
+
+
+def _quietly(operator: Any, arguments: list[Any], keywords: dict[str, Any]) -> Any:
+    """The operator on the host; None where it has none for these types there."""
+    keywords = {name: value for name, value in keywords.items() if name not in ("device", "pin_memory", "out")}
+    try:
+        return operator(*arguments, **keywords)
+    except (RuntimeError, NotImplementedError, IndexError):
+        return None

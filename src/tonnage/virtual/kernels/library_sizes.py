@@ -1,0 +1,167 @@
+"""Work areas that closed libraries ask for: cuFFT's plans, cuSOLVER's routines, cuDNN's batch norm and attention, cuSPARSE.
+
+Figures only, without tensors: the CPU build allocates them in its kernels, the CUDA build answers them to the real host code.
+They follow what an H200 showed with CUDA 13 and cuDNN 9.19. Convolutions and recurrent networks have modules of their own
+(`convolution_engines`, `recurrent_sizes`).
+"""
+
+import tomllib
+from collections.abc import Sequence
+from functools import cache
+from math import prod
+from pathlib import Path
+from typing import Any
+
+_ATTENTION = Path(__file__).parents[1] / "data" / "attention.toml"
+_MIB = 1 << 20
+
+# cuFFT
+
+_COMMON_RADIX, _LARGEST_RADIX = 13, 127
+_REAL_POINTS, _COMPLEX_POINTS = 1024, 16384
+_FUSED_REAL_POINTS = frozenset(1 << k for k in range(17))
+
+
+def fourier_bytes(batch: int, signal: Sequence[int], item_bytes: int, real: bool) -> int:
+    """What cuFFT asks for this plan: nothing where one kernel does it, a copy of the data where it takes several.
+
+    `item_bytes` is the size of a complex element; `real` says that one side of the transform is real.
+    """
+    points, unit = prod(signal), item_bytes // (2 if real else 1)
+    prime, length = max((_largest_prime(n), n) for n in signal)
+    if prime > _LARGEST_RADIX:
+        padded = points // prime * _power_of_two(2 * prime - 1)
+        return batch * (padded * unit + (points * unit if real else 0))
+    if prime > _COMMON_RADIX and prime != length:
+        return batch * points * unit
+    if max(signal) <= (_REAL_POINTS if real else _COMPLEX_POINTS) or (real and max(signal) in _FUSED_REAL_POINTS):
+        return 0
+    return batch * points * unit
+
+
+def _largest_prime(number: int) -> int:
+    largest, divisor = 1, 2
+    while divisor * divisor <= number:
+        while number % divisor == 0:
+            largest, number = divisor, number // divisor
+        divisor += 1
+    return max(largest, number)
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()
+
+
+# cuSOLVER, by the names of its routines. Where a comment says nothing, the figure is within 1 % of all measured ones.
+
+
+def potrf_bytes(n: int) -> int:
+    """Cholesky: 16 bytes for each tile of 64 by 64."""
+    return 128 + -(-n * n // 8192) * 32 if n else 0
+
+
+def getrf_bytes(n: int) -> int:
+    """LU: `n` is the longer side. 15 % too much at 1500, as measured."""
+    return -(-n // 32) * 32 * 16 + 256 if n else 0
+
+
+def householder_bytes(columns: int, item: int) -> int:
+    """cuSOLVER's geqrf: 3 MiB, more from 256 columns on; twice that in double precision."""
+    return (max(3 * _MIB, 2 * _MIB + 4096 * columns) * item) // 4 + 128
+
+
+def orgqr_bytes(rows: int, columns: int, item: int) -> int:
+    """The orthogonal matrix of a factorisation: a copy, or blocks of 128 columns. 8 % too little at 100 by 100, as measured."""
+    blocks = 128 * (rows + 2 * columns - 128)
+    return (32768 + 256 + (blocks if columns >= 128 else _rounded(rows * columns))) * item
+
+
+def ormqr_bytes(rows: int, columns: int, reflectors: int, item: int) -> int:
+    """A product of that matrix, of so many reflectors, with one of these rows and columns."""
+    copies = _rounded(rows * reflectors) + _rounded(reflectors * reflectors)
+    return (65536 + 256 + 256 * rows + copies + 512 * columns) * item
+
+
+def _rounded(elements: int) -> int:
+    return -(-elements // 32) * 32
+
+
+def syevd_bytes(n: int, item: int) -> int:
+    """Eigenvalues of a symmetric matrix by divide and conquer."""
+    return max(262144 + 3072 * n + 12 * n * n, 16 * n * n + 596 * n) * item // 4
+
+
+def syevj_bytes(n: int, item: int) -> int:
+    """Eigenvalues of a symmetric matrix by Jacobi rotations of blocks of 32."""
+    blocks = -(-n // 32)
+    return (n * n + n + 4 * blocks * blocks + 1025 * blocks + 1024) * item
+
+
+def syev_batched_bytes(n: int, batch: int, item: int) -> int:
+    """Eigenvalues of many small symmetric matrices: each has a work area of its own."""
+    return batch * syevd_bytes(n, item)
+
+
+def geev_bytes(n: int, item: int) -> int:
+    """Eigenvalues of any square matrix: measured 512 bytes beside those of `orgqr_bytes`, and as inexact."""
+    return orgqr_bytes(n, n, item) + 512
+
+
+def singular_bytes(rows: int, columns: int, item: int) -> int:
+    """Singular values: a square matrix by Jacobi rotations of blocks of 32, others after Householder reflections.
+
+    A wide matrix is transposed first. 7 % too little at 3000 by 3, as measured.
+    """
+    if rows == columns:
+        blocks = -(-rows // 32)
+        elements = 2 * rows * rows + rows + 4 * blocks * blocks + 2050 * blocks + 1024
+        return _rounded(elements) * item if blocks > 1 else 3968
+    scales, transposed = min(rows, columns) * item, rows * columns * item if rows < columns else 0
+    return householder_bytes(min(rows, columns), item) + sum(-(-size // 128) * 128 for size in (scales, transposed))
+
+
+# cuSPARSE
+
+
+def sparse_product_bytes(algorithm: int) -> int | None:
+    """A compressed sparse matrix by a dense one, by cuSPARSE's number of the algorithm; None where it was not measured.
+
+    Each was measured once, with 2,145 elements by 20 columns: how it grows is not known.
+    """
+    return {4: 43, 6: 727}.get(algorithm)
+
+
+# cuDNN
+
+
+def batch_norm_bytes(elements: int, channels: int, item: int, backward: bool) -> int:
+    """Batch norm with channels last: partial sums of tiles of rows. Contiguous inputs need none."""
+    columns = -(-channels // 64)
+    rows = (96 if backward else 64 if item == 4 else 160) * min(channels, 64) // 64
+    tiles = -(-elements // channels // max(rows, 1))
+    counters = 0 if backward else 4 * columns * tiles + 16
+    return 8 * channels * tiles + counters + 1056 + 4 * columns
+
+
+@cache
+def attention_data() -> dict[str, Any]:
+    """The numbers of `data/attention.toml`."""
+    return tomllib.loads(_ATTENTION.read_text())
+
+
+def cudnn_forward_bytes(heads: int, queries: int, keys: int, width: int, sm_count: int) -> int:
+    """`heads` of the whole batch. Where a single query is split over its keys, each split keeps output, maximum and sum."""
+    data = attention_data()["cudnn_workspace"]
+    if queries > 1:
+        return int(data["forward_bytes"])
+    splits = 1
+    while splits * data["decode_keys_per_split"] < keys and 2 * splits * heads <= data["decode_blocks"]:
+        splits *= 2
+    if splits == 1 or keys < data["decode_least_keys"] or heads >= 2 * sm_count:
+        return 0
+    return splits * heads * (width + 2) * 4 + int(data["decode_bytes"])
+
+
+def cudnn_backward_bytes() -> int:
+    """The plan's own part; the accumulators beside it are allocated by cuDNN's frontend, which is a part of PyTorch."""
+    return int(attention_data()["cudnn_workspace"]["forward_bytes"])

@@ -1,0 +1,109 @@
+"""Sparse (COO) tensors: coalescing and sums. What PyTorch writes alike for all devices runs as it is.
+
+Indices that are equal become one when a tensor is coalesced; how many are left is counted where the indices are known,
+and else expected (`values`). Not modelled: products of two sparse tensors, and products of matrices.
+"""
+
+import torch
+from torch import Tensor
+
+from tonnage.virtual.kernels.cub import merge_sort_bytes, unique_by_key_bytes
+from tonnage.virtual.kernels.registry import kernel, scratch, sparse_kernel
+from tonnage.virtual.kernels.sorting import expected_distinct
+from tonnage.virtual.kernels.values import is_known, put
+
+_HOST_CODE = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+
+
+@kernel("_to_sparse", "_to_sparse.sparse_dim")
+def to_sparse(self: Tensor, *arguments: object, **options: object) -> Tensor:
+    """The elements that are not zero; PyTorch's code is the same for all devices."""
+    made = torch.ops.aten._to_sparse.sparse_dim if arguments else torch.ops.aten._to_sparse.default
+    result: Tensor = made.redispatch(_HOST_CODE, self, *arguments, **options)
+    return result
+
+
+@sparse_kernel("_coalesce")
+def coalesce(self: Tensor) -> Tensor:
+    """Sort the indices, keep one of each, and sum the values that share it."""
+    count = self._nnz()
+    if count < 2:
+        return self.clone()._coalesced_(True)
+    # Flat indices, sorted together with the places that they came from.
+    indices, values = self._indices(), self._values()
+    flat = _flat_indices(indices, self.shape, copy=True)
+    places, offsets = (torch.empty(count, dtype=torch.int64, device=self.device) for _ in range(2))
+    storage = scratch(merge_sort_bytes(count, 8, 8), flat)
+    del storage
+    storage = scratch(unique_by_key_bytes(count, 8), flat)
+    del storage
+    # One index for each distinct one, in the memory of all; values of their own.
+    distinct = torch.unique(flat.cpu()) if is_known(flat) else None
+    left = expected_distinct(flat) if distinct is None else distinct.numel()
+    if distinct is not None:
+        put(flat, torch.nn.functional.pad(distinct, (0, count - left)))
+    flat = flat.resize_(1, left)
+    summed = values.new_empty((left, *values.shape[1:]))
+    laid = values.contiguous()
+    del laid
+    found = flat if self.sparse_dim() == 1 else _unflattened(flat, self.shape[: self.sparse_dim()])
+    result = torch.ops.aten._sparse_coo_tensor_unsafe(found, summed, self.shape)._coalesced_(True)
+    del offsets, places, flat
+    return result
+
+
+def _flat_indices(indices: Tensor, shape: torch.Size, *, copy: bool) -> Tensor:
+    """One number for each element's place in the sparse dimensions."""
+    dims = indices.shape[0]
+    if dims == 1:
+        flat = indices.squeeze(0)
+        return flat.clone(memory_format=torch.contiguous_format) if copy else flat
+    steps = torch.tensor([shape[d + 1 : dims].numel() for d in range(dims)]).unsqueeze(1)
+    return (indices * steps.to(indices.device)).sum(0)
+
+
+def _unflattened(flat: Tensor, shape: torch.Size) -> Tensor:
+    """The coordinates that flat indices stand for, a row for each dimension."""
+    result = torch.empty((len(shape), flat.shape[1]), dtype=torch.int64, device=flat.device)
+    if is_known(flat):
+        put(result, torch.stack(torch.unravel_index(flat.cpu().squeeze(0), tuple(shape))))
+    return result
+
+
+@sparse_kernel("add.out")
+def add_out(self: Tensor, other: Tensor, *, alpha: float = 1, out: Tensor) -> Tensor:
+    """A dense and a sparse tensor, or two sparse ones, which are put one after the other."""
+    if not self.is_sparse:
+        return _add_to_dense(self, other, out)
+    if not other.is_sparse:
+        raise RuntimeError("add(sparse, dense) is not supported. Use add(dense, sparse) instead.")
+    dtype = torch.result_type(self, other)
+    added = other._values().to(dtype)
+    if alpha != 1:
+        added = added * alpha
+    indices = torch.cat([self._indices(), other._indices()], 1)
+    values = torch.cat([self._values().to(dtype), added]).to(out.dtype)
+    del added
+    out.resize_as_sparse_(other)
+    torch.ops.tonnage.alias_into_sparse(out, indices, values)
+    if out._nnz() > out.numel():
+        merged = out.coalesce()
+        torch.ops.tonnage.alias_into_sparse(out, merged._indices(), merged._values())
+    return out
+
+
+def _add_to_dense(self: Tensor, other: Tensor, out: Tensor) -> Tensor:
+    """Rows are added where they belong; of a tensor that is not coalesced, through `index_add_`."""
+    dtype = torch.result_type(self, other)
+    result = out if out.dtype == dtype else torch.empty_like(self, dtype=dtype)
+    base, values = self.to(dtype), other._values().to(dtype)
+    if result is not base:
+        result.resize_as_(self).copy_(base)
+    if other.is_coalesced():
+        values = values.contiguous()
+        result.add_(0)
+    elif other._nnz():
+        places = _flat_indices(other._indices(), other.shape, copy=False)
+        rows = other.shape[: other.sparse_dim()].numel()
+        result.view(rows, -1).index_add_(0, places, values.reshape(other._nnz(), -1))
+    return out if result is out else out.copy_(result)

@@ -1,0 +1,97 @@
+"""Scripts under a CUDA build of torch, over the stand-in libraries: as a real H200 ran them, to the byte."""
+
+import json
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cuda_build import ROOT, answer, needs_cuda_build, run
+
+pytestmark = needs_cuda_build
+SCRIPTS = Path(__file__).parent / "scripts"
+TRUTH = ROOT / "benchmarks" / "truth"
+EXACT = {
+    "h200.jsonl": """
+mlp_train.py
+mlp_train.py --width 8192 --depth 24 --batch 32768 --fraction 0.2
+nano_gpt.py --flash --every 1 --seq 4096
+lm_train.py --size gpt2 --batch 8 --seq 1024 --precision amp-fp16 --clip 1.0
+lm_train.py --size llama-1b --batch 2 --seq 2048 --precision bf16
+generate.py --cache none --batch 2 --prompt 256 --new 16
+hf_trainer.py
+""",
+    "h200-libraries.jsonl": """
+lbfgs.py
+ragged.py --way nested
+""",
+}
+CASES = [(rows, case) for rows, cases in EXACT.items() for case in cases.strip().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> "dict[str, Future[dict[str, Any]]]":
+    """Every case's JSON, two cases at a time."""
+
+    def predict(case: str) -> dict[str, Any]:
+        folder = tmp_path_factory.mktemp("truth", numbered=True)
+        script, *arguments = case.split()
+        done = run("--gpu", "h200", TRUTH / "scripts" / script, *arguments, folder=folder)
+        assert (folder / "answer.json").exists(), done.stderr[-2000:]
+        return answer(folder)
+
+    pool = ThreadPoolExecutor(2)
+    return {case: pool.submit(predict, case) for _, case in CASES}
+
+
+@pytest.mark.truth
+@pytest.mark.parametrize(("rows", "case"), CASES)
+def test_allocated_and_reserved_are_exact(rows: str, case: str, answers: "dict[str, Future[dict[str, Any]]]") -> None:
+    measured = [json.loads(line) for line in (TRUTH / rows).read_text().splitlines()]
+    truth = next(row for row in measured if row["case"] == case and not row["alloc_conf"])
+    said = answers[case].result()
+    assert said["outcome"] == truth["outcome"]
+    assert said["peak_allocated_bytes"] == truth["allocated_bytes.all.peak"]
+    assert said["peak_reserved_bytes"] == truth["reserved_bytes.all.peak"]
+
+
+def test_values_are_known_assumed_or_stood_in_for(tmp_path: Path) -> None:
+    done = run("--gpu", "h200", "-v", SCRIPTS / "values.py", folder=tmp_path)
+    assert "all as it should be" in done.stdout, done.stderr[-2000:]
+    assert "the share is true that its comparison gives" in done.stdout
+
+
+def test_following_values_leaves_no_references_behind(tmp_path: Path) -> None:
+    done = run("--gpu", "h200", SCRIPTS / "accumulates.py", folder=tmp_path)
+    assert "allocations 8" in done.stdout, done.stdout[:500] + done.stderr[-2000:]  # as without Tonnage on a card
+
+
+def test_graphs_streams_and_events(tmp_path: Path) -> None:
+    done = run("--gpu", "h200", SCRIPTS / "graphs.py", folder=tmp_path)
+    assert "graphs ran" in done.stdout, done.stderr[-2000:]
+    assert "forbidden: CUDA error: operation failed due to a previous error during capture" in done.stdout
+
+
+def test_a_function_without_a_meaning_fails_and_is_named(tmp_path: Path) -> None:
+    done = run("--gpu", "a100-80gb", "-v", SCRIPTS / "asks_nvidia.py", folder=tmp_path)
+    assert "nvml NVIDIA A100" in done.stdout and "True" in done.stdout, done.stderr[-2000:]
+    assert "curand 999" in done.stdout
+    assert "curandGenerateSeeds" in done.stdout.split("curand 999")[1]
+
+
+def test_blocks_know_what_they_are_for(tmp_path: Path) -> None:
+    run("--gpu", "h200", TRUTH / "scripts" / "mlp_train.py", folder=tmp_path)
+    said = answer(tmp_path)
+    assert said["peak"]["phase"] == "forward" and said["peak"]["line"].startswith("mlp_train.py:")
+    by_category = said["ledger"]
+    assert by_category["parameters"] == by_category["gradients"] == by_category["optimizer_states"] / 2
+
+
+def test_a_card_that_is_too_small_says_so_in_pytorchs_words(tmp_path: Path) -> None:
+    done = run(
+        "--gpu", "rtx-4090", TRUTH / "scripts" / "mlp_train.py", "--width", "16384", "--depth", "24", folder=tmp_path
+    )
+    assert done.returncode == 1
+    assert "CUDA out of memory. Tried to allocate" in done.stderr
+    assert answer(tmp_path)["outcome"] == "oom"
