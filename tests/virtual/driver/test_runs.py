@@ -95,3 +95,32 @@ def test_a_card_that_is_too_small_says_so_in_pytorchs_words(tmp_path: Path) -> N
     assert done.returncode == 1
     assert "CUDA out of memory. Tried to allocate" in done.stderr
     assert answer(tmp_path)["outcome"] == "oom"
+
+
+# What a card's torch chooses by its kind: attention (0 math, 1 flash, 3 cuDNN), the workspace of cuBLAS, what a sum, a sort and
+# `unique` take from the allocator (CUB's sizes follow from the multiprocessors and the generation).
+CARDS = {
+    "t4": (0, 8519680, 16777544, 38139391, 2140422),
+    "a100-80gb": (1, 8519680, 16778952, 38107647, 2133766),
+    "rtx-3090": (1, 8519680, 16778208, 38107647, 2134278),
+    "a10g": (1, 8519680, 16778184, 38107647, 2134278),
+    "rtx-4090": (1, 8519680, 16778760, 38107647, 2134278),
+    "l4": (1, 8519680, 16777920, 38107647, 2134278),
+    "l40s": (1, 8519680, 16778928, 38107647, 2134278),
+    "h100-sxm": (3, 33554432, 16779272, 37958143, 2127366),
+    "b200": (3, 8519680, 16779272, 37958143, 2127366),
+    "rtx-5090": (1, 8519680, 16779264, 37958143, 2127366),
+}
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_each_generation_chooses_its_own(card: str, tmp_path: Path) -> None:
+    done = run("--gpu", card, SCRIPTS / "chooses.py", folder=tmp_path)
+    said = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+    assert (said["attention"], said["cublas_workspace"], said["sum"], said["sort"], said["unique"]) == CARDS[card]
+
+
+def test_a_card_that_torch_has_no_kernels_for_is_refused(tmp_path: Path) -> None:
+    done = run("--gpu", "v100-32gb", SCRIPTS / "chooses.py", folder=tmp_path)
+    assert done.returncode == 2
+    assert "has no kernels for the" in done.stderr and "Traceback" not in done.stderr

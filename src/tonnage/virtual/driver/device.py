@@ -45,6 +45,7 @@ class DriverDevice(RecordedDevice):
         self._communicators: dict[str, int] = {}
         self.on_freed: Callable[[int], None] = lambda address: None
         core.tn_name.restype = ctypes.c_char_p
+        core.tn_new_stream.restype = ctypes.c_void_p
         core.tn_take_events.restype = core.tn_free_bytes.restype = ctypes.c_int64
         self._next_sequence = ctypes.CDLL("libtorch_cpu.so")["_ZN2at15sequence_number4peekEv"]
         self._next_sequence.restype = ctypes.c_uint64
@@ -80,7 +81,7 @@ class DriverDevice(RecordedDevice):
 
     def begin_copy(self, tensors: Iterable[Any]) -> Any:
         """A copy on a stream of its own writes these tensors."""
-        stream = self._torch.cuda.Stream()
+        stream = self._torch.cuda.ExternalStream(self._core.tn_new_stream(0, 0))  # torch's own streams are used again
         for tensor in tensors:
             if tensor.untyped_storage().nbytes():
                 tensor.record_stream(stream)

@@ -111,7 +111,6 @@ def describe(core: ctypes.CDLL, gpu: Gpu, torch_version: tuple[int, int], device
     card.shared_per_block_optin = gpu.shared_memory_per_block_optin_bytes
     card.shared_per_sm = gpu.shared_memory_per_sm_bytes
     card.major, card.minor = gpu.compute_capability
-    card.binary_version = _binary_version(gpu, release.architectures)
     card.sm_count, card.threads_per_sm, card.threads_per_block = (
         gpu.sm_count,
         gpu.max_threads_per_sm,
@@ -128,13 +127,22 @@ def describe(core: ctypes.CDLL, gpu: Gpu, torch_version: tuple[int, int], device
     core.tn_use(b"context")
 
 
-def _binary_version(gpu: Gpu, architectures: str) -> int:
-    """The newest machine code in torch's wheel that the card runs: the same major version, no newer minor one."""
+def choose_code(core: ctypes.CDLL, gpu: Gpu, torch_version: str, architectures: str) -> None:
+    """Let the card run the newest machine code that this torch has for it, or refuse a card that it has none for.
+
+    A card runs machine code of its own major version and no newer minor one, and whatever its driver compiles from PTX.
+    """
     major, minor = gpu.compute_capability
-    built = [int(number) for number in re.findall(r"sm_(\d+)", architectures)]
-    return max(
-        (number for number in built if number // 10 == major and number % 10 <= minor), default=major * 10 + minor
-    )
+    own = major * 10 + minor
+    built = {kind: [int(n) for n in re.findall(rf"{kind}_(\d+)", architectures)] for kind in ("sm", "compute")}
+    fitting = [n for n in built["sm"] if n // 10 == major and n <= own] or [n for n in built["compute"] if n <= own]
+    if not fitting:
+        raise MissingPart(
+            f"The installed torch {torch_version} has no kernels for the {gpu.name} (compute capability {major}.{minor}), "
+            f"on a real card either: it was built for {architectures}.",
+            hint="Install a torch that was built for it, or name another card.",
+        )
+    Card.in_dll(core, "tn_card").binary_version = max(fitting)
 
 
 def _blocks_per_sm(capability: tuple[int, int]) -> int:

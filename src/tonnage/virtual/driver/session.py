@@ -29,6 +29,7 @@ class DriverSession(Session):
         version = version_pair(installed)
         with no_collection():
             import torch
+        loading.choose_code(self.core, gpu, installed, torch._C._cuda_getArchFlags() or "")
         super().__init__(gpu, torch, installed.split("+")[0], cards)
         self.device = DriverDevice(gpu, version, self.core, torch)
         self._stand_ins = StandIns(self.device.attribution.line)

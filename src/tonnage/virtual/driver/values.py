@@ -78,8 +78,8 @@ class Values:
         empty = self._torch.empty(0, dtype=tensor.dtype)
         return empty.set_(mirror.storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
-    def put(self, tensor: Any, values: Any) -> None:
-        """Let these be the values of the tensor."""
+    def put(self, tensor: Any, values: Any, fresh: bool = False) -> None:
+        """Let these be the values of the tensor. A fresh one's storage holds nothing else, and may be larger."""
         if not self._may_be_known(tensor) or not tensor.is_cuda:
             return
         self._session.device.drain()  # what is in the log was at these addresses before
@@ -87,7 +87,7 @@ class Values:
         mirror = self._mirror(tensor)
         if mirror is None:
             size = tensor.untyped_storage().nbytes()
-            if tensor.numel() * tensor.element_size() < size:
+            if tensor.numel() * tensor.element_size() < size and not fresh:
                 return  # a part of something unknown
             mirror = _Mirror(self._torch.UntypedStorage(size), 0)
         mirror.version = _version(tensor)
@@ -428,7 +428,7 @@ class Values:
         result = call()
         self._told = []
         if found is not None:
-            self.put(result, found)
+            self.put(result, found, fresh=True)
         return result
 
     def _true_elements(self, mask: Any) -> int:
@@ -448,7 +448,7 @@ class Values:
             self._told = []
             for made, value in zip(result, values, strict=True):
                 if made.numel() == value.numel():
-                    self.put(made, value)
+                    self.put(made, value, fresh=True)
             return result
         law = self._session.laws.of(self._law_number(tensor))
         elements = tensor.shape[arguments[1]] if operator._schema.name == "aten::unique_dim" else tensor.numel()
@@ -483,7 +483,7 @@ class Values:
         result = call()
         self._told = []
         if found is not None:
-            self.put(result._indices(), found)
+            self.put(result._indices(), found, fresh=True)
         return result
 
 
@@ -502,8 +502,12 @@ def _expected(name: str, arguments: Sequence[Any]) -> bool | None:
     other = arguments[1] if len(arguments) > 1 else None
     if name == "eq" and arguments[0] is other:
         return True
-    if name == "ge" and other == 0 and not arguments[0].is_floating_point():
-        return True  # lengths and counts, which repeat_interleave checks
+    if not arguments[0].is_floating_point():
+        # Lengths, counts and indices, which repeat_interleave and losses check against their bounds.
+        if name == "ge" and other == 0:
+            return True
+        if name == "lt" and arguments[0].dim() == 0 and isinstance(other, int) and other > 0:
+            return True
     if name in ("eq", "ne") and isinstance(other, float) and math.isinf(other):
         return name == "ne"
     return None

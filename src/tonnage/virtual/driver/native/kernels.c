@@ -154,6 +154,7 @@ static const struct { int number; const char *name, *text; } errors[] = {
   {0, "cudaSuccess", "no error"},
   {1, "cudaErrorInvalidValue", "invalid argument"},
   {2, "cudaErrorMemoryAllocation", "out of memory"},
+  {98, "cudaErrorInvalidDeviceFunction", "invalid device function"},
   {100, "cudaErrorNoDevice", "no CUDA-capable device is detected"},
   {101, "cudaErrorInvalidDevice", "invalid device ordinal"},
   {400, "cudaErrorInvalidResourceHandle", "invalid resource handle"},

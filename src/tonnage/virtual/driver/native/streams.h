@@ -17,7 +17,7 @@ void *tn_new_stream(unsigned flags, int priority);
 void tn_drop_stream(void *handle);
 int tn_stream_synchronize(void *handle);
 int tn_device_synchronize(void);
-void tn_finish_stream(void *handle);  // this stream alone is done with all that was queued
+void tn_finish_stream(void *handle);  // this stream is done with everything and gets nothing more
 int tn_stream_query(void *handle);
 int tn_stream_wait(void *handle, void *event);
 void tn_queue(void *stream);      // something is launched or copied: a node of the graph where one is captured
