@@ -9,9 +9,10 @@ VENV_CUDA  := .venv-cuda
 STAMP_CUDA := $(VENV_CUDA)/.setup-done
 PIP_CUDA   := $(VENV_CUDA)/bin/python -m pip install --quiet --disable-pip-version-check
 CUDA_TORCH := torch==2.11.0 torchvision==0.26.0
-NEED_TORCH := triton peft accelerate timm lightning pytorch-lightning torchmetrics
+NEED_TORCH := triton peft accelerate timm lightning pytorch-lightning torchmetrics bitsandbytes torchao liger-kernel diffusers trl datasets
 NEEDED     := filelock "typing_extensions>=4.10" "setuptools<82" "sympy>=1.13.3" networkx jinja2 fsspec pyyaml psutil \
-              packaging lightning-utilities pillow ninja scipy fastapi uvicorn pydantic safetensors transformers
+              packaging lightning-utilities pillow ninja scipy fastapi uvicorn pydantic safetensors transformers \
+              pyarrow pandas dill multiprocess xxhash importlib_metadata requests
 # Engines that libraries look for and change their ways for, so they live in a folder of their own.
 ENGINES := deepspeed hjson py-cpuinfo einops msgpack torchtitan tyro docstring_parser typeguard
 TRUTH  ?= ../shared/truth

@@ -5,16 +5,15 @@ torch` where it can be. What the kernels do is not known here.
 """
 
 import ctypes
-import importlib.util
 import sys
 import warnings
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-from tonnage.errors import MissingPart, NotModelled
+from tonnage.errors import NotModelled
 from tonnage.garbage import no_collection
 from tonnage.virtual.build import native_library
+from tonnage.virtual.driver.loading import torch_root
 from tonnage.virtual.operators import cuda_operators, shared_operators
 
 # Implemented in native/kernels.cpp itself.
@@ -36,7 +35,7 @@ NESTED_LIKE_HOST = ("bmm", "to_padded_tensor", "_nested_tensor_softmax_with_shap
 @cache
 def load() -> ctypes.PyDLL:
     """The native library, loaded, with every kernel registered."""
-    root = _torch_root()
+    root = torch_root()
     for name in ("libc10.so", "libtorch_cpu.so"):
         ctypes.CDLL(str(root / "lib" / name), mode=ctypes.RTLD_GLOBAL)
     library = ctypes.PyDLL(str(native_library(root)), mode=ctypes.RTLD_GLOBAL)
@@ -46,19 +45,6 @@ def load() -> ctypes.PyDLL:
     with no_collection():
         _register(library)
     return library
-
-
-def _torch_root() -> Path:
-    spec = importlib.util.find_spec("torch")
-    if not spec or not spec.origin:
-        raise MissingPart("The virtual GPU needs PyTorch.", hint="Install it: pip install 'tonnage[torch]'")
-    root = Path(spec.origin).parent
-    if (root / "lib" / "libtorch_cuda.so").exists():
-        raise MissingPart(
-            "The virtual GPU takes CUDA's place in a CPU build of torch; the torch installed here is built for CUDA.",
-            hint="Make an environment of its own with the CPU build of the same version (its version ends in +cpu).",
-        )
-    return root
 
 
 def _declare(library: ctypes.PyDLL) -> None:

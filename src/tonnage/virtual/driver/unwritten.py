@@ -22,6 +22,8 @@ DERIVES = (
 # next, and they.
 _AT_ONCE = 624
 _SMALL = 1 << 10
+# A billion numbers take seconds to pass over; the generator of a model that is larger goes on as if it were not.
+_MOST_PASSED = 1 << 30
 
 
 class Unwritten:
@@ -32,6 +34,7 @@ class Unwritten:
         self._addresses: dict[int, int] = {}
         self._library: Any = None
         self._core = ctypes.CDLL(CORE)
+        self._passed = 0
 
     def install(self) -> Callable[[], None]:
         """Follow them; the result leaves them alone again."""
@@ -99,6 +102,9 @@ class Unwritten:
 
     def _pass_over(self, generator: Any, count: int) -> None:
         """The generator is as after this many numbers of 32 bits."""
+        self._passed += count
+        if self._passed > _MOST_PASSED:
+            return
         torch = self._torch
         generator = generator or torch.default_generator
         state = generator.get_state()
