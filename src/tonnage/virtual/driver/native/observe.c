@@ -86,12 +86,23 @@ static void *begin(void **context, const void *function) {
   return context;
 }
 
+// Whether Python is on its way out of an error here. A callback would lose it, so the log waits.
+static int is_failing(void) {
+  static int (*holds_lock)(void);
+  static void *(*error)(void);
+  if (!error) {
+    holds_lock = (int (*)(void))dlsym(RTLD_DEFAULT, "PyGILState_Check");
+    error = (void *(*)(void))dlsym(RTLD_DEFAULT, "PyErr_Occurred");
+  }
+  return error && holds_lock && holds_lock() && error();
+}
+
 static void end(const void *function, void *context) {
   (void)function, (void)context;
   if (!is_open || !depth) return;
   if (--depth) return;
   serial = 0;
-  if (has_pending && on_events) has_pending = 0, on_events();
+  if (has_pending && on_events && !is_failing()) has_pending = 0, on_events();
 }
 
 // The log.
