@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tonnage.virtual.driver.build import CORE
+from tonnage.virtual.driver.following import Follower
 
 LARGE_BYTES = 1 << 20
 # Large host tensors are not filled by these, and what these derive from an unfilled one is unfilled too.
@@ -32,42 +33,18 @@ class Unwritten:
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         self._addresses: dict[int, int] = {}
-        self._library: Any = None
+        self._follower = Follower(torch)
         self._core = ctypes.CDLL(CORE)
         self._passed = 0
 
     def install(self) -> Callable[[], None]:
         """Follow them; the result leaves them alone again."""
-        torch = self._torch
-        if not hasattr(torch.library, "get_kernel"):  # before 2.9
-            return lambda: None
-        import warnings
-
-        self._library = torch.library.Library("aten", "IMPL")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            for name in FILLS:
-                self._wrap(name, self._fill)
-            for name in DERIVES:
-                self._wrap(name, self._derive)
-            self._wrap("copy_", self._copy)
-        return self._library._destroy
-
-    def _wrap(self, name: str, act: Callable[..., Any]) -> None:
-        torch = self._torch
-        packet, _, overload = name.partition(".")
-        operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
-        plain = torch.library.get_kernel(f"aten::{name}", "CPU").call_boxed
-        has_numbers = [at for at, argument in enumerate(operator._schema.arguments) if str(argument.type) == "Tensor"]
-
-        def kernel(keys: Any, *arguments: Any, **keywords: Any) -> Any:
-            for at in has_numbers:
-                if at < len(arguments) and isinstance(arguments[at], (bool, int, float)):
-                    beside = arguments[1 if at == 0 else 0]
-                    arguments = (*arguments[:at], as_tensor(torch, arguments[at], beside), *arguments[at + 1 :])
-            return act(operator, lambda: plain(keys, *arguments, **keywords), arguments, keywords)
-
-        self._library.impl(name, kernel, "CPU", with_keyset=True)
+        for name in FILLS:
+            self._follower.follow("aten", name, "CPU", self._fill)
+        for name in DERIVES:
+            self._follower.follow("aten", name, "CPU", self._derive)
+        self._follower.follow("aten", "copy_", "CPU", self._copy)
+        return self._follower.release
 
     def _is_large(self, tensor: Any) -> bool:
         return bool(
@@ -153,15 +130,3 @@ class Unwritten:
             else:
                 result.zero_()
         return tuple(results) if isinstance(made, tuple) else results[0]
-
-
-def as_tensor(torch: Any, number: float, beside: Any) -> Any:
-    """A number as a tensor of the host, of a type that leaves an operator's type of result as the number would."""
-    dtype = beside.dtype if isinstance(beside, torch.Tensor) else None
-    keeps = dtype is not None and (
-        dtype.is_floating_point
-        or dtype.is_complex
-        or isinstance(number, bool)
-        or (isinstance(number, int) and dtype != torch.bool)
-    )
-    return torch.tensor(number, dtype=dtype if keeps else None)

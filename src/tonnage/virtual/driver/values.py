@@ -9,20 +9,17 @@ are computed there. What follows from random numbers is an assumption (`assumpti
 import ctypes
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tonnage.virtual.assumptions import as_mask, beyond_tolerance, distinct_values
 from tonnage.virtual.driver.collectives import COLLECTIVES, Collectives
 from tonnage.virtual.driver.followed import CHOSEN, EVALUATED, FILLS, FLAGS, SAMPLERS
-from tonnage.virtual.driver.unwritten import as_tensor
+from tonnage.virtual.driver.following import Follower
+from tonnage.virtual.driver.known import MOST_INTEGERS, KnownValues, address_of, version_of, without_repeats
 
 if TYPE_CHECKING:
     from tonnage.virtual.driver.session import DriverSession
 
-# Beyond this no values are kept.
-MOST_INTEGERS = 1 << 22
-MOST_FLOATS = 1 << 12
 _NAMES = {
     "float32": "Float", "float64": "Double", "float16": "Half", "bfloat16": "BFloat16", "int64": "Long", "int32": "Int",
     "int16": "Short", "int8": "Char", "uint8": "Byte", "bool": "Bool",
@@ -35,110 +32,26 @@ _EXPECTED = "As many random values are distinct as may be expected of their numb
 _UNIFORM = "Indices that depend on computed values are drawn uniformly."
 
 
-@dataclass(slots=True)
-class _Mirror:
-    """The bytes of a storage on the card, kept on the host, as of one version of its tensors."""
-
-    storage: Any
-    version: int
-
-
-class Values:
-    """What is known of the numbers on one card."""
+class Values(KnownValues):
+    """Follows the operators of one card that read values, compare them or decide by them."""
 
     def __init__(self, session: "DriverSession", torch: Any) -> None:
+        super().__init__(session.device, torch)
         self._session = session
-        self._torch = torch
-        self._mirrors: dict[int, _Mirror] = {}
-        self._laws: dict[int, int] = {}
-        self._plain: dict[str, Any] = {}
-        self._libraries: dict[str, Any] = {}
+        self._follower = Follower(torch)
         self._generator: Any = None
         self._told: list[int] = []
-
-    # What others ask
-
-    def is_known(self, tensor: Any) -> bool:
-        """Whether the values of a tensor are known."""
-        return self._mirror(tensor) is not None
-
-    def forget(self, tensor: Any) -> None:
-        """Nobody knows them from now on."""
-        self.dropped(_address(tensor))
-
-    def dropped(self, address: int) -> None:
-        """A block was given back, or written to."""
-        self._mirrors.pop(address, None)
-        self._laws.pop(address, None)
-
-    def host_view(self, tensor: Any) -> Any:
-        """The values of a known tensor, on the host."""
-        mirror = self._mirror(tensor)
-        assert mirror is not None
-        empty = self._torch.empty(0, dtype=tensor.dtype)
-        return empty.set_(mirror.storage, tensor.storage_offset(), tensor.shape, tensor.stride())
-
-    def put(self, tensor: Any, values: Any, fresh: bool = False) -> None:
-        """Let these be the values of the tensor. A fresh one's storage holds nothing else, and may be larger."""
-        if not self._may_be_known(tensor) or not tensor.is_cuda:
-            return
-        self._session.device.drain()  # what is in the log was at these addresses before
-        address = _address(tensor)
-        mirror = self._mirror(tensor)
-        if mirror is None:
-            size = tensor.untyped_storage().nbytes()
-            if tensor.numel() * tensor.element_size() < size and not fresh:
-                return  # a part of something unknown
-            mirror = _Mirror(self._torch.UntypedStorage(size), 0)
-        mirror.version = _version(tensor)
-        self._mirrors[address] = mirror
-        self._laws.pop(address, None)
-        self.host_view(tensor).copy_(values.reshape(tensor.shape) if values.shape != tensor.shape else values)
-
-    def _may_be_known(self, tensor: Any) -> bool:
-        limit = MOST_FLOATS if tensor.dtype.is_floating_point else MOST_INTEGERS
-        if tensor.layout is not self._torch.strided or tensor.is_complex():
-            return False
-        return tensor.numel() <= limit or _without_repeats(tensor).numel() <= limit
-
-    def _mirror(self, tensor: Any) -> _Mirror | None:
-        if not self._mirrors or not tensor.is_cuda or not self._may_be_known(tensor):
-            return None
-        address = _address(tensor)
-        if address not in self._mirrors:
-            return None
-        self._session.device.drain()  # it may be that of a block that is gone, and whose address serves again
-        mirror = self._mirrors.get(address)
-        if mirror is None:
-            return None
-        # A write by an operator that is followed counts itself after the wrapper, so one more version is the same values.
-        if _version(tensor) - mirror.version > 1:
-            del self._mirrors[address]
-            return None
-        return mirror
-
-    # Wrappers
 
     def install(self) -> Callable[[], None]:
         """Follow the operators; the result leaves them alone again."""
         torch = self._torch
-        if not hasattr(torch.library, "get_kernel"):  # before 2.9
-            return lambda: None
-        import warnings
-
         self._generator = torch.Generator().manual_seed(0)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            for name, wrapper in self._wrappers():
-                self._wrap("aten", name, "CUDA", wrapper)
-            self._wrap("aten", "_coalesce", "SparseCUDA", self._coalesced)
-            for name in COLLECTIVES:
-                self._wrap("c10d", name, "CUDA", Collectives(self, torch).follow)
-        return self._uninstall
-
-    def _uninstall(self) -> None:
-        for library in self._libraries.values():
-            library._destroy()
+        for name, wrapper in self._wrappers():
+            self._follower.follow("aten", name, "CUDA", wrapper)
+        self._follower.follow("aten", "_coalesce", "SparseCUDA", self._coalesced)
+        for name in COLLECTIVES:
+            self._follower.follow("c10d", name, "CUDA", Collectives(self, torch).follow)
+        return self._follower.release
 
     def _wrappers(self) -> Iterator[tuple[str, Callable[..., Any]]]:
         yield "_local_scalar_dense", self._read_scalar
@@ -157,28 +70,6 @@ class Values:
         for name in CHOSEN:
             yield name, self._chosen
 
-    def _wrap(self, namespace: str, name: str, key: str, wrapper: Callable[..., Any]) -> None:
-        torch = self._torch
-        packet, _, overload = name.partition(".")
-        operator = getattr(getattr(getattr(torch.ops, namespace), packet, None), overload or "default", None)
-        has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-        if operator is None or has_kernel(f"{namespace}::{name}", "CompositeImplicitAutograd"):
-            return  # of another version of torch, or made of operators that are followed themselves
-        plain = torch.library.get_kernel(f"{namespace}::{name}", key).call_boxed
-        # Numbers arrive in the place of tensors where the script wrote `x * 2`, and torch's kernel takes tensors alone.
-        places = [at for at, argument in enumerate(operator._schema.arguments) if str(argument.type) == "Tensor"]
-
-        def kernel(keys: Any, *arguments: Any, **keywords: Any) -> Any:
-            for at in places:
-                if at < len(arguments) and isinstance(arguments[at], (bool, int, float)):
-                    number = as_tensor(torch, arguments[at], arguments[1 if at == 0 else 0])
-                    arguments = (*arguments[:at], number, *arguments[at + 1 :])
-            return wrapper(operator, lambda: plain(keys, *arguments, **keywords), arguments, keywords)
-
-        if namespace not in self._libraries:
-            self._libraries[namespace] = torch.library.Library(namespace, "IMPL")
-        self._libraries[namespace].impl(name, kernel, key, with_keyset=True)
-
     def _evaluated(
         self, operator: Any, call: Callable[[], Any], arguments: Sequence[Any], keywords: dict[str, Any]
     ) -> Any:
@@ -193,7 +84,7 @@ class Values:
                 self.put(result, self._torch.full(result.shape, decided, dtype=result.dtype))
                 return result
             if operator._schema.name.endswith("_"):
-                self.dropped(_address(arguments[0]))
+                self.dropped(address_of(arguments[0]))
             return result
         in_place = operator._schema.name.endswith("_")
         on_host = _mapped(arguments, self._torch.Tensor, lambda t: self.host_view(t) if t.is_cuda else t)
@@ -204,7 +95,7 @@ class Values:
             _quietly(operator, on_host, keywords)
             mirror = self._mirror(arguments[0])
             if mirror is not None:
-                mirror.version = _version(arguments[0])
+                mirror.version = version_of(arguments[0])
         elif values is not None:
             for made, value in zip(_flat(result), _flat(values), strict=False):
                 if isinstance(made, self._torch.Tensor):
@@ -239,18 +130,6 @@ class Values:
         else:
             self._keep_law(result, number)
 
-    def _law_number(self, tensor: Any) -> int:
-        """What is assumed of the tensor, by its number; 0 for nothing."""
-        if not self._laws or not tensor.is_cuda or _address(tensor) not in self._laws:
-            return 0
-        self._session.device.drain()
-        return self._laws.get(_address(tensor), 0)
-
-    def _keep_law(self, tensor: Any, number: int) -> None:
-        if number:
-            self._session.device.drain()  # what is in the log was at this address before
-            self._laws[_address(tensor)] = number
-
     def _operand(self, argument: Any) -> Any:
         """As `Laws.follow` takes it: a law's number, a plain number, the mean of known values, or None."""
         if not isinstance(argument, self._torch.Tensor):
@@ -267,7 +146,7 @@ class Values:
         """Random numbers: their distribution is kept."""
         result = call()
         target = arguments[0]
-        address = _address(target)
+        address = address_of(target)
         self.dropped(address)
         numbers = [self._operand(a) if isinstance(a, self._torch.Tensor) else a for a in arguments]
         operands = [
@@ -286,7 +165,7 @@ class Values:
         result = call()
         target = keywords.get("out", arguments[0])
         if not self._may_be_known(target):
-            self.dropped(_address(target))
+            self.dropped(address_of(target))
             return result
         host = self._torch.empty(target.shape, dtype=target.dtype)
         name = operator._schema.name
@@ -347,9 +226,6 @@ class Values:
 
     # Reading
 
-    def _on_host(self, tensor: Any) -> Any:
-        return self.host_view(tensor) if tensor.is_cuda else tensor
-
     def _read_scalar(
         self, operator: Any, call: Callable[[], Any], arguments: Sequence[Any], keywords: dict[str, Any]
     ) -> Any:
@@ -375,7 +251,7 @@ class Values:
             if known:
                 self.put(to, self._on_host(source).expand(to.shape))
             else:
-                self.dropped(_address(to))
+                self.dropped(address_of(to))
                 self._follow_copy(law, to)
         elif from_card and known:
             to.copy_(self.host_view(source).expand(to.shape))
@@ -416,7 +292,7 @@ class Values:
         """Coordinates of a mask's true elements."""
         mask, found = arguments[0], None
         if self._mirror(mask) is not None:
-            held = _without_repeats(self.host_view(mask))
+            held = without_repeats(self.host_view(mask))
             count = int(held.count_nonzero()) * (mask.numel() // max(held.numel(), 1))
             if count * mask.dim() <= MOST_INTEGERS:
                 found = self.host_view(mask).nonzero()
@@ -487,14 +363,6 @@ class Values:
         return result
 
 
-def _without_repeats(tensor: Any) -> Any:
-    """Each element of the memory behind an expanded tensor once."""
-    for dim, stride in enumerate(tensor.stride()):
-        if stride == 0 and tensor.shape[dim] > 1:
-            tensor = tensor.narrow(dim, 0, 1)
-    return tensor
-
-
 def _expected(name: str, arguments: Sequence[Any]) -> bool | None:
     """What a comparison of ordinary numbers gives, where that is plain."""
     if name in ("isnan", "isposinf", "isneginf", "isinf"):
@@ -519,19 +387,6 @@ def _argument(operator: Any, arguments: Sequence[Any], keywords: dict[str, Any],
         if argument.name == name:
             return arguments[at] if at < len(arguments) else keywords.get(name, argument.default_value)
     return None
-
-
-def _address(tensor: Any) -> int:
-    """Where the storage begins. Asking for the storage itself would leave a reference to it, and autograd adds gradients in
-    place only where it holds the one reference."""
-    return int(tensor.data_ptr() - tensor.storage_offset() * tensor.element_size())
-
-
-def _version(tensor: Any) -> int:
-    try:
-        return int(tensor._version)
-    except RuntimeError:  # tensors of inference mode count no versions
-        return 0
 
 
 def _tensors(values: Any, kind: type) -> Iterator[Any]:

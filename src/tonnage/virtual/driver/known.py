@@ -1,0 +1,126 @@
+"""What is known and what is assumed of the numbers on a card that computes nothing, by the address of their storage.
+
+Small integers, masks and scalars have a copy of their storage on the host; of others a law may be kept (`laws`).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from tonnage.virtual.driver.device import DriverDevice
+
+# Beyond this no values are kept.
+MOST_INTEGERS = 1 << 22
+MOST_FLOATS = 1 << 12
+
+
+@dataclass(slots=True)
+class _Mirror:
+    """The bytes of a storage on the card, kept on the host, as of one version of its tensors."""
+
+    storage: Any
+    version: int
+
+
+class KnownValues:
+    """The storages of one card whose values are known, or follow a law."""
+
+    def __init__(self, device: DriverDevice, torch: Any) -> None:
+        self._device = device
+        self._torch = torch
+        self._mirrors: dict[int, _Mirror] = {}
+        self._laws: dict[int, int] = {}
+
+    def is_known(self, tensor: Any) -> bool:
+        """Whether the values of a tensor are known."""
+        return self._mirror(tensor) is not None
+
+    def forget(self, tensor: Any) -> None:
+        """Nobody knows them from now on."""
+        self.dropped(address_of(tensor))
+
+    def dropped(self, address: int) -> None:
+        """A block was given back, or written to."""
+        self._mirrors.pop(address, None)
+        self._laws.pop(address, None)
+
+    def host_view(self, tensor: Any) -> Any:
+        """The values of a known tensor, on the host."""
+        mirror = self._mirror(tensor)
+        assert mirror is not None
+        empty = self._torch.empty(0, dtype=tensor.dtype)
+        return empty.set_(mirror.storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+    def put(self, tensor: Any, values: Any, fresh: bool = False) -> None:
+        """Let these be the values of the tensor. A fresh one's storage holds nothing else, and may be larger."""
+        if not self._may_be_known(tensor) or not tensor.is_cuda:
+            return
+        self._device.drain()  # what is in the log was at these addresses before
+        address = address_of(tensor)
+        mirror = self._mirror(tensor)
+        if mirror is None:
+            size = tensor.untyped_storage().nbytes()
+            if tensor.numel() * tensor.element_size() < size and not fresh:
+                return  # a part of something unknown
+            mirror = _Mirror(self._torch.UntypedStorage(size), 0)
+        mirror.version = version_of(tensor)
+        self._mirrors[address] = mirror
+        self._laws.pop(address, None)
+        self.host_view(tensor).copy_(values.reshape(tensor.shape) if values.shape != tensor.shape else values)
+
+    def _may_be_known(self, tensor: Any) -> bool:
+        limit = MOST_FLOATS if tensor.dtype.is_floating_point else MOST_INTEGERS
+        if tensor.layout is not self._torch.strided or tensor.is_complex():
+            return False
+        return tensor.numel() <= limit or without_repeats(tensor).numel() <= limit
+
+    def _mirror(self, tensor: Any) -> _Mirror | None:
+        if not self._mirrors or not tensor.is_cuda or not self._may_be_known(tensor):
+            return None
+        address = address_of(tensor)
+        if address not in self._mirrors:
+            return None
+        self._device.drain()  # it may be that of a block that is gone, and whose address serves again
+        mirror = self._mirrors.get(address)
+        if mirror is None:
+            return None
+        # A write by an operator that is followed counts itself after the wrapper, so one more version is the same values.
+        if version_of(tensor) - mirror.version > 1:
+            del self._mirrors[address]
+            return None
+        return mirror
+
+    def _on_host(self, tensor: Any) -> Any:
+        return self.host_view(tensor) if tensor.is_cuda else tensor
+
+    def _law_number(self, tensor: Any) -> int:
+        """What is assumed of the tensor, by its number; 0 for nothing."""
+        if not self._laws or not tensor.is_cuda or address_of(tensor) not in self._laws:
+            return 0
+        self._device.drain()
+        return self._laws.get(address_of(tensor), 0)
+
+    def _keep_law(self, tensor: Any, number: int) -> None:
+        if number:
+            self._device.drain()  # what is in the log was at this address before
+            self._laws[address_of(tensor)] = number
+
+
+def without_repeats(tensor: Any) -> Any:
+    """Each element of the memory behind an expanded tensor once."""
+    for dim, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[dim] > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
+
+
+def address_of(tensor: Any) -> int:
+    """Where the storage begins. Asking for the storage itself would leave a reference to it, and autograd adds gradients in
+    place only where it holds the one reference."""
+    return int(tensor.data_ptr() - tensor.storage_offset() * tensor.element_size())
+
+
+def version_of(tensor: Any) -> int:
+    try:
+        return int(tensor._version)
+    except RuntimeError:  # tensors of inference mode count no versions
+        return 0
