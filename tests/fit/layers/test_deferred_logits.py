@@ -119,7 +119,8 @@ def test_reading_without_gradients_gives_the_logits_and_no_warning() -> None:
     assert torch.equal(torch.from_numpy(logits.detach().numpy()), plain.detach())
     assert torch.equal(copy.deepcopy(logits.detach()), plain.detach())
     with torch.no_grad():
-        assert torch.equal(logits[:, -1].softmax(-1), plain[:, -1].softmax(-1))
+        # A product of fewer rows may be summed in another order, so these are equal up to rounding.
+        torch.testing.assert_close(logits[:, -1].softmax(-1), plain[:, -1].softmax(-1), rtol=1e-12, atol=1e-12)
 
 
 def test_a_metric_before_the_loss_leaves_it_its_gradients_and_its_chunks() -> None:
