@@ -43,7 +43,7 @@ def before_init(how):
     if how == "store of another host":
         store = dist.TCPStore("10.1.2.3", 1234, WORLD, RANK == 0)
         store.set(f"from {RANK}", str(RANK))
-        print("read", store.get(f"from {1 - RANK}").decode())
+        print(f"read {store.get(f'from {1 - RANK}').decode()}")  # in one piece: ranks share the output
     if how == "spawn":
         mp.spawn(spawned, args=(4,), nprocs=4)
     if how == "no group":
