@@ -65,6 +65,7 @@ def _actions_on_import(gpu: Gpu, stand_ins: StandIns, folder: str, patches: Patc
             module, stand_ins, patches
         ),
         "torch._inductor.runtime.benchmarking": lambda module: kernels.constant_times(module, patches),
+        "torch._inductor.fx_passes.pad_mm": lambda module: kernels.padding_pays(module, patches),
         "torch._inductor.compile_fx": lambda module: _change_backend(module, stand_ins, patches),
     }
 
