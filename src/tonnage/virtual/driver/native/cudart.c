@@ -138,7 +138,6 @@ API Error cudaPointerGetAttributes(struct cudaPointerAttributes *to, const void 
 // Memory in the order of a stream: pools grow by what is asked for and keep it until they are trimmed.
 
 static struct { int64_t used, used_high, reserved, reserved_high; uint64_t threshold; } pools[TN_DEVICES];
-typedef struct { int64_t size; } Pooled;
 
 API Error cudaDeviceGetDefaultMemPool(void **pool, int device) { return *pool = &pools[device], 0; }
 API Error cudaDeviceGetMemPool(void **pool, int device) { return *pool = &pools[device], 0; }
