@@ -53,7 +53,7 @@ def _header_figures(recording: Recording) -> dict[str, Any]:
 
 def _peak_figures(recording: Recording) -> dict[str, Any] | None:
     at = recording.peak_allocation
-    keys = ("step", "phase", "line", "module", "operator")
+    keys = ("step", "phase", "line", "stack", "module", "operator")
     return {key: getattr(at, key) for key in keys} if at else None
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from tonnage.explain import Advice, Fix
 from tonnage.ledger import Category
-from tonnage.recording import Group, Recording
+from tonnage.recording import Allocation, Group, OutOfMemory, Recording
 from tonnage.report.lines import (
     WIDTH,
     aligned,
@@ -77,6 +77,7 @@ def headline(recording: Recording) -> Iterator[Text]:
     at = recording.peak_allocation
     if at is not None:
         yield Text(clip(f"  peak {_where(at.step, at.phase)}{_at_line(recording, at.line)}", WIDTH))
+        yield from _inside_library(at)
 
 
 def _card(recording: Recording) -> str:
@@ -94,6 +95,7 @@ def out_of_memory(recording: Recording) -> Iterator[Text]:
         return
     where = f"  out of memory {_where(oom.step, oom.phase)}{_at_line(recording, oom.line)}"
     yield Text(clip(where, WIDTH), style="red")
+    yield from _inside_library(oom)
     maker = " of ".join(filter(None, [oom.operator.removeprefix("aten::"), oom.module]))
     short = format_bytes(max(0, oom.requested_bytes - oom.free_bytes))
     asked = f"asked for {format_bytes(oom.requested_bytes)}, free {format_bytes(oom.free_bytes)}: {short} short"
@@ -248,6 +250,12 @@ def _at_line(recording: Recording, line: str) -> str:
     if not line:
         return ""
     return f", at {line}  {_source_of(recording.header.script, line)}".rstrip()
+
+
+def _inside_library(at: Allocation | OutOfMemory) -> Iterator[Text]:
+    """The library's line that the script's own line led to, where it led into one."""
+    if at.stack and at.stack[0] != at.line:
+        yield Text("  inside " + clip_start(at.stack[0], WIDTH - 9), style="dim")
 
 
 def _source_of(script: str, line: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from tonnage.ledger import Category
 from tonnage.recording.records import MarkKind
-from tonnage.script.lines import LineFinder
+from tonnage.script.lines import NOWHERE, LineFinder, Place
 
 _BY_PHASE = {
     "setup": Category.OTHER,
@@ -60,7 +60,7 @@ class Attribution:
         self._stepped = True
         self._backward_depth = 0
         self.main_thread = threading.main_thread().ident or 0
-        self._held_line = ""
+        self._held = NOWHERE
 
     # The present state
 
@@ -72,12 +72,14 @@ class Attribution:
 
     def line(self) -> str:
         """The script's line at work; on PyTorch's own threads, the one that the main thread waits in."""
-        found = self.lines.find(sys._getframe().f_back)
-        return found or self._held_line or self.lines.last
+        return self.place().line
 
-    def stack(self) -> tuple[str, ...]:
-        """The script's lines at work, innermost first."""
-        return self.lines.stack(sys._getframe().f_back) or ((self._held_line,) if self._held_line else ())
+    def place(self) -> Place:
+        """The script's line at work, and what called it."""
+        found = self.lines.find(sys._getframe().f_back)
+        if found.line:
+            return found
+        return Place(self._held.line or self.lines.last, found.stack + self._held.stack)
 
     def enter(self, phase: str) -> None:
         """From here on, this phase runs."""
@@ -139,8 +141,8 @@ class Attribution:
     def backward_starts(self) -> None:
         """The autograd engine runs; its threads have no Python frames of the script, so the line is held."""
         if not self._backward_depth:
-            self._held_line = self.lines.find(sys._getframe().f_back) or self.lines.last
-            self.sink.held_line = self._held_line
+            self._held = self.place()
+            self.sink.held_line = self._held.line
             self.enter("backward")
         self._backward_depth += 1
 
@@ -150,7 +152,7 @@ class Attribution:
         if not self._backward_depth:
             if not self._frugal:
                 self.mark_gradients(self._parameters())
-            self._held_line = ""
+            self._held = NOWHERE
             self.enter("other")
 
     def step_starts(self, optimizer: Any) -> None:

@@ -1,66 +1,91 @@
-"""Finds the script's own line in a stack of frames: not the library's, not Python's, not ours."""
+"""Finds the script's own line in a stack of frames: not a library's, not Python's, not ours."""
 
 import os
 import site
 import sys
 import sysconfig
 from collections.abc import Callable
-from types import CodeType, FrameType
+from types import FrameType
+from typing import Any, NamedTuple
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_OF_TORCH = ("torch", "functorch", "triton")
 
 
-def _foreign_roots() -> tuple[str, ...]:
-    paths = sysconfig.get_paths()
-    roots = {paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"], _OURS, *site.getsitepackages()}
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.__file__:
-        roots.add(os.path.dirname(torch.__file__))
-    return tuple(os.path.realpath(root) + os.sep for root in roots)
+class Place(NamedTuple):
+    """Where a program is: the script's innermost line, and what called it."""
+
+    line: str
+    # Lines of the script ("train.py:88") and of libraries ("transformers/trainer.py:1894"), innermost first. PyTorch's own,
+    # dozens deep for every module, are left out.
+    stack: tuple[str, ...]
+
+
+NOWHERE = Place("", ())
 
 
 class LineFinder:
-    """Remembers for each code object whether it is the script's, so that finding a line costs a few microseconds."""
+    """Remembers files and stacks that it has seen, so that finding a line costs a few microseconds."""
 
     def __init__(self) -> None:
         self.last = ""
         # For code that torch.compile generated: the script's line behind a line of it; None for any other file.
         self.source_of: Callable[[str, int], tuple[str, str] | None] | None = None
-        self._foreign = _foreign_roots()
-        self._names: dict[CodeType, str] = {}
+        paths = sysconfig.get_paths()
+        self._packages = _roots(paths["purelib"], paths["platlib"], *site.getsitepackages())
+        self._foreign = (*self._packages, *_roots(paths["stdlib"], paths["platstdlib"], _OURS, *_torch_folder()))
+        # What a file is called, and whether it is the script's; the name is empty where its lines are left out. Files are
+        # the keys and not code objects, some of which have no hash: torch.compile makes code with dictionaries in it.
+        self._files: dict[str, tuple[str, bool]] = {}
+        self._places: dict[tuple[str | int, ...], Place] = {}
 
-    def find(self, frame: FrameType | None) -> str:
-        """The innermost line of the script in this stack, or nothing."""
-        names = self._names
+    def find(self, frame: FrameType | None) -> Place:
+        """The place that this stack of frames is at."""
+        files = self._files
+        seen: list[Any] = []
         while frame is not None:
-            code = frame.f_code
-            name = names.get(code)
+            file = frame.f_code.co_filename
+            name = files.get(file)
             if name is None:
-                name = names[code] = self._own_name(code)
-            if name and (line := self._line_at(code, name, frame.f_lineno)):
-                self.last = line
-                return line
+                name = files[file] = self._name(file)
+            if name[0]:
+                seen += (file, frame.f_lineno)
             frame = frame.f_back
-        return ""
+        key = tuple(seen)
+        place = self._places.get(key)
+        if place is None:
+            place = self._places[key] = self._place(seen[::2], seen[1::2])
+        self.last = place.line or self.last
+        return place
 
-    def _line_at(self, code: CodeType, name: str, number: int) -> str:
-        """Of code that a compiler generated, the script's own line behind it, or nothing."""
-        found = self.source_of(code.co_filename, number) if self.source_of else None
-        return f"{name}:{number}" if found is None else found[0]
-
-    def stack(self, frame: FrameType | None) -> tuple[str, ...]:
-        """All lines of the script in this stack, innermost first."""
-        found = []
-        while frame is not None:
-            if name := self._names.get(frame.f_code) or self._own_name(frame.f_code):
-                line = self._line_at(frame.f_code, name, frame.f_lineno)
-                found += [line] if line else []
-            frame = frame.f_back
-        return tuple(found)
+    def _place(self, files: list[str], numbers: list[int]) -> Place:
+        """Of code that a compiler generated, the script's own line behind it counts, if there is one."""
+        line, stack = "", []
+        for file, number in zip(files, numbers, strict=True):
+            name, is_own = self._files[file]
+            made_from = self.source_of(file, number) if self.source_of and is_own else None
+            if at := f"{name}:{number}" if made_from is None else made_from[0]:
+                stack.append(at)
+                line = line or (at if is_own else "")
+        return Place(line, tuple(stack))
 
     def is_own(self, path: str) -> bool:
         """Whether a file is the script's."""
         return not (path.startswith("<") or os.path.realpath(path).startswith(self._foreign))
 
-    def _own_name(self, code: CodeType) -> str:
-        return os.path.basename(code.co_filename) if self.is_own(code.co_filename) else ""
+    def _name(self, path: str) -> tuple[str, bool]:
+        if self.is_own(path):
+            return os.path.basename(path), True
+        real = os.path.realpath(path)
+        root = max((root for root in self._packages if real.startswith(root)), key=len, default="")
+        name = real.removeprefix(root).replace(os.sep, "/") if root and not real.startswith(_OURS) else ""
+        return ("" if name.startswith(tuple(f"{package}/" for package in _OF_TORCH)) else name), False
+
+
+def _roots(*paths: str) -> tuple[str, ...]:
+    return tuple({os.path.realpath(path) + os.sep for path in paths})
+
+
+def _torch_folder() -> list[str]:
+    torch = sys.modules.get("torch")
+    return [os.path.dirname(torch.__file__)] if torch is not None and torch.__file__ else []

@@ -81,7 +81,7 @@ class Device(RecordedDevice):
         who = self.attribution
         allocation = self.allocated(
             block.address, size, block.size, stream, operator, who.module_of(context), serial, shape, DTYPES.get(dtype, dtype),
-            who.line(),
+            who.place(),
         )  # fmt: skip
         if self._no_kernel_yet and operator not in _WITHOUT_KERNELS:
             self._no_kernel_yet = False
@@ -149,8 +149,9 @@ class Device(RecordedDevice):
 
     def _note_oom(self, error: OutOfMemory, operator: str, context: int, shape: Shape, dtype: str) -> None:
         who, shortage = self.attribution, error.shortage
+        place = who.place()
         record = OutOfMemoryRecord(
-            line=who.line(),
+            line=place.line,
             requested_bytes=shortage.requested_bytes,
             free_bytes=shortage.free_bytes,
             allocated_bytes=shortage.allocated_bytes,
@@ -160,7 +161,7 @@ class Device(RecordedDevice):
             phase=who.phase,
             step=who.step,
             message=error.message,
-            stack=who.stack(),
+            stack=place.stack,
             shape=shape,
             dtype=dtype,
         )

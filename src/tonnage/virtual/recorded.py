@@ -13,6 +13,7 @@ from tonnage.ledger import Category
 from tonnage.recording.records import Allocation, Mark, MarkKind, SegmentAction, SegmentEvent
 from tonnage.recording.records import OutOfMemory as OutOfMemoryRecord
 from tonnage.script.attribution import Attribution
+from tonnage.script.lines import Place
 
 Shape = tuple[int, ...]
 
@@ -64,14 +65,14 @@ class RecordedDevice(ABC):
 
     def allocated(
         self, address: int, size: int, block_size: int, stream: int, operator: str, module: str, serial: int, shape: Shape | None,
-        dtype: str, line: str, stack: tuple[str, ...] = (),
+        dtype: str, place: Place,
     ) -> Allocation:  # fmt: skip
         """A block was handed out; `serial` numbers the outermost operator that asked for it."""
         who = self.attribution
         self.sequence += 1
         allocation = Allocation(
             len(self.allocations), address, size, block_size, stream, self.sequence, None, who.category, operator, module,
-            who.phase, who.step, line, stack, shape, dtype,
+            who.phase, who.step, place.line, place.stack, shape, dtype,
         )  # fmt: skip
         self.allocations.append(allocation)
         self.live[address] = allocation

@@ -115,17 +115,17 @@ class DriverDevice(RecordedDevice):
     def drain(self) -> None:
         """Take everything from the log."""
         while count := self._core.tn_take_events(self._buffer, ctypes.c_int64(_AT_ONCE)):
-            line = module = None
+            place = module = None
             for event in _EVENT.iter_unpack(self._buffer.raw[: count * _EVENT.size]):
                 kind, _, address, size, serial, _, operation, dtype, dims, _, *shape = event
                 if kind == _ALLOC:
                     if self.on_request is not None:
                         self.on_request()
-                    if line is None:
-                        line, module = self.attribution.line(), self._module()
+                    if place is None:
+                        place, module = self.attribution.place(), self._module()
                     self.allocated(
                         address, size, size, 0, self._operator(operation), module or "", serial,
-                        tuple(shape[:dims]) if dtype >= 0 else None, _DTYPES[dtype] if 0 <= dtype < len(_DTYPES) else "", line,
+                        tuple(shape[:dims]) if dtype >= 0 else None, _DTYPES[dtype] if 0 <= dtype < len(_DTYPES) else "", place,
                     )  # fmt: skip
                 elif kind == _FREE:
                     self.freed(address, serial)
@@ -157,9 +157,10 @@ class DriverDevice(RecordedDevice):
     def _note_oom(self, size: int, operator: str, figures: list[int]) -> None:
         """A request failed; the allocator's own figures of that moment come with it."""
         who = self.attribution
+        place = who.place()
         self.ooms.append(
             OutOfMemoryRecord(
-                line=who.line(),
+                line=place.line,
                 requested_bytes=size,
                 free_bytes=self._core.tn_free_bytes(0),
                 allocated_bytes=figures[0],
@@ -168,6 +169,6 @@ class DriverDevice(RecordedDevice):
                 module=self._module(),
                 phase=who.phase,
                 step=who.step,
-                stack=who.stack(),
+                stack=place.stack,
             )
         )
