@@ -2,7 +2,7 @@
 
     python measure.py --cases cases-compiled.txt --out compiled.jsonl --traces traces.tar --jobs 4
 
-A case is one line of the list: `[NAME=VALUE ...] SCRIPT [ARG ...]`, with the script in `scripts/` and settings of the
+A case is one line of the list: `[NAME=VALUE ...] SCRIPT [ARG ...]`, with the script in `--scripts` and settings of the
 environment before it. Each case runs in a process of its own with empty caches of Inductor and Triton, so it compiles and
 autotunes as at a first run. A line is written as soon as its case ends, so a run that is cut short keeps what it measured;
 cases that already have a line in the output are skipped.
@@ -50,21 +50,22 @@ STATISTICS = [
 ]
 LIBRARIES = """
 torch triton transformers accelerate peft timm lightning torchvision bitsandbytes liger_kernel torchao diffusers trl datasets
+xformers deepspeed
 """.split()
 
 
-def run_case(script: str, args: list[str], result_file: Path, trace_file: Path | None) -> None:
+def run_case(scripts: Path, script: str, args: list[str], result_file: Path, trace_file: Path | None) -> None:
     """Run one script in this process and write its row, and its trace if it is short enough."""
     import torch
 
     if trace_file:
         torch.cuda.memory._record_memory_history(context=None, max_entries=MAX_TRACE_EVENTS)
     sys.argv = [script, *args]
-    sys.path.insert(0, str(SCRIPTS))
+    sys.path.insert(0, str(scripts))
     outcome, detail = "ok", ""
     start = time.perf_counter()
     try:
-        runpy.run_path(str(SCRIPTS / script), run_name="__main__")
+        runpy.run_path(str(scripts / script), run_name="__main__")
     except torch.OutOfMemoryError as error:
         outcome, detail = "oom", str(error)
     except SystemExit as error:
@@ -129,14 +130,20 @@ def split_case(line: str) -> tuple[dict[str, str], list[str]]:
     return settings, words
 
 
-def measure(line: str, timeout_s: float, keep_trace: bool) -> tuple[dict[str, Any], bytes | None]:
+def measure(scripts: Path, line: str, timeout_s: float, keep_trace: bool) -> tuple[dict[str, Any], bytes | None]:
     """Run one case in a process of its own and return its row, and its trace if it was kept."""
     settings, command = split_case(line)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
         result, trace, log = folder / "result.json", folder / "trace.json.gz", folder / "log"
         caches = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TRITON_CACHE_DIR": str(folder / "triton")}
-        options = ["--one", str(result), *(["--one-trace", str(trace)] if keep_trace else [])]
+        options = [
+            "--scripts",
+            str(scripts),
+            "--one",
+            str(result),
+            *(["--one-trace", str(trace)] if keep_trace else []),
+        ]
         start = time.perf_counter()
 
         # A group of its own, so that compile workers end with the case.
@@ -170,12 +177,12 @@ def measure(line: str, timeout_s: float, keep_trace: bool) -> tuple[dict[str, An
         return row, trace.read_bytes() if trace.exists() else None
 
 
-def measure_all(lines: list[str], out: Path, traces: Path | None, jobs: int, timeout_s: float) -> None:
+def measure_all(scripts: Path, lines: list[str], out: Path, traces: Path | None, jobs: int, timeout_s: float) -> None:
     """Measure the cases, so many at a time, and write each as it ends."""
     lock = threading.Lock()
 
     def one(line: str) -> None:
-        row, trace = measure(line, timeout_s, traces is not None)
+        row, trace = measure(scripts, line, timeout_s, traces is not None)
         with lock:
             with out.open("a") as file:
                 file.write(json.dumps(row) + "\n")
@@ -196,6 +203,7 @@ def measure_all(lines: list[str], out: Path, traces: Path | None, jobs: int, tim
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=Path, help="a list of cases, one a line")
+    parser.add_argument("--scripts", type=Path, default=SCRIPTS, help="the folder that the scripts are in")
     parser.add_argument("--out", type=Path, help="where rows are appended (JSON lines)")
     parser.add_argument("--traces", type=Path, help="a .tar for the allocator's events")
     parser.add_argument("--jobs", type=int, default=3, help="cases that run at the same time")
@@ -206,7 +214,7 @@ def main() -> None:
     parser.add_argument("command", nargs="*", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
-        run_case(args.command[0], args.command[1:], args.one, args.one_trace)
+        run_case(args.scripts.resolve(), args.command[0], args.command[1:], args.one, args.one_trace)
         return
     if not args.cases or not args.out:
         parser.error("--cases and --out are needed: a list of cases, and the file that rows are appended to")
@@ -220,7 +228,7 @@ def main() -> None:
         settings, command = split_case(line)
         if args.match in line and (" ".join(command), json.dumps(settings)) not in done:
             waiting.append(line)
-    measure_all(waiting, args.out, args.traces, args.jobs, args.timeout)
+    measure_all(args.scripts, waiting, args.out, args.traces, args.jobs, args.timeout)
 
 
 if __name__ == "__main__":

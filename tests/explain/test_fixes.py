@@ -144,6 +144,8 @@ def test_expandable_segments_are_tried_through_the_allocator() -> None:
     assert recording.header.outcome == "oom"
     fix = fixes_of(recording)["expandable segments"]
     assert fix.how == "PYTORCH_ALLOC_CONF=expandable_segments:True"
+    recording.header.torch_modelled = "2.8.0"  # which reads the variable of the older name alone
+    assert fixes_of(recording)["expandable segments"].how == "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
     expandable = fragmented("expandable_segments:True")
     assert fix.rescues is True
     assert expandable.header.outcome == "ok"

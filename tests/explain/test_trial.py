@@ -37,9 +37,10 @@ def test_a_flag_of_the_script_is_put_in_its_place(how: str, before: tuple[str, .
     assert change_of(fix(how), before) == Change(after, {})
 
 
-def test_a_setting_goes_into_the_environment() -> None:
-    change = change_of(fix("PYTORCH_ALLOC_CONF=expandable_segments:True"), ("x",))
-    assert change == Change(("x",), {"PYTORCH_ALLOC_CONF": "expandable_segments:True"})
+@pytest.mark.parametrize("variable", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_a_setting_goes_into_the_environment(variable: str) -> None:
+    change = change_of(fix(f"{variable}=expandable_segments:True"), ("x",))
+    assert change == Change(("x",), {variable: "expandable_segments:True"})
 
 
 @pytest.mark.parametrize("how", ["torch.utils.checkpoint on each layers.*", "and accumulate gradients over two", ""])

@@ -4,8 +4,10 @@ import sys
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 from tonnage.script.lines import LineFinder, Place
+from tonnage.script.running import run_as_main
 
 LIBRARY = Path(sysconfig.get_paths()["purelib"]) / "trainers" / "loop.py"
 
@@ -31,7 +33,8 @@ def test_a_library_that_the_script_called_is_told_beside_the_scripts_line(tmp_pa
 def test_a_callback_of_the_script_is_its_innermost_line(tmp_path: Path) -> None:
     library = compiled("def train(step, find):\n    return step(find)\n", LIBRARY)
     script = compiled(
-        "def step(find):\n    return find()\ndef main(train, find):\n    return train(step, find)\n", tmp_path / "run.py"
+        "def step(find):\n    return find()\ndef main(train, find):\n    return train(step, find)\n",
+        tmp_path / "run.py",
     )
     place = script["main"](library["train"], here(LineFinder()))
     assert place.line == "run.py:2"
@@ -51,3 +54,15 @@ def test_code_that_cannot_be_hashed_has_a_line(tmp_path: Path) -> None:
     # torch.compile puts dictionaries among the constants of the code that it generates, and such code has no hash
     at.__code__ = at.__code__.replace(co_consts=(*at.__code__.co_consts, {}), co_filename=str(tmp_path / "run.py"))
     assert at(here(LineFinder())).line.startswith("run.py:")
+
+
+def test_what_started_us_is_not_the_scripts(tmp_path: Path) -> None:
+    script = tmp_path / "run.py"
+    script.write_text("import sys\nsys.modules['places'].append(sys.modules['finder'].find(sys._getframe()))\n")
+    places: list[Place] = []
+    sys.modules |= {"places": places, "finder": LineFinder()}  # type: ignore[dict-item]
+    try:
+        run_as_main(script, [], SimpleNamespace(OutOfMemoryError=MemoryError))
+    finally:
+        del sys.modules["places"], sys.modules["finder"]
+    assert places == [Place("run.py:2", ("run.py:2",))]

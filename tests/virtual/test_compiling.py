@@ -7,14 +7,17 @@ where it can be imported.
 import os
 import struct
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from tonnage.hardware import find_gpu
+from tonnage.virtual.compiling import kernels
 from tonnage.virtual.compiling.cubin import register_count
 from tonnage.virtual.compiling.kernels import _registers_decide
+from tonnage.virtual.cuda.patches import Patches
 from virtual_runs import SCRIPTS, run_tonnage
 
 ROOT = Path(__file__).parents[2]
@@ -107,3 +110,26 @@ def test_only_large_reductions_with_one_configuration_depend_on_registers(
     reduction: tuple[Any, Any], decides: bool
 ) -> None:
     assert _registers_decide(*reduction) is decides
+
+
+def test_before_torch_2_9_a_configuration_is_described_here() -> None:
+    config = SimpleNamespace(kwargs={"XBLOCK": 64}, num_warps=4, num_stages=2)
+    card = SimpleNamespace(type="cuda", cc=90)
+    autotuner = SimpleNamespace(triton_meta={"constants": {"x": 1}}, inductor_meta={}, device_props=card)
+    assert kernels._compile_meta(autotuner, config) == {
+        "constants": {"x": 1, "XBLOCK": 64}, "num_warps": 4, "num_stages": 2, "debug": True, "device_type": "cuda", "cc": 90,
+    }  # fmt: skip
+    assert autotuner.triton_meta == {"constants": {"x": 1}}
+
+
+def test_torch_2_6_gets_a_kernel_and_its_launcher_and_times_with_triton() -> None:
+    autotuner = SimpleNamespace(
+        triton_meta={"constants": {}}, inductor_meta={}, device_props=SimpleNamespace(type="cuda", cc=90),
+        custom_kernel=False, fn=SimpleNamespace(src="source"),
+    )  # fmt: skip
+    heuristics: Any = SimpleNamespace(CachingAutotuner=type("CachingAutotuner", (), {"_precompile_config": None}))
+    config = SimpleNamespace(kwargs={}, num_warps=4, num_stages=2)
+    kernels.skip_compilation(heuristics, Mock(), Patches())
+    kernel, launcher = heuristics.CachingAutotuner._precompile_config(autotuner, config, False)
+    assert isinstance(kernel, kernels.Kernel) and launcher.config is config
+    kernels.constant_times(ModuleType("benchmarking"), Patches())

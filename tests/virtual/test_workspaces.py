@@ -41,6 +41,35 @@ def test_one_workspace_for_both(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _workspaces("h200").size_bytes("cublaslt") == 0
 
 
+@pytest.mark.parametrize(
+    ("version", "card", "sizes"),
+    [
+        ((2, 8), "h200", (32 * MIB, MIB)),
+        ((2, 11), "b200", (8519680, MIB)),
+        ((2, 12), "b200", (32 * MIB, 0)),
+        ((2, 12), "a100-80", (8519680, 0)),
+    ],
+)
+def test_the_version_decides(version: tuple[int, int], card: str, sizes: tuple[int, int]) -> None:
+    workspaces = _workspaces(card, version)
+    assert (workspaces.size_bytes("cublas"), workspaces.size_bytes("cublaslt")) == sizes
+
+
+def test_before_2_9_each_product_takes_its_workspace_and_gives_it_back() -> None:
+    session = Session(find_gpu("h200"), "2.8")
+    session.open()
+    try:
+        operands = [torch.empty(shape, device="cuda") for shape in ((64,), (64, 64), (64, 64))]
+        torch.addmm(*operands)
+        held = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        torch.addmm(*operands)
+        assert torch.cuda.memory_allocated() == held
+        assert torch.cuda.max_memory_allocated() == held + MIB + 64 * 64 * 4
+    finally:
+        session.close()
+
+
 def test_each_thread_and_each_stream_has_its_own(gpu: Session) -> None:
     x = torch.empty(8, 8, device="cuda")
 

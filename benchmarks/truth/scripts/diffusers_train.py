@@ -12,6 +12,7 @@ p.add_argument("--model", default="unet", choices=["unet", "dit", "sd3", "flux"]
 p.add_argument("--precision", default="amp-bf16", choices=["fp32", "bf16", "amp-bf16", "amp-fp16"])
 p.add_argument("--checkpoint", action="store_true")
 p.add_argument("--ema", action="store_true")
+p.add_argument("--xformers", action="store_true", help="attend with xformers")
 p.add_argument("--lora", type=int, default=0, help="rank; 0 trains all weights")
 p.add_argument("--batch", type=int, default=8)
 p.add_argument("--latent", type=int, default=64)
@@ -35,6 +36,8 @@ weights = torch.bfloat16 if args.precision == "bf16" else torch.float32
 model = build().to("cuda", weights)
 if args.checkpoint:
     model.enable_gradient_checkpointing()
+if args.xformers:
+    model.enable_xformers_memory_efficient_attention()
 if args.lora:
     from peft import LoraConfig
 

@@ -6,6 +6,7 @@ belongs to the demand, and the rewritten events are replayed through the allocat
 What is said of a change's cost in time is a rule, not a measurement; nothing here applies a change.
 """
 
+import re
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -105,5 +106,11 @@ def _expandable(needed: Recording) -> Iterator[Fix]:
     rescues = died and after.failed is None
     # What failed again reserved less for want of the request, not because it was better.
     if rescues or (not died and saved >= max(_WORTH_SHARE * needed.peak_reserved_bytes, MIB)):
-        how = f"PYTORCH_ALLOC_CONF={settings}"
+        how = allocator_setting(needed, settings)
         yield Fix("expandable segments", max(saved, 0), "nothing", how, rescues if died else None)
+
+
+def allocator_setting(recording: Recording, settings: str) -> str:
+    """How to give the allocator these settings: torch reads a variable of a new name since 2.9, and of the old one before."""
+    is_old = re.match(r"2\.[0-8]\b", recording.header.torch_modelled)
+    return f"PYTORCH_{'CUDA_' if is_old else ''}ALLOC_CONF={settings}"

@@ -6,6 +6,7 @@ editing it is tried: a flag of its own, or the allocator's settings. The run is 
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from tonnage.explain.fixes import Fix
 from tonnage.recording import Recording
 from tonnage.recording.replay import demand
 
-_SETTINGS = "PYTORCH_ALLOC_CONF="
+_SETTINGS = re.compile(r"(PYTORCH_(?:CUDA_)?ALLOC_CONF)=(.*)")
 _COMMAND = (sys.executable, "-c", "from tonnage.commands.main import main; main()")
 _PATIENCE_S = 60
 
@@ -45,8 +46,8 @@ def tried(recording: Recording, fixes: Sequence[Fix], say: Callable[[str], None]
 
 def change_of(fix: Fix, arguments: Sequence[str]) -> Change | None:
     """What to run it with; None where the change is one of the script's text."""
-    if fix.how.startswith(_SETTINGS):
-        return Change(tuple(arguments), {"PYTORCH_ALLOC_CONF": fix.how.removeprefix(_SETTINGS)})
+    if setting := _SETTINGS.fullmatch(fix.how):
+        return Change(tuple(arguments), {setting[1]: setting[2]})
     flag, separator, value = fix.how.partition("=" if "=" in fix.how else " ")
     if not flag.startswith("--") or not value.isdigit():
         return None
@@ -81,7 +82,7 @@ def _measured(recording: Recording, fix: Fix, figures: dict[str, Any] | None) ->
     died = recording.header.outcome == "oom"
     if figures["outcome"] == "oom":
         return replace(fix, rescues=False if died else fix.rescues, was_run=True)
-    is_setting = fix.how.startswith(_SETTINGS)
+    is_setting = _SETTINGS.fullmatch(fix.how) is not None
     before = recording.peak_reserved_bytes if is_setting else demand(recording).peak_allocated_bytes
     now = figures["peak_reserved_bytes"] if is_setting else figures["peak_allocated_bytes"]
     return replace(fix, saves_bytes=max(0, before - now), rescues=True if died else None, was_run=True)

@@ -9,6 +9,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_RUNNER = os.path.join(_OURS, "script", "running.py")  # what is below it started us, and not the script
 _OF_TORCH = ("torch", "functorch", "triton")
 
 
@@ -43,8 +44,7 @@ class LineFinder:
         """The place that this stack of frames is at."""
         files = self._files
         seen: list[Any] = []
-        while frame is not None:
-            file = frame.f_code.co_filename
+        while frame is not None and (file := frame.f_code.co_filename) != _RUNNER:
             name = files.get(file)
             if name is None:
                 name = files[file] = self._name(file)

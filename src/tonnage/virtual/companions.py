@@ -3,6 +3,7 @@
 - torchvision built for CUDA cannot load its operators beside a CPU torch and then refuses to import, and with it half
   of timm and transformers. Its operators are declared by name instead.
 - torch.compile and Triton have a package of their own, `compiling`; it is told here when their modules are imported.
+- Packages that need a GPU to be built, and are not installed, have stand-ins: see `packages`.
 - CUDA extensions are refused: nobody knows what they allocate.
 """
 
@@ -21,6 +22,7 @@ from tonnage.errors import NotModelled
 from tonnage.hardware import Gpu
 from tonnage.virtual.imports import lazily, release, wake
 from tonnage.virtual.kept_index import keep_index
+from tonnage.virtual.packages import Packages, requests
 from tonnage.virtual.standins import StandIns
 
 if TYPE_CHECKING:
@@ -33,6 +35,19 @@ _DECLARED = (
 _libraries: list[Any] = []  # a torch.library.Library unregisters when it dies
 
 
+_AFTER_DYNAMO = ("torch._inductor.utils", "torch._dynamo.convert_frame")
+
+
+class _Present(importlib.abc.Loader):
+    """Loads a module that has been imported since it was looked for."""
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        return sys.modules[spec.name]
+
+    def exec_module(self, module: ModuleType) -> None:
+        """It has run."""
+
+
 class _Watcher(importlib.abc.MetaPathFinder):
     """Acts just before or after the code of another library runs."""
 
@@ -42,8 +57,10 @@ class _Watcher(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name == "torch._inductor.utils":
+        if name in _AFTER_DYNAMO:
             wake("torch._dynamo")  # they import each other, and only in this order
+            if name in sys.modules:
+                return importlib.machinery.ModuleSpec(name, _Present())
         if act := self._actions.get(name):
             return self._and_then(name, act)
         if name == "torchvision":
@@ -96,8 +113,10 @@ def install_companions(stand_ins: StandIns, gpu: Gpu) -> Callable[[], None]:
     from tonnage.virtual import compiling  # imports torch, which must come after the native library
 
     actions, undo_compiling = compiling.install(gpu, stand_ins)
-    watcher = _Watcher(actions)
+    packages = Packages(stand_ins)
+    watcher = _Watcher({**actions, **requests.actions(packages, stand_ins)})
     sys.meta_path.insert(0, watcher)
+    packages.install()
     saved = [(name, getattr(cpp_extension, name)) for name in _BUILDERS]
     for name in _BUILDERS:
         setattr(cpp_extension, name, _refuse(name, stand_ins))
@@ -105,6 +124,7 @@ def install_companions(stand_ins: StandIns, gpu: Gpu) -> Callable[[], None]:
     def undo() -> None:
         release("torch._dynamo")
         sys.meta_path.remove(watcher)
+        packages.remove()
         for name, value in saved:
             setattr(cpp_extension, name, value)
         undo_compiling()

@@ -32,13 +32,16 @@ class Workspaces:
         import torch
 
         key = (library, threading.get_ident(), torch.cuda.current_stream().stream_id)
-        if key in self._held:
+        is_kept = self._row(library).get("kept", True)
+        if key in self._held and is_kept:
             return
-        self._device.use(library, 1 + sum(name == library for name, *_ in self._held))
+        if key not in self._held:
+            self._device.use(library, 1 + sum(name == library for name, *_ in self._held))
         size = self.size_bytes(library)
-        self._held[key] = held = torch.empty(size, dtype=torch.uint8, device="cuda") if size else None
+        held = torch.empty(size, dtype=torch.uint8, device="cuda") if size else None
         if held is not None:
             self._device.live[held.data_ptr()].category = Category.WORKSPACE
+        self._held[key] = held if is_kept else None
 
     def clear(self) -> None:
         """`torch._C._cuda_clearCublasWorkspaces`."""
@@ -60,11 +63,15 @@ class Workspaces:
         return min(wanted, self.size_bytes("cublas"))
 
     def _default_bytes(self, library: str) -> int:
-        fitting = [row for row in self._rows if row["library"] == library and self._fits(row)]
-        return int(fitting[-1]["bytes"]) if fitting else 0
+        return int(self._row(library).get("bytes", 0))
 
-    def _fits(self, row: dict[str, Any]) -> bool:
-        return "capability_major" not in row or row["capability_major"] == self._device.gpu.compute_capability[0]
+    def _row(self, library: str) -> dict[str, Any]:
+        """The newest row that fits card and version."""
+        major = self._device.gpu.compute_capability[0]
+        fitting = [
+            row for row in self._rows if row["library"] == library and major in row.get("capability_majors", [major])
+        ]
+        return fitting[-1] if fitting else {}
 
 
 def _configured_bytes(text: str) -> int | None:

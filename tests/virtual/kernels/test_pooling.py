@@ -36,3 +36,17 @@ def test_three_dimensions_copy_before_or_after_the_output(events: Events) -> Non
     x = _channels_last(2, 8, 16, 17, 18)
     assert events(lambda: functional.adaptive_avg_pool3d(x, (1, 2, 3))) == "+313344 +384 -0"
     assert events(lambda: functional.avg_pool3d(x, 3, 2, 1)) == "+41472 +313344 -1"
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("pool", [functional.max_pool2d, functional.avg_pool2d, functional.adaptive_avg_pool2d])
+def test_the_gradient_of_a_sum_is_copied(pool: Callable[..., torch.Tensor], channels_last: bool) -> None:
+    """As torch's own host code does it over the stand-in libraries."""
+    x = _channels_last(2, 64, 64, 64) if channels_last else torch.empty(2, 64, 64, 64, device="cuda").requires_grad_()
+    pooled = pool(x, 8)
+    copy_bytes = 0 if channels_last and pool is functional.adaptive_avg_pool2d else pooled.numel() * 4
+    total = pooled.sum()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    total.backward()
+    assert torch.cuda.max_memory_allocated() - before == 512 + x.numel() * 4 + copy_bytes

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from tonnage.allocator import AllocatorSettings
 from tonnage.explain.case import Case
 from tonnage.explain.findings import Finding, Guilty, lines_words
-from tonnage.explain.fixes import Fix
+from tonnage.explain.fixes import Fix, allocator_setting
 from tonnage.explain.holes import Holes, holes_at
 from tonnage.recording.replay import outcome_on
 from tonnage.units import MIB, format_bytes
@@ -101,5 +101,5 @@ def _fixes(case: Case) -> Iterator[Fix]:
         rescues = after.failed is None if case.death else None
         if rescues or (saved >= MIB and not case.death):
             name = configuration.split(":")[0].replace("_", " ")
-            yield Fix(name, saved, "nothing", f"PYTORCH_ALLOC_CONF={settings}", rescues)
+            yield Fix(name, saved, "nothing", allocator_setting(needed, settings), rescues)
             return

@@ -21,6 +21,7 @@ import importlib.util
 import shutil
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -71,9 +72,14 @@ def _actions_on_import(gpu: Gpu, stand_ins: StandIns, folder: str, patches: Patc
 
 
 def _leave_alone(trace_rules: ModuleType, patches: Patches) -> None:
-    """Keep Dynamo out of our kernels and callbacks, which run between the graphs of a function that breaks."""
-    patches.set(trace_rules, "SKIP_DIRS", list(trace_rules.SKIP_DIRS))
-    for package in ("tonnage.allocator", "tonnage.recording", "tonnage.script", "tonnage.virtual"):
+    """Keep Dynamo out of our kernels and callbacks, which run between the graphs of a function that breaks.
+
+    Stand-ins of packages are traced as the packages would be.
+    """
+    virtual = Path(__file__).parents[1]
+    ours = [str(path) for path in virtual.iterdir() if path.name != "packages"]
+    patches.set(trace_rules, "SKIP_DIRS", [*trace_rules.SKIP_DIRS, *ours])
+    for package in ("tonnage.allocator", "tonnage.recording", "tonnage.script"):
         trace_rules.add(package)
     patches.on_undo(trace_rules._recompile_re)
 

@@ -7,6 +7,7 @@ and one thing changes it: a reduction whose kernel takes many registers gets a s
 Registers that spill only take a configuration out of the comparison, which decides nothing here.
 """
 
+import copy
 import hashlib
 import math
 from collections.abc import Callable
@@ -67,7 +68,8 @@ class CompileResult:
 
 def _registers_decide(autotuner: Any, config: Any) -> bool:
     """Whether some register count would give a kernel its second configuration (see `_dynamic_scale_rblock`)."""
-    if len(autotuner.compile_results) != 1:  # they will be timed anyway
+    results = autotuner.compile_results if hasattr(autotuner, "compile_results") else autotuner.configs  # in torch 2.6
+    if len(results) != 1:  # they will be timed anyway
         return False
     card = autotuner.device_props
     blocks = [size for name, size in config.kwargs.items() if name.startswith("R")]
@@ -82,32 +84,54 @@ def skip_compilation(triton_heuristics: ModuleType, stand_ins: StandIns, patches
     autotuner_class = triton_heuristics.CachingAutotuner
     plain = autotuner_class._precompile_config
 
-    def precompile_config(self: Any, config: Any) -> Any:
+    def precompile_config(self: Any, config: Any, *warm_cache_only: bool) -> Any:
         if self.device_props.type != "cuda":
-            return plain(self, config)
+            return plain(self, config, *warm_cache_only)
         kernel = Kernel(self, config, lambda: _compile(triton_heuristics, self, config))
         on_launch = None
         if self.custom_kernel:
             on_launch = lambda: stand_ins.unmodelled(  # noqa: E731
                 f"triton kernel {self.fn.__name__}", "not run: it writes into tensors that exist already"
             )
-        return CompileResult(kernel, config, self._create_compile_meta(config), on_launch)
+        result = CompileResult(kernel, config, _compile_meta(self, config), on_launch)
+        return (kernel, result.make_launcher()) if warm_cache_only else result  # a pair in torch 2.6
 
     patches.set(autotuner_class, "_precompile_config", precompile_config)
 
 
 def _compile(triton_heuristics: ModuleType, autotuner: Any, config: Any) -> Any:
     """Triton's own compilation for the card, down to machine code; it needs no GPU."""
-    meta = autotuner._create_compile_meta(config)
+    meta = _compile_meta(autotuner, config)
     source = triton_heuristics.ASTSource(autotuner.fn, meta["signature"], meta["constants"], meta["configs"][0])
     target = triton_heuristics.GPUTarget("cuda", meta["cc"], autotuner.device_props.warp_size)
-    options = autotuner._create_compile_options(config, meta)
+    if hasattr(autotuner, "_create_compile_options"):
+        options = autotuner._create_compile_options(config, meta)
+    else:
+        options = {key: meta[key] for key in ("num_warps", "num_stages", "debug")} | {"sanitize_overflow": False}
     return triton_heuristics.triton.compile(source, target=target, options=options)
+
+
+def _compile_meta(autotuner: Any, config: Any) -> dict[str, Any]:
+    """What Inductor tells Triton of one configuration; before torch 2.9 no method of its own makes that."""
+    if hasattr(autotuner, "_create_compile_meta"):
+        meta: dict[str, Any] = autotuner._create_compile_meta(config)
+        return meta
+    meta = copy.deepcopy(autotuner.triton_meta)
+    meta["constants"].update(config.kwargs)
+    return meta | {
+        "num_warps": config.num_warps,
+        "num_stages": config.num_stages,
+        "debug": autotuner.inductor_meta.get("assert_indirect_indexing", True),
+        "device_type": autotuner.device_props.type,
+        "cc": autotuner.device_props.cc,
+    }
 
 
 def constant_times(benchmarking: ModuleType, patches: Patches) -> None:
     """Run what is timed as seldom as possible; the buffers that timing takes are made all the same."""
-    benchmarker = benchmarking.InductorBenchmarker
+    benchmarker = getattr(benchmarking, "InductorBenchmarker", None)
+    if benchmarker is None:  # torch 2.6 times with Triton, whose `do_bench` is replaced
+        return
     plain = benchmarker.benchmark_gpu
 
     def benchmark_gpu(self: Any, _callable: Callable[[], Any], *arguments: Any, **keywords: Any) -> Any:

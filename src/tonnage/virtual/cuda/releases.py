@@ -1,7 +1,9 @@
 """The versions of CUDA and its libraries that each PyTorch release was built with (`releases.toml`)."""
 
+import re
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,17 @@ def release_of(torch_version: tuple[int, int]) -> Release:
     rows = tomllib.loads((Path(__file__).parent / "releases.toml").read_text())["release"]
     releases = [_release(row) for row in rows]
     return max((r for r in releases if r.torch <= torch_version), key=lambda r: r.torch, default=releases[0])
+
+
+def release_of_wheel(torch_version: tuple[int, int], cuda: str, requirements: Iterable[str]) -> Release:
+    """The row of one wheel: a version of PyTorch has wheels for several versions of CUDA, and the table knows one of them."""
+    found: dict[str, Any] = {}
+    for requirement in requirements:
+        if match := re.match(r"nvidia-(cudnn|nccl|cusparselt)-cu\d+ ?\(?==(\d+)\.(\d+)\.(\d+)", requirement):
+            major, minor, patch = (int(number) for number in match.groups()[1:])
+            is_number = match[1] == "cusparselt"
+            found[match[1]] = major * 10_000 + minor * 100 + patch if is_number else (major, minor, patch)
+    return replace(release_of(torch_version), cuda=cuda, **found)
 
 
 def _release(row: dict[str, Any]) -> Release:

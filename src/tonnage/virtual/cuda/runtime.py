@@ -14,6 +14,7 @@ import torch
 from tonnage.virtual.cuda.cards import Cards
 from tonnage.virtual.cuda.patches import Patches
 from tonnage.virtual.cuda.releases import Release, release_of
+from tonnage.virtual.kernels.norms import unfused_rms_norm
 
 _NO_PROFILER = -2  # what NVTX answers where nothing listens
 
@@ -34,6 +35,8 @@ def install(cards: Cards, patches: Patches) -> None:
     _install_cudnn(release, patches)
     _install_profiler(patches)
     _install_attention_choice(patches)
+    if cards.at(0).torch_version < (2, 9):
+        patches.set(torch, "rms_norm", unfused_rms_norm)
 
 
 def _module(name: str, **contents: Any) -> ModuleType:
@@ -89,6 +92,7 @@ def _install_attention_choice(patches: Patches) -> None:
 
     names = {"flash": FLASH, "mem_efficient": EFFICIENT, "cudnn": CUDNN}
     patches.set_all(torch._C, {f"_can_use_{name}_attention": partial(can_use, which) for name, which in names.items()})
+    patches.set(torch._C, "_is_flash_attention_available", lambda: True)
 
 
 def _install_profiler(patches: Patches) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from tonnage.hardware import Gpu
-from tonnage.virtual.cuda.releases import release_of
+from tonnage.virtual.cuda.releases import Release
 from tonnage.virtual.kernels import library_sizes as sizes
 from tonnage.virtual.kernels.convolution_engines import Layer, Plan, Way, measured_bytes, search_bytes, workspace_bytes
 from tonnage.virtual.kernels.recurrent_sizes import KINDS, Network, dropout_state_bytes
@@ -31,8 +31,8 @@ class Card(Protocol):
         """Its row in the catalogue."""
 
     @property
-    def torch_version(self) -> tuple[int, int]:
-        """The release of PyTorch that runs on it."""
+    def release(self) -> Release:
+        """What the PyTorch that runs on it was built with."""
 
 
 Assume = Callable[[str, str], None]
@@ -172,7 +172,7 @@ def _sparse(fields: Fields, device: Card, assume: Assume) -> int:
 
 
 def _version(fields: Fields, device: Card, assume: Assume) -> int:
-    release = release_of(device.torch_version)
+    release = device.release
     versions = {"cudnn": release.cudnn_number, "cuda": release.cuda_number, "cusparselt": release.cusparselt}
     return versions.get(fields["library"], NONE)
 

@@ -17,6 +17,7 @@ from tonnage.hardware import Gpu
 from tonnage.ledger import Category
 from tonnage.recording.records import MarkKind, SegmentAction
 from tonnage.recording.records import OutOfMemory as OutOfMemoryRecord
+from tonnage.virtual.driver.loading import installed_release
 from tonnage.virtual.recorded import RecordedDevice
 
 # `TnEvent` of native/core.h: kind, device, address, size, serial, thread, operation, dtype, dims, reserved, shape
@@ -38,6 +39,7 @@ class DriverDevice(RecordedDevice):
 
     def __init__(self, gpu: Gpu, torch_version: tuple[int, int], core: ctypes.CDLL, torch: Any) -> None:
         super().__init__(gpu, torch_version)
+        self.release = installed_release()
         self._core = core
         self._torch = torch
         self._buffer = ctypes.create_string_buffer(_EVENT.size * _AT_ONCE)

@@ -1,6 +1,12 @@
-"""Wraps kernels of torch's dispatcher, so that something can be noted around each call of an operator."""
+"""Wraps kernels of torch's dispatcher, so that something can be noted around each call of an operator.
+
+Since torch 2.9 a kernel can be had (`torch.library.get_kernel`), and the wrapper takes its place. Before that the wrapper stands
+above the kernels of all devices, on the key BackendSelect: it comes after autograd, and every thread includes it. Operators
+that are called on the host then pass through Python too, which costs them some microseconds.
+"""
 
 import warnings
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -9,11 +15,13 @@ Wrapper = Callable[[Any, Callable[[], Any], Any, dict[str, Any]], Any]
 
 
 class Follower:
-    """The wrapped kernels of one owner. Before torch 2.9 kernels cannot be had, and nothing is followed."""
+    """The wrapped kernels of one session."""
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         self._libraries: dict[str, Any] = {}
+        # By operator: the wrappers that stand above the kernels, by the key of each.
+        self._above: dict[Any, dict[Any, Wrapper]] = defaultdict(dict)
 
     def follow(self, namespace: str, name: str, key: str, wrapper: Wrapper) -> None:
         """Call the wrapper in the place of an operator's kernel on this dispatch key."""
@@ -23,29 +31,65 @@ class Follower:
         has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
         if operator is None or has_kernel(f"{namespace}::{name}", "CompositeImplicitAutograd"):
             return  # of another version of torch, or made of operators that are followed themselves
-        if not hasattr(torch.library, "get_kernel"):
-            return
-        plain = torch.library.get_kernel(f"{namespace}::{name}", key).call_boxed
-        # Numbers arrive in the place of tensors where the script wrote `x * 2`, and torch's kernel takes tensors alone.
-        places = [at for at, argument in enumerate(operator._schema.arguments) if str(argument.type) == "Tensor"]
-
-        def kernel(keys: Any, *arguments: Any, **keywords: Any) -> Any:
-            for at in places:
-                if at < len(arguments) and isinstance(arguments[at], (bool, int, float)):
-                    number = _as_tensor(torch, arguments[at], arguments[1 if at == 0 else 0])
-                    arguments = (*arguments[:at], number, *arguments[at + 1 :])
-            return wrapper(operator, lambda: plain(keys, *arguments, **keywords), arguments, keywords)
-
-        if namespace not in self._libraries:
-            self._libraries[namespace] = torch.library.Library(namespace, "IMPL")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns of every kernel that is replaced
-            self._libraries[namespace].impl(name, kernel, key, with_keyset=True)
+        if hasattr(torch.library, "get_kernel"):
+            self._stand_in_place(operator, key, wrapper)
+        else:
+            self._stand_above(operator, key, wrapper)
 
     def release(self) -> None:
         """Leave the kernels as they were."""
         for library in self._libraries.values():
             library._destroy()
+
+    def _stand_in_place(self, operator: Any, key: str, wrapper: Wrapper) -> None:
+        plain = self._torch.library.get_kernel(operator._name, key).call_boxed
+        as_tensors = self._numbers_as_tensors(operator)
+
+        def kernel(keys: Any, *given: Any, **keywords: Any) -> Any:
+            arguments = as_tensors(given)
+            return wrapper(operator, lambda: plain(keys, *arguments, **keywords), arguments, keywords)
+
+        self._register(operator, kernel, key)
+
+    def _stand_above(self, operator: Any, key: str, wrapper: Wrapper) -> None:
+        wrappers = self._above[operator]
+        wrappers[getattr(self._torch._C.DispatchKey, key)] = wrapper
+        if len(wrappers) > 1:
+            return  # the operator's kernel is there already
+        above = self._torch._C.DispatchKey.BackendSelect
+        plain = operator.redispatch
+        as_tensors = self._numbers_as_tensors(operator)
+
+        def kernel(keys: Any, *given: Any, **keywords: Any) -> Any:
+            arguments = as_tensors(given)
+            below = keys.remove(above)
+            wrapper = wrappers.get(below.highestPriorityTypeId())
+            if wrapper is None:
+                return plain(below, *arguments, **keywords)
+            return wrapper(operator, lambda: plain(below, *arguments, **keywords), arguments, keywords)
+
+        self._register(operator, kernel, "BackendSelect")
+
+    def _register(self, operator: Any, kernel: Callable[..., Any], key: str) -> None:
+        if operator.namespace not in self._libraries:
+            self._libraries[operator.namespace] = self._torch.library.Library(operator.namespace, "IMPL")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of every kernel that is replaced
+            self._libraries[operator.namespace].impl(operator, kernel, key, with_keyset=True)
+
+    def _numbers_as_tensors(self, operator: Any) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+        """Numbers arrive in the place of tensors where the script wrote `x * 2`, and torch's kernels take tensors alone."""
+        torch = self._torch
+        places = [at for at, argument in enumerate(operator._schema.arguments) if str(argument.type) == "Tensor"]
+
+        def change(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+            for at in places:
+                if at < len(arguments) and isinstance(arguments[at], (bool, int, float)):
+                    number = _as_tensor(torch, arguments[at], arguments[1 if at == 0 else 0])
+                    arguments = (*arguments[:at], number, *arguments[at + 1 :])
+            return arguments
+
+        return change
 
 
 def _as_tensor(torch: Any, number: float, beside: Any) -> Any:
@@ -57,4 +101,4 @@ def _as_tensor(torch: Any, number: float, beside: Any) -> Any:
         or isinstance(number, bool)
         or (isinstance(number, int) and dtype != torch.bool)
     )
-    return torch.tensor(number, dtype=dtype if keeps else None)
+    return torch._C._VariableFunctions.tensor(number, dtype=dtype if keeps else None)

@@ -6,6 +6,7 @@ ours goes on when the script's has ended.
 
 from collections.abc import Callable
 from dataclasses import replace
+from inspect import signature
 from typing import Any
 
 from tonnage.virtual.driver.device import DriverDevice
@@ -66,11 +67,15 @@ class History:
 
     def _set(self, enabled: str | None) -> None:
         """Through torch's public function, whose native half takes other arguments in every version."""
+        record = self._torch.cuda.memory._record_memory_history
         self._is_ours_to_come = True
         try:
-            self._torch.cuda.memory._record_memory_history(
-                enabled, context=None, max_entries=_MOST_ENTRIES, clear_history=True
-            )
+            if "clear_history" in signature(record).parameters:
+                record(enabled, context=None, max_entries=_MOST_ENTRIES, clear_history=True)
+            else:
+                # Before torch 2.8 a history is dropped by ending it.
+                record(None)
+                record(enabled, context=None, max_entries=_MOST_ENTRIES)
         finally:
             self._is_ours_to_come = False
 
@@ -79,7 +84,7 @@ class History:
         if not self._is_on:
             return
         self._device.drain()
-        entries = self._torch._C._cuda_memorySnapshot(None)["device_traces"][0]
+        entries = self._torch.cuda.memory._snapshot()["device_traces"][0]
         for entry in entries[self._taken :]:
             action = entry["action"]
             if action == "alloc":

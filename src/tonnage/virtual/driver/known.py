@@ -27,6 +27,9 @@ class KnownValues:
     def __init__(self, device: DriverDevice, torch: Any) -> None:
         self._device = device
         self._torch = torch
+        self._plain = (
+            torch._C._VariableFunctions
+        )  # a library may have replaced those of torch by its own (DeepSpeed, ZeRO 3)
         self._mirrors: dict[int, _Mirror] = {}
         self._laws: dict[int, int] = {}
 
@@ -47,7 +50,7 @@ class KnownValues:
         """The values of a known tensor, on the host."""
         mirror = self._mirror(tensor)
         assert mirror is not None
-        empty = self._torch.empty(0, dtype=tensor.dtype)
+        empty = self._plain.empty(0, dtype=tensor.dtype)
         return empty.set_(mirror.storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
     def put(self, tensor: Any, values: Any, fresh: bool = False) -> None:

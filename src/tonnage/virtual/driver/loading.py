@@ -10,12 +10,14 @@ import os
 import re
 import sys
 import uuid
+from dataclasses import replace
 from functools import cache
+from importlib.metadata import Distribution
 from pathlib import Path
 
 from tonnage.errors import MissingPart
 from tonnage.hardware import Gpu
-from tonnage.virtual.cuda.releases import release_of
+from tonnage.virtual.cuda.releases import Release, release_of, release_of_wheel
 from tonnage.virtual.driver.build import CORE, libraries, library_folder
 
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "tonnage")
@@ -33,6 +35,7 @@ class Card(ctypes.Structure):
             for name in "major minor binary_version sm_count threads_per_sm threads_per_block blocks_per_sm registers_per_sm "
             "clock_khz memory_clock_khz memory_bus_bits l2_bytes driver_version runtime_version devices".split()
         ),
+        *((name, ctypes.c_int64) for name in ("memory_rate", "link_rate", "matrix_rate")),
     ]  # fmt: skip
 
 
@@ -62,6 +65,17 @@ def installed_cuda() -> int:
 
 
 @cache
+def installed_release() -> Release:
+    """What the installed torch was built with."""
+    root = torch_root()
+    version, cuda = installed_version(root)
+    major, minor = (int(number) for number in version.split(".")[:2])
+    described = Distribution.discover(name="torch", path=[str(root.parent)])
+    requirements = next((found.requires or [] for found in described), [])
+    return replace(release_of_wheel((major, minor), cuda, requirements), torch=(major, minor))
+
+
+@cache
 def load(cuda_major: int) -> ctypes.CDLL:
     """The core of the stand-ins, with every library loaded under the name that torch looks for."""
     if "torch" in sys.modules:
@@ -86,10 +100,11 @@ def is_loaded() -> bool:
 
 def prepare(gpu: Gpu, devices: int = 1) -> ctypes.CDLL:
     """Load the stand-ins for the installed torch and let them be this card."""
-    version, _ = installed_version(torch_root())
-    major, minor = version.split(".")[:2]
+    release = installed_release()
     core = load(installed_cuda())
-    describe(core, gpu, (int(major), int(minor)), devices)
+    describe(core, gpu, release.torch, devices)
+    card = Card.in_dll(core, "tn_card")
+    card.driver_version = card.runtime_version = release.cuda_number
     return core
 
 
@@ -122,6 +137,8 @@ def describe(core: ctypes.CDLL, gpu: Gpu, torch_version: tuple[int, int], device
     card.memory_bus_bits, card.l2_bytes = gpu.memory_bus_bits, gpu.l2_bytes
     card.driver_version = card.runtime_version = release.cuda_number
     card.devices = devices
+    card.memory_rate, card.link_rate = int(gpu.bandwidth_bytes_per_s), int(gpu.pcie_bytes_per_s)
+    card.matrix_rate = int(max(gpu.rates.get(name, 0.0) for name in ("bf16", "fp16", "fp32")))
     for name, overhead in gpu.overheads.items():
         core.tn_set_part(name.encode(), ctypes.c_int64(overhead.size_bytes))
     core.tn_use(b"context")

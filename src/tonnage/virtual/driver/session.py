@@ -8,6 +8,7 @@ from tonnage.hardware import Gpu
 from tonnage.virtual.companions import install_companions
 from tonnage.virtual.driver import answers, loading
 from tonnage.virtual.driver.device import DriverDevice
+from tonnage.virtual.driver.following import Follower
 from tonnage.virtual.driver.history import History
 from tonnage.virtual.driver.unwritten import Unwritten
 from tonnage.virtual.driver.values import Values
@@ -16,6 +17,7 @@ from tonnage.virtual.standins import StandIns
 
 _EVENTS = ctypes.CFUNCTYPE(None)
 _ANSWER = ctypes.CFUNCTYPE(ctypes.c_longlong, ctypes.c_char_p)
+_ASSUMED_KERNELS = "One whose machine code could not be read is taken to use 32 registers a thread."
 
 
 class DriverSession(Session):
@@ -39,8 +41,9 @@ class DriverSession(Session):
             )
             self._stand_ins.assume("torch", words)
         self.history = History(self.device, torch)
+        self.follower = Follower(torch)
         self.values = Values(self, torch)
-        self.unwritten = Unwritten(torch)
+        self.unwritten = Unwritten(self.follower, torch)
         self.device.on_freed = self.values.dropped
 
     @property
@@ -63,15 +66,18 @@ class DriverSession(Session):
         self._undo += [
             install_hooks(self.device.attribution),
             self.history.install(),
-            self.values.install(),
-            self.unwritten.install(),
+            self.follower.release,
         ]
+        self.values.install()
+        self.unwritten.install()
         self._undo.append(install_companions(self.stand_ins, self.gpu))
 
     def _uninstall(self) -> None:
         self.device.drain()
         self.core.tn_close()
         self._note_unknown()
+        if self.core.tn_assumed_kernels():
+            self.stand_ins.assume("kernels", _ASSUMED_KERNELS)
 
     def recording(self, **header: Any) -> Any:
         """What happened so far."""

@@ -30,21 +30,23 @@ _MOST_PASSED = 1 << 30
 class Unwritten:
     """Follows the operators of the host that fill and derive large tensors."""
 
-    def __init__(self, torch: Any) -> None:
+    def __init__(self, follower: Follower, torch: Any) -> None:
         self._torch = torch
+        self._plain = (
+            torch._C._VariableFunctions
+        )  # a library may have replaced those of torch by its own (DeepSpeed, ZeRO 3)
         self._addresses: dict[int, int] = {}
-        self._follower = Follower(torch)
+        self._follower = follower
         self._core = ctypes.CDLL(CORE)
         self._passed = 0
 
-    def install(self) -> Callable[[], None]:
-        """Follow them; the result leaves them alone again."""
+    def install(self) -> None:
+        """Follow them until the session's follower is released."""
         for name in FILLS:
             self._follower.follow("aten", name, "CPU", self._fill)
         for name in DERIVES:
             self._follower.follow("aten", name, "CPU", self._derive)
         self._follower.follow("aten", "copy_", "CPU", self._copy)
-        return self._follower.release
 
     def _is_large(self, tensor: Any) -> bool:
         return bool(
@@ -71,7 +73,7 @@ class Unwritten:
             return call()
         self._mark(target)
         # A small tensor that ends as this one does is filled, as ends are drawn twice or in part; the rest is passed over.
-        small = self._torch.empty(_SMALL + target.numel() % _SMALL, dtype=target.dtype)
+        small = self._plain.empty(_SMALL + target.numel() % _SMALL, dtype=target.dtype)
         words = 2 if target.dtype is self._torch.float64 else 1
         self._pass_over(keywords.get("generator"), words * (target.numel() - small.numel()))
         operator(small, *arguments[1:], **keywords)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from tonnage.virtual.assumptions import as_mask, beyond_tolerance, distinct_values
 from tonnage.virtual.driver.collectives import COLLECTIVES, Collectives
 from tonnage.virtual.driver.followed import CHOSEN, EVALUATED, FILLS, FLAGS, SAMPLERS
-from tonnage.virtual.driver.following import Follower
 from tonnage.virtual.driver.known import MOST_INTEGERS, KnownValues, address_of, version_of, without_repeats
 
 if TYPE_CHECKING:
@@ -38,12 +37,12 @@ class Values(KnownValues):
     def __init__(self, session: "DriverSession", torch: Any) -> None:
         super().__init__(session.device, torch)
         self._session = session
-        self._follower = Follower(torch)
+        self._follower = session.follower
         self._generator: Any = None
-        self._told: list[int] = []
+        self._told: list[float] = []
 
-    def install(self) -> Callable[[], None]:
-        """Follow the operators; the result leaves them alone again."""
+    def install(self) -> None:
+        """Follow the operators until the session's follower is released."""
         torch = self._torch
         self._generator = torch.Generator().manual_seed(0)
         for name, wrapper in self._wrappers():
@@ -51,13 +50,13 @@ class Values(KnownValues):
         self._follower.follow("aten", "_coalesce", "SparseCUDA", self._coalesced)
         for name in COLLECTIVES:
             self._follower.follow("c10d", name, "CUDA", Collectives(self, torch).follow)
-        return self._follower.release
 
     def _wrappers(self) -> Iterator[tuple[str, Callable[..., Any]]]:
         yield "_local_scalar_dense", self._read_scalar
         yield "copy_", self._copy
         yield "nonzero", self._nonzero
         yield "equal", self._equal
+        yield "histc", self._histogram
         for name in ("_unique2", "unique_consecutive", "unique_dim"):
             yield name, self._unique
         for names, wrapper in (
@@ -81,7 +80,7 @@ class Values(KnownValues):
             result = call()
             self._follow_law(operator, arguments, result)
             if decided is not None:
-                self.put(result, self._torch.full(result.shape, decided, dtype=result.dtype))
+                self.put(result, self._plain.full(result.shape, decided, dtype=result.dtype))
                 return result
             if operator._schema.name.endswith("_"):
                 self.dropped(address_of(arguments[0]))
@@ -126,7 +125,7 @@ class Values(KnownValues):
         dtype = _NAMES.get(str(result.dtype).removeprefix("torch."), "")
         number, value = self._session.laws.follow(operator._schema.name, operands, elements, result.numel(), dtype)
         if value is not None:
-            self.put(result, self._torch.full(result.shape, value, dtype=result.dtype))
+            self.put(result, self._plain.full(result.shape, value, dtype=result.dtype))
         else:
             self._keep_law(result, number)
 
@@ -167,7 +166,7 @@ class Values(KnownValues):
         if not self._may_be_known(target):
             self.dropped(address_of(target))
             return result
-        host = self._torch.empty(target.shape, dtype=target.dtype)
+        host = self._plain.empty(target.shape, dtype=target.dtype)
         name = operator._schema.name
         if name == "aten::zero_":
             self.put(target, host.zero_())
@@ -194,7 +193,7 @@ class Values(KnownValues):
         ):
             answer = beyond_tolerance(name, arguments[-1])
         if answer is not None:
-            self.put(result, self._torch.full(result.shape, answer, dtype=result.dtype))
+            self.put(result, self._plain.full(result.shape, answer, dtype=result.dtype))
         return result
 
     def _chosen(
@@ -213,11 +212,11 @@ class Values(KnownValues):
             else source.shape[-1 if dim is None else dim]
         )
         dim = -1 if dim is None else dim
-        drawn = self._torch.randint(max(choices, 1), indices.shape, generator=self._generator)
+        drawn = self._plain.randint(max(choices, 1), indices.shape, generator=self._generator)
         if indices.dim() == source.dim() and indices.dim():  # none twice, as the k largest have it
             rows = indices.numel() // indices.shape[dim]
             if rows * choices <= 1 << 18:
-                ranked = self._torch.rand(rows, choices, generator=self._generator).topk(indices.shape[dim]).indices
+                ranked = self._plain.rand(rows, choices, generator=self._generator).topk(indices.shape[dim]).indices
                 shape = list(indices.shape)
                 count = shape.pop(dim)
                 drawn = ranked.reshape(*shape, count).movedim(-1, dim)
@@ -299,12 +298,21 @@ class Values(KnownValues):
         else:
             count = self._true_elements(mask)
             if count == mask.numel() and count * mask.dim() <= MOST_INTEGERS:
-                found = self._torch.ones(mask.shape, dtype=self._torch.bool).nonzero()
+                found = self._plain.ones(mask.shape, dtype=self._torch.bool).nonzero()
         self._tell(count)
         result = call()
         self._told = []
         if found is not None:
             self.put(result, found, fresh=True)
+        return result
+
+    def _histogram(
+        self, operator: Any, call: Callable[[], Any], arguments: Sequence[Any], keywords: dict[str, Any]
+    ) -> Any:
+        """Counts between bounds, which torch reads from the card where the script names none. Any two will do."""
+        self._told = [0.0, 1.0]
+        result = call()
+        self._told = []
         return result
 
     def _true_elements(self, mask: Any) -> int:
@@ -345,7 +353,7 @@ class Values(KnownValues):
             return call()
         if self._mirror(indices) is not None:
             sizes = arguments[0].shape[: indices.shape[0]]
-            flat = self.host_view(indices).T.long() @ self._torch.tensor(
+            flat = self.host_view(indices).T.long() @ self._plain.tensor(
                 [math.prod(sizes[at + 1 :]) for at in range(len(sizes))]
             )
             flat = flat.unique()

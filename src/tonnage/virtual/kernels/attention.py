@@ -60,6 +60,8 @@ def _rounded_width(width: int) -> int:
 
 
 def _random_state(like: torch.Tensor, dropout: float) -> tuple[torch.Tensor, torch.Tensor]:
+    if _device().torch_version < (2, 7):
+        return _seed(), _seed()
     state = torch.empty(2, dtype=torch.uint64, device=like.device)
     unused = torch.empty((), dtype=torch.uint64, device=like.device)
     if dropout > 0:

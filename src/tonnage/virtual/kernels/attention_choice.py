@@ -110,7 +110,10 @@ def _prefer_cudnn_once(device: Any) -> None:
     if _ordered is device:
         return
     _ordered = device
-    preferred = device.gpu.compute_capability[0] in attention_data()["cudnn"]["preferred_capability_majors"]
+    cudnn = attention_data()["cudnn"]
+    preferred = device.gpu.compute_capability[0] in cudnn[
+        "preferred_capability_majors"
+    ] and device.torch_version >= tuple(cudnn["preferred_since"])
     torch._C._set_sdp_priority_order([CUDNN, FLASH, EFFICIENT, MATH] if preferred else [FLASH, EFFICIENT, MATH, CUDNN])
 
 

@@ -107,19 +107,23 @@ def _use_lt() -> None:
     active().workspaces.use("cublaslt")
 
 
-def _through_lt(operator: Any) -> Any:
+def _through_lt(operator: Any, since: tuple[int, int] = (2, 0)) -> Any:
+    """A product in cuBLASLt, which has a workspace since this version."""
     compute = plain(operator)
 
     def multiply(*operands: Any, **others: Any) -> torch.Tensor:
+        from tonnage.virtual.session import active
+
         result: torch.Tensor = compute(*operands, **others)
-        _use_lt()
+        if active().device.torch_version >= since:
+            _use_lt()
         return result
 
     return multiply
 
 
-kernel("_int_mm")(_through_lt(_ATEN._int_mm.default))
-kernel("_int_mm.out")(_through_lt(_ATEN._int_mm.out))
+kernel("_int_mm")(_through_lt(_ATEN._int_mm.default, since=(2, 9)))
+kernel("_int_mm.out")(_through_lt(_ATEN._int_mm.out, since=(2, 9)))
 kernel("_scaled_mm")(_through_lt(_ATEN._scaled_mm.default))
 kernel("_scaled_mm.out")(_through_lt(_ATEN._scaled_mm.out))
 

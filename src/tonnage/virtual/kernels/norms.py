@@ -3,6 +3,7 @@
 Batch normalisation goes through cuDNN and lives with the convolutions.
 """
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -32,6 +33,17 @@ def native_layer_norm(input: Any, normalized_shape: list[int], weight: Any, bias
 def fused_rms_norm(input: Any, normalized_shape: list[int], weight: Any, eps: float | None) -> Tensors:
     rows = input.contiguous()
     return torch.empty_like(rows), _statistics(rows, normalized_shape)
+
+
+def unfused_rms_norm(
+    input: torch.Tensor, normalized_shape: Sequence[int], weight: torch.Tensor | None = None, eps: float | None = None
+) -> torch.Tensor:
+    """`torch.rms_norm` before torch 2.9: operators that autograd differentiates one by one."""
+    wide = input.to(torch.float32) if input.dtype in (torch.float16, torch.bfloat16) else input
+    dims = list(range(input.dim() - len(normalized_shape), input.dim()))
+    scale = wide.pow(2).mean(dims, keepdim=True).add_(torch.finfo(wide.dtype).eps if eps is None else eps).rsqrt()
+    result = wide.mul(scale).type_as(input)
+    return result if weight is None else result.mul(weight)
 
 
 def _statistics(rows: torch.Tensor, normalized_shape: list[int]) -> torch.Tensor:

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tonnage.virtual.kernels.convolution import suggested_format
 from tonnage.virtual.kernels.registry import kernel, plain
 
 aten = torch.ops.aten
@@ -62,3 +63,25 @@ def avg_pool3d(self: Tensor, kernel_size: list[int], *rest: Any, **options: Any)
     output: Tensor = _avg_pool3d(self, kernel_size, *rest, **options)
     self.contiguous()
     return output
+
+
+def _copying_gradient(operator: Any, channels_last: bool) -> Any:
+    """Backward of a pooling: after the result, the gradient is laid out as the input is, which that of a sum is not.
+
+    A pooling may read a gradient of any strides where the input has its channels last.
+    """
+    compute = plain(operator)
+
+    def backward(grad_output: Tensor, self: Tensor, *others: Any, **options: Any) -> Tensor:
+        result: Tensor = compute(grad_output, self, *others, **options)
+        layout = suggested_format(self)
+        if channels_last or layout is torch.contiguous_format:
+            grad_output.contiguous(memory_format=layout)
+        return result
+
+    return backward
+
+
+kernel("max_pool2d_with_indices_backward")(_copying_gradient(aten.max_pool2d_with_indices_backward.default, True))
+kernel("avg_pool2d_backward")(_copying_gradient(aten.avg_pool2d_backward.default, True))
+kernel("_adaptive_avg_pool2d_backward")(_copying_gradient(aten._adaptive_avg_pool2d_backward.default, False))

@@ -251,25 +251,19 @@ TN_EXPORT int tn_is_device(const void *pointer) {
   return device;
 }
 
-// Work and time.
-
-static int64_t ticks, done_until, launches;
-
-TN_EXPORT int64_t tn_tick(void) { return __atomic_add_fetch(&ticks, 1, __ATOMIC_RELAXED); }
-TN_EXPORT int64_t tn_now(void) { return __atomic_load_n(&ticks, __ATOMIC_RELAXED); }
-TN_EXPORT int tn_is_done(int64_t tick) { return tick <= __atomic_load_n(&done_until, __ATOMIC_RELAXED); }
-TN_EXPORT void tn_catch_up(int64_t tick) {
-  if (tick > __atomic_load_n(&done_until, __ATOMIC_RELAXED)) __atomic_store_n(&done_until, tick, __ATOMIC_RELAXED);
-}
+static int64_t launches;
 
 TN_EXPORT long long tn_launch(const char *name) {
   (void)name;
-  tn_tick();
   if (!__atomic_load_n(&launches, __ATOMIC_RELAXED)) tn_use("kernels");
   return __atomic_add_fetch(&launches, 1, __ATOMIC_RELAXED);
 }
 
 TN_EXPORT long long tn_launches(void) { return launches; }
+
+static int communicators;
+TN_EXPORT void tn_new_communicator(void) { __atomic_add_fetch(&communicators, 1, __ATOMIC_RELAXED); }
+TN_EXPORT int tn_communicators(void) { return communicators; }
 
 static __thread int current_device;
 TN_EXPORT int tn_current_device(void) { return current_device; }

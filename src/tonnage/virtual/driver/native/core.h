@@ -20,6 +20,7 @@ typedef struct {
   int32_t clock_khz, memory_clock_khz, memory_bus_bits, l2_bytes;
   int32_t driver_version, runtime_version;
   int32_t devices;
+  int64_t memory_rate, link_rate, matrix_rate;  // bytes a second of its memory and of the link to the host; 16-bit operations
 } TnCard;
 
 enum TnKind {
@@ -55,12 +56,9 @@ int64_t tn_used_bytes(int device);
 int tn_is_device(const void *pointer);              // its device + 1, or 0 for the host
 int64_t tn_size_at(uint64_t address, uint64_t *start);  // of the allocation or reservation around an address
 
-// Work and time: a tick for everything that is queued; what was queued before a synchronisation is done.
-int64_t tn_tick(void);
-int64_t tn_now(void);
-void tn_catch_up(int64_t tick);
-int tn_is_done(int64_t tick);
 long long tn_launch(const char *name);
+void tn_new_communicator(void);
+int tn_communicators(void);
 
 // The log, what nobody gave a meaning, and what libraries take from the card.
 void tn_log(int kind, int device, uint64_t address, int64_t size);

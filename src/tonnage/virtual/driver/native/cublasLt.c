@@ -6,6 +6,7 @@
 
 #define API TN_EXPORT
 typedef struct { uint64_t words[8]; } Description;  // the opaque structures are at least as large
+typedef struct { uint64_t rows, columns; } Layout;
 typedef struct { uint8_t algorithm[64]; size_t workspace; int state; float waves; int reserved[4]; } Heuristic;
 
 API int cublasLtCreate(void **handle) { return *handle = calloc(1, 64), 0; }
@@ -21,8 +22,8 @@ API int cublasLtMatmulDescInit_internal(void *made, size_t size, int compute, in
 API int cublasLtMatmulDescDestroy(void *made) { return free(made), 0; }
 API int cublasLtMatmulDescSetAttribute(void *of, int attribute, const void *value, size_t size) { return (void)of, (void)attribute, (void)value, (void)size, 0; }
 API int cublasLtMatmulDescGetAttribute(void *of, int attribute, void *value, size_t size, size_t *written) { return (void)of, (void)attribute, memset(value, 0, size), written ? (*written = size, 0) : 0; }
-API int cublasLtMatrixLayoutCreate(void **made, int type, uint64_t rows, uint64_t columns, int64_t leading) { return (void)type, (void)rows, (void)columns, (void)leading, *made = calloc(1, 256), 0; }
-API int cublasLtMatrixLayoutInit_internal(void *made, size_t size, int type, uint64_t rows, uint64_t columns, int64_t leading) { return (void)type, (void)rows, (void)columns, (void)leading, memset(made, 0, size), 0; }
+API int cublasLtMatrixLayoutInit_internal(void *made, size_t size, int type, uint64_t rows, uint64_t columns, int64_t leading) { return (void)type, (void)leading, memset(made, 0, size), *(Layout *)made = (Layout){rows, columns}, 0; }
+API int cublasLtMatrixLayoutCreate(void **made, int type, uint64_t rows, uint64_t columns, int64_t leading) { return *made = calloc(1, 256), cublasLtMatrixLayoutInit_internal(*made, sizeof(Layout), type, rows, columns, leading); }
 API int cublasLtMatrixLayoutDestroy(void *made) { return free(made), 0; }
 API int cublasLtMatrixLayoutSetAttribute(void *of, int attribute, const void *value, size_t size) { return (void)of, (void)attribute, (void)value, (void)size, 0; }
 API int cublasLtMatrixTransformDescCreate(void **made, int type) { return (void)type, *made = calloc(1, 256), 0; }
@@ -43,8 +44,12 @@ API int cublasLtMatmulAlgoCheck(void *handle, void *of, void *a, void *b, void *
 API int cublasLtMatmulAlgoConfigGetAttribute(const void *of, int attribute, void *value, size_t size, size_t *written) { return (void)of, (void)attribute, memset(value, 0, size), written ? (*written = size, 0) : 0; }
 API int cublasLtMatmul(void *handle, void *of, const void *alpha, const void *a, void *a_layout, const void *b, void *b_layout, const void *beta, const void *c,
                        void *c_layout, void *d, void *d_layout, const void *algorithm, void *workspace, size_t size, void *stream) {
-  (void)handle, (void)of, (void)alpha, (void)a, (void)a_layout, (void)b, (void)b_layout, (void)beta, (void)c, (void)c_layout, (void)d, (void)d_layout;
+  (void)handle, (void)of, (void)alpha, (void)a, (void)b, (void)b_layout, (void)beta, (void)c, (void)c_layout, (void)d;
   (void)algorithm, (void)workspace, (void)size;
-  return tn_queue(stream), tn_launch("cublasLtMatmul"), 0;
+  // One side of the first operand is a side of the result, whichever way it lies; the other is what is summed over.
+  const Layout *left = a_layout, *result = d_layout;
+  uint64_t summed = left->rows == result->rows ? left->columns : left->rows;
+  tn_queue_product(stream, 2.0 * (double)result->rows * (double)result->columns * (double)summed);
+  return tn_launch("cublasLtMatmul"), 0;
 }
 API int cublasLtLoggerSetLevel(int level) { return (void)level, 0; }

@@ -134,12 +134,12 @@ API Result cuMemSetAccess(Address address, size_t size, const void *access, size
 // Copies, fills, streams, events
 
 API Result cuMemcpy(Address to, Address from, size_t size) { return tn_copy((void *)to, (void *)from, size), 0; }
-API Result cuMemcpyAsync(Address to, Address from, size_t size, void *stream) { return tn_queue(stream), tn_copy((void *)to, (void *)from, size), 0; }
+API Result cuMemcpyAsync(Address to, Address from, size_t size, void *stream) { return tn_queue_copy(stream, (void *)to, (void *)from, size), tn_copy((void *)to, (void *)from, size), 0; }
 API Result cuMemcpyHtoD_v2(Address to, const void *from, size_t size) { return tn_copy((void *)to, from, size), 0; }
-API Result cuMemcpyHtoDAsync_v2(Address to, const void *from, size_t size, void *stream) { return tn_queue(stream), tn_copy((void *)to, from, size), 0; }
-API Result cuMemcpyDtoH_v2(void *to, Address from, size_t size) { return tn_copy(to, (void *)from, size), tn_catch_up(tn_now()), 0; }
-API Result cuMemcpyDtoHAsync_v2(void *to, Address from, size_t size, void *stream) { return tn_queue(stream), tn_copy(to, (void *)from, size), 0; }
-API Result cuMemcpyDtoDAsync_v2(Address to, Address from, size_t size, void *stream) { return tn_queue(stream), tn_copy((void *)to, (void *)from, size), 0; }
+API Result cuMemcpyHtoDAsync_v2(Address to, const void *from, size_t size, void *stream) { return tn_queue_copy(stream, (void *)to, from, size), tn_copy((void *)to, from, size), 0; }
+API Result cuMemcpyDtoH_v2(void *to, Address from, size_t size) { return tn_copy(to, (void *)from, size), tn_queue_copy(NULL, to, (void *)from, size), tn_stream_synchronize(NULL), 0; }
+API Result cuMemcpyDtoHAsync_v2(void *to, Address from, size_t size, void *stream) { return tn_queue_copy(stream, to, (void *)from, size), tn_copy(to, (void *)from, size), 0; }
+API Result cuMemcpyDtoDAsync_v2(Address to, Address from, size_t size, void *stream) { return tn_queue_copy(stream, (void *)to, (void *)from, size), tn_copy((void *)to, (void *)from, size), 0; }
 API Result cuMemsetD8Async(Address to, unsigned char value, size_t count, void *stream) { return tn_queue(stream), tn_fill((void *)to, value, count), 0; }
 API Result cuMemsetD32Async(Address to, unsigned value, size_t count, void *stream) { return (void)to, (void)value, (void)count, tn_queue(stream), 0; }
 API Result cuMemsetD8_v2(Address to, unsigned char value, size_t count) { return tn_fill((void *)to, value, count), 0; }
@@ -168,16 +168,15 @@ API Result cuLaunchHostFunc(void *stream, void (*function)(void *), void *data) 
 
 // Modules and kernels that were compiled at run time (Triton, nvrtc): they are loaded, found and launched, and do nothing.
 
-typedef struct { TnKernel needs; char name[256]; } Function;
+typedef struct { const void *module; char *name; } Function;
+static TnKernel needs_of(Function *function) { return tn_kernel_of(function->module, function->name, 0); }
 API Result cuModuleLoadData(void **module, const void *image) { return *module = (void *)image, tn_launch("module"), 0; }
 API Result cuModuleLoadDataEx(void **module, const void *image, unsigned count, int *options, void **values) { return (void)count, (void)options, (void)values, cuModuleLoadData(module, image); }
 API Result cuModuleLoadFatBinary(void **module, const void *image) { return cuModuleLoadData(module, image); }
 API Result cuModuleUnload(void *module) { return (void)module, 0; }
 API Result cuModuleGetFunction(void **function, void *module, const char *name) {
-  (void)module;
   Function *made = calloc(1, sizeof *made);
-  made->needs = (TnKernel){.registers = 32, .threads = tn_card.threads_per_block};
-  snprintf(made->name, sizeof made->name, "%s", name);
+  made->module = module, made->name = strdup(name);
   return *function = made, 0;
 }
 API Result cuModuleGetGlobal_v2(Address *address, size_t *size, void *module, const char *name) {
@@ -193,21 +192,25 @@ API Result cuLibraryGetModule(void **module, void *library) { return *module = l
 API Result cuKernelGetFunction(void **function, void *kernel) { return *function = kernel, 0; }
 API Result cuKernelSetAttribute(int attribute, int value, void *kernel, int device) { return (void)attribute, (void)value, (void)kernel, (void)device, 0; }
 API Result cuFuncGetAttribute(int *value, int attribute, void *function) {
-  TnKernel needs = ((Function *)function)->needs;
-  int found[] = {needs.threads, needs.shared_bytes, needs.constant_bytes, needs.local_bytes, needs.registers, tn_card.binary_version, tn_card.binary_version, 0, (int)tn_card.shared_per_block_optin, 0};
+  TnKernel needs = needs_of(function);
+  int found[] = {
+    needs.threads, needs.shared_bytes, needs.constant_bytes, needs.local_bytes, needs.registers, needs.ptx_version,
+    needs.binary_version, 0, (int)tn_card.shared_per_block_optin, 0
+  };
   return *value = attribute >= 0 && attribute < 10 ? found[attribute] : 0, 0;
 }
 API Result cuFuncSetAttribute(void *function, int attribute, int value) { return (void)function, (void)attribute, (void)value, 0; }
 API Result cuFuncSetCacheConfig(void *function, int config) { return (void)function, (void)config, 0; }
 API Result cuFuncGetName(const char **name, void *function) { return *name = ((Function *)function)->name, 0; }
 API Result cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void *stream, void **arguments, void **extra) {
-  (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)arguments, (void)extra;
-  return tn_queue(stream), tn_launch(((Function *)function)->name), 0;
+  (void)shared, (void)arguments, (void)extra;
+  tn_queue_kernel(stream, function, (int64_t)gx * gy * gz * bx * by * bz);
+  return tn_launch(((Function *)function)->name), 0;
 }
 struct LaunchConfig { unsigned gx, gy, gz, bx, by, bz, shared; void *stream; };
-API Result cuLaunchKernelEx(const struct LaunchConfig *config, void *function, void **arguments, void **extra) { return (void)arguments, (void)extra, tn_queue(config->stream), tn_launch(((Function *)function)->name), 0; }
+API Result cuLaunchKernelEx(const struct LaunchConfig *config, void *function, void **arguments, void **extra) { return cuLaunchKernel(function, config->gx, config->gy, config->gz, config->bx, config->by, config->bz, config->shared, config->stream, arguments, extra); }
 API Result cuLaunchCooperativeKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void *stream, void **arguments) { return cuLaunchKernel(function, gx, gy, gz, bx, by, bz, shared, stream, arguments, NULL); }
-API Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int threads, size_t shared) { return *blocks = tn_occupancy(((Function *)function)->needs, threads, (int64_t)shared), 0; }
+API Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int threads, size_t shared) { return *blocks = tn_occupancy(needs_of(function), threads, (int64_t)shared), 0; }
 API Result cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, void *function, int threads, size_t shared, unsigned flags) { return (void)flags, cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks, function, threads, shared); }
 API Result cuOccupancyMaxActiveClusters(int *clusters, void *function, const void *config) { return (void)function, (void)config, *clusters = tn_card.sm_count, 0; }
 API Result cuTensorMapEncodeTiled(void *map) { return memset(map, 0, 128), 0; }  // its other arguments describe data that no kernel will read

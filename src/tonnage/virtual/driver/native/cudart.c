@@ -104,7 +104,7 @@ API Error cudaFree(void *pointer) {
   int device = tn_is_device(pointer) - 1;
   int64_t size = tn_give_memory((uint64_t)pointer);
   if (!size) return result(cudaErrorInvalidValue);
-  tn_catch_up(tn_now());  // cudaFree waits for the device
+  tn_device_synchronize();  // cudaFree waits for the device
   tn_log(TN_SEGMENT_FREE, device, (uint64_t)pointer, size);
   return 0;
 }
@@ -197,12 +197,12 @@ API Error cudaIpcOpenEventHandle(void **event, IpcHandle handle) { return (void)
 
 // Copies and fills
 
-API Error cudaMemcpy(void *to, const void *from, size_t size, int kind) { return (void)kind, tn_copy(to, from, size), tn_catch_up(tn_now()), 0; }
-API Error cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, void *stream) { return (void)kind, tn_queue(stream), tn_copy(to, from, size), 0; }
+API Error cudaMemcpy(void *to, const void *from, size_t size, int kind) { return (void)kind, tn_copy(to, from, size), tn_queue_copy(NULL, to, from, size), tn_stream_synchronize(NULL), 0; }
+API Error cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, void *stream) { return (void)kind, tn_queue_copy(stream, to, from, size), tn_copy(to, from, size), 0; }
 API Error cudaMemcpyPeer(void *to, int there, const void *from, int here, size_t size) { return (void)there, (void)here, tn_copy(to, from, size), 0; }
-API Error cudaMemcpyPeerAsync(void *to, int there, const void *from, int here, size_t size, void *stream) { return (void)there, (void)here, tn_queue(stream), tn_copy(to, from, size), 0; }
+API Error cudaMemcpyPeerAsync(void *to, int there, const void *from, int here, size_t size, void *stream) { return (void)there, (void)here, tn_queue_copy(stream, to, from, size), tn_copy(to, from, size), 0; }
 API Error cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height, int kind, void *stream) {
-  (void)kind, tn_queue(stream);
+  (void)kind, tn_queue_copy(stream, to, from, width * height);
   for (size_t row = 0; row < height; row++) tn_copy((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width);
   return 0;
 }
@@ -322,11 +322,14 @@ API void __cudaRegisterVar(void **handle, char *host, char *address, const char 
   tn_register_variable(host, size);
 }
 API Error __cudaGetKernel(void **kernel, const void *function) { return *kernel = (void *)function, 0; }
-static Error launch(const void *function, void *stream) { return tn_queue(stream), tn_launch(tn_kernel_name(function)), 0; }
-API Error __cudaLaunchKernel(void *kernel, dim3 grid, dim3 block, void **arguments, size_t shared, void *stream) { return (void)grid, (void)block, (void)arguments, (void)shared, launch(kernel, stream); }
-API Error cudaLaunchKernel(const void *function, dim3 grid, dim3 block, void **arguments, size_t shared, void *stream) { return (void)grid, (void)block, (void)arguments, (void)shared, launch(function, stream); }
-API Error cudaLaunchCooperativeKernel(const void *function, dim3 grid, dim3 block, void **arguments, size_t shared, void *stream) { return (void)grid, (void)block, (void)arguments, (void)shared, launch(function, stream); }
-API Error cudaLaunchKernelExC(const struct cudaLaunchConfig *config, const void *function, void **arguments) { return (void)arguments, launch(function, config->stream); }
+static Error launch(const void *function, dim3 grid, dim3 block, void *stream) {
+  tn_queue_kernel(stream, function, (int64_t)grid.x * grid.y * grid.z * block.x * block.y * block.z);
+  return tn_launch(tn_kernel_name(function)), 0;
+}
+API Error __cudaLaunchKernel(void *kernel, dim3 grid, dim3 block, void **arguments, size_t shared, void *stream) { return (void)arguments, (void)shared, launch(kernel, grid, block, stream); }
+API Error cudaLaunchKernel(const void *function, dim3 grid, dim3 block, void **arguments, size_t shared, void *stream) { return (void)arguments, (void)shared, launch(function, grid, block, stream); }
+API Error cudaLaunchCooperativeKernel(const void *function, dim3 grid, dim3 block, void **arguments, size_t shared, void *stream) { return (void)arguments, (void)shared, launch(function, grid, block, stream); }
+API Error cudaLaunchKernelExC(const struct cudaLaunchConfig *config, const void *function, void **arguments) { return (void)arguments, launch(function, config->gridDim, config->blockDim, config->stream); }
 API Error cudaGetKernel(void **kernel, const void *function) { return *kernel = (void *)function, 0; }
 API Error cudaGetFuncBySymbol(void **function, const void *symbol) { return *function = (void *)symbol, 0; }
 API Error cudaFuncSetAttribute(const void *function, int attribute, int value) { return (void)function, (void)attribute, (void)value, 0; }
@@ -337,7 +340,7 @@ API Error cudaFuncGetAttributes(struct cudaFuncAttributes *to, const void *funct
   memset(to, 0, sizeof *to);
   to->sharedSizeBytes = (size_t)kernel.shared_bytes, to->localSizeBytes = (size_t)kernel.local_bytes, to->constSizeBytes = (size_t)kernel.constant_bytes;
   to->maxThreadsPerBlock = kernel.threads, to->numRegs = kernel.registers;
-  to->ptxVersion = to->binaryVersion = tn_card.binary_version;
+  to->ptxVersion = kernel.ptx_version, to->binaryVersion = kernel.binary_version;
   to->maxDynamicSharedSizeBytes = (int)tn_card.shared_per_block - kernel.shared_bytes;
   return 0;
 }

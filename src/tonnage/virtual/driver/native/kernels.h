@@ -2,7 +2,10 @@
 #pragma once
 #include "core.h"
 
-typedef struct { int registers, shared_bytes, local_bytes, constant_bytes, threads; } TnKernel;
+// What a kernel takes; `threads` is the most that a block of it may have.
+typedef struct {
+  int32_t registers, shared_bytes, local_bytes, constant_bytes, threads, binary_version, ptx_version;
+} TnKernel;
 
 void **tn_register_binary(void *binary);
 void tn_register_kernel(void **binary, const void *host, const char *name);
@@ -10,6 +13,7 @@ void tn_register_variable(const void *host, size_t size);
 void *tn_variable(const void *host);
 const char *tn_kernel_name(const void *host);
 TnKernel tn_kernel(const void *host);
+TnKernel tn_kernel_of(const void *binary, const char *name, int is_registered);
 int tn_occupancy(TnKernel kernel, int threads, int64_t dynamic_shared);
 int tn_device_attribute(int attribute, int device);
 void *tn_driver_function(void *library, const char *name);

@@ -5,8 +5,8 @@
 typedef struct Capture Capture;
 typedef struct { int nodes; } Graph;
 typedef struct { int nodes; } GraphExec;
-typedef struct { int device, priority; unsigned flags; unsigned long long id; Capture *capture; int64_t done_until; } Stream;
-typedef struct { unsigned flags; int64_t tick; double time_ms; Capture *capture; Stream *stream; } Event;
+typedef struct { int device, priority; unsigned flags; unsigned long long id; Capture *capture; int64_t busy_until; int is_finished; } Stream;
+typedef struct { unsigned flags; int64_t done_at; Capture *capture; Stream *stream; } Event;
 struct Capture { unsigned long long id; Graph *graph; Stream *origin; int mode, is_broken; };
 
 enum { CAPTURE_NONE = 0, CAPTURE_ACTIVE = 1, CAPTURE_INVALIDATED = 2 };
@@ -20,7 +20,13 @@ int tn_device_synchronize(void);
 void tn_finish_stream(void *handle);  // this stream is done with everything and gets nothing more
 int tn_stream_query(void *handle);
 int tn_stream_wait(void *handle, void *event);
-void tn_queue(void *stream);      // something is launched or copied: a node of the graph where one is captured
+
+// Something is launched or copied: a node of the graph where one is captured. The stream is busy for as long as a kernel of so
+// many threads, a product of so many operations or a copy of so many bytes takes on this card, roughly.
+void tn_queue(void *stream);
+void tn_queue_kernel(void *stream, const void *function, int64_t threads);
+void tn_queue_product(void *stream, double operations);
+void tn_queue_copy(void *stream, const void *to, const void *from, size_t size);
 
 void *tn_new_event(unsigned flags);
 int tn_event_record(void *event, void *stream);

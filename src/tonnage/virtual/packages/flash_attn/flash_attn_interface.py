@@ -1,0 +1,332 @@
+"""Attention: functions for a batch and for sequences of many lengths, packed or not, and for a cache of keys and values."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from . import memory
+
+_UNLIMITED = (-1, -1)
+
+
+def maybe_contiguous(x: Tensor | None) -> Tensor | None:
+    """The tensor with its last dimension in one piece."""
+    return x.contiguous() if x is not None and x.stride(-1) != 1 else x
+
+
+# Operators, by the names and arguments that flash-attn gives them
+
+
+@torch.library.custom_op("flash_attn::_flash_attn_forward", mutates_args=(), device_types="cuda")
+def _flash_attn_forward(
+    q: Tensor, k: Tensor, v: Tensor, dropout_p: float, softmax_scale: float, causal: bool, window_size_left: int,
+    window_size_right: int, softcap: float, alibi_slopes: Tensor | None, return_softmax: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    q, k, v = (t.contiguous() if t.stride(-1) != 1 else t for t in (q, k, v))
+    batch, queries, heads, width = q.shape
+    window = (window_size_left, 0 if causal and queries > 1 else window_size_right)
+    swapped = memory.heads_become_length(queries, q, k, dropout_p, window, alibi_slopes)
+    made = _dense_outputs(q, k, return_softmax)
+    if not dropout_p:
+        sizes = (batch, k.shape[2], heads // k.shape[2], k.shape[1]) if swapped else (batch, heads, queries, k.shape[1])
+        memory.split_accumulators(q, sizes, width)
+    return made
+
+
+def _dense_outputs(q: Tensor, k: Tensor, keep: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    batch, queries, heads, _ = q.shape
+    kept = (batch, heads, memory.rounded(queries), memory.rounded(k.shape[1])) if keep else None
+    return memory.outputs(q, (batch, heads, queries), kept)
+
+
+@_flash_attn_forward.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _dense_outputs(q, k, options[-1])
+
+
+@torch.library.custom_op("flash_attn::_flash_attn_varlen_forward", mutates_args=(), device_types="cuda")
+def _flash_attn_varlen_forward(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
+    dropout_p: float, softmax_scale: float, causal: bool, window_size_left: int = -1, window_size_right: int = -1,
+    softcap: float = 0.0, alibi_slopes: Tensor | None = None, return_softmax: bool = False,
+    block_table: Tensor | None = None, leftpad_k: Tensor | None = None, seqused_k: Tensor | None = None,
+    zero_tensors: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    q, k, v = (t.contiguous() if t.stride(-1) != 1 else t for t in (q, k, v))
+    if cu_seqlens_q.dtype != torch.int32 or cu_seqlens_k.dtype != torch.int32:
+        raise RuntimeError(
+            f"flash-attn takes the ends of sequences as int32, not {cu_seqlens_q.dtype} and {cu_seqlens_k.dtype}."
+        )
+    window = (window_size_left, 0 if causal and max_seqlen_q > 1 else window_size_right)
+    swapped = memory.heads_become_length(max_seqlen_q, q, k, dropout_p, window, alibi_slopes)
+    turned = torch.empty_like(q) if swapped else None
+    made = _varlen_outputs(q, cu_seqlens_q, max_seqlen_q, max_seqlen_k, return_softmax)
+    if swapped:
+        batch, shared = cu_seqlens_q.numel() - 1, k.shape[-2]
+        parts = memory.split_accumulators(q, (batch, shared, q.shape[-2] // shared, max_seqlen_k), q.shape[-1])
+        out = torch.empty_like(made[0])  # turned back; so are the queries
+        again = torch.empty_like(q)
+        del parts, turned, again
+        return out, *made[1:]
+    return made
+
+
+def _varlen_outputs(
+    q: Tensor, ends: Tensor, queries: int, keys: int, keep: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    total, heads, _ = q.shape
+    kept = (ends.numel() - 1, heads, memory.rounded(queries), memory.rounded(keys)) if keep else None
+    return memory.outputs(q, (heads, total), kept)
+
+
+@_flash_attn_varlen_forward.register_fake
+def _(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
+    *options: Any, return_softmax: bool = False, **_: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    keep = options[7] if len(options) > 7 else return_softmax
+    return _varlen_outputs(q, cu_seqlens_q, max_seqlen_q, max_seqlen_k, keep)
+
+
+@torch.library.custom_op("flash_attn::_flash_attn_backward", mutates_args=("dq", "dk", "dv"), device_types="cuda")
+def _flash_attn_backward(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, dq: Tensor | None,
+    dk: Tensor | None, dv: Tensor | None, dropout_p: float, softmax_scale: float, causal: bool, window_size_left: int,
+    window_size_right: int, softcap: float, alibi_slopes: Tensor | None, deterministic: bool,
+    rng_state: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    tensors = [t.contiguous() if t.stride(-1) != 1 else t for t in (dout, q, k, v, out)]
+    _, q, k, v, _ = tensors
+    return memory.backward(q, k, v, _gradients((q, k, v), (dq, dk, dv)), None, deterministic)
+
+
+@_flash_attn_backward.register_fake
+def _(dout: Tensor, q: Tensor, *_: Any, **__: Any) -> Tensor:
+    return memory.floats(q, q.shape[0], q.shape[2], memory.rounded(q.shape[1]))
+
+
+@torch.library.custom_op(
+    "flash_attn::_flash_attn_varlen_backward", mutates_args=("dq", "dk", "dv"), device_types="cuda"
+)
+def _flash_attn_varlen_backward(
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, dq: Tensor | None,
+    dk: Tensor | None, dv: Tensor | None, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
+    max_seqlen_k: int, dropout_p: float, softmax_scale: float, causal: bool, window_size_left: int,
+    window_size_right: int, softcap: float, alibi_slopes: Tensor | None, deterministic: bool,
+    rng_state: Tensor | None = None, zero_tensors: bool = False,
+) -> Tensor:  # fmt: skip
+    tensors = [t.contiguous() if t.stride(-1) != 1 else t for t in (dout, q, k, v, out)]
+    _, q, k, v, _ = tensors
+    sequences = cu_seqlens_q.numel() - 1
+    return memory.backward(q, k, v, _gradients((q, k, v), (dq, dk, dv)), sequences, deterministic)
+
+
+@_flash_attn_varlen_backward.register_fake
+def _(dout: Tensor, q: Tensor, *rest: Any, **_: Any) -> Tensor:
+    return memory.floats(q, q.shape[1], q.shape[0] + 128 * (rest[7].numel() - 1))
+
+
+def _gradients(inputs: Sequence[Tensor], given: Sequence[Tensor | None]) -> Any:
+    return tuple(torch.empty_like(t) if g is None else g for t, g in zip(inputs, given, strict=True))
+
+
+# Differentiation
+
+
+@dataclass(frozen=True)
+class _Call:
+    """The options of one call; `lengths` are the ends and the longest of queries and keys, where those are ragged."""
+
+    packed: int
+    dropout: float
+    scale: float | None
+    causal: bool
+    window: tuple[int, int]
+    softcap: float
+    slopes: Tensor | None
+    deterministic: bool
+    keep: bool
+    lengths: tuple[Tensor, Tensor, int, int] | None = None
+    block_table: Tensor | None = None
+    differentiate: bool = True
+
+
+class _Attention(torch.autograd.Function):
+    """Attention of queries, keys and values, of which the last two (`packed` 2) or all (3) may be one tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, *inputs: Tensor) -> Any:
+        q, k, v = _unpacked(call.packed, inputs)
+        memory.check(q, k, v)
+        width = q.shape[-1]
+        scale = width**-0.5 if call.scale is None else call.scale
+        if width % 8:
+            q, k, v = (pad(t, [0, 8 - width % 8]) for t in (q, k, v))
+        options = (call.dropout, scale, call.causal, *call.window, call.softcap, call.slopes)
+        keep = call.keep and call.dropout > 0
+        if call.lengths is None:
+            out, sums, kept, state = torch.ops.flash_attn._flash_attn_forward(q, k, v, *options, keep)
+        else:
+            out, sums, kept, state = torch.ops.flash_attn._flash_attn_varlen_forward(
+                q, k, v, *call.lengths, *options, keep, call.block_table
+            )
+        if call.differentiate and any(t.requires_grad for t in inputs):
+            ctx.save_for_backward(q, k, v, out, sums, state, *(call.lengths or ())[:2])
+            ctx.call, ctx.options = call, options
+        shown = out[..., :width]
+        return (shown, sums, kept) if call.keep else shown
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> Any:
+        q, k, v, out, sums, state, *ends = ctx.saved_tensors
+        call, width = ctx.call, grad.shape[-1]
+        packed, gradients = _empty_gradients(call.packed, q, k, v)
+        if width % 8:
+            grad = pad(grad, [0, 8 - width % 8])
+        arguments = (grad, q, k, v, out, sums, *gradients)
+        if call.lengths is None:
+            torch.ops.flash_attn._flash_attn_backward(*arguments, *ctx.options, call.deterministic, state)
+        else:
+            lengths = (*ends, *call.lengths[2:])
+            torch.ops.flash_attn._flash_attn_varlen_backward(
+                *arguments, *lengths, *ctx.options, call.deterministic, state
+            )
+        return None, *(t[..., :width] for t in packed)
+
+
+def _unpacked(packed: int, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    if not packed:
+        return tuple(inputs)
+    parts = inputs[-1].detach().unbind(-3)
+    return (*inputs[:-1], *parts)
+
+
+def _empty_gradients(packed: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[list[Tensor], tuple[Tensor, ...]]:
+    """The gradients of the inputs, and those of queries, keys and values, which may be parts of them."""
+    if not packed:
+        each = [torch.empty_like(t) for t in (q, k, v)]
+        return each, tuple(each)
+    alone = [torch.empty_like(q)] if packed == 2 else []
+    together = k.new_empty(*k.shape[:-2], packed, *k.shape[-2:])
+    return [*alone, together], (*alone, *together.unbind(-3))
+
+
+# What scripts call
+
+
+def flash_attn_func(
+    q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
+    window_size: tuple[int, int] = _UNLIMITED, softcap: float = 0.0, alibi_slopes: Tensor | None = None,
+    deterministic: bool = False, return_attn_probs: bool = False,
+) -> Any:  # fmt: skip
+    """Attention of tensors by batch, length, head and width."""
+    call = _Call(
+        0, dropout_p, softmax_scale, causal, (window_size[0], window_size[1]), softcap, alibi_slopes, deterministic,
+        return_attn_probs, differentiate=torch.is_grad_enabled(),
+    )  # fmt: skip
+    return _Attention.apply(call, q, k, v)
+
+
+def flash_attn_kvpacked_func(
+    q: Tensor, kv: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
+    window_size: tuple[int, int] = _UNLIMITED, softcap: float = 0.0, alibi_slopes: Tensor | None = None,
+    deterministic: bool = False, return_attn_probs: bool = False,
+) -> Any:  # fmt: skip
+    """Attention with keys and values in one tensor: batch, length, 2, head, width."""
+    call = _Call(
+        2, dropout_p, softmax_scale, causal, (window_size[0], window_size[1]), softcap, alibi_slopes, deterministic,
+        return_attn_probs, differentiate=torch.is_grad_enabled(),
+    )  # fmt: skip
+    return _Attention.apply(call, q, kv)
+
+
+def flash_attn_qkvpacked_func(
+    qkv: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
+    window_size: tuple[int, int] = _UNLIMITED, softcap: float = 0.0, alibi_slopes: Tensor | None = None,
+    deterministic: bool = False, return_attn_probs: bool = False,
+) -> Any:  # fmt: skip
+    """Attention with all in one tensor: batch, length, 3, head, width."""
+    call = _Call(
+        3, dropout_p, softmax_scale, causal, (window_size[0], window_size[1]), softcap, alibi_slopes, deterministic,
+        return_attn_probs, differentiate=torch.is_grad_enabled(),
+    )  # fmt: skip
+    return _Attention.apply(call, qkv)
+
+
+def flash_attn_varlen_func(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
+    dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
+    window_size: tuple[int, int] = _UNLIMITED, softcap: float = 0.0, alibi_slopes: Tensor | None = None,
+    deterministic: bool = False, return_attn_probs: bool = False, block_table: Tensor | None = None,
+) -> Any:  # fmt: skip
+    """Attention of sequences of many lengths, by token, head and width; keys may lie in pages."""
+    call = _Call(
+        0, dropout_p, softmax_scale, causal, (window_size[0], window_size[1]), softcap, alibi_slopes, deterministic,
+        return_attn_probs, (cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k)), block_table,
+        torch.is_grad_enabled(),
+    )  # fmt: skip
+    return _Attention.apply(call, q, k, v)
+
+
+def flash_attn_varlen_kvpacked_func(
+    q: Tensor, kv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
+    dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
+    window_size: tuple[int, int] = _UNLIMITED, softcap: float = 0.0, alibi_slopes: Tensor | None = None,
+    deterministic: bool = False, return_attn_probs: bool = False,
+) -> Any:  # fmt: skip
+    """Attention of sequences of many lengths, keys and values in one tensor: token, 2, head, width."""
+    call = _Call(
+        2, dropout_p, softmax_scale, causal, (window_size[0], window_size[1]), softcap, alibi_slopes, deterministic,
+        return_attn_probs, (cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k)),
+        differentiate=torch.is_grad_enabled(),
+    )  # fmt: skip
+    return _Attention.apply(call, q, kv)
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float = 0.0, softmax_scale: float | None = None,
+    causal: bool = False, window_size: tuple[int, int] = _UNLIMITED, softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None, deterministic: bool = False, return_attn_probs: bool = False,
+) -> Any:  # fmt: skip
+    """Attention of sequences of many lengths, all in one tensor: token, 3, head, width."""
+    call = _Call(
+        3, dropout_p, softmax_scale, causal, (window_size[0], window_size[1]), softcap, alibi_slopes, deterministic,
+        return_attn_probs, (cu_seqlens, cu_seqlens, int(max_seqlen), int(max_seqlen)),
+        differentiate=torch.is_grad_enabled(),
+    )  # fmt: skip
+    return _Attention.apply(call, qkv)
+
+
+def flash_attn_with_kvcache(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None = None, v: Tensor | None = None,
+    rotary_cos: Tensor | None = None, rotary_sin: Tensor | None = None, cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None, cache_leftpad: Tensor | None = None, block_table: Tensor | None = None,
+    softmax_scale: float | None = None, causal: bool = False, window_size: tuple[int, int] = _UNLIMITED,
+    softcap: float = 0.0, rotary_interleaved: bool = True, alibi_slopes: Tensor | None = None, num_splits: int = 0,
+    return_softmax_lse: bool = False,
+) -> Any:  # fmt: skip
+    """Attention to a cache, which new keys and values are written into; for inference alone."""
+    memory.check(q, k_cache, v_cache)
+    q, k, v = maybe_contiguous(q), maybe_contiguous(k), maybe_contiguous(v)
+    if isinstance(cache_seqlens, int):
+        cache_seqlens = torch.full((k_cache.shape[0],), cache_seqlens, dtype=torch.int32, device=k_cache.device)
+    batch, queries, heads, width = q.shape
+    keys = k_cache.shape[1] if block_table is None else block_table.shape[1] * k_cache.shape[1]
+    padding = [0, -width % 8]
+    with torch.no_grad():
+        padded = [pad(t, padding) for t in (q, k_cache, v_cache)] if width % 8 else [q]
+        out = torch.empty_like(padded[0])
+        sums = memory.floats(q, batch, heads, queries)
+        fresh = [pad(t, padding) for t in (k, v) if t is not None] if width % 8 else []
+        window = (window_size[0], 0 if causal and queries > 1 else window_size[1])
+        sizes = (batch, heads, queries, keys)
+        if memory.heads_become_length(queries, q, k_cache, 0.0, window, alibi_slopes):
+            sizes = (batch, k_cache.shape[2], heads // k_cache.shape[2], keys)
+        parts = memory.split_accumulators(q, sizes, memory.rounded(width, 8), num_splits)
+    del padded, fresh, parts
+    shown = out[..., :width]
+    return (shown, sums) if return_softmax_lse else shown

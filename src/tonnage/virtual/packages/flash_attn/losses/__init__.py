@@ -1,0 +1,1 @@
+"""A part of the stand-in of flash-attn."""

@@ -1,0 +1,107 @@
+"""Libraries that must be told something after they are imported.
+
+- transformers is asked for flash-attn by a setting, diffusers for xformers. They look once what is installed; where a script
+  then asks for a package that is not, its stand-in is put in place and they are told.
+- xformers itself runs where its own library does not load: what it has are mostly operators of torch.
+- vLLM would start its engine in a process of its own, which has no virtual GPU.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from functools import wraps
+from types import ModuleType
+from typing import Any
+
+from tonnage.virtual.packages import VERSIONS, Packages, deepspeed_operators
+from tonnage.virtual.standins import StandIns
+
+Act = Callable[[ModuleType], None]
+
+
+def actions(packages: Packages, stand_ins: StandIns) -> dict[str, Act]:
+    """What to do after the code of each of these modules has run."""
+    asks = "set_use_memory_efficient_attention_xformers"
+    return {
+        "transformers.modeling_utils": lambda module: _ask_first(
+            module.PreTrainedModel,
+            "_check_and_adjust_attn_implementation",
+            lambda *a, **k: _for_transformers(packages, a, k),
+        ),
+        "diffusers.models.attention_processor": lambda module: _ask_first(
+            module.Attention, asks, lambda *a, **k: _for_diffusers(packages, a, k)
+        ),
+        "diffusers.models.attention": lambda module: _ask_first(
+            getattr(module, "AttentionModuleMixin", None), asks, lambda *a, **k: _for_diffusers(packages, a, k)
+        ),
+        "deepspeed.ops.op_builder.builder": lambda module: deepspeed_operators.supply(module, stand_ins),
+        "vllm": lambda module: _in_one_process(stand_ins),
+        "xformers._cpp_lib": lambda module: _complete(module, stand_ins),
+    }
+
+
+def _ask_first(owner: Any, name: str, ask: Callable[..., None]) -> None:
+    """Call `ask` with the arguments of a method before the method; another version may not have it."""
+    plain = getattr(owner, name, None)
+    if plain is None:
+        return
+
+    @wraps(plain)
+    def asked(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        ask(*arguments, **keywords)
+        return plain(self, *arguments, **keywords)
+
+    setattr(owner, name, asked)
+
+
+def _for_transformers(packages: Packages, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    wanted = keywords.get("attn_implementation", arguments[0] if arguments else None)
+    if not str(wanted).endswith("flash_attention_2") or not packages.place("flash_attn"):
+        return
+    utils: Any = sys.modules["transformers.utils.import_utils"]
+    getattr(utils, "PACKAGE_DISTRIBUTION_MAPPING", {})["flash_attn"] = ["flash-attn"]
+    for name in dir(utils):
+        if name.startswith("is_flash_attn") and hasattr(getattr(utils, name), "cache_clear"):
+            getattr(utils, name).cache_clear()
+
+
+def _for_diffusers(packages: Packages, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    wanted = next(iter([*arguments, *keywords.values()]), False)
+    if not wanted or not packages.place("xformers"):
+        return
+    import xformers.ops  # the stand-in
+
+    told = {
+        "diffusers.utils.import_utils": {"_xformers_available": True, "_xformers_version": VERSIONS["xformers"]},
+        "diffusers.models.attention_processor": {"xformers": xformers},
+        "diffusers.models.attention": {"xops": xformers.ops},
+        "diffusers.models.attention_dispatch": {"_CAN_USE_XFORMERS_ATTN": True, "xops": xformers.ops},
+    }
+    for name, values in told.items():
+        if name in sys.modules:
+            vars(sys.modules[name]).update(values)
+
+
+def _complete(module: ModuleType, stand_ins: StandIns) -> None:
+    """Let an installed xformers know that it was built for CUDA where its library does not load beside this torch.
+
+    Its attention is torch's operators and its other kernels are Triton's; what its library has are sparse products.
+    """
+    if getattr(module, "_cpp_library_load_exception", None) is not None:
+        module._built_with_cuda = True  # type: ignore[attr-defined]
+        stand_ins.assume(
+            "xformers", "Its own library does not load beside this torch; its attention, which is torch's, ran."
+        )
+
+
+def _in_one_process(stand_ins: StandIns) -> None:
+    """Let vLLM run its engine in this process, and sample with torch: FlashInfer compiles its kernels at first use.
+
+    It still looks at a model's class in a child process, whose torch finds the stand-ins for CUDA's libraries by this path;
+    Triton finds them by its own.
+    """
+    for name in ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_USE_FLASHINFER_SAMPLER"):
+        os.environ.setdefault(name, "0")
+    paths = [os.environ.get("TRITON_LIBCUDA_PATH"), os.environ.get("LD_LIBRARY_PATH")]
+    os.environ["LD_LIBRARY_PATH"] = os.pathsep.join(path for path in paths if path)
+    stand_ins.assume("vllm", "Its engine ran in one process and sampled with torch's operators, not FlashInfer's.")

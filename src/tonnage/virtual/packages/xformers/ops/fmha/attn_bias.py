@@ -1,0 +1,152 @@
+"""Masks that are known by name: causal ones, windows, and sequences of many lengths in one row."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+class AttentionBias:
+    """A mask that no tensor holds."""
+
+    causal = False
+    from_bottom_right = False
+
+
+class LowerTriangularMask(AttentionBias):
+    """Every query sees the keys up to its own place."""
+
+    causal = True
+
+    def __init__(self, *_: object, **__: object) -> None:
+        """Nothing is kept, whatever the device."""
+
+
+class LowerTriangularFromBottomRightMask(AttentionBias):
+    """The last query sees every key, the one before all but the last."""
+
+    causal = from_bottom_right = True
+
+
+@dataclass
+class LowerTriangularFromBottomRightLocalAttentionMask(LowerTriangularFromBottomRightMask):
+    """The same with a window of keys."""
+
+    _window_size: int
+
+
+@dataclass
+class LocalAttentionFromBottomRightMask(AttentionBias):
+    """A window of keys to the left and right."""
+
+    window_left: int
+    window_right: int
+
+
+@dataclass
+class _SeqLenInfo:
+    """Where sequences start in a row, on the device and on the host."""
+
+    seqstart: Tensor
+    max_seqlen: int
+    min_seqlen: int
+    seqstart_py: list[int]
+
+    @classmethod
+    def from_seqlens(cls, seqlens: Iterable[int], *, device: torch.device | str | None = None) -> "_SeqLenInfo":
+        """Starts from lengths."""
+        lengths, starts = list(seqlens), [0]
+        for length in lengths:
+            starts.append(starts[-1] + length)
+        place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        return cls(torch.tensor(starts, dtype=torch.int32, device=place), max(lengths), min(lengths), starts)
+
+
+@dataclass
+class BlockDiagonalMask(AttentionBias):
+    """Every sequence of a row sees itself alone."""
+
+    q_seqinfo: _SeqLenInfo
+    k_seqinfo: _SeqLenInfo
+    _batch_sizes: Sequence[int] | None = None
+
+    @classmethod
+    def from_seqlens(
+        cls,
+        q_seqlen: Sequence[int],
+        kv_seqlen: Sequence[int] | None = None,
+        *,
+        device: torch.device | str | None = None,
+    ) -> "BlockDiagonalMask":
+        """The mask of sequences of these lengths; keys are as long unless said otherwise."""
+        queries = _SeqLenInfo.from_seqlens(q_seqlen, device=device)
+        same = kv_seqlen is None or list(kv_seqlen) == list(q_seqlen)
+        return cls(queries, queries if same else _SeqLenInfo.from_seqlens(kv_seqlen or (), device=device))
+
+    @classmethod
+    def from_tensor_list(cls, tensors: Sequence[Tensor]) -> tuple["BlockDiagonalMask", Tensor]:
+        """The mask of tensors by batch and length, and these in one row."""
+        lengths = [t.shape[1] for t in tensors for _ in range(t.shape[0])]
+        mask = cls.from_seqlens(lengths, device=tensors[0].device)
+        mask._batch_sizes = [t.shape[0] for t in tensors]
+        return mask, torch.cat([t.reshape(1, -1, *t.shape[2:]) for t in tensors], dim=1)
+
+    def split(self, row: Tensor) -> list[Tensor]:
+        """A row as the tensors that it was made of."""
+        starts, parts, at = self.q_seqinfo.seqstart_py, [], 0
+        for size in self._batch_sizes or [1] * (len(starts) - 1):
+            parts.append(row[:, starts[at] : starts[at + size]].reshape(size, -1, *row.shape[2:]))
+            at += size
+        return parts
+
+    def make_causal(self) -> "BlockDiagonalCausalMask":
+        """The same, and every query sees the keys up to its own place."""
+        return BlockDiagonalCausalMask(self.q_seqinfo, self.k_seqinfo, self._batch_sizes)
+
+    def make_causal_from_bottomright(self) -> "BlockDiagonalCausalFromBottomRightMask":
+        """The same, and the last query of each sequence sees all of its keys."""
+        return BlockDiagonalCausalFromBottomRightMask(self.q_seqinfo, self.k_seqinfo, self._batch_sizes)
+
+
+@dataclass
+class BlockDiagonalCausalMask(BlockDiagonalMask):
+    """Every query sees the keys of its sequence up to its own place."""
+
+    causal = True
+
+
+@dataclass
+class BlockDiagonalCausalFromBottomRightMask(BlockDiagonalMask):
+    """The last query of a sequence sees every key of it, the one before all but the last."""
+
+    causal = from_bottom_right = True
+
+
+@dataclass
+class _PaddedSeqLenInfo(_SeqLenInfo):
+    """Sequences in a cache that has as much room for each."""
+
+    seqlen: Tensor
+    padding: int
+
+
+@dataclass
+class BlockDiagonalCausalWithOffsetPaddedKeysMask(BlockDiagonalMask):
+    """Every sequence sees its part of a padded cache, the last query all of what the part holds. For inference."""
+
+    causal = from_bottom_right = True
+
+    @classmethod
+    def from_seqlens(  # type: ignore[override]
+        cls, q_seqlen: Sequence[int], kv_padding: int, kv_seqlen: Sequence[int], causal_diagonal: None = None, *,
+        device: torch.device | str | None = None,
+    ) -> "BlockDiagonalCausalWithOffsetPaddedKeysMask":  # fmt: skip
+        """The mask of queries of these lengths, and of so many keys in parts of `kv_padding` each."""
+        queries = _SeqLenInfo.from_seqlens(q_seqlen, device=device)
+        places = _SeqLenInfo.from_seqlens([kv_padding] * len(kv_seqlen), device=device)
+        lengths = torch.tensor(list(kv_seqlen), dtype=torch.int32, device=places.seqstart.device)
+        keys = _PaddedSeqLenInfo(
+            places.seqstart, max(kv_seqlen), min(kv_seqlen), places.seqstart_py, lengths, kv_padding
+        )
+        return cls(queries, keys)
