@@ -184,7 +184,7 @@ class Attribution:
     def mark(self, category: Category, tensors: Iterable[Any], *, only: Category | None = None) -> None:
         """These tensors' blocks belong to the category (with `only`: if they belonged to that one so far)."""
         own = [part for tensor in tensors if tensor is not None for part in _parts(tensor)]
-        found = [t.untyped_storage().data_ptr() for t in own if t.is_cuda and _has_storage(t)]
+        found = [address_of(t) for t in own if t.is_cuda and _has_storage(t)]
         if found:
             self.sink.categorise(category, found, only)
 
@@ -244,10 +244,16 @@ def _has_storage(tensor: Any) -> bool:
     return type(tensor) in (torch.Tensor, torch.nn.Parameter) or _has_address(tensor)
 
 
+def address_of(tensor: Any) -> int:
+    """Where the storage begins. Asking for the storage itself would leave a reference to it, and autograd adds gradients in
+    place only where it holds the one reference."""
+    return int(tensor.data_ptr() - tensor.storage_offset() * tensor.element_size())
+
+
 def _has_address(tensor: Any) -> bool:
     """Whether a subclass has bytes of its own."""
     try:
-        tensor.untyped_storage().data_ptr()
+        address_of(tensor)
     except (RuntimeError, NotImplementedError):
         return False
     return True

@@ -241,7 +241,9 @@ def distinct_values(law: Law | None, elements: int) -> int:
 
 
 def beyond_tolerance(operator: str, tolerance: float) -> bool | None:
-    """The answer to `x > tolerance` for an x that nobody knows: x is beyond it, on its side of zero."""
+    """The answer to `x > tolerance` for an x that nobody knows: x is beyond it, on its side of zero. It equals no number."""
+    if operator in ("eq", "ne") and math.isfinite(tolerance):
+        return operator == "ne"
     if not 0 < abs(tolerance) <= LARGEST_TOLERANCE:
         return None
     return _COMPARE[operator](2 * tolerance, tolerance)

@@ -18,6 +18,8 @@ from tonnage.errors import MissingPart
 
 NATIVE = Path(__file__).parent / "native"
 UNITS = tuple(path.name for path in sorted(NATIVE.glob("*.cpp")))
+# The one source that the stand-ins for CUDA's libraries share with it.
+SHARED = NATIVE.parent / "driver" / "native" / "draws.c"
 
 
 def native_library(torch_root: Path) -> Path:
@@ -43,7 +45,7 @@ def cache_folder() -> Path:
 
 def _fingerprint(torch_root: Path) -> str:
     digest = hashlib.sha256()
-    for unit in sorted(NATIVE.iterdir()):
+    for unit in (*sorted(NATIVE.iterdir()), SHARED):
         digest.update(unit.read_bytes())
     digest.update((torch_root / "version.py").read_bytes())
     digest.update(f"{torch_root} {sys.version} {platform.machine()}".encode())

@@ -35,17 +35,30 @@ _DECLARED = (
 _libraries: list[Any] = []  # a torch.library.Library unregisters when it dies
 
 
-_AFTER_DYNAMO = ("torch._inductor.utils", "torch._dynamo.convert_frame")
+# Parts of Dynamo that ask its package for nothing, and that light scripts import: torchvision for `utils`.
+_BESIDE_DYNAMO = ("_trace_wrapped_higher_order_op", "config", "graph_utils", "metrics_context", "utils")
+
+
+def _is_after_dynamo(name: str) -> bool:
+    """Whether a module counts on the code of torch._dynamo having run: they import each other, and only in this order."""
+    package, _, part = name.rpartition(".")
+    if package == "torch._dynamo":
+        return part not in _BESIDE_DYNAMO
+    return name == "torch._inductor.utils"
 
 
 class _Present(importlib.abc.Loader):
-    """Loads a module that has been imported since it was looked for."""
+    """Loads a module that has been imported since it was looked for: its code must not run a second time."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module, self._own_spec = module, module.__spec__
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        return sys.modules[spec.name]
+        return self._module
 
     def exec_module(self, module: ModuleType) -> None:
-        """It has run."""
+        """Do nothing but give the module its own spec back."""
+        module.__spec__ = self._own_spec
 
 
 class _Watcher(importlib.abc.MetaPathFinder):
@@ -57,10 +70,11 @@ class _Watcher(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name in _AFTER_DYNAMO:
-            wake("torch._dynamo")  # they import each other, and only in this order
-            if name in sys.modules:
-                return importlib.machinery.ModuleSpec(name, _Present())
+        if _is_after_dynamo(name):
+            wake("torch._dynamo")
+            if target is None and (module := sys.modules.get(name)):
+                module.__spec__ = importlib.machinery.ModuleSpec(name, _Present(module))  # importlib goes by this one
+                return module.__spec__
         if act := self._actions.get(name):
             return self._and_then(name, act)
         if name == "torchvision":
@@ -103,30 +117,35 @@ class _Watcher(importlib.abc.MetaPathFinder):
         return spec
 
 
+_EXTENSIONS = "torch.utils.cpp_extension"
 _BUILDERS = ("load", "load_inline", "CUDAExtension")
 
 
 def install_companions(stand_ins: StandIns, gpu: Gpu) -> Callable[[], None]:
     """Watch imports and patch what only a GPU could do; the result undoes it."""
-    from torch.utils import cpp_extension
-
     from tonnage.virtual import compiling  # imports torch, which must come after the native library
+    from tonnage.virtual.cuda.patches import Patches
 
+    patches = Patches()
+
+    def refuse_builders(cpp_extension: ModuleType) -> None:
+        for name in _BUILDERS:
+            patches.set(cpp_extension, name, _refuse(name, stand_ins))
+
+    # Not imported here: it asks for the card, and a child forked by the script could not use the card any more.
+    if cpp_extension := sys.modules.get(_EXTENSIONS):
+        refuse_builders(cpp_extension)
     actions, undo_compiling = compiling.install(gpu, stand_ins)
     packages = Packages(stand_ins)
-    watcher = _Watcher({**actions, **requests.actions(packages, stand_ins)})
+    watcher = _Watcher({**actions, **requests.actions(packages, stand_ins), _EXTENSIONS: refuse_builders})
     sys.meta_path.insert(0, watcher)
     packages.install()
-    saved = [(name, getattr(cpp_extension, name)) for name in _BUILDERS]
-    for name in _BUILDERS:
-        setattr(cpp_extension, name, _refuse(name, stand_ins))
 
     def undo() -> None:
         release("torch._dynamo")
         sys.meta_path.remove(watcher)
         packages.remove()
-        for name, value in saved:
-            setattr(cpp_extension, name, value)
+        patches.undo()
         undo_compiling()
 
     return undo

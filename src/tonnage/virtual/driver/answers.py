@@ -84,7 +84,7 @@ def _convolution(fields: Fields, device: Card, assume: Assume) -> int:
     engine = int(fields["engine"])
     if engine == 0:
         if measured_bytes(plan) is None:
-            assume("cudnn_convolution", "an unmeasured workspace is that of the nearest measured shape")
+            assume("cudnn_convolution", "an unmeasured workspace is that of the nearest measured shapes")
         return workspace_bytes(plan)
     others = [size for size in search_bytes(plan)[1:] if size]
     return others[engine - 1] if engine <= len(others) else NONE

@@ -22,7 +22,7 @@ from tonnage.virtual.build import cache_folder
 NATIVE = Path(__file__).parent / "native"
 SHIPPED = Path(__file__).parent / "lib"
 CORE = "libtonnage-driver.so"
-_CORE_UNITS = ("core.c", "observe.c", "streams.c", "host.c", "kernels.c", "draws.c")
+_CORE_UNITS = ("core.c", "observe.c", "streams.c", "host.c", "kernels.c", "machine_code.c", "draws.c")
 _FLAGS = ("-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-fexceptions", "-std=gnu11", "-Wall", "-Wextra", "-Werror")
 
 

@@ -6,11 +6,12 @@ Small integers, masks and scalars have a copy of their storage on the host; of o
 from dataclasses import dataclass
 from typing import Any
 
+from tonnage.script.attribution import address_of
 from tonnage.virtual.driver.device import DriverDevice
 
 # Beyond this no values are kept.
 MOST_INTEGERS = 1 << 22
-MOST_FLOATS = 1 << 12
+MOST_FLOATS = 1 << 20
 
 
 @dataclass(slots=True)
@@ -61,14 +62,23 @@ class KnownValues:
         address = address_of(tensor)
         mirror = self._mirror(tensor)
         if mirror is None:
-            size = tensor.untyped_storage().nbytes()
-            if tensor.numel() * tensor.element_size() < size and not fresh:
+            if not fresh and not self._is_whole(tensor):
                 return  # a part of something unknown
-            mirror = _Mirror(self._torch.UntypedStorage(size), 0)
+            last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+            elements = tensor.storage_offset() + last + 1 if tensor.numel() else 0
+            mirror = _Mirror(self._torch.UntypedStorage(elements * tensor.element_size()), 0)
         mirror.version = version_of(tensor)
         self._mirrors[address] = mirror
         self._laws.pop(address, None)
         self.host_view(tensor).copy_(values.reshape(tensor.shape) if values.shape != tensor.shape else values)
+
+    def _is_whole(self, tensor: Any) -> bool:
+        """Whether the tensor is all of its storage, whose size is not asked for: see `address_of`."""
+        try:
+            self._plain.as_strided(tensor, (tensor.numel() + 1,), (1,), 0)
+        except RuntimeError:  # one element more is out of bounds
+            return True
+        return False
 
     def _may_be_known(self, tensor: Any) -> bool:
         limit = MOST_FLOATS if tensor.dtype.is_floating_point else MOST_INTEGERS
@@ -114,12 +124,6 @@ def without_repeats(tensor: Any) -> Any:
         if stride == 0 and tensor.shape[dim] > 1:
             tensor = tensor.narrow(dim, 0, 1)
     return tensor
-
-
-def address_of(tensor: Any) -> int:
-    """Where the storage begins. Asking for the storage itself would leave a reference to it, and autograd adds gradients in
-    place only where it holds the one reference."""
-    return int(tensor.data_ptr() - tensor.storage_offset() * tensor.element_size())
 
 
 def version_of(tensor: Any) -> int:

@@ -19,12 +19,9 @@ DERIVES = (
     "add.Tensor add_.Tensor sub.Tensor sub_.Tensor mul.Tensor mul_.Tensor div.Tensor div_.Tensor clamp clamp_ "
     "clamp_min clamp_min_ erfinv erfinv_ cat stack linalg_qr sign triu tril sqrt sqrt_ rsqrt exp pow.Tensor_Scalar neg"
 ).split()
-# The Mersenne Twister makes this many numbers at once; a generator's state is its seed, how many of them are left, which is
-# next, and they.
-_AT_ONCE = 624
+# A state of the Mersenne Twister has this many words.
+_WORDS = 624
 _SMALL = 1 << 10
-# A billion numbers take seconds to pass over; the generator of a model that is larger goes on as if it were not.
-_MOST_PASSED = 1 << 30
 
 
 class Unwritten:
@@ -38,7 +35,6 @@ class Unwritten:
         self._addresses: dict[int, int] = {}
         self._follower = follower
         self._core = ctypes.CDLL(CORE)
-        self._passed = 0
 
     def install(self) -> None:
         """Follow them until the session's follower is released."""
@@ -80,24 +76,19 @@ class Unwritten:
         return target
 
     def _pass_over(self, generator: Any, count: int) -> None:
-        """The generator is as after this many numbers of 32 bits."""
-        self._passed += count
-        if self._passed > _MOST_PASSED:
-            return
+        """Bring the generator to where it is after this many numbers of 32 bits."""
         torch = self._torch
         generator = generator or torch.default_generator
+        # torch's state is the seed, how many numbers are left and which is next, and the twister's words
         state = generator.get_state()
         longs, integers = state.view(torch.int64), state.view(torch.int32)
-        left = int(integers[2])
-        if count < left:
-            integers[2] -= count
-            longs[2] += count
-        else:
-            times, rest = divmod(count - left, _AT_ONCE)
-            words = longs[3 : 3 + _AT_ONCE].to(torch.uint32)
-            self._core.tn_pass_over(ctypes.c_void_p(words.data_ptr()), ctypes.c_int64(times + 1))
-            longs[3 : 3 + _AT_ONCE] = words.to(torch.int64)
-            integers[2], longs[2] = _AT_ONCE - rest, rest + 1
+        words = longs[3 : 3 + _WORDS].to(torch.uint32)
+        left, following = ctypes.c_int32(int(integers[2])), ctypes.c_uint32(int(longs[2]))
+        self._core.tn_pass_over(
+            ctypes.c_void_p(words.data_ptr()), ctypes.byref(left), ctypes.byref(following), ctypes.c_int64(count)
+        )
+        longs[3 : 3 + _WORDS] = words.to(torch.int64)
+        integers[2], longs[2] = left.value, following.value
         generator.set_state(state)
 
     def _copy(self, operator: Any, call: Callable[[], Any], arguments: Sequence[Any], keywords: dict[str, Any]) -> Any:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from tonnage.virtual.assumptions import as_mask, beyond_tolerance, distinct_values
 from tonnage.virtual.driver.collectives import COLLECTIVES, Collectives
 from tonnage.virtual.driver.followed import CHOSEN, EVALUATED, FILLS, FLAGS, SAMPLERS
-from tonnage.virtual.driver.known import MOST_INTEGERS, KnownValues, address_of, version_of, without_repeats
+from tonnage.script.attribution import address_of
+from tonnage.virtual.driver.known import MOST_INTEGERS, KnownValues, version_of, without_repeats
 
 if TYPE_CHECKING:
     from tonnage.virtual.driver.session import DriverSession
@@ -189,9 +190,9 @@ class Values(KnownValues):
             answer is None
             and result.numel() == 1
             and arguments[0].is_floating_point()
-            and isinstance(arguments[-1], float)
+            and isinstance(arguments[-1], (int, float))
         ):
-            answer = beyond_tolerance(name, arguments[-1])
+            answer = beyond_tolerance(name, float(arguments[-1]))
         if answer is not None:
             self.put(result, self._plain.full(result.shape, answer, dtype=result.dtype))
         return result

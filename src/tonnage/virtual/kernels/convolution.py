@@ -77,7 +77,7 @@ def _run(way: Way, x: Tensor, weight: Tensor, how: How, benchmark: bool, last: b
 
 def _chosen_bytes(plan: Plan) -> int:
     if measured_bytes(plan) is None:
-        active().stand_ins.assume("cudnn_convolution", "an unmeasured workspace is that of the nearest measured shape")
+        active().stand_ins.assume("cudnn_convolution", "an unmeasured workspace is that of the nearest measured shapes")
     return workspace_bytes(plan)
 
 

@@ -113,16 +113,20 @@ def _flag(result: torch.Tensor, value: bool) -> torch.Tensor:
 
 @kernel("eq.Scalar")
 def eq_scalar(self: torch.Tensor, other: float) -> torch.Tensor:
-    """Nothing equals infinity."""
+    """Nothing equals infinity, and one computed number equals none that is written down."""
     result: torch.Tensor = plain(torch.ops.aten.eq.Scalar)(self, other)
-    return _flag(result, False) if other in (math.inf, -math.inf) else result
+    return _flag(result, False) if _is_reached_by_none(self, other) else result
 
 
 @kernel("ne.Scalar")
 def ne_scalar(self: torch.Tensor, other: float) -> torch.Tensor:
-    """Everything differs from infinity."""
+    """Everything differs from infinity, and one computed number from all that are written down."""
     result: torch.Tensor = plain(torch.ops.aten.ne.Scalar)(self, other)
-    return _flag(result, True) if other in (math.inf, -math.inf) else result
+    return _flag(result, True) if _is_reached_by_none(self, other) else result
+
+
+def _is_reached_by_none(values: torch.Tensor, number: float) -> bool:
+    return number in (math.inf, -math.inf) or (values.numel() == 1 and values.is_floating_point())
 
 
 @kernel("eq.Tensor")

@@ -2,7 +2,12 @@
 // moved to the device. They are neither computed nor committed.
 #include "kernels.h"
 
+#include <ATen/CPUGeneratorImpl.h>
+
 #include <cstring>
+#include <mutex>
+
+#include "../driver/native/draws.c"
 
 namespace tonnage {
 namespace {
@@ -21,13 +26,36 @@ void host_plain(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* 
   host_kernels().at(c10::toString(op.operator_name())).callBoxed(op, keys, stack);
 }
 
+// The generator goes on as after the numbers that an unwritten tensor would have taken. A small tensor that ends as it does is
+// filled, as ends are drawn twice or in part; the rest is passed over.
+void draw_unwritten(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack, const Tensor& self) {
+  constexpr int64_t few = 1 << 10;
+  const int64_t filled = few + self.numel() % few, words = self.scalar_type() == at::kDouble ? 2 : 1;
+  const auto given = stack->back().toOptional<at::Generator>();
+  auto* generator = at::get_generator_or_default<at::CPUGeneratorImpl>(given, at::detail::getDefaultCPUGenerator());
+  {
+    std::lock_guard<std::mutex> guard(generator->mutex_);
+    at::mt19937 engine = generator->engine();
+    auto data = engine.data();
+    tn_pass_over(data.state_.data(), &data.left_, &data.next_, words * (self.numel() - filled));
+    engine.set_data(data);
+    generator->set_engine(engine);
+  }
+  *(stack->end() - op.schema().arguments().size()) = Tensor(at::detail::empty_cpu({filled}, self.scalar_type()));
+  host_plain(op, keys, stack);
+  stack->pop_back();
+}
+
 // normal_ and kin: while a virtual GPU is open, a large tensor is left unwritten and remembered as valueless.
 void host_fill(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const size_t count = op.schema().arguments().size();
   Tensor self = (stack->end() - count)->toTensor();
   if (!is_open() || !is_large_float(self) || !covers_storage(self)) return host_plain(op, keys, stack);
   mark_valueless(self.storage().data());
-  stack->erase(stack->end() - count, stack->end());
+  // the other distributions take numbers by rules of their own: the generator goes on as if nothing had been drawn
+  const bool counted = op.schema().name() == "aten::normal_" || op.schema().name() == "aten::uniform_";
+  if (counted && self.is_contiguous()) draw_unwritten(op, keys, stack, self);
+  else stack->erase(stack->end() - count, stack->end());
   stack->push_back(self);
 }
 

@@ -28,6 +28,12 @@ unknown = scores.argmax(-1).float().sin() > 0.5
 assert (unknown | torch.ones(4, dtype=torch.bool, device="cuda")).all().item()
 assert not (unknown & torch.zeros(4, dtype=torch.bool, device="cuda")).any().item()
 
+# A computed number equals none that is written down, and a mask of numbers is known where it was filled.
+norm = scores.norm()
+assert norm != 0 and not norm == 1
+ones = torch.ones(64, 512, device="cuda")
+assert ones.bool().all().item() and (ones.masked_fill(ones > 0, float("-inf")) < 0).all().item()
+
 # A block that is gone says nothing of the next one at its address.
 for _ in range(4):
     drawn = torch.multinomial(scores.softmax(-1), 1)
