@@ -1,11 +1,13 @@
 """The virtual GPU of a CUDA build of torch: everything above the CUDA libraries is real, and these are stand-ins."""
 
 import ctypes
+import re
 from typing import Any
 
 from tonnage.garbage import no_collection
 from tonnage.hardware import Gpu
 from tonnage.virtual.companions import install_companions
+from tonnage.virtual.cuda.releases import release_of
 from tonnage.virtual.driver import answers, loading
 from tonnage.virtual.driver.device import DriverDevice
 from tonnage.virtual.driver.following import Follower
@@ -31,7 +33,9 @@ class DriverSession(Session):
         version = version_pair(installed)
         with no_collection():
             import torch
-        loading.choose_code(self.core, gpu, installed, torch._C._cuda_getArchFlags() or "")
+        # `torch._C._cuda_getArchFlags` would say it too, and from then on no forked child could use the card.
+        built_for = " ".join(re.findall(r"code=(\w+)", torch._C._show_config())) or release_of(version).architectures
+        loading.choose_code(self.core, gpu, installed, built_for)
         super().__init__(gpu, torch, installed.split("+")[0], cards)
         self.device = DriverDevice(gpu, version, self.core, torch)
         self._stand_ins = StandIns(self.device.attribution.line)

@@ -11,10 +11,10 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tonnage.script.attribution import address_of
 from tonnage.virtual.assumptions import as_mask, beyond_tolerance, distinct_values
 from tonnage.virtual.driver.collectives import COLLECTIVES, Collectives
 from tonnage.virtual.driver.followed import CHOSEN, EVALUATED, FILLS, FLAGS, SAMPLERS
-from tonnage.script.attribution import address_of
 from tonnage.virtual.driver.known import MOST_INTEGERS, KnownValues, version_of, without_repeats
 
 if TYPE_CHECKING:
