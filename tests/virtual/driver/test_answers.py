@@ -68,16 +68,11 @@ def test_an_unmeasured_convolution_is_told() -> None:
     assert told == ["cudnn_convolution"]
 
 
-def _convolution(strides: str, channels: int, weight_strides: str) -> str:
-    return (
-        f"convolution way=backward_filter dtype=float16 compute=float32 x=8,{channels},14,14 xs={strides} "
-        f"w=32,{channels},3,3 ws={weight_strides} padding=1,1 stride=1,1 dilation=1,1 engine=0"
-    )
-
-
 def test_strides_tell_the_layout() -> None:
-    contiguous = ask(_convolution("6272,196,14,1", 32, "288,9,3,1"))
-    assert ask(_convolution("6272,1,448,32", 32, "288,1,96,32")) != contiguous
+    layer = "x=32,256,14,14 xs={} w=256,256,3,3 ws={} padding=1,1 stride=1,1 dilation=1,1 engine=0"
+    question = f"convolution way=backward_filter dtype=float32 compute=float32 {layer}"
+    assert ask(question.format("50176,196,14,1", "2304,9,3,1")) == 22282847
+    assert ask(question.format("50176,1,3584,256", "2304,1,768,256")) == 7078479
 
 
 def test_a_single_channel_leaves_the_layout_to_the_next_operand() -> None:
