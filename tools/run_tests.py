@@ -32,6 +32,7 @@ class Group:
 
 GROUPS = [
     Group("fit", ("tests/fit",), covered=False),
+    Group("virtual", ("tests/virtual",)),
     Group("virtual cluster", ("tests/virtual/cluster",)),
     Group("all others", ("tests",)),
     Group("fit techniques", ("tests/fit/techniques", "tests/fit/recomputing"), covered=False),
@@ -39,7 +40,6 @@ GROUPS = [
     Group("serve", ("tests/serve",), covered=False),
     Group("fit sharded", ("tests/fit/sharding",), covered=False),
     Group("planner", ("tests/planner", "tests/budget")),
-    Group("virtual", ("tests/virtual",)),
     Group("commands", ("tests/commands", "tests/explain")),
     Group("fit trainers", ("tests/integrations/test_fit_trainer.py", "tests/integrations/test_fit_lightning.py"), covered=False),
     Group("integrations", ("tests/integrations",)),
