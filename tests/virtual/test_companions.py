@@ -9,7 +9,7 @@ from virtual_runs import SCRIPTS, run_tonnage
 
 
 def check_first_touches(said: str) -> None:
-    assert said.count("worked:") == 17, said[-3000:]
+    assert said.count("worked:") == 8, said[-3000:]
 
 
 def test_every_part_of_the_compiler_can_be_imported_first() -> None:

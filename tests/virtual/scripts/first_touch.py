@@ -6,22 +6,13 @@ import traceback
 import torch
 
 WAYS = """
-import torch._dynamo; torch._dynamo.eval_frame
 from torch._dynamo import source
-import torch._dynamo.source
-import torch._dynamo.compiled_autograd
 import torch._dynamo.convert_frame as part; assert torch._dynamo.convert_frame.ConvertFrame is part.ConvertFrame
 import torch._dynamo.decorators as part; assert torch._dynamo.disable is part.disable
 import torch._dynamo.pgo as part; assert part.__spec__.origin == part.__file__
 from torch._dynamo.variables.builder import TrackedFake
-from torch._dynamo.utils import counters; import torch._dynamo.trace_rules
-import torch._inductor.utils
-import torch._inductor.compile_fx
 import functorch.compile
 import torch.distributed.fsdp; import torch._dynamo.compiled_autograd
-import torch.nn.attention.flex_attention
-import torch.utils.checkpoint; torch._dynamo.mark_dynamic(torch.ones(2), 0)
-torch.compile(torch.nn.Linear(4, 4), backend="eager")
 torch.export.export(torch.nn.Linear(4, 4), (torch.ones(2, 4),))
 """
 
