@@ -261,10 +261,6 @@ TN_EXPORT long long tn_launch(const char *name) {
 
 TN_EXPORT long long tn_launches(void) { return launches; }
 
-static int communicators;
-TN_EXPORT void tn_new_communicator(void) { __atomic_add_fetch(&communicators, 1, __ATOMIC_RELAXED); }
-TN_EXPORT int tn_communicators(void) { return communicators; }
-
 static __thread int current_device;
 TN_EXPORT int tn_current_device(void) { return current_device; }
 TN_EXPORT void tn_set_current_device(int device) { current_device = device; }

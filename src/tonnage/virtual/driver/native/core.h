@@ -57,8 +57,6 @@ int tn_is_device(const void *pointer);              // its device + 1, or 0 for 
 int64_t tn_size_at(uint64_t address, uint64_t *start);  // of the allocation or reservation around an address
 
 long long tn_launch(const char *name);
-void tn_new_communicator(void);
-int tn_communicators(void);
 
 // The log, what nobody gave a meaning, and what libraries take from the card.
 void tn_log(int kind, int device, uint64_t address, int64_t size);

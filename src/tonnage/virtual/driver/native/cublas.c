@@ -2,20 +2,13 @@
 #include "streams.h"
 
 #include <stdlib.h>
-#include <unistd.h>
 
 #define API TN_EXPORT
 typedef struct { void *stream; int pointer_mode, math_mode, atomics; } Handle;
 
 void tn_use_again(const char *);
 
-// A real one takes some tenths of a second. Threads of torch that look at the wall clock, as NCCL's watchdog does ten times a
-// second to drop what finished collectives held, get their turn here as they would there.
-static void take_time(void) {
-  if (tn_communicators()) usleep(150000);
-}
-
-API int cublasCreate_v2(Handle **handle) { return *handle = calloc(1, sizeof(Handle)), tn_use_again("cublas"), take_time(), 0; }
+API int cublasCreate_v2(Handle **handle) { return *handle = calloc(1, sizeof(Handle)), tn_use_again("cublas"), 0; }
 API int cublasDestroy_v2(Handle *handle) { return free(handle), 0; }
 API int cublasGetVersion_v2(Handle *handle, int *version) { return (void)handle, *version = (int)tn_ask("version library=cublas"), 0; }
 API int cublasGetProperty(int type, int *value) { long long version = tn_ask("version library=cublas"); return *value = (int)(type == 0 ? version / 10000 : type == 1 ? version / 100 % 100 : version % 100), 0; }
