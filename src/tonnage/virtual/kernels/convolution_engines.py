@@ -198,9 +198,15 @@ class Column:
         return _points(self._table.features[self.layers], self.batches)
 
     def nearest(self, plan: Plan, count: int) -> list[tuple[Plan, int]]:
-        """The measured plans that are most like this one, each of another layer, and their bytes."""
+        """The measured plans that are most like this one, each of another layer, and their bytes.
+
+        The layer itself at another batch says more than all others.
+        """
         features = np.array([layer_features(plan.layer)], dtype=np.float32)
         distances = np.abs(self.points - _points(features, np.array([plan.batch]))).sum(axis=1)
+        own = np.flatnonzero(self.layers == self._table.places.get(plan.layer, -1))
+        if len(own):
+            distances, count = np.where(self.layers == self.layers[own[0]], distances, np.inf), 1
         # A layer was measured at a few dozen batches at most.
         closest = np.argpartition(distances, min(100 * count, len(distances) - 1))[: 100 * count]
         ranked = closest[np.argsort(distances[closest], kind="stable")]
