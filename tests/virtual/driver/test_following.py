@@ -10,9 +10,16 @@ import pytest
 import torch
 
 from cuda_build import TONNAGE, needs_cuda_build
+from tonnage.virtual.builds import preload
 from tonnage.virtual.driver.following import Follower
 
 SCRIPTS = Path(__file__).parent / "scripts"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def virtual_device() -> None:
+    """Autograd counts the devices once in a process, and tests after these may want one."""
+    preload()
 
 
 @pytest.fixture(params=["in place", "above"])
