@@ -71,7 +71,8 @@ def run_case(scripts: Path, script: str, args: list[str], result_file: Path, tra
     except SystemExit as error:
         outcome, detail = ("ok", "") if not error.code else ("exit", str(error.code))
     except Exception as error:
-        outcome, detail = "error", "".join(traceback.format_exception(error))[-2000:]
+        traceback.print_exc()  # into the log; the row has the error alone, without paths of the machine
+        outcome, detail = "error", "".join(traceback.format_exception_only(error)).strip()
     wall_s = time.perf_counter() - start
 
     statistics = torch.cuda.memory_stats() if torch.cuda.is_initialized() else {}

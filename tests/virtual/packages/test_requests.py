@@ -41,7 +41,7 @@ def test_xformers_whose_library_does_not_load_runs_on_torch(stand_ins: StandIns)
 
 
 def test_vllm_stays_in_one_process(stand_ins: StandIns, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/lib")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/own/lib")
     monkeypatch.setenv("TRITON_LIBCUDA_PATH", "/cache/stand-ins")
     monkeypatch.setenv("VLLM_USE_FLASHINFER_SAMPLER", "1")
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
@@ -49,7 +49,7 @@ def test_vllm_stays_in_one_process(stand_ins: StandIns, monkeypatch: pytest.Monk
     requests.actions(Packages(stand_ins), stand_ins)["vllm"](ModuleType("vllm"))
     assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
     assert os.environ["VLLM_USE_FLASHINFER_SAMPLER"] == "1"  # what the user set is kept
-    assert os.environ["LD_LIBRARY_PATH"] == "/cache/stand-ins:/opt/lib"
+    assert os.environ["LD_LIBRARY_PATH"] == "/cache/stand-ins:/own/lib"
 
 
 def test_an_operator_of_deepspeed_without_a_stand_in_is_named(stand_ins: StandIns) -> None:
