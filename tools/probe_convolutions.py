@@ -3,10 +3,13 @@
     python tools/probe_convolutions.py --out cudnn-convolutions.npz --seconds 240 --jobs 14
     python tools/probe_convolutions.py --out more.npz --models resnet50,convnext_tiny --batches 8,64
     python tools/probe_convolutions.py --out more.npz --layers layers.json --batches 12,100
+    python tools/probe_convolutions.py --out cudnn-searches.npz --search --jobs 6
 
 The layers are those of the table that ships with the virtual GPU; `--models` takes them from torchvision's models instead
 (needs torchvision), `--layers` from a JSON list. Tasks run in random order until the time is up, so a short run is a sample. Each plan is measured at its
 first call, unless that one allocated more than output and workspace: then an engine failed and the second call counts.
+With `--search` every engine is timed (`torch.backends.cudnn.benchmark`), and a row has the largest workspace tried before
+that of the engine chosen; few jobs at a time, as they disturb each other's times.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ TABLE = ROOT / "src/tonnage/virtual/data/cudnn-convolutions.npz"
 WAYS = ("forward", "backward_data", "backward_filter")
 DTYPES = ("float32", "bfloat16", "float16")
 LARGEST_TENSOR_BYTES = 1 << 30
+LARGEST_SEARCHED_BYTES, MOST_SEARCHED_OPERATIONS = 1 << 28, 3e11  # slow engines take seconds above
 Layer = list[Any]
 
 
@@ -92,15 +96,16 @@ class Bench:
         strides = torch.empty(shape, device="meta").to(memory_format=layout or torch.preserve_format).stride()
         return self.flat[dtype].as_strided(shape, strides)
 
-    def workspace_bytes(self, layer: Layer, batch: int, dtype: str, last: bool, way: str) -> int:
+    def workspace_bytes(self, layer: Layer, batch: int, dtype: str, last: bool, way: str) -> list[int]:
         x, w, stride, padding, dilation, groups = layer
         operands = (self.view(s, dtype, last) for s in ([batch, *x], w, output_shape(batch, layer)))
         arguments = (stride, padding, dilation, False, [0] * len(stride), groups)
         first, allocations = self._measure(way, *operands, arguments)
-        if allocations <= 2:
-            return first
+        if allocations <= 2 and not self.torch.backends.cudnn.benchmark:
+            return [first]
         operands = (self.view(s, dtype, last) for s in ([batch, *x], w, output_shape(batch, layer)))
-        return self._measure(way, *operands, arguments)[0]
+        second = self._measure(way, *operands, arguments)[0]
+        return [first, second] if self.torch.backends.cudnn.benchmark else [second]
 
     def _measure(self, way: str, x: Any, w: Any, y: Any, arguments: Any) -> tuple[int, int]:
         cuda, aten = self.torch.cuda, self.torch.ops.aten
@@ -117,13 +122,16 @@ class Bench:
         return peak - result.numel() * result.element_size(), count
 
 
-def tasks(layers: list[Layer], batches: list[int], seed: int) -> list[Any]:
+def tasks(layers: list[Layer], batches: list[int], seed: int, search: bool) -> list[Any]:
     """Every combination that fits, in random order."""
-    made = []
+    made, most_bytes = [], LARGEST_SEARCHED_BYTES if search else LARGEST_TENSOR_BYTES
     for number, batch, dtype, last, way in itertools.product(range(len(layers)), batches, DTYPES, (False, True), WAYS):
         layer = layers[number]
         largest = max(batch * _product(layer[0]), _product(output_shape(batch, layer)), _product(layer[1]))
-        if largest * (4 if dtype == "float32" else 2) <= LARGEST_TENSOR_BYTES:
+        operations = 2 * _product(output_shape(batch, layer)) * _product(layer[1][1:])
+        if search and operations > MOST_SEARCHED_OPERATIONS:
+            continue
+        if largest * (4 if dtype == "float32" else 2) <= most_bytes:
             made.append([number, batch, dtype, last, way])
     random.Random(seed).shuffle(made)
     return made
@@ -140,26 +148,28 @@ def work(options: argparse.Namespace) -> None:
     """A share of the tasks; a line for each."""
     plan = json.loads(options.plan.read_text())
     bench, until = Bench(options.jobs), time.time() + options.seconds
+    bench.torch.backends.cudnn.benchmark = options.search
     with Path(f"{options.plan}.{options.share}").open("w") as out:
         for number, batch, dtype, last, way in plan["tasks"][options.share :: options.jobs]:
             if time.time() > until:
                 break
             try:
-                size = bench.workspace_bytes(plan["layers"][number], batch, dtype, last, way)
+                sizes = bench.workspace_bytes(plan["layers"][number], batch, dtype, last, way)
             except RuntimeError as error:
                 print(f"{plan['layers'][number]} {batch} {dtype} {way}: {error}", file=sys.stderr)
                 continue
             print(
-                json.dumps([number, batch, f"{way} {dtype} {'channels_last' if last else 'contiguous'}", size]),
+                json.dumps([number, batch, f"{way} {dtype} {'channels_last' if last else 'contiguous'}", *sizes]),
                 file=out,
+                flush=True,
             )
 
 
 def write_table(path: Path, layers: list[Layer], rows: list[Any], source: str) -> None:
     """The table's form: one array a way, type and layout, of layers (as steps from the row before), batches and bytes."""
     columns: dict[str, list[Any]] = {}
-    for number, batch, key, size in sorted(rows, key=lambda row: (row[2], row[0], row[1])):
-        columns.setdefault(key, []).append((number, batch, size))
+    for number, batch, key, *sizes in sorted(rows, key=lambda row: (row[2], row[0], row[1])):
+        columns.setdefault(key, []).append((number, batch, *sizes))
     arrays = {key: np.array(found, dtype=np.int64).T.copy() for key, found in columns.items()}
     for array in arrays.values():
         array[0] = np.diff(array[0], prepend=0)
@@ -178,6 +188,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=240)
     parser.add_argument("--jobs", type=int, default=14, help="processes at a time")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--search", action="store_true", help="time every engine, as torch.backends.cudnn.benchmark does"
+    )
     parser.add_argument("--share", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--plan", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -191,7 +204,7 @@ def main() -> None:
         layers = json.loads(options.layers.read_text())
     with tempfile.TemporaryDirectory() as folder:
         options.plan = Path(folder) / "plan.json"
-        order = tasks(layers, [int(b) for b in options.batches.split(",")], options.seed)
+        order = tasks(layers, [int(b) for b in options.batches.split(",")], options.seed, options.search)
         options.plan.write_text(json.dumps({"layers": layers, "tasks": order}))
         command = [
             sys.executable,
@@ -203,12 +216,16 @@ def main() -> None:
             "--jobs",
             str(options.jobs),
         ]
-        command += ["--seconds", str(options.seconds)]
+        command += ["--seconds", str(options.seconds), *(["--search"] if options.search else [])]
         running = [subprocess.Popen([*command, "--share", str(share)]) for share in range(options.jobs)]
+        end = time.time() + options.seconds + 30
         for process in running:
-            process.wait()
+            try:
+                process.wait(max(1, end - time.time()))
+            except subprocess.TimeoutExpired:  # one plan may take minutes
+                process.kill()
         parts = [Path(f"{options.plan}.{share}").read_text() for share in range(options.jobs)]
-        rows = [json.loads(line) for part in parts for line in part.splitlines()]
+        rows = [json.loads(line) for part in parts for line in part.splitlines() if line.endswith("]")]
     source = f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}"
     write_table(options.out, layers, rows, source)
     print(f"{len(rows):,} of {len(order):,} plans measured")

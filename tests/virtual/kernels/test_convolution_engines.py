@@ -41,6 +41,15 @@ def test_the_search_takes_a_fourier_transform_s_workspace() -> None:
     assert max(search_bytes(Plan("backward_filter", RESNET, 8, "float32", False))) == 144834560
 
 
+def test_the_search_takes_copies_with_padded_channels_and_four_of_a_channel_that_is_alone() -> None:
+    """As measured on an H200: the first layers of a ViT, and a layer of EfficientNet."""
+    patches = Layer((3, 224, 224), (384, 3, 16, 16), (16, 16), (0, 0), (1, 1), 1)
+    assert max(search_bytes(Plan("forward", patches, 128, "bfloat16", False))) == 123600912
+    depthwise = Layer((144, 128, 128), (144, 1, 3, 3), (1, 1), (1, 1), (1, 1), 144)
+    measured = 75538960
+    assert abs(max(search_bytes(Plan("forward", depthwise, 2, "float16", False))) / measured - 1) < 0.001
+
+
 engines = st.builds(
     Engine,
     padding=st.sampled_from([1, 8]),

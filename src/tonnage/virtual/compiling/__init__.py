@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from tonnage.hardware import Gpu
-from tonnage.virtual.compiling import bindings, caches, driver, kernels
+from tonnage.virtual.compiling import bindings, caches, driver, kernels, padding
 from tonnage.virtual.compiling.sources import source_of
 from tonnage.virtual.cuda.patches import Patches
 from tonnage.virtual.standins import StandIns
@@ -66,7 +66,7 @@ def _actions_on_import(gpu: Gpu, stand_ins: StandIns, folder: str, patches: Patc
             module, stand_ins, patches
         ),
         "torch._inductor.runtime.benchmarking": lambda module: kernels.constant_times(module, patches),
-        "torch._inductor.fx_passes.pad_mm": lambda module: kernels.padding_pays(module, patches),
+        "torch._inductor.fx_passes.pad_mm": lambda module: padding.decide_padding(module, gpu, patches),
         "torch._inductor.compile_fx": lambda module: _change_backend(module, stand_ins, patches),
     }
 

@@ -140,21 +140,3 @@ def constant_times(benchmarking: ModuleType, patches: Patches) -> None:
         return [MILLISECONDS] if isinstance(times, list) else MILLISECONDS
 
     patches.set(benchmarker, "benchmark_gpu", benchmark_gpu)
-
-
-def padding_pays(pad_mm: ModuleType, patches: Patches) -> None:
-    """Decide whether a matrix product with unaligned sides is padded, where Inductor would time both.
-
-    Rows that begin at odd multiples of two bytes keep tensor cores from loading them whole, and padding gains more than the
-    tenth that Inductor asks for; rows aligned to four bytes gain less (seen on an H200, in FP16 and BF16). Both products
-    are still run once, as their buffers count.
-    """
-    plain, sides = pad_mm.should_pad_bench_key, [0]
-
-    def should_pad_bench_key(match: Any, mat1: Any, mat2: Any, *arguments: Any, **keywords: Any) -> Any:
-        """Called with the operands just before they are timed."""
-        sides[:] = [int(side) * mat1.element_size() for side in (*mat1.shape, *mat2.shape)]
-        return plain(match, mat1, mat2, *arguments, **keywords)
-
-    patches.set(pad_mm, "should_pad_bench_key", should_pad_bench_key)
-    patches.set(pad_mm, "is_padded_faster", lambda *_: any(side % 4 for side in sides))

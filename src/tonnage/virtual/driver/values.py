@@ -217,7 +217,9 @@ class Values(KnownValues):
         if indices.dim() == source.dim() and indices.dim():  # none twice, as the k largest have it
             rows = indices.numel() // indices.shape[dim]
             if rows * choices <= 1 << 18:
-                ranked = self._plain.rand(rows, choices, generator=self._generator).topk(indices.shape[dim]).indices
+                # Integers, as large tensors of floats are left unwritten.
+                ranks = self._plain.randint(1 << 31, (rows, choices), generator=self._generator)
+                ranked = ranks.topk(indices.shape[dim]).indices
                 shape = list(indices.shape)
                 count = shape.pop(dim)
                 drawn = ranked.reshape(*shape, count).movedim(-1, dim)

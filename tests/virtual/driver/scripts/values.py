@@ -39,6 +39,11 @@ for _ in range(4):
     drawn = torch.multinomial(scores.softmax(-1), 1)
     assert drawn.min().item() >= 0 and drawn.max().item() < 8
 
+# Experts chosen by unknown scores are chosen evenly, also where there are many tokens.
+scores = torch.nn.Linear(64, 16, device="cuda")(torch.empty(16384, 64, device="cuda"))
+chosen = torch.bincount(scores.topk(2, -1).indices.flatten(), minlength=16)
+assert 1800 < int(chosen.min()) <= int(chosen.max()) < 2300, chosen.tolist()
+
 scaler = torch.amp.GradScaler()
 layer = torch.nn.Linear(4, 4).cuda()
 optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
