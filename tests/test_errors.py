@@ -1,5 +1,15 @@
+import pickle
+import sys
+import traceback
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
 import tonnage.errors
-from tonnage.errors import TonnageError
+from tonnage.commands.main import main
+from tonnage.errors import TonnageError, UnknownGpu
+from tonnage.script.running import run_as_main
 
 
 def test_the_tree_in_the_docstring_is_the_tree() -> None:
@@ -11,3 +21,30 @@ def test_the_tree_in_the_docstring_is_the_tree() -> None:
 def test_an_error_says_what_to_do() -> None:
     assert TonnageError("It broke.", hint="Mend it.").words == "It broke.\nMend it."
     assert TonnageError("It broke.").words == "It broke."
+
+
+def test_python_s_traceback_shows_what_to_do_once() -> None:
+    error = TonnageError("It broke.", hint="Mend it.")
+    assert traceback.format_exception(error) == ["tonnage.errors.TonnageError: It broke.\n", "Mend it.\n"]
+    again = pickle.loads(pickle.dumps(error))
+    assert again.hint == "Mend it."
+    assert again.__notes__ == ["Mend it."]
+    assert not hasattr(TonnageError("It broke."), "__notes__")
+
+
+def test_the_command_shows_what_to_do_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def broken(_: list[str]) -> None:
+        raise UnknownGpu("It broke.", hint="Mend it.")
+
+    monkeypatch.setattr("tonnage.commands.main._run", broken)
+    monkeypatch.setattr(sys, "argv", ["tonnage"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert capsys.readouterr().err == "tonnage: It broke.\nMend it.\n"
+
+
+def test_a_script_that_raises_shows_what_to_do_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import tonnage.errors\nraise tonnage.errors.TonnageError('It broke.', hint='Mend it.')\n")
+    run_as_main(script, [], SimpleNamespace(OutOfMemoryError=MemoryError))
+    assert capsys.readouterr().err.splitlines().count("Mend it.") == 1

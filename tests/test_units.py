@@ -1,9 +1,12 @@
+import math
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tonnage.errors import BadSize
-from tonnage.units import format_bytes, parse_bytes, unit_for
+from tonnage.units import GIB, budget_bytes, format_bytes, parse_bytes, unit_for
 
 
 @pytest.mark.parametrize(
@@ -25,7 +28,7 @@ def test_sizes_are_read(text: str, size_bytes: int) -> None:
     assert parse_bytes(text) == size_bytes
 
 
-@pytest.mark.parametrize("text", ["", "GB", "80G", "80 GBB", "-1 GB", "1,5 GB", "eighty GB", "1 2 GB"])
+@pytest.mark.parametrize("text", ["", "GB", "80G", "80 GBB", "-1 GB", "1,5 GB", "eighty GB", "1 2 GB", "1e400"])
 def test_what_is_no_size_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(BadSize) as caught:
         parse_bytes(text)
@@ -62,3 +65,56 @@ def test_what_is_written_reads_back_within_its_rounding(size_bytes: int) -> None
 @given(st.integers(min_value=0, max_value=2**62))
 def test_whole_bytes_are_read_exactly(size_bytes: int) -> None:
     assert parse_bytes(str(size_bytes)) == size_bytes
+
+
+@pytest.mark.parametrize(
+    ("budget", "size_bytes"),
+    [
+        ("40 GiB", 40 * GIB),
+        (40 * GIB, 40 * GIB),
+        (40e9, 40 * 10**9),
+        (1.5, 1),
+        (np.float32(4096.0), 4096),
+        (np.float64(40e9), 40 * 10**9),
+        (np.int64(2**62 + 1), 2**62 + 1),
+        ("80%", 80 * GIB),
+        (" 12.5 % ", 25 * GIB // 2),
+        ("100%", 100 * GIB),
+    ],
+)
+def test_a_budget_is_a_size_a_number_or_a_share_of_what_is_free(budget: str | float, size_bytes: int) -> None:
+    found = budget_bytes(budget, 100 * GIB)
+    assert found == size_bytes
+    assert type(found) is int
+
+
+@pytest.mark.parametrize(
+    ("budget", "words"),
+    [
+        ("eighty", "'eighty' is not a size in bytes"),
+        ("-80%", "'-80%' is not a size in bytes"),
+        ("120%", "budget is 120%, which is more than all that is free"),
+        ("0%", "budget is 0%; it must be a finite number of bytes, 1 or more"),
+        ("0 GiB", "budget is 0 GiB; it must be"),
+        (-5, "budget is -5; it must be"),
+        (0, "budget is 0; it must be"),
+        (0.8, "budget is 0.8; it must be"),
+        (math.nan, "budget is nan; it must be a finite number"),
+        (math.inf, "budget is inf; it must be a finite number"),
+        (np.float32("nan"), "budget is nan; it must be a finite number"),
+        (True, "budget is True, which is neither a size nor a number of bytes"),
+        (np.True_, "neither a size nor a number of bytes"),
+        ([40], r"budget is \[40\], which is neither a size nor a number of bytes"),
+        (2j, "neither a size nor a number of bytes"),
+    ],
+)
+def test_what_is_no_budget_is_refused(budget: str | float, words: str) -> None:
+    with pytest.raises(BadSize, match=words) as caught:
+        budget_bytes(budget, 100 * GIB)
+    assert "GiB" in caught.value.hint
+
+
+def test_none_of_the_host_s_memory_is_a_budget_too() -> None:
+    assert budget_bytes(0, GIB, name="host", least_bytes=0) == 0
+    with pytest.raises(BadSize, match="host is -1; it must be a finite number of bytes, 0 or more"):
+        budget_bytes(-1, GIB, name="host", least_bytes=0)

@@ -17,8 +17,8 @@
     ├── NotModelled         the script needs what the virtual GPU does not have
     └── MissingPart         a part that this needs is not installed (torch, a compiler); exit 2
 
-An error says what was asked, what was found, and in `hint` the one thing to do. `commands.main` alone prints them.
-This module does not know how they are shown.
+An error says what was asked, what was found, and in `hint` the one thing to do, which is also a note under Python's own
+traceback. `commands.main` alone prints them. This module does not know how they are shown.
 """
 
 
@@ -30,6 +30,8 @@ class TonnageError(Exception):
     def __init__(self, problem: str, *, hint: str = "") -> None:
         super().__init__(problem)
         self.hint = hint
+        if hint:
+            self.add_note(hint)
 
     @property
     def words(self) -> str:

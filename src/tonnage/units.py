@@ -7,10 +7,14 @@
 | "512 MiB", "0.5GiB"       | 2^29          |
 | "4096", "4096 B"          | 4096          |
 
-People read binary units and see that they do ("GiB"). This module knows nothing of what the bytes hold.
+A budget may also be a number of any kind, or a share of what is free ("80%"). People read binary units and see that they
+do ("GiB"). This module knows nothing of what the bytes hold.
 """
 
+import math
 import re
+from numbers import Integral, Real
+from typing import SupportsFloat
 
 from tonnage.errors import BadSize
 
@@ -23,16 +27,46 @@ _BINARY = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB}
 _DECIMAL = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _FACTORS = {name.lower(): factor for name, factor in (_BINARY | _DECIMAL | {"": 1}).items()}
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:e[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+_SHARE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?)\s*%\s*")
+_BUDGETS = 'Give a size ("40 GiB"), a number of bytes, or a share of what is free ("80%").'
 
 
 def parse_bytes(text: str) -> int:
     """The number of bytes that a size such as "80GB" or "512 MiB" means."""
     match = _SIZE.fullmatch(text)
     factor = _FACTORS.get(match[2].lower()) if match else None
-    if match is None or factor is None:
+    if match is None or factor is None or math.isinf(float(match[1])):
         raise BadSize(f"{text!r} is not a size in bytes.", hint="Write it like 80GB (10^9), 80GiB (2^30) or 512 MiB.")
     number = match[1]
     return int(number) * factor if number.isdigit() else round(float(number) * factor)
+
+
+def budget_bytes(
+    size: str | SupportsFloat | None, free_bytes: int, *, name: str = "budget", least_bytes: int = 1
+) -> int:
+    """A budget in bytes: a size ("40 GiB"), a number of bytes (Python's or NumPy's), or a share of `free_bytes` ("80%").
+
+    None is all that is free.
+    """
+    if size is None:
+        return free_bytes
+    asked: float = _asked(size, free_bytes, name)
+    if not math.isfinite(asked) or asked < least_bytes:
+        raise BadSize(f"{name} is {size}; it must be a finite number of bytes, {least_bytes} or more.", hint=_BUDGETS)
+    return int(asked)
+
+
+def _asked(size: str | SupportsFloat, free_bytes: int, name: str) -> float:
+    if isinstance(size, str):
+        share = _SHARE.fullmatch(size)
+        if share is None:
+            return parse_bytes(size)
+        if float(share[1]) > 100:
+            raise BadSize(f"{name} is {size.strip()}, which is more than all that is free.", hint=_BUDGETS)
+        return free_bytes * float(share[1]) / 100
+    if isinstance(size, bool) or not isinstance(size, Real):
+        raise BadSize(f"{name} is {size!r}, which is neither a size nor a number of bytes.", hint=_BUDGETS)
+    return int(size) if isinstance(size, Integral) else float(size)
 
 
 def parse_count(text: str) -> int:

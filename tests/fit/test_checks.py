@@ -1,5 +1,7 @@
 """What is wrong with a request is said before anything is touched."""
 
+import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,10 @@ from torch import Tensor, nn
 import tonnage
 from fit.cases import CASES, build_training
 from tonnage.errors import RequestError
-from tonnage.fit.checks import check_loss, check_request
+from tonnage.fit.checks import check_clip_norm, check_finite, check_loss, check_request, check_sample
 from tonnage.fit.training import Training
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +47,13 @@ def test_a_distributed_model_is_refused(training: Training) -> None:
 def test_a_wrapped_model_is_refused(training: Training) -> None:
     with pytest.raises(RequestError, match=r"wrapped already.*DataParallel"):
         _fit(training, model=nn.DataParallel(training.model))
-    with pytest.raises(RequestError, match="wrapped already"):
+
+
+def test_a_compiled_model_is_refused_with_what_to_give_instead(training: Training) -> None:
+    with pytest.raises(RequestError, match="compiled already") as caught:
         _fit(training, model=torch.compile(training.model))
+    assert "model._orig_mod" in caught.value.hint
+    check_request(torch.compile(training.model)._orig_mod, training.optimizer, training.sample)
 
 
 def test_what_is_no_model_or_optimizer_is_refused(training: Training) -> None:
@@ -53,6 +62,9 @@ def test_what_is_no_model_or_optimizer_is_refused(training: Training) -> None:
     scheduler = torch.optim.lr_scheduler.ConstantLR(training.optimizer)
     with pytest.raises(RequestError, match="wants a torch optimizer, and got ConstantLR"):
         _fit(training, optimizer=scheduler)
+    with pytest.raises(RequestError, match="wants a torch optimizer, and got a GradScaler") as caught:
+        _fit(training, optimizer=torch.amp.GradScaler("cpu"))
+    assert "BF16" in caught.value.hint
     with pytest.raises(RequestError, match="no parameters"):
         _fit(training, model=nn.Identity())
 
@@ -76,6 +88,44 @@ def test_a_sample_elsewhere_or_empty_is_refused(training: Training) -> None:
         _fit(training, sample={"x": "text"})
 
 
+@pytest.mark.parametrize("sample", [None, {}, [], iter([torch.ones(2)]), ["text"]])
+def test_a_sample_without_a_tensor_is_refused(sample: Any) -> None:
+    with pytest.raises(RequestError, match=f"The sample \\({type(sample).__name__}\\) holds no tensor") as caught:
+        check_sample(sample, CPU)
+    assert "next(iter(loader))" in caught.value.hint
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 512), (4, 0)])
+def test_an_empty_sample_is_refused(shape: tuple[int, ...]) -> None:
+    words = re.escape(f"The sample is empty: its tensors are of {list(shape)}, [0].")
+    with pytest.raises(RequestError, match=words):
+        check_sample({"x": torch.ones(shape), "y": torch.ones(0)}, CPU)
+
+
+def test_lengths_may_stay_on_the_cpu(training: Training) -> None:
+    away = torch.ones(4, 8, device="meta")
+    lengths = torch.tensor([8, 5, 3, 2])
+    check_sample({"x": away, "lengths": lengths}, away.device)
+    check_sample((away, lengths), away.device)
+
+
+@pytest.mark.parametrize(
+    "on_cpu",
+    [
+        {"labels": torch.tensor([0, 1])},
+        {"x": torch.ones(2, 8, dtype=torch.long)},
+        {"weights": torch.ones(2)},
+    ],
+    ids=["labels", "tokens", "numbers"],
+)
+def test_nothing_else_may(on_cpu: dict[str, Tensor]) -> None:
+    away = torch.ones(2, 8, device="meta")
+    with pytest.raises(RequestError, match="The sample is on cpu and the model on meta"):
+        check_sample({"images": away, **on_cpu}, away.device)
+    with pytest.raises(RequestError, match="The sample is on cpu and the model on meta"):
+        check_sample(torch.tensor([1, 2]), away.device)
+
+
 def test_a_model_on_the_cpu_needs_a_plan(training: Training) -> None:
     with pytest.raises(RequestError, match="measures GPU memory") as caught:
         _fit(training)
@@ -93,3 +143,28 @@ def test_a_model_on_the_cpu_needs_a_plan(training: Training) -> None:
 def test_a_loss_that_cannot_be_trained_is_refused(loss: Tensor | float, words: str) -> None:
     with pytest.raises(RequestError, match=words):
         check_loss(loss)
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_is_refused(loss: float) -> None:
+    for batch in (torch.ones(2, 3), {"labels": torch.tensor([[-100, 1]])}):
+        with pytest.raises(RequestError, match=f"The loss of the sample is {loss}") as caught:
+            check_finite(torch.tensor(loss), batch)
+        assert "a sample that trains" in caught.value.hint
+
+
+def test_a_mean_over_no_labels_is_no_mistake() -> None:
+    check_finite(torch.tensor(math.nan), {"labels": torch.full((2, 3), -100)})
+    check_finite(torch.tensor(1.5), torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("clip_norm", [0, -1.0, math.nan, True, "1.0", (0.5, 1.0)])
+def test_a_norm_that_is_none_is_refused(clip_norm: Any) -> None:
+    with pytest.raises(RequestError, match="a number above 0") as caught:
+        check_clip_norm(clip_norm)
+    assert "register_step_pre_hook" in caught.value.hint
+
+
+@pytest.mark.parametrize("clip_norm", [None, 1, 0.5, math.inf])
+def test_norms_are_accepted(clip_norm: float | None) -> None:
+    check_clip_norm(clip_norm)

@@ -107,4 +107,4 @@ def test_a_plan_made_without_a_gpu_trains_as_the_plain_model_elsewhere(
 def test_candidates_are_divisors_or_halves() -> None:
     assert candidate_rows(6, divisible=True) == [1, 2, 3, 6]
     assert candidate_rows(64, divisible=True) == [1, 2, 4, 8, 16, 32, 64]
-    assert candidate_rows(6, divisible=False) == [6]
+    assert candidate_rows(64, divisible=False) == [8, 64]

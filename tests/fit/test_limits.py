@@ -91,6 +91,46 @@ def test_what_was_fitted_must_be_this_model(found: dict[str, Any]) -> None:
     assert found["another optimizer"].startswith("RequestError: What was fitted is another model")
 
 
+@pytest.mark.parametrize("model", ["llama", "gpt2"])
+@pytest.mark.parametrize("search", ["largest_batch", "longest_sequence"])
+def test_a_model_that_caches_keys_and_values_is_searched_and_caches_again(
+    found: dict[str, Any], model: str, search: str
+) -> None:
+    answer = found[f"{model}, {search}"]
+    assert answer["size"] > 2
+    assert answer["reserved_peak_bytes"] <= 2 * GIB
+    assert answer["predicted_peak_bytes"] == pytest.approx(answer["measured_peak_bytes"], rel=0.07)
+    assert answer["unchanged"]
+
+
+def test_a_budget_is_a_number_of_any_kind_or_a_share_of_what_pytorch_could_hold(found: dict[str, Any]) -> None:
+    budgets, of_words = found["budgets"], found["gpt2, largest_batch"]
+    assert budgets["float"]["size"] == budgets["numpy"]["size"] == of_words["size"]
+    assert 0.95 < budgets["share"]["reserved_peak_bytes"] / (0.015 * found["free"]) <= 1
+
+
+def test_a_bad_budget_is_told_in_a_sentence(found: dict[str, Any]) -> None:
+    for problem in found["bad budgets"]:
+        assert problem.startswith("BadSize: ")
+        assert "GiB" in problem
+
+
+def test_what_is_on_the_card_besides_the_parameters_is_told_apart(found: dict[str, Any]) -> None:
+    held = found["holdings"]["plain"]
+    assert held["parameters_bytes"] == found["holdings"]["parameters"]
+    assert 0 < held["besides_bytes"] <= found["holdings"]["allocated"] - held["parameters_bytes"]
+
+
+def test_states_are_found_beside_a_scheduler(found: dict[str, Any]) -> None:
+    holdings = found["holdings"]
+    assert holdings["scheduled"]["states_bytes"] == holdings["plain"]["states_bytes"] > 0
+
+
+def test_an_optimizer_with_a_hook_before_its_step_is_stepped_whole(found: dict[str, Any]) -> None:
+    assert found["holdings"]["plain"]["steps_one_by_one"]
+    assert not found["holdings"]["hooked"]["steps_one_by_one"]
+
+
 def test_a_model_on_the_cpu_is_refused() -> None:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

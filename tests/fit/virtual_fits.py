@@ -260,11 +260,14 @@ def _elsewhere(model: Any, optimizer: Any, batch: Any, loss: Any) -> None:
 
 
 def _breaking(model: Any, optimizer: Any, batch: Any, loss: Any) -> None:
-    """A loss that raises once techniques are in place."""
+    """A loss that raises once techniques are in place, and from then on always."""
     import tonnage
 
+    seen = []
+
     def breaking(model: Any, batch: Any) -> Any:
-        if "forward" in model.lm_head.__dict__ and len(batch["input_ids"]) > 1:
+        seen.extend(["a technique"] if "forward" in model.lm_head.__dict__ else [])
+        if seen:
             raise ZeroDivisionError("in the middle of fit")
         return loss(model, batch)
 

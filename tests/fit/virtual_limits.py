@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +19,26 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torchvision_names  # noqa: F401
 
 # isort: split
-from transformers import LlamaConfig, LlamaForCausalLM
+import numpy as np
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import tonnage
 from tonnage.errors import TonnageError
+from tonnage.fit.measure.holdings import find_holdings
+from tonnage.fit.measure.meter import Meter
+from tonnage.fit.modules import find_blocks
 from tonnage.fit.plan import Plan
+from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.technique import Technique
 from tonnage.fit.techniques.chunked_loss import ChunkedLoss
 from tonnage.fit.techniques.micro_batches import MicroBatches
 from tonnage.fit.techniques.recompute import Recompute
 from tonnage.fit.techniques.step_in_backward import StepInBackward
+from tonnage.fit.training import Training
 
 BUDGET = "6 GiB"
+BUDGETS = {"float": 2.0**31, "numpy": np.float32(2**31), "share": "1.5%"}
+BAD_BUDGETS = ["eighty", -5, 0, float("nan"), "120%", True]
 
 
 def _llama(attention: str = "sdpa") -> nn.Module:
@@ -45,6 +54,41 @@ def _llama(attention: str = "sdpa") -> nn.Module:
     )
     with torch.device("cuda"):
         return LlamaForCausalLM(config).to(torch.bfloat16).train()
+
+
+def _caching() -> dict[str, nn.Module]:
+    """Tiny ones that keep keys and values, as transformers makes them unless told."""
+    llama = LlamaConfig(
+        vocab_size=4096,
+        hidden_size=256,
+        intermediate_size=704,
+        num_hidden_layers=3,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+    )
+    gpt2 = GPT2Config(
+        vocab_size=4096, n_embd=256, n_layer=3, n_head=8, n_positions=4096, bos_token_id=0, eos_token_id=0
+    )
+    with torch.device("cuda"):
+        return {"llama": LlamaForCausalLM(llama).train(), "gpt2": GPT2LMHeadModel(gpt2).train()}
+
+
+def _holdings(model: nn.Module, sample: Any) -> dict[str, Any]:
+    """What a training holds, with a scheduler and a hook before its step."""
+    device = torch.device("cuda")
+
+    def find(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        training = Training(
+            model=model, optimizer=optimizer, loss=_loss, sample=sample, device=device, stepper=Stepper(optimizer)
+        )
+        return asdict(find_holdings(training, Meter(device), find_blocks(model), 0))
+
+    plain, scheduled, hooked = (torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True) for _ in range(3))
+    torch.optim.lr_scheduler.ConstantLR(scheduled)
+    hooked.register_step_pre_hook(lambda *_: nn.utils.clip_grad_value_(model.parameters(), 1.0))
+    found = {"plain": find(plain), "scheduled": find(scheduled), "hooked": find(hooked)}
+    parameters_bytes = sum(tensor.nbytes for tensor in [*model.parameters(), *model.buffers()])
+    return {**found, "parameters": parameters_bytes, "allocated": torch.cuda.memory_allocated()}
 
 
 def _loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -71,6 +115,7 @@ def _traces(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any
         "gradients": sum(parameter.grad is not None for parameter in model.parameters()),
         "forwards": sum("forward" in module.__dict__ for module in model.modules()),
         "hooks": sum(len(module._forward_hooks) for module in model.modules()),
+        "caches": bool(model.config.use_cache),
         "rates": [group["lr"] for group in optimizer.param_groups],
     }
 
@@ -105,6 +150,15 @@ def main() -> None:
         fitted.undo()
         found["too small"] = _problem(lambda: ask(tonnage.largest_batch, model, budget="500 MiB"))
         found["too large"] = _problem(lambda: ask(tonnage.largest_batch, model, budget="1 TiB"))
+        for name, caching in _caching().items():
+            for look in (tonnage.largest_batch, tonnage.longest_sequence):
+                found[f"{name}, {look.__name__}"] = ask(look, caching, budget="2 GiB")
+        found["free"] = Meter(torch.device("cuda")).free_bytes()
+        found["budgets"] = {name: ask(tonnage.largest_batch, caching, budget=b) for name, b in BUDGETS.items()}
+        found["bad budgets"] = [
+            _problem(partial(ask, tonnage.largest_batch, caching, budget=budget)) for budget in BAD_BUDGETS
+        ]
+        found["holdings"] = _holdings(model, sample)
     print(json.dumps(found))
 
 

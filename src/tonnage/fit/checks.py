@@ -1,16 +1,20 @@
 """What is wrong with a request to fit, said before anything is touched."""
 
+from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.nn.parallel import DataParallel, DistributedDataParallel
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 from tonnage.errors import RequestError
-from tonnage.fit.stepping.batches import tensors
+from tonnage.fit.stepping.batches import IGNORED_LABEL, find_labels, tensors
 from tonnage.fit.training import Batch
+from tonnage.fit.virtual import on_virtual_gpu
 
 # Models that fit has changed and not yet given back.
 FITTED: "WeakSet[nn.Module]" = WeakSet()
@@ -29,10 +33,20 @@ def check_model(model: Any, optimizer: Any) -> None:
         raise RequestError(
             f"fit wants a torch.nn.Module, and got {type(model).__name__}.", hint="Give the model itself."
         )
+    if isinstance(optimizer, GradScaler):
+        raise RequestError(
+            "fit wants a torch optimizer, and got a GradScaler.",
+            hint="Give the optimizer that it steps. fit's own mixed precision is in BF16, which needs no scaling.",
+        )
     if not isinstance(optimizer, Optimizer):
         raise RequestError(
             f"fit wants a torch optimizer, and got {type(optimizer).__name__}.",
             hint="Give the optimizer, not a scheduler.",
+        )
+    if isinstance(optimizer, LBFGS):
+        raise RequestError(
+            "LBFGS runs forward and backward passes of its own within a step, which fit would not see.",
+            hint="Use another optimizer, or train without fit.",
         )
     _check_wrapping(model)
     _check_parameters(model, optimizer)
@@ -41,12 +55,13 @@ def check_model(model: Any, optimizer: Any) -> None:
 def _check_wrapping(model: nn.Module) -> None:
     if model in FITTED:
         raise RequestError("This model is fitted already.", hint="Call undo() on what fit returned, then fit again.")
+    if hasattr(model, "_orig_mod"):
+        raise RequestError(
+            "The model is compiled already: torch.compile has wrapped it, and traces whatever is changed inside.",
+            hint="Give fit the module that was compiled, model._orig_mod, with the same optimizer: fit compiles its blocks.",
+        )
     name = type(model).__name__
-    if (
-        isinstance(model, DataParallel | DistributedDataParallel)
-        or name.startswith("FSDP")
-        or hasattr(model, "_orig_mod")
-    ):
+    if isinstance(model, DataParallel | DistributedDataParallel) or name.startswith("FSDP"):
         raise RequestError(
             f"The model is wrapped already ({name}), and what is inside cannot be changed safely.",
             hint="Give fit the plain module, and wrap it afterwards.",
@@ -72,11 +87,34 @@ def _check_parameters(model: nn.Module, optimizer: Optimizer) -> None:
 def check_sample(sample: Batch, device: torch.device) -> None:
     found = list(tensors(sample))
     if not found:
-        raise RequestError("The sample holds no tensor.", hint="Give one batch as the training loop sees it.")
-    away = next((tensor for tensor in found if tensor.device.type != device.type), None)
+        raise RequestError(
+            f"The sample ({type(sample).__name__}) holds no tensor.",
+            hint="Give one batch as the training loop sees it: next(iter(loader)).",
+        )
+    if not any(tensor.numel() for tensor in found):
+        shapes = ", ".join(str(list(tensor.shape)) for tensor in found[:3])
+        raise RequestError(f"The sample is empty: its tensors are of {shapes}.", hint="Give a batch with rows in it.")
+    lengths = _lengths(sample, found)
+    away = next((t for t in found if t.device.type != device.type and id(t) not in lengths), None)
     if away is not None:
         raise RequestError(
             f"The sample is on {away.device} and the model on {device}.", hint="Move the sample to the model's device."
+        )
+
+
+def _lengths(sample: Batch, found: list[Tensor]) -> set[int]:
+    """What may stay on the CPU beside tensors on the GPU: integers of each row, as `pack_padded_sequence` wants them."""
+    labels = find_labels(sample) if isinstance(sample, Mapping) else None
+    whole = [t for t in found if t.ndim == 1 and not t.is_floating_point() and t.device.type == "cpu"]
+    return {id(t) for t in whole if t is not labels} if len(whole) < len(found) else set()
+
+
+def check_clip_norm(clip_norm: Any) -> None:
+    number = isinstance(clip_norm, Real) and not isinstance(clip_norm, bool)
+    if clip_norm is not None and not (number and clip_norm > 0):
+        raise RequestError(
+            f"clip_norm is {clip_norm!r}, and the norm to clip by is a number above 0.",
+            hint="Leave it out not to clip. What clips by value goes into optimizer.register_step_pre_hook.",
         )
 
 
@@ -88,3 +126,16 @@ def check_loss(loss: Any) -> None:
         raise RequestError(
             "The loss does not depend on the model's parameters.", hint="Is the model frozen, or under no_grad?"
         )
+
+
+def check_finite(loss: Tensor, batch: Batch) -> None:
+    """A mean over no labels is NaN and has no gradient; any other loss that is not finite would spread to the parameters."""
+    if on_virtual_gpu(loss.device) or bool(torch.isfinite(loss)):
+        return
+    labels = find_labels(batch)
+    if labels is not None and bool((labels == IGNORED_LABEL).all()):
+        return
+    raise RequestError(
+        f"The loss of the sample is {loss.item()}, and fit measures by taking steps on it.",
+        hint="Look for infinite inputs, labels out of range, or a type too narrow for the loss; give a sample that trains.",
+    )

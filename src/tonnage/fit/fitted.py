@@ -1,5 +1,6 @@
 """A training with its techniques in place: step it, prove it, take it back."""
 
+import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -10,7 +11,8 @@ from torch.optim import Optimizer
 from tonnage.errors import RequestError
 from tonnage.fit.checks import FITTED
 from tonnage.fit.choose.account import account
-from tonnage.fit.modules import without_cache
+from tonnage.fit.measure.measuring import is_cache_idle
+from tonnage.fit.modules import uncompiled, without_cache
 from tonnage.fit.plan import Plan
 from tonnage.fit.proof import Proof, prove
 from tonnage.fit.rehearsal import Rehearsed
@@ -23,12 +25,18 @@ _MODEL_SIDE = range(1, 65)
 
 
 class Applied:
-    """Techniques on a training, taken away in the reverse order. A cache of keys and values is off meanwhile."""
+    """Techniques on a training, taken away in the reverse order.
+
+    A cache of keys and values is off meanwhile where the loss does not depend on it, and modules that were compiled in
+    place run as they are.
+    """
 
     def __init__(self, training: Training) -> None:
         self.training = training
         self._placed: list[tuple[Technique, Undo]] = []
-        self._cache_again = without_cache(training.model)
+        self._as_before = [uncompiled(training.model)]
+        if is_cache_idle(training):
+            self._as_before.append(without_cache(training.model))
 
     @property
     def techniques(self) -> tuple[Technique, ...]:
@@ -39,10 +47,12 @@ class Applied:
         count = len(self._placed)
         try:
             for technique in sorted(techniques, key=lambda technique: technique.order):
+                placing = technique
                 self._placed.append((technique, technique.apply(self.training)))
                 self.training.applied.append(technique.name)
-        except BaseException:
+        except BaseException as problem:
             self.keep(count)
+            problem.technique = placing.name  # type: ignore[attr-defined]
             raise
 
     def keep(self, count: int) -> None:
@@ -55,7 +65,8 @@ class Applied:
     def take_away(self) -> None:
         """All of it: the training is as it was."""
         self.keep(0)
-        self._cache_again()
+        for undo in self._as_before:
+            undo()
 
     @contextmanager
     def plain_model(self) -> Iterator[None]:
@@ -88,6 +99,8 @@ class Fitted:
         refit: "Callable[[str | int | None, str | int | None], Fitted] | None" = None,
     ) -> None:
         self._refit = refit
+        self.proof: Proof | None = None  # that was made once the techniques were in place
+        self.left_out: dict[str, str] = {}  # techniques that were tried or asked, and why they are not in place
         self.training = training
         self.plan = plan
         self.measured = measured
@@ -137,7 +150,7 @@ class Fitted:
     def prove(self, batch: Batch | None = None) -> Proof:
         """Loss and gradients under fit against the plain model's, on this batch. Changes nothing."""
         self._check()
-        return prove(self, self.training.sample if batch is None else batch)
+        return prove(self.training, self.plain, self.training.sample if batch is None else batch)
 
     def save(self, path: str | Path, *, force: bool = False) -> None:
         """The plan as JSON, for `fit(..., plan=path)` here or elsewhere."""
@@ -172,4 +185,11 @@ class Fitted:
             raise RequestError("This fit was undone already; the model is plain.", hint="Call tonnage.fit again.")
 
     def __str__(self) -> str:
-        return account(self.plan, self.measured)
+        lines = [account(self.plan, self.measured)]
+        if self.proof is not None:
+            lines.append(
+                f"proven on {self.proof.rows} rows: gradients differ by {self.proof.worst_error:.0e} of their norm at most"
+            )
+        for name, reason in self.left_out.items():
+            lines += textwrap.wrap(f"without {name}: {reason}", 80, subsequent_indent="      ")
+        return "\n".join(lines)

@@ -2,13 +2,15 @@
 
 Techniques that always pay (fused attention, loss in chunks, compile) go in first and are measured; the solver then
 chooses among the rest for the smallest step time within the budgets. One rehearsed step shows the real peak. Where it is
-above the budget, the difference is taken off the budget and the solver chooses again.
+above the budget, the difference is taken off the budget and the solver chooses again; where it is far below, what was
+predicted too much is added. A technique that is refused, or under which a step breaks, is left out and the solver goes on.
+At last loss and gradients are compared with the plain model's.
 """
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from tonnage.errors import RequestError
-from tonnage.fit.checks import check_loss, check_request
+from tonnage.errors import RequestError, TonnageError
+from tonnage.fit.checks import check_clip_norm, check_finite, check_loss, check_request
 from tonnage.fit.choose.accounting import account_rows, plain_cost
 from tonnage.fit.choose.assembly import (
     always_paying,
@@ -37,18 +39,24 @@ from tonnage.fit.measure.meter import Meter
 from tonnage.fit.measure.survey import BLOCK, Survey
 from tonnage.fit.moving.host import free_host_bytes
 from tonnage.fit.plan import Plan, read_plan
-from tonnage.fit.registry import NAMES, find_conflict
+from tonnage.fit.proof import NotProven, NotTheSame, Proof, prove
+from tonnage.fit.registry import BY_PLAN, NAMES, find_conflict
 from tonnage.fit.rehearsal import Rehearsed, rehearse
+from tonnage.fit.stepping.batches import Weighting, take_rows
 from tonnage.fit.stepping.stepper import Stepper
-from tonnage.fit.technique import Changes, Technique
+from tonnage.fit.technique import Changes, NotApplicable, Technique
 from tonnage.fit.techniques.micro_batches import MicroBatches
 from tonnage.fit.techniques.recompute import Recompute
 from tonnage.fit.training import Batch, Loss, Training
-from tonnage.units import format_bytes, parse_bytes
+from tonnage.fit.weighting import find_weighting
+from tonnage.units import budget_bytes, format_bytes
 
 Say = Callable[[str], None]
 _SEGMENT_BYTES = 2 << 20
 _ROUNDS = 4  # of choosing, measuring and correcting
+_COMPILED_EVERY = 2  # of the micro-batch sizes, where blocks are compiled
+_WELL_USED = 0.92  # share of the budget above which no faster solution is looked for
+_WORTHWHILE = 0.01  # share of a step's time for which a solution is tried again
 
 
 @dataclass(frozen=True)
@@ -59,6 +67,7 @@ class Request:
     host_bytes: int
     allowed: frozenset[str]  # techniques that may be used
     say: Say
+    division: MicroBatches = field(default_factory=lambda: MicroBatches(count=1))  # whatever the count
 
 
 def fit(
@@ -73,47 +82,60 @@ def fit(
     allow: Sequence[str] = (),
     without: Sequence[str] = (),
     clip_norm: float | None = None,
+    weighting: Weighting = "auto",
+    dropout: str = "same",
     plan: Plan | str | Path | None = None,
     measure: bool = True,
     verbose: bool = False,
 ) -> Fitted:
     """Make a training fit a byte budget at the least cost in speed, without changing its gradients.
 
-    | argument  | means                                                                                      |
-    |-----------|--------------------------------------------------------------------------------------------|
-    | `loss`    | `loss(model, batch)` gives a scalar                                                        |
-    | `sample`  | a batch as the loop will give it: one `step` is one of these                               |
-    | `budget`  | what PyTorch may reserve on the GPU ("40 GiB"); what is free unless told                   |
-    | `host`    | host memory that may be pinned; what is free unless told                                   |
-    | `exact`   | False: techniques that change the numerics are allowed too (8-bit states, FP8)             |
-    | `allow`   | names of such techniques to allow one by one                                               |
-    | `without` | names of techniques to leave out                                                           |
-    | `plan`    | apply this plan, as it is, instead of choosing one                                         |
-    | `measure` | False: no rehearsal; the peak stays a prediction                                           |
+    | argument    | means                                                                                      |
+    |-------------|--------------------------------------------------------------------------------------------|
+    | `loss`      | `loss(model, batch)` gives a scalar                                                        |
+    | `sample`    | a batch as the loop will give it: one `step` is one of these                               |
+    | `budget`    | what PyTorch may reserve on the GPU: "40 GiB", "80%" of what it could hold; all unless told |
+    | `host`      | host memory that may be pinned; what is free unless told                                   |
+    | `exact`     | False: techniques that change the numerics are allowed too (8-bit states, FP8)             |
+    | `allow`     | names of such techniques to allow one by one                                               |
+    | `without`   | names of techniques to leave out                                                           |
+    | `weighting` | how much a part of a divided batch weighs, where that is not found ("rows", a function)    |
+    | `dropout`   | "resampled": parts of a divided batch may draw other random numbers, as accumulation does  |
+    | `plan`      | apply this plan, as it is, instead of choosing one                                         |
+    | `measure`   | False: no rehearsal and no proof; the peak stays a prediction                              |
     """
     device = check_request(model, optimizer, sample)
     stepper = Stepper(optimizer, clip_norm=clip_norm)
     training = Training(model=model, optimizer=optimizer, loss=loss, sample=sample, device=device, stepper=stepper)
+    check_clip_norm(clip_norm)
+    division = MicroBatches(count=1, weighting=weighting, dropout=dropout)
+    wrong = division.why_not_settings()
+    if wrong:
+        raise RequestError(wrong, hint="See the table of tonnage.fit's arguments.")
     if plan is not None:
-        return apply_plan(training, plan if isinstance(plan, Plan) else read_plan(plan))
+        return apply_plan(training, plan if isinstance(plan, Plan) else read_plan(plan), weighting=weighting)
     meter = Meter(device)
     request = Request(
-        budget_bytes=meter.free_bytes() if budget is None else size_bytes(budget),
-        host_bytes=free_host_bytes() if host is None else size_bytes(host),
+        budget_bytes=budget_bytes(budget, meter.free_bytes()),
+        host_bytes=budget_bytes(host, free_host_bytes(), name="host", least_bytes=0),
         allowed=allowed_names(exact, allow, without),
         say=print if verbose else lambda _: None,
+        division=division,
     )
     return Fitting(training, meter, request, measure=measure).run()
 
 
-def apply_plan(training: Training, plan: Plan) -> Fitted:
-    """What was planned, here or elsewhere."""
+def apply_plan(training: Training, plan: Plan, *, weighting: Weighting = "auto") -> Fitted:
+    """What was planned, here or elsewhere. `weighting`: of parts of a batch, where the plan cannot hold it."""
     problem = find_conflict(list(plan.techniques))
     if problem:
         raise RequestError(f"The plan cannot be applied: {problem}.", hint="Make it again with tonnage.fit.")
     applied = Applied(training)
     try:
-        applied.add(plan.techniques if _made_here(plan, training) else _carried_over(plan))
+        techniques = list(plan.techniques) if _made_here(plan, training) else _carried_over(plan)
+        if weighting != "auto":
+            techniques = [replace(t, weighting=weighting) if isinstance(t, MicroBatches) else t for t in techniques]
+        applied.add(techniques)
     except BaseException:
         applied.take_away()
         raise
@@ -157,6 +179,7 @@ class Fitting:
         self.stages: list[tuple[str, Survey]] = []
         self.base = 0  # techniques that always pay
         self.divides = False
+        self.left_out: dict[str, str] = {}
 
     def run(self) -> Fitted:
         with self._all_or_nothing():
@@ -170,13 +193,17 @@ class Fitting:
         self.holdings = replace(self.holdings, host_bytes=host_bytes)
         with self._all_or_nothing(), undisturbed(self.training.model, self.training.device):
             self._measure_sizes()
-            solution, measured = self._close_the_loop()
-        return Fitted(self.training, self.applied, self._plan(solution), measured, refit=self.refit)
+            solution, measured, proof = self._close_the_loop()
+        fitted = Fitted(self.training, self.applied, self._plan(solution), measured, refit=self.refit)
+        fitted.proof, fitted.left_out = proof, dict(self.left_out)
+        return fitted
 
     def refit(self, budget: str | int | None, host: str | int | None) -> Fitted:
         self.applied.keep(self.base)
-        budget_bytes = self.request.budget_bytes if budget is None else size_bytes(budget)
-        return self.choose(budget_bytes, self.request.host_bytes if host is None else size_bytes(host))
+        asked = self.request
+        gpu_bytes = asked.budget_bytes if budget is None else budget_bytes(budget, self.meter.free_bytes())
+        host_free_bytes = asked.host_bytes if host is None else free_host_bytes()
+        return self.choose(gpu_bytes, budget_bytes(host, host_free_bytes, name="host", least_bytes=0))
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
@@ -194,10 +221,25 @@ class Fitting:
         self._add_stage("plain")
         for technique in always_paying(self.training, self.request.allowed, self.request.budget_bytes):
             self.request.say(f"trying {technique.title}")
-            self.applied.add([technique])
-            if technique.name != "allocator":  # it changes what is reserved, not what is measured here
-                self._add_stage(technique.name)
+            count, stages = len(self.applied.techniques), len(self.stages)
+            try:
+                self.applied.add([technique])
+                if technique.name != "allocator":  # it changes what is reserved, not what is measured here
+                    self._add_stage(technique.name)
+            except Exception as problem:
+                self.applied.keep(count)
+                del self.stages[stages:]
+                self._check_loss()  # raises where it was not the technique
+                self._leave_out(technique.name, problem)
         self._settle()
+
+    def _leave_out(self, name: str, problem: BaseException) -> None:
+        """Not to be tried again in this fit."""
+        words = str(problem).strip().splitlines() or [type(problem).__name__]
+        reason = words[0] if isinstance(problem, TonnageError) else f"{type(problem).__name__}: {words[0]}"
+        self.left_out[name] = reason[:300]
+        self.request.say(f"left out {name}: {reason}")
+        self.request = replace(self.request, allowed=self.request.allowed - {name})
 
     def _settle(self) -> None:
         """What is in place now stays for every budget."""
@@ -209,6 +251,8 @@ class Fitting:
         self.base = len(self.applied.techniques)
         self.survey = self.stages[-1][1]
         self.survey.detail()
+        for reason in self.survey.unrepeatable.values():
+            self.left_out.setdefault("recompute of some blocks", reason)
         self.holdings = self._find_holdings()
         if "eight-bit-states" in self.training.applied:
             self.holdings = with_coarse_states(self.holdings, self.training)
@@ -280,42 +324,147 @@ class Fitting:
         )
 
     def _check_loss(self) -> None:
-        from tonnage.fit.stepping.batches import take_rows
-
+        row = take_rows(self.training.sample, slice(0, 1))
         with self.training.forward_pass(), suppress(torch.OutOfMemoryError):
-            check_loss(self.training.loss(self.training.model, take_rows(self.training.sample, slice(0, 1))))
+            loss = self.training.loss(self.training.model, row)
+            check_loss(loss)
+            check_finite(loss, row)
 
     def _measure_sizes(self) -> None:
         """Every micro-batch size worth trying, from the smallest up, as long as it fits alone."""
         survey, budget = self.survey, self.request.budget_bytes
-        divides = "micro-batches" in self.request.allowed and MicroBatches(count=2).why_not(self.training) is None
-        for rows in candidate_rows(survey.rows, divisible=divides):
+        self.divides = self._may_divide()
+        candidates = candidate_rows(survey.rows, divisible=self.divides)
+        if "compile" in self.training.applied:  # each size is compiled anew
+            candidates = candidates[-1::-_COMPILED_EVERY][::-1]
+        for rows in candidates:
             before = max(survey.sizes)
-            need = self.holdings.parameters_bytes + survey.sizes[before].alone_bytes * rows / before
+            need = self.holdings.held_bytes + survey.sizes[before].alone_bytes * rows / before
             if rows not in survey.sizes and need <= budget:
                 self.request.say(f"measuring a micro-batch of {rows}")
                 with suppress(torch.OutOfMemoryError):
                     survey.at(rows)
-        self.divides = divides
+
+    def _may_divide(self) -> bool:
+        """Whether a batch may be divided; how much its parts weigh is found out with it."""
+        if "micro-batches" not in self.request.allowed or self.survey.rows < 2:
+            return False
+        division = self.request.division
+        reason = replace(division, count=2).why_not(self.training)
+        if reason is None and division.weighting == "auto" and not self.meter.virtual:
+            try:
+                self.request = replace(self.request, division=replace(division, weighting=self._find_weighting()))
+            except NotApplicable as problem:
+                reason = str(problem)
+        if reason is not None:
+            self._leave_out("micro-batches", NotApplicable(reason))
+        return reason is None
+
+    def _find_weighting(self) -> Weighting:
+        return find_weighting(self.training, resampled=self.request.division.dropout == "resampled")
 
     def _slices(self) -> bool:
         if self.survey.rows < 2 or not self.survey.blocks or "recompute" not in self.request.allowed:
             return False
         return Recompute.all(self.training.model, slices=2).why_not(self.training) is None
 
-    def _close_the_loop(self) -> tuple[Solution, Rehearsed | None]:
+    def _close_the_loop(self) -> tuple[Solution, Rehearsed | None, Proof | None]:
+        """The fastest solution whose real peak is within the budget and whose gradients are the plain ones."""
         wanted = budget = self.request.budget_bytes
-        for _ in range(_ROUNDS):
+        rounds = 0
+        while rounds < _ROUNDS:
             solution = self._fastest(budget)
             if solution is None:
                 break
-            measured = self._try(solution)
-            if measured is None or measured.peak_reserved_bytes <= wanted:
-                return solution, measured
+            try:
+                measured = self._try(solution)
+                if measured is None or measured.peak_reserved_bytes <= wanted:
+                    solution, measured = self._use_more(solution, measured)
+                    return solution, measured, self._prove()
+            except NotApplicable as problem:
+                self._leave_out_refused(problem)
+            except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, NotTheSame) as problem:
+                if not self._leave_out_culprit(solution, problem):
+                    raise
+            else:
+                self._back_to_base()
+                # What the model did not see it will not see next time either.
+                budget = min(budget, solution.peak_bytes) - (measured.peak_reserved_bytes - wanted)
+                rounds += 1
+        return (*self._smallest(), self._prove())
+
+    def _use_more(self, solution: Solution, measured: Rehearsed | None) -> tuple[Solution, Rehearsed | None]:
+        """Where a step takes far less than was predicted, what was too much buys a faster solution."""
+        wanted = self.request.budget_bytes
+        for _ in range(_ROUNDS):
+            if measured is None or measured.peak_reserved_bytes > _WELL_USED * wanted:
+                break
+            spare = solution.peak_bytes - measured.peak_reserved_bytes
+            faster = self._fastest(wanted + max(0, spare), resort=False)
+            if faster is None or faster.step_s > (1 - _WORTHWHILE) * solution.step_s:
+                break
             self._back_to_base()
-            # What the model did not see it will not see next time either.
-            budget = min(budget, solution.peak_bytes) - (measured.peak_reserved_bytes - wanted)
-        return self._smallest()
+            seen = self._try(faster)
+            assert seen is not None
+            if seen.peak_reserved_bytes > wanted:
+                self._back_to_base()
+                return solution, self._try(solution)
+            solution, measured = faster, seen
+        return solution, measured
+
+    def _prove(self) -> Proof | None:
+        """Once, where there are values, on as many rows as the plain model has room for within the budget."""
+        if not self.measure or self.meter.virtual or self.training.ranks is not None:
+            return None
+        peak, _ = plain_cost(self.stages[0][1], self.holdings)
+        fixed = self.holdings.held_bytes
+        room = max(0, self.request.budget_bytes - fixed) / max(1, peak - fixed)
+        rows = max(1, int(room * self.survey.rows))
+        try:
+            proof = prove(self.training, self.applied.plain_model, self.training.sample, most_rows=rows)
+        except NotProven as problem:
+            self.request.say(str(problem))
+            return None
+        self.request.say(f"proven: {proof}")
+        return proof
+
+    def _leave_out_refused(self, problem: NotApplicable) -> None:
+        """The technique that said so when it was to be put in place, or while a step ran."""
+        name = getattr(problem, "technique", "recompute")
+        self._back_to_base()
+        if name == "recompute" and self.survey.has_operators:
+            self.survey.forget_operators()
+            self.left_out["recompute by operator"] = str(problem).splitlines()[0]
+        elif name in self.request.allowed:
+            self._leave_out(name, problem)
+        else:
+            raise problem
+
+    def _leave_out_culprit(self, solution: Solution, problem: BaseException) -> bool:
+        """Find the technique without which a step runs and is proven, and leave it out; False where there is none."""
+        self._back_to_base()
+        chosen = list(assemble(solution, self.survey, self.training, self.request.division))
+        for technique in chosen:
+            rest = [other for other in chosen if other is not technique]
+            if self._runs(rest):
+                if technique.name == "recompute" and self.survey.has_operators:
+                    self.survey.forget_operators()
+                    self.left_out["recompute by operator"] = str(problem).splitlines()[0][:300]
+                else:
+                    self._leave_out(technique.name, problem)
+                return True
+        return False
+
+    def _runs(self, techniques: Sequence[Technique]) -> bool:
+        try:
+            self.applied.add(techniques)
+            self._rehearse()
+            self._prove()
+        except Exception:
+            return False
+        finally:
+            self._back_to_base()
+        return True
 
     def _back_to_base(self) -> None:
         """States that only the rehearsal made are dropped, not brought back; with masters among them they stay."""
@@ -325,16 +474,16 @@ class Fitting:
 
     def _try(self, solution: Solution) -> Rehearsed | None:
         """Put it in place, and measure it where that is wanted."""
-        self.applied.add(assemble(solution, self.survey, self.training))
+        self.applied.add(assemble(solution, self.survey, self.training, self.request.division))
         if not self.measure:
             return None
         measured = self._rehearse()
         self.request.say(f"predicted {format_bytes(solution.peak_bytes)}, measured {measured.words}")
         return measured
 
-    def _fastest(self, budget_bytes: int) -> Solution | None:
+    def _fastest(self, budget_bytes: int, *, resort: bool = True) -> Solution | None:
         solutions = solve(self.survey.sizes, self.holdings, budget_bytes=budget_bytes, **self._frame())
-        if not solutions and self._resort():
+        if not solutions and resort and self._resort():
             return self._fastest(budget_bytes)
         return solutions[0] if solutions else None
 
@@ -379,9 +528,9 @@ class Fitting:
 
 
 def candidate_rows(rows: int, *, divisible: bool) -> list[int]:
-    """Halves of the batch down to one row; where nothing may be divided, the batch."""
+    """Halves of the batch down to one row; where nothing may be divided, the batch and an eighth of it on the way."""
     if not divisible:
-        return [rows]
+        return sorted({max(1, rows // 8), rows})
     divisors = [size for size in range(1, rows + 1) if rows % size == 0]
     return divisors if len(divisors) <= 6 else sorted({rows // 2**k for k in range(rows.bit_length())} | {1})
 
@@ -391,16 +540,17 @@ def _host_bytes(solution: Solution, holdings: Holdings) -> int:
     return solution.choice.moved_bytes + moved_states
 
 
-def size_bytes(size: str | int) -> int:
-    if isinstance(size, int):
-        return size
-    return parse_bytes(size)
-
-
 def allowed_names(exact: bool, allow: Iterable[str], without: Iterable[str]) -> frozenset[str]:
     from tonnage.fit.registry import technique_class
 
     for name in (*allow, *without):
         technique_class(name)  # an unknown name is told by its own error
-    keeps = {name for name in NAMES if technique_class(name).changes is not Changes.NUMERICS or not exact}
+    by_plan = next((name for name in allow if name in BY_PLAN), None)
+    if by_plan:
+        raise RequestError(
+            f"{by_plan} is not chosen by a budget.", hint="Name it in a plan, and give that to fit: fit(..., plan=...)."
+        )
+    keeps = {
+        name for name in set(NAMES) - BY_PLAN if technique_class(name).changes is not Changes.NUMERICS or not exact
+    }
     return frozenset((keeps | set(allow)) - set(without))

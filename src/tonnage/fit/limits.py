@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import SupportsFloat
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from tonnage.errors import RequestError
-from tonnage.fit.checks import check_loss, check_request, check_sample
+from tonnage.fit.checks import check_clip_norm, check_finite, check_loss, check_request, check_sample
 from tonnage.fit.choose.outlook import DoesNotFit
 from tonnage.fit.fitted import Fitted
 from tonnage.fit.fitting import apply_plan
@@ -28,7 +29,7 @@ from tonnage.fit.rehearsal import Rehearsed, rehearse
 from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.technique import Technique
 from tonnage.fit.training import Batch, Loss, Training
-from tonnage.units import format_bytes, parse_bytes
+from tonnage.units import budget_bytes, format_bytes
 
 # The first real step is predicted to take this share of the budget: what the prediction misses fits into the rest.
 _FIRST_SHARE = 0.85
@@ -58,7 +59,7 @@ def largest_batch(
     *,
     loss: Loss,
     sample: Batch,
-    budget: str | int | None = None,
+    budget: str | SupportsFloat | None = None,
     clip_norm: float | None = None,
     fitted: Fitted | Plan | str | Path | None = None,
     at_most: int | None = None,
@@ -69,7 +70,8 @@ def largest_batch(
     | argument      | means                                                                                       |
     |---------------|---------------------------------------------------------------------------------------------|
     | `sample`      | a batch as the loop will give it; its rows are repeated to make larger ones                 |
-    | `budget`      | what PyTorch may reserve on the GPU ("40 GiB"); what is free unless told                    |
+    | `budget`      | what PyTorch may reserve on the GPU: "40 GiB", bytes, or "80%" of what it could hold in all |
+    |               | (what it has reserved and what the card has left), which is the budget unless told          |
     | `fitted`      | what `fit` returned for this model, or a plan to apply meanwhile; the plain step unless told |
     | `at_most`     | no need to look beyond                                                                      |
     | `multiple_of` | the answer is a multiple of this                                                            |
@@ -85,7 +87,7 @@ def longest_sequence(
     *,
     loss: Loss,
     sample: Batch,
-    budget: str | int | None = None,
+    budget: str | SupportsFloat | None = None,
     clip_norm: float | None = None,
     fitted: Fitted | Plan | str | Path | None = None,
     at_most: int | None = None,
@@ -123,6 +125,7 @@ def _training(
         yield replace(fitted.training, loss=loss, sample=sample), fitted.techniques
         return
     device = check_request(model, optimizer, sample)
+    check_clip_norm(clip_norm)
     stepper = Stepper(optimizer, clip_norm=clip_norm)
     training = Training(model=model, optimizer=optimizer, loss=loss, sample=sample, device=device, stepper=stepper)
     fresh = not optimizer.state
@@ -142,27 +145,28 @@ class _Search:
     """One search along one axis."""
 
     def __init__(
-        self, training: Training, techniques: tuple[Technique, ...], axis: Axis, budget: str | int | None
+        self, training: Training, techniques: tuple[Technique, ...], axis: Axis, budget: str | SupportsFloat | None
     ) -> None:
         self.training, self.axis = training, axis
         self.meter = Meter(training.device)
         self.budget_bytes = self._budget(budget)
         self.curve = StepCurve(training, self.meter, techniques, axis.grow, degree=axis.degree)
         self.steps_run = 0
-        self.stepping: Rehearsed  # its peaks while the optimizer steps, which every size has
+        self.fresh = not training.optimizer.state
+        self.stepping_bytes = 0  # while the optimizer steps, where real steps do not show it
 
     def run(self) -> Found:
         with undisturbed(self.training.model, self.training.device):
             self._check_loss()
             self._predict()
-            self._make_states()
+            self._check_smallest()
             return self._confirm()
 
-    def _budget(self, budget: str | int | None) -> int:
+    def _budget(self, budget: str | SupportsFloat | None) -> int:
         free_bytes = self.meter.free_bytes()
         if budget is None:
             return free_bytes
-        asked_bytes = parse_bytes(budget) if isinstance(budget, str) else budget
+        asked_bytes = budget_bytes(budget, free_bytes)
         if asked_bytes > free_bytes:
             raise RequestError(
                 f"The budget is {format_bytes(asked_bytes)}, and this card has {format_bytes(free_bytes)} for PyTorch.",
@@ -171,8 +175,11 @@ class _Search:
         return asked_bytes
 
     def _check_loss(self) -> None:
+        smallest = self.axis.grow(self.axis.smallest)
         with torch.enable_grad(), self.training.forward_pass():
-            check_loss(self.training.loss(self.training.model, self.axis.grow(self.axis.smallest)))
+            loss = self.training.loss(self.training.model, smallest)
+        check_loss(loss)
+        check_finite(loss, smallest)
 
     def _predict(self) -> None:
         """Measure small sizes, and then sizes nearer to the answer that they point to."""
@@ -209,17 +216,14 @@ class _Search:
             low, top = (middle, top) if peak(middle) <= limit_bytes else (low, middle - unit)
         return low
 
-    def _make_states(self) -> None:
-        """A step of the smallest size: the optimizer makes its states, and shows what stepping takes."""
+    def _check_smallest(self) -> None:
+        """What no step can do without must fit."""
         smallest, step_bytes = self.axis.smallest, self.curve.step_bytes()
-        if self.curve.peak(smallest) > self.budget_bytes:
-            raise self._does_not_fit(smallest, self.curve.peak(smallest))
-        self.stepping = Rehearsed(peak_allocated_bytes=step_bytes, peak_reserved_bytes=step_bytes, stepped=False)
-        if not self.training.optimizer.state:
-            self.stepping = rehearse(self.training, self.meter, self.axis.grow(smallest), fresh=True)
-            self.curve.look_again()
-        if self.stepping.peak_reserved_bytes > self.budget_bytes:
-            raise self._does_not_fit(smallest, self.stepping.peak_reserved_bytes)
+        needed_bytes = max(self.curve.peak(smallest), step_bytes)
+        if needed_bytes > self.budget_bytes:
+            raise self._does_not_fit(smallest, needed_bytes)
+        if not self.fresh:  # real steps leave an optimizer out that has states already
+            self.stepping_bytes = step_bytes
 
     def _confirm(self) -> Found:
         first = self._step(self._largest(self.curve.peak, self.budget_bytes * _FIRST_SHARE) or self.axis.smallest)
@@ -257,7 +261,7 @@ class _Search:
         """What one real step takes; more than the card has where it ran out after all."""
         self.steps_run += 1
         try:
-            seen = rehearse(self.training, self.meter, self.axis.grow(size), fresh=False)
+            seen = rehearse(self.training, self.meter, self.axis.grow(size), fresh=self.fresh)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
             full = self.meter.capacity_bytes + 1
@@ -265,8 +269,8 @@ class _Search:
         return Found(
             size=size,
             predicted_peak_bytes=self.curve.peak(size),
-            measured_peak_bytes=max(seen.peak_allocated_bytes, self.stepping.peak_allocated_bytes),
-            reserved_peak_bytes=max(seen.peak_reserved_bytes, self.stepping.peak_reserved_bytes),
+            measured_peak_bytes=max(seen.peak_allocated_bytes, self.stepping_bytes),
+            reserved_peak_bytes=max(seen.peak_reserved_bytes, self.stepping_bytes),
             steps_run=self.steps_run,
         )
 

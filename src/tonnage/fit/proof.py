@@ -1,39 +1,35 @@
 """The proof that a fitted model's losses and gradients are the plain model's, on one batch.
 
-Both run with the same random numbers. Each gradient leaves the device as it is made: all of its elements where there are
-few, an even sample of them where there are many. So neither run needs room for all gradients, and the plain one goes row
-by row where rows do not mix. Nothing is stepped.
+Both run with the same random numbers, the fitted one as it steps, in its micro-batches; the plain one on the batch as it is,
+undivided. Where that does not fit, both run on fewer rows of it. Nothing is stepped, and nothing changes.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch import nn
 
 from tonnage.errors import TonnageError
+from tonnage.fit.gradients import Samples, differences, global_norm, gradients_of, rounding
 from tonnage.fit.measure.measuring import undisturbed
-from tonnage.fit.stepping.batches import Part, batch_rows, split
-from tonnage.fit.technique import NotApplicable
-from tonnage.fit.techniques.micro_batches import find_weighting, why_rows_mix
+from tonnage.fit.stepping.batches import Part, batch_rows, split, take_rows
 from tonnage.fit.training import Batch, Training
 
-if TYPE_CHECKING:
-    from tonnage.fit.fitted import Fitted
-
-_SAMPLED = 1 << 20  # elements of a parameter that are compared one by one
-# How far gradients may differ, as a share of their norm: sums in another order, or in BF16.
-_TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 6e-2, torch.float16: 2e-2}
-_LOSS_TOLERANCE = 1e-6  # many models make theirs in FP32 whatever their own type
+_ELEMENTS = 1 << 20  # of a parameter that are compared one by one
+_LEAST_TOLERANCE = 1e-6  # many models make their loss in FP32 whatever their own type
 _HINT = "Please report this model to us."
 
 
 class NotTheSame(TonnageError, AssertionError):
     """The loss or a gradient under fit is not the plain model's."""
+
+
+class NotProven(TonnageError, RuntimeError):
+    """The plain model does not fit the card even with the fewest rows that could tell."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,37 +40,72 @@ class Proof:
     worst_error: float  # of a gradient, as a share of its norm
     parameters: int
     tolerance: float
+    rows: int  # of the batch that both ran on
 
     def __str__(self) -> str:
         return (
-            f"loss {self.loss:.6f}, plain {self.plain_loss:.6f}; {self.parameters} gradients compared, the worst "
-            f"({self.worst_parameter}) differs by {self.worst_error:.1e} of its norm, {self.tolerance:.0e} is rounding"
+            f"loss {self.loss:.6f}, plain {self.plain_loss:.6f}; {self.parameters} gradients of {self.rows} rows compared, "
+            f"the worst ({self.worst_parameter}) differs by {self.worst_error:.1e} of its norm, {self.tolerance:.0e} is rounding"
         )
 
 
-def prove(fitted: "Fitted", batch: Batch) -> Proof:
-    training = fitted.training
-    loss, found = _gradients(training, _parts(training, batch))
-    with fitted.plain():
-        plain_loss, expected = _gradients(training, _plain_parts(training, batch))
-    errors = {name: _error(found.get(name), gradient) for name, gradient in expected.items()}
+def prove(
+    training: Training,
+    plain: Callable[[], AbstractContextManager[None]],
+    batch: Batch,
+    *,
+    most_rows: int | None = None,
+) -> Proof:
+    """Raise NotTheSame where a gradient differs by more than rounding.
+
+    Inside `plain()` the model is the plain one. `most_rows`: that it has room for.
+    """
+    narrow: list[torch.dtype] = []
+    with _same_dropout(training), _noted_autocast(training, narrow):
+        with plain():
+            batch, plain_loss, expected = _plain_gradients(training, batch, most_rows)
+        loss, found = _gradients(training, _parts(training, batch))
+    errors, norm = differences(found, expected), global_norm(expected)
     if training.ranks is not None:  # each has looked at its shards
         loss, plain_loss, errors = training.ranks.of_all(loss, plain_loss, errors)
     worst = max(errors, key=errors.__getitem__)
-    narrowest = max(_TOLERANCES[gradient.dtype] for gradient in _narrow(training))
     proof = Proof(
         loss=loss,
         plain_loss=plain_loss,
         worst_parameter=worst,
         worst_error=errors[worst],
         parameters=len(errors),
-        tolerance=narrowest,
+        tolerance=max(rounding(training, narrow[0] if narrow else None), _LEAST_TOLERANCE),
+        rows=batch_rows(batch),
     )
-    if not abs(loss - plain_loss) <= max(narrowest, _LOSS_TOLERANCE) * abs(plain_loss):
+    if not math.isfinite(norm) or not math.isfinite(plain_loss):
+        raise NotProven(f"The plain model's own gradients are not finite: {proof}.", hint="Prove it on another batch.")
+    if not abs(loss - plain_loss) <= proof.tolerance * abs(plain_loss):
         raise NotTheSame(f"The loss under fit is not the plain model's: {proof}.", hint=_HINT)
-    if not errors[worst] <= narrowest:
+    if not errors[worst] <= proof.tolerance:
         raise NotTheSame(f"Gradients under fit are not the plain model's: {proof}.", hint=_HINT)
     return proof
+
+
+def _plain_gradients(training: Training, batch: Batch, most_rows: int | None) -> tuple[Batch, float, Samples]:
+    """On as many rows as there is room for; where fit divides the batch, on no fewer than it has parts to add up."""
+    if training.ranks is not None:
+        return batch, *_gradients(training, _parts(training, batch))
+    fewest = 2 if training.micro_batches > 1 else 1
+    rows = batch_rows(batch)
+    size = rows if most_rows is None else max(fewest, min(rows, most_rows))
+    while True:
+        part = batch if size == rows else take_rows(batch, slice(0, size))
+        try:
+            return part, *_gradients(training, [Part(part, 1.0)])
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            if size <= fewest:
+                raise NotProven(
+                    f"The plain model does not fit this card with {size} rows, so nothing can be compared.",
+                    hint="Prove it with a shorter sequence: fitted.prove(batch).",
+                ) from None
+            size = max(fewest, size // 2)
 
 
 def _parts(training: Training, batch: Batch) -> list[Part]:
@@ -83,72 +114,38 @@ def _parts(training: Training, batch: Batch) -> list[Part]:
     return split(batch, training.micro_batches, training.weighting)
 
 
-def _plain_parts(training: Training, batch: Batch) -> list[Part]:
-    """Row by row where their losses make up the whole; else, and where ranks go together, as fit divides it."""
-    if training.ranks is not None:
-        return _parts(training, batch)
-    divided = "micro-batches" in training.applied
-    with suppress(NotApplicable):
-        if why_rows_mix(training.model) is None:
-            return split(batch, batch_rows(batch), training.weighting if divided else find_weighting(training))
-    return split(batch, training.micro_batches, training.weighting)
-
-
-def _narrow(training: Training) -> Iterator[Tensor]:
-    """A number of each type that sums are made in: the parameters', and autocast's."""
-    yield from (parameter.new_zeros(()) for parameter in training.model.parameters() if parameter.requires_grad)
-    if "autocast" in training.applied:
-        yield torch.zeros((), dtype=torch.bfloat16)
-
-
-def _error(found: Tensor | None, expected: Tensor) -> float:
-    if found is None:
-        return math.inf
-    norm = expected.norm()
-    return float((found - expected).norm() / norm) if norm > 0 else float(found.norm())
-
-
-def _gradients(training: Training, parts: Sequence[Part]) -> tuple[float, dict[str, Tensor]]:
-    """The loss of the batch in its parts, and of each gradient a sample in FP64 on the host."""
-    total = 0.0
-    with undisturbed(training.model, training.device), _sampled(training.model) as samples:
+def _gradients(training: Training, parts: list[Part]) -> tuple[float, Samples]:
+    with undisturbed(training.model, training.device):
         torch.manual_seed(0)
-        for part in parts:
-            with training.forward_pass():
-                loss = part.weigh(training.loss(training.model, part.batch))
-            loss.backward()
-            total += float(loss.detach())
-    return total, samples
-
-
-def _held_here(gradient: Tensor) -> Tensor:
-    """Of a sharded one, this rank's shard."""
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        return gradients_of(training, parts, elements=_ELEMENTS)
 
 
 @contextmanager
-def _sampled(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Gradients leave as they are made; those that were there are back afterwards."""
-    samples: dict[str, Tensor] = {}
-    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    before = {name: parameter.grad for name, parameter in trained.items()}
-    handles = []
-    for name, parameter in trained.items():
-        parameter.grad = None
-
-        def take(parameter: Tensor, name: str = name) -> None:
-            if parameter.grad is None:  # its last function took it and gave no gradient
-                return
-            flat = _held_here(parameter.grad).flatten()
-            sample = flat[:: max(1, flat.numel() // _SAMPLED)].double().cpu()
-            samples[name] = samples[name] + sample if name in samples else sample
-            parameter.grad = None
-
-        handles.append(parameter.register_post_accumulate_grad_hook(take))
+def _same_dropout(training: Training) -> Iterator[None]:
+    """Where micro-batches draw anew, values are compared without dropout."""
+    if not training.resampled:
+        yield
+        return
+    modes = {module: module.training for module in training.model.modules()}
+    training.model.eval()
     try:
-        yield samples
+        yield
     finally:
-        for handle in handles:
-            handle.remove()
-        for name, parameter in trained.items():
-            parameter.grad = before[name]
+        for module, mode in modes.items():
+            module.training = mode
+
+
+@contextmanager
+def _noted_autocast(training: Training, found: list[torch.dtype]) -> Iterator[None]:
+    """The type of an autocast that the caller's own loss enters around the model."""
+    kind = training.device.type
+
+    def note(module: nn.Module, args: Any) -> None:
+        if torch.is_autocast_enabled(kind) and not found:
+            found.append(torch.get_autocast_dtype(kind))
+
+    handle = training.model.register_forward_pre_hook(note)
+    try:
+        yield
+    finally:
+        handle.remove()

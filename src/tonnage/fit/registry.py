@@ -27,7 +27,9 @@ _CLASSES = {
     "tiled-norm": "TiledNorm",
     "weight-streaming": "WeightStreaming",
 }
-NAMES = tuple(_CLASSES)  # what a budget chooses among; sharding comes with a mesh instead
+NAMES = tuple(_CLASSES)  # sharding is not among them: it comes with a mesh
+# These stand in a plan that names them. No budget chooses them: what they cost was never less than the rest.
+BY_PLAN = frozenset({"nvme", "tiled-attention", "weight-streaming"})
 _SHARD = "shard"
 
 

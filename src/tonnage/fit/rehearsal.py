@@ -1,8 +1,9 @@
 """One step of the training as it stands, to see its peak, after which nothing has changed.
 
 The loss is multiplied by zero and the learning rate is zero: every kernel runs and every byte is allocated, but
-gradients are zero, states that begin at zero stay there and parameters stay what they are. An optimizer that has been
-stepped before would see its states fade, so it is not stepped here; its part of the peak is then predicted alone.
+gradients are zero and parameters stay what they are. States that the step made are dropped again, and counters are put
+back. An optimizer that has been stepped before would see its states fade, so it is not stepped here; its part of the
+peak is then predicted alone.
 """
 
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from tonnage.fit.checks import check_finite
 from tonnage.fit.measure.measuring import undisturbed
 from tonnage.fit.measure.meter import Meter
 from tonnage.fit.stepping.parameter_step import parameter_steps, why_not_one_by_one
@@ -51,12 +53,85 @@ def rehearse(training: Training, meter: Meter, batch: Batch | None = None, *, fr
 @contextmanager
 def nothing_moves(training: Training, *, fresh: bool) -> Iterator[None]:
     """Steps inside leave parameters, states, buffers and random numbers as they were."""
-    try:
-        with undisturbed(training.model, training.device), _zeroed_loss(training), _still(training, step=fresh):
-            yield
-    finally:
+    with ExitStack() as stack:
+        stack.enter_context(undisturbed(training.model, training.device))
+        stack.enter_context(_zeroed_loss(training))
+        stack.enter_context(unstepped(training.optimizer))
         if fresh:
-            _forget_steps(training.optimizer)
+            stack.enter_context(_unmoved(training.optimizer))
+        stack.enter_context(_still(training, step=fresh))
+        yield
+
+
+@contextmanager
+def _unmoved(optimizer: Optimizer) -> Iterator[None]:
+    """Parameters as they were, from copies on the host: an optimizer of unknown make may move them without gradients."""
+    known = type(optimizer).__module__.startswith("torch.optim.")
+    moved = [] if known else [p for group in optimizer.param_groups for p in group["params"]]
+    copies = [parameter.detach().to("cpu", copy=True) for parameter in moved]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, copy in zip(moved, copies, strict=True):
+                parameter.copy_(copy)
+
+
+@contextmanager
+def unstepped(optimizer: Optimizer) -> Iterator[None]:
+    """Afterwards the optimizer's states, groups and attributes are those of before: what steps added to them is gone."""
+    groups = [_noted({k: v for k, v in group.items() if k != "params"}) for group in optimizer.param_groups]
+    attributes = {name: _noted(value) for name, value in vars(optimizer).items() if name not in _OWN}
+    states = {parameter: _noted(state) for parameter, state in optimizer.state.items()}
+    try:
+        yield
+    finally:
+        for group, note in zip(optimizer.param_groups, groups, strict=True):
+            group.update(_put_back(note))
+        for name in [name for name in vars(optimizer) if name not in attributes and name not in _OWN]:
+            del vars(optimizer)[name]
+        for name, note in attributes.items():
+            vars(optimizer)[name] = _put_back(note)
+        for parameter in [parameter for parameter in optimizer.state if parameter not in states]:
+            del optimizer.state[parameter]
+        for note in states.values():
+            _put_back(note)
+
+
+# Taken one by one above, or not a matter of steps.
+_OWN = ("state", "param_groups", "defaults", "step", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+_SMALL = 1024  # elements; larger tensors hold sums of gradients, which are zero here
+
+
+def _noted(value: Any, depth: int = 4) -> tuple[Any, Any]:
+    """An object, and what is needed to make it what it was."""
+    if isinstance(value, Tensor):
+        return value, value.detach().clone() if value.numel() <= _SMALL else None
+    if isinstance(value, dict) and depth:
+        return value, {key: _noted(held, depth - 1) for key, held in value.items()}
+    if isinstance(value, list) and depth:
+        return value, [_noted(held, depth - 1) for held in value]
+    if isinstance(value, Piece):
+        return value, {name: _noted(getattr(value, name)) for name in ("state", "started", "has_gradient")}
+    return value, None
+
+
+@torch.no_grad()
+def _put_back(note: tuple[Any, Any]) -> Any:
+    value, before = note
+    if before is None:
+        return value
+    if isinstance(value, Tensor):
+        value.copy_(before)
+    elif isinstance(value, dict):
+        for key in [key for key in value if key not in before]:
+            del value[key]
+        value.update({key: _put_back(held) for key, held in before.items()})
+    elif isinstance(value, list):
+        value[:] = [_put_back(held) for held in before]
+    else:
+        vars(value).update({name: _put_back(held) for name, held in before.items()})
+    return value
 
 
 @contextmanager
@@ -64,7 +139,9 @@ def _zeroed_loss(training: Training) -> Iterator[None]:
     plain = training.loss
 
     def zeroed(model: nn.Module, batch: Batch) -> Tensor:
-        return plain(model, batch) * 0.0
+        loss = plain(model, batch)
+        check_finite(loss, batch)  # zero times infinity is no number, and would reach the parameters
+        return loss * 0.0
 
     training.loss = zeroed
     try:
@@ -89,7 +166,8 @@ def _still(training: Training, *, step: bool) -> Iterator[None]:
 
 def _without_steps(optimizer: Optimizer) -> Undo:
     """Let every way to step do nothing."""
-    optimizer.step = lambda *_: None
+    own = vars(optimizer).get("step")  # a scheduler counts its calls
+    optimizer.step = lambda *_, **__: None
     steps = parameter_steps(optimizer) if why_not_one_by_one(optimizer) is None else None
     function = steps.function if steps else None
     if steps:
@@ -97,6 +175,8 @@ def _without_steps(optimizer: Optimizer) -> Undo:
 
     def undo() -> None:
         del optimizer.__dict__["step"]
+        if own is not None:
+            optimizer.step = own
         if steps and function:
             steps.function = function
 
@@ -108,20 +188,3 @@ _MOVING = ("lr", "weight_decay")
 
 def _zero_like(value: Any) -> Any:
     return torch.zeros_like(value) if isinstance(value, Tensor) else 0.0
-
-
-@torch.no_grad()
-def _forget_steps(optimizer: Optimizer) -> None:
-    """The first real step is the first: counts are zero again, as the states still are."""
-    for state in optimizer.state.values():
-        for part in [state, *(piece.state for value in state.values() for piece in _pieces(value))]:
-            step = part.get("step")
-            if isinstance(step, Tensor):
-                step.zero_()
-            elif step is not None:
-                part["step"] = 0
-
-
-def _pieces(value: Any) -> list[Piece]:
-    """Of a parameter whose states are divided between GPU and host."""
-    return [piece for piece in value if isinstance(piece, Piece)] if isinstance(value, list) else []

@@ -38,6 +38,7 @@ class Training:
     micro_batches: int = 1
     # How much a micro-batch's loss weighs in the whole: a name that `batches` knows, or a function of the micro-batch.
     weighting: str | Callable[[Batch], float | Tensor] = "rows"
+    resampled: bool = False  # whether micro-batches may draw other random numbers than their rows of the whole batch
     # Entered around each forward pass, in this order: autocast, hooks on saved tensors.
     forward_contexts: list[Callable[[], AbstractContextManager[Any]]] = field(default_factory=list)
     applied: list[str] = field(default_factory=list)  # names, in the order of application

@@ -16,7 +16,7 @@ from tonnage.fit.plan import Plan, read_plan
 from tonnage.fit.stepping.batches import Part
 from tonnage.fit.stepping.stepper import trained_parameters
 from tonnage.fit.training import Batch, Loss
-from tonnage.units import parse_bytes
+from tonnage.units import budget_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +53,7 @@ class FitOptions:
         budget = self.budget
         if waiting_bytes:
             device = next(model.parameters()).device
-            asked = Meter(device).free_bytes() if budget is None else parse_bytes(str(budget))
-            budget = asked - waiting_bytes
+            budget = budget_bytes(budget, Meter(device).free_bytes()) - waiting_bytes
         fitted = fit(
             model,
             optimizer,

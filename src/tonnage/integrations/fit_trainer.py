@@ -31,8 +31,9 @@ from tonnage.fit.stepping.batches import tensors
 from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.technique import NotApplicable
 from tonnage.fit.techniques.autocast import Autocast, ScaledStepper
-from tonnage.fit.techniques.micro_batches import MicroBatches, find_weighting
+from tonnage.fit.techniques.micro_batches import MicroBatches
 from tonnage.fit.training import Training, Undo
+from tonnage.fit.weighting import find_weighting
 from tonnage.integrations.fit_options import FitOptions
 from tonnage.integrations.trainer_step import ITEMS, Inputs, Step, join, with_items
 

@@ -90,8 +90,6 @@ def _show(error: BaseException) -> None:
         part.stack = traceback.StackSummary.from_list([frame for frame in part.stack if not _is_ours(frame.filename)])
         part = part.__cause__ or part.__context__
     sys.stderr.write("".join(shown.format()))
-    if isinstance(error, TonnageError) and error.hint:
-        print(error.hint, file=sys.stderr)
     if isinstance(error, ModuleNotFoundError) and error.name == "triton":
         print(_NO_TRITON, file=sys.stderr)
 

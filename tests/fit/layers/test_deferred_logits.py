@@ -215,3 +215,49 @@ def test_autocast_narrows_the_head_as_it_would_the_plain_one() -> None:
     for expected, by_plain, found in zip(wide, plain, chunked, strict=True):
         assert found.dtype == torch.float32
         assert (found - expected).norm() <= 1.2 * (by_plain - expected).norm()
+
+
+# Writing into views ----------------------------------------------------------------------------------------------------
+
+TARGETS = torch.tensor([[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]])
+
+
+def _through_a_view(logits: Tensor) -> Tensor:
+    rows = logits.view(-1, 20)
+    rows[:, 3] = 5.0
+    rows.mul_(100)
+    return functional.cross_entropy(logits.flatten(0, 1), TARGETS.flatten())
+
+
+def _through_an_index(logits: Tensor) -> Tensor:
+    logits[:, :, 0].mul_(3.0)
+    return functional.cross_entropy(logits.flatten(0, 1), TARGETS.flatten())
+
+
+def _after_a_view_was_made(logits: Tensor) -> Tensor:
+    shifted = logits[:, :-1]
+    logits.mul_(2.0)
+    return functional.cross_entropy(shifted.flatten(0, 1), TARGETS[:, 1:].flatten())
+
+
+def _through_a_view_of_a_view(logits: Tensor) -> Tensor:
+    rows = logits.flatten(0, 1)
+    later = rows[2:]
+    later *= 7
+    return functional.cross_entropy(rows, TARGETS.flatten())
+
+
+WRITES = [_through_a_view, _through_an_index, _after_a_view_was_made, _through_a_view_of_a_view]
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_what_is_written_into_a_view_is_in_the_logits(write: Callable[[Tensor], Tensor]) -> None:
+    torch.manual_seed(0)
+    hidden, weight = (torch.randn(*shape, 8, dtype=torch.float64, requires_grad=True) for shape in ((2, 5), (20,)))
+    plain = write(functional.linear(hidden, weight) * 1)
+    expected = torch.autograd.grad(plain, (hidden, weight))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that they are computed whole
+        found = write(defer(hidden, weight, None, chunk_bytes=100))
+    torch.testing.assert_close(found, plain, rtol=1e-12, atol=0)
+    torch.testing.assert_close(torch.autograd.grad(found, (hidden, weight)), expected, rtol=1e-12, atol=1e-14)

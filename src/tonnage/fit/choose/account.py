@@ -13,7 +13,7 @@ def account(plan: Plan, measured: Rehearsed | None) -> str:
     for row in plan.rows:
         lines.append(_line(f"  {row.title}", _signed_size(-row.saved_bytes), _signed_time(row.seconds)))
         lines += [f"      {part}" for part in textwrap.wrap(row.why, 70)]
-    lines.append(_line("fitted, predicted", _size(plan.peak_bytes), _time(plan.step_s)))
+    lines.append(_line("fitted, predicted", _size(plan.peak_bytes), time_words(plan.step_s)))
     if measured is not None:
         lines.append(_line("fitted, measured", _size(measured.peak_reserved_bytes), "", "reserved"))
     if plan.host_bytes:
@@ -24,7 +24,7 @@ def account(plan: Plan, measured: Rehearsed | None) -> str:
 def _plain(plan: Plan) -> str:
     if not plan.plain_peak_bytes:
         return _line("plain", "does not fit", "", "not even one row of it")
-    return _line("plain", _size(plan.plain_peak_bytes), _time(plan.plain_step_s))
+    return _line("plain", _size(plan.plain_peak_bytes), time_words(plan.plain_step_s))
 
 
 def _line(name: str, size: str, seconds: str, note: str = "") -> str:
@@ -39,9 +39,9 @@ def _signed_size(size_bytes: int) -> str:
     return ("−" if size_bytes < 0 else "+") + format_bytes(abs(size_bytes))
 
 
-def _time(seconds: float) -> str:
+def time_words(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.0f} ms"
 
 
 def _signed_time(seconds: float) -> str:
-    return ("−" if seconds < 0 else "+") + _time(abs(seconds))
+    return ("−" if seconds < 0 else "+") + time_words(abs(seconds))

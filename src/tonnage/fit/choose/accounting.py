@@ -1,28 +1,40 @@
 """What each technique saves and costs, as the difference that it makes where it was added. No measurement of its own."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from itertools import pairwise
 
-from tonnage.fit.choose.choosing import peak_of
+from tonnage.fit.choose.account import time_words
+from tonnage.fit.choose.choosing import Mode, peak_of
 from tonnage.fit.choose.placement import PLAIN, Holdings, Placement, step_overhead_s, surroundings
 from tonnage.fit.choose.solver import Layout, Solution, block_modes, outside_at
+from tonnage.fit.measure.profile import OutsideProfile
 from tonnage.fit.measure.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, OPERATORS, SizeProfile, Survey
 from tonnage.fit.plan import Row
 from tonnage.fit.technique import Technique
 from tonnage.units import format_bytes
 
 Cost = tuple[int, float]  # peak, seconds of a step
+_SHOWN_S = 0.5e-3  # an account is in whole milliseconds
 _WITHOUT_LINK = {BLOCK_OFFLOAD: BLOCK, OFFLOAD: KEEP}
 
 
-def plain_cost(survey: Survey, holdings: Holdings) -> Cost:
-    """The whole batch at once, nothing changed; from one row, to which the rest is in proportion."""
-    size = survey.sizes[min(survey.sizes)]
-    return _cost(
-        survey,
-        size,
-        Layout(rows=survey.rows, micro_batches=1, slices=survey.rows // size.rows, sliced=False),
-        PLAIN,
-        holdings,
+def plain_cost(survey: Survey, holdings: Holdings, among: Collection[int] = ()) -> Cost:
+    """The whole batch at once, nothing changed: in proportion to the largest size that was measured, of those named."""
+    sizes = {rows: size for rows, size in survey.sizes.items() if not among or rows in among}
+    largest = sizes[max(sizes)]
+    taken = [_in_proportion(ways[0], survey.rows / largest.rows) for ways in largest.modes(offload=False)]
+    return _step_cost(taken, outside_at(sizes, survey.rows), PLAIN, holdings, micro_batches=1)
+
+
+def _in_proportion(mode: Mode, share: float) -> Mode:
+    return replace(
+        mode,
+        resident_bytes=round(mode.resident_bytes * share),
+        forward_peak_bytes=round(mode.forward_peak_bytes * share),
+        backward_peak_bytes=round(mode.backward_peak_bytes * share),
+        forward_s=mode.forward_s * share,
+        backward_s=mode.backward_s * share,
     )
 
 
@@ -40,13 +52,19 @@ def _cost(
         next((mode for mode in ways if mode.name == name), ways[0]) for ways, name in zip(modes, wanted, strict=True)
     ]
     outside = outside_at(survey.sizes, layout.rows)
+    return _step_cost(taken, outside, placement, holdings, micro_batches=layout.micro_batches)
+
+
+def _step_cost(
+    taken: list[Mode], outside: OutsideProfile, placement: Placement, holdings: Holdings, *, micro_batches: int
+) -> Cost:
     backward_s = sum(mode.backward_s for mode in taken)
     around = surroundings(
-        placement, holdings, outside, budget_bytes=0, micro_batches=layout.micro_batches, backward_s=backward_s
+        placement, holdings, outside, budget_bytes=0, micro_batches=micro_batches, backward_s=backward_s
     )
     micro_batch_s = sum(mode.forward_s for mode in taken) + backward_s + outside.forward_s + outside.backward_s
-    seconds = micro_batch_s * layout.micro_batches
-    return peak_of(taken, around), seconds + step_overhead_s(placement, holdings, layout.micro_batches, backward_s)
+    seconds = micro_batch_s * micro_batches
+    return peak_of(taken, around), seconds + step_overhead_s(placement, holdings, micro_batches, backward_s)
 
 
 def account_rows(
@@ -58,12 +76,9 @@ def account_rows(
 ) -> tuple[Row, ...]:
     """One row a technique, in the order in which they were added."""
     titles = {technique.name: technique for technique in techniques}
-    rows, before = [], plain_cost(stages[0][1], holdings)
-    for name, stage in stages[1:]:
-        after = plain_cost(stage, holdings)
-        rows.append(_row(titles[name], before, after, "always pays: measured on one row, in proportion for the batch"))
-        before = after
-    layout, size = solution.layout, survey.sizes[_measured_rows(solution.layout)]
+    rows = [_stage_row(titles[name], before, stage, holdings) for (_, before), (name, stage) in pairwise(stages)]
+    before = plain_cost(survey, holdings)
+    layout, size = solution.layout, _measured(survey, solution.layout)
     if layout.micro_batches > 1:
         after = _cost(survey, size, layout, PLAIN, holdings)
         why = f"{layout.micro_batches} of {layout.rows} rows: activations of one at a time, gradients stay between them"
@@ -78,8 +93,33 @@ def account_rows(
     return tuple(rows)
 
 
-def _measured_rows(layout: Layout) -> int:
-    return -(-layout.rows // layout.slices)
+def _stage_row(technique: Technique, before: Survey, after: Survey, holdings: Holdings) -> Row:
+    """Compared at the largest size that both were measured at, and said as it turned out."""
+    both = before.sizes.keys() & after.sizes.keys()
+    row = _row(technique, plain_cost(before, holdings, both), plain_cost(after, holdings, both), "")
+    measured, rows = max(both or after.sizes), after.rows
+    how = "on the whole batch" if measured == rows else f"on {measured} of {rows} rows, in proportion for the rest"
+    return replace(row, why=f"{_worth(row)}; measured {how}")
+
+
+def _worth(row: Row) -> str:
+    changes: list[tuple[float, str]] = [(row.saved_bytes, format_bytes(abs(row.saved_bytes)))]
+    if abs(row.seconds) >= _SHOWN_S:
+        changes.append((-row.seconds, time_words(abs(row.seconds))))
+    gains = " and ".join(words for saved, words in changes if saved > 0)
+    losses = " and ".join(words for saved, words in changes if saved < 0)
+    if gains and losses:
+        return f"kept: it saves {gains} and costs {losses}"
+    if losses:
+        return f"kept, though it costs {losses} here: without={[row.name]} leaves it out"
+    return f"pays: it saves {gains}" if gains else "makes no difference here"
+
+
+def _measured(survey: Survey, layout: Layout) -> SizeProfile:
+    """The size that a layout was made from: its slices need not be even."""
+    if layout.slices == 1:
+        return survey.sizes[layout.rows]
+    return survey.sizes[max(rows for rows in survey.sizes if -(-layout.rows // rows) == layout.slices)]
 
 
 def _with(

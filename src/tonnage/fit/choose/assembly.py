@@ -79,14 +79,14 @@ def with_coarse_states(holdings: Holdings, training: Training) -> Holdings:
     return replace(holdings, states_bytes=min(holdings.states_bytes, elements * 2 + elements * 8 // 256))
 
 
-def assemble(solution: Solution, survey: Survey, training: Training) -> tuple[Technique, ...]:
-    """Techniques beyond those that are in place already."""
+def assemble(solution: Solution, survey: Survey, training: Training, division: MicroBatches) -> tuple[Technique, ...]:
+    """Techniques beyond those that are in place already. `division`: how a batch is divided, whatever the count."""
     modes = dict(zip(survey.sizes[min(survey.sizes)].kinds, solution.choice.modes, strict=True))
     return (
         *_recompute(modes, solution.layout.slices if solution.layout.sliced else 1),
         *_offload(modes, solution.window_bytes),
         *_placement(solution),
-        *([MicroBatches(count=solution.layout.micro_batches)] if solution.layout.micro_batches > 1 else []),
+        *([replace(division, count=solution.layout.micro_batches)] if solution.layout.micro_batches > 1 else []),
     )
 
 

@@ -26,7 +26,8 @@ def does_not_fit(holdings: Holdings, budget_bytes: int, smallest: Solution | Non
     """`smallest`: the solution of least memory, which needs so many bytes."""
     problem = (
         f"Nothing that keeps the gradients fits {format_bytes(budget_bytes)}: parameters take "
-        f"{format_bytes(holdings.parameters_bytes)}, gradients {format_bytes(holdings.gradients_bytes)}, optimizer states "
+        f"{format_bytes(holdings.parameters_bytes)}, what else is on the card (the sample, library workspaces) "
+        f"{format_bytes(holdings.besides_bytes)}, gradients {format_bytes(holdings.gradients_bytes)}, optimizer states "
         f"{format_bytes(holdings.states_bytes)}."
     )
     if smallest is None:
@@ -46,7 +47,7 @@ def smallest_budget(survey: Survey, holdings: Holdings, **frame: Any) -> Solutio
 
     high = 4 * survey.meter.capacity_bytes
     found = best(high)
-    low = holdings.parameters_bytes
+    low = holdings.held_bytes
     while found is not None and min(high, found.peak_bytes) - low > _PRECISION * found.peak_bytes:
         high = min(high, found.peak_bytes)
         middle = (low + high) // 2

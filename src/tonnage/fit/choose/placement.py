@@ -26,7 +26,8 @@ class Gradients(Enum):
 class Holdings:
     """What a training holds apart from activations, and how fast its optimizer and its links are."""
 
-    parameters_bytes: int
+    parameters_bytes: int  # and buffers
+    besides_bytes: int = 0  # what else is on the card: the sample, the libraries' workspaces
     gradients_bytes: int
     states_bytes: int
     outside_gradients_bytes: int  # of parameters that belong to no block
@@ -40,6 +41,11 @@ class Holdings:
     link_bytes_per_s: float
     bandwidth_bytes_per_s: float  # of the GPU's memory
     host_step_s: float  # of the optimizer's step over all parameters on the host's cores
+
+    @property
+    def held_bytes(self) -> int:
+        """What is on the card throughout, whatever is done with gradients and states."""
+        return self.parameters_bytes + self.besides_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +102,7 @@ def surroundings(
     """The frame that a placement sets for the choice of modes. `backward_s` hides what crosses the link."""
     gradients = placement.gradients(holdings, micro_batches)
     grows, splits = gradients is Gradients.GROW, placement.splits_states
-    fixed = holdings.parameters_bytes + extra_bytes + _staging_bytes(placement, holdings)
+    fixed = holdings.held_bytes + extra_bytes + _staging_bytes(placement, holdings)
     movable = movable_bytes(placement, holdings, micro_batches)
     return Surroundings(
         budget_bytes=budget_bytes,

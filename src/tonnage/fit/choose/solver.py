@@ -71,7 +71,7 @@ def solve(
         _frame(sizes, holdings, layout, placement, budget_bytes, moved, allowed)
         for layout in layouts(sizes, batch_rows, sliceable=sliceable, divisible=divisible)
         for placement in suitable(holdings, layout.micro_batches, allowed)
-        for moved in ((), (BLOCK_OFFLOAD,), (BLOCK_OFFLOAD, OFFLOAD))[: 3 if "activation-offload" in allowed else 1]
+        for moved in _movable(allowed)
     ]
     bounds = [(frame.step_s(least_seconds(frame.modes, frame.around)), frame) for frame in frames]
     found: list[Solution] = []
@@ -83,6 +83,13 @@ def solve(
             found.append(_solution(frame, holdings, choice))
             found.sort(key=lambda solution: (solution.step_s, solution.peak_bytes))
     return found
+
+
+def _movable(allowed: frozenset[str]) -> tuple[tuple[str, ...], ...]:
+    """Sets of modes that use the link."""
+    if "activation-offload" not in allowed:
+        return ((),)
+    return ((), (BLOCK_OFFLOAD,), (BLOCK_OFFLOAD, OFFLOAD)) if "recompute" in allowed else ((), (OFFLOAD,))
 
 
 def _solution(frame: Frame, holdings: Holdings, choice: Choice) -> Solution:
@@ -116,7 +123,9 @@ def _frame(
     moved: tuple[str, ...],
     allowed: frozenset[str],
 ) -> Frame:
-    size = sizes[layout.rows] if layout.slices == 1 else sizes[-(-layout.rows // layout.slices)]
+    # Several sizes may make as many slices: the largest of them is nearest to the batch.
+    whole = layout.slices == 1
+    size = sizes[layout.rows if whole else max(rows for rows in sizes if -(-layout.rows // rows) == layout.slices)]
     wanted = {KEEP, *moved} if "recompute" not in allowed else None
     modes = _only(block_modes(size, layout, offload=True), {OFFLOAD, BLOCK_OFFLOAD} - set(moved), wanted)
     outside = outside_at(sizes, layout.rows)

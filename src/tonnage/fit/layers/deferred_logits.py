@@ -135,6 +135,8 @@ class DeferredLogits(Tensor):
 
     recipe: Recipe
     computed: Tensor | None
+    # Of a view of other deferred logits: those, and how it was made of them. What is written into one shows in both.
+    source: "tuple[DeferredLogits, Callable[..., Any], tuple[Any, ...], dict[str, Any]] | None"
 
     @staticmethod
     def __new__(cls, recipe: Recipe) -> "DeferredLogits":
@@ -146,7 +148,7 @@ class DeferredLogits(Tensor):
             requires_grad=recipe.requires_grad and torch.is_grad_enabled(),
         )
         deferred.recipe = recipe
-        deferred.computed = None
+        deferred.computed = deferred.source = None
         if deferred.requires_grad:
             with torch._C.DisableTorchFunctionSubclass():
                 deferred.register_hook(_gradient_ends_here)
@@ -169,8 +171,11 @@ class DeferredLogits(Tensor):
             args = (kwargs.pop("input"), *args)
         result = _record(name, args, kwargs)
         if result is not NotImplemented:
+            if name in _VIEWS and isinstance(result, DeferredLogits) and result is not args[0]:
+                result.source = args[0], function, args[1:], kwargs
             return result
-        real = partial(_real, keep=torch.is_grad_enabled() or _changes(name))
+        changes = _changes(name)
+        real = partial(_real, keep=torch.is_grad_enabled() or changes, changes=changes)
         return function(*tree_map(real, args), **tree_map(real, kwargs))
 
     @classmethod
@@ -198,7 +203,7 @@ def _name_of(function: Callable[..., Any]) -> str:
 def _record(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What a call on deferred logits gives without computing them, or NotImplemented."""
     logits = args[0] if args else None
-    if name not in _DEFERRED or not isinstance(logits, DeferredLogits) or logits.computed is not None:
+    if name not in _DEFERRED or not isinstance(logits, DeferredLogits) or _is_computed(logits):
         return NotImplemented
     try:
         signature(_DEFERRED[name]).bind(*args, **kwargs)
@@ -212,11 +217,22 @@ def _changes(name: str) -> bool:
     return (name.endswith("_") and not name.endswith("__")) or name.startswith(("__set", "__i"))
 
 
-def _real(value: Any, *, keep: bool) -> Any:
-    """The real logits of deferred ones. A look at them without gradients leaves the loss its chunks."""
+def _is_computed(logits: DeferredLogits) -> bool:
+    """Whether these logits, or those that they are a view of, are there already."""
+    return logits.computed is not None or (logits.source is not None and _is_computed(logits.source[0]))
+
+
+def _real(value: Any, *, keep: bool, changes: bool = False) -> Any:
+    """The real logits of deferred ones. A look at them without gradients leaves the loss its chunks.
+
+    A view that is written into is made of the logits that it is a view of, which are computed then.
+    """
     if not isinstance(value, DeferredLogits):
         return value
     recipe = value.recipe
+    if value.computed is None and value.source is not None and (changes or _is_computed(value)):
+        source, function, args, kwargs = value.source
+        value.computed = function(_real(source, keep=True, changes=changes), *args, **kwargs)
     if value.computed is None and recipe.requires_grad and not keep:
         return recipe.detached().compute()
     if value.computed is None:
@@ -227,6 +243,7 @@ def _real(value: Any, *, keep: bool) -> Any:
     return value.computed
 
 
+_VIEWS = frozenset("view reshape flatten __getitem__ transpose permute".split())
 _WHOLE = (
     "The loss reads the logits by other means than cross_entropy, so they are computed whole and chunked-loss saves "
     "nothing. Use torch.nn.functional.cross_entropy, or take chunked-loss away."

@@ -54,6 +54,9 @@ def _forward(module: nn.Module, x: Tensor, *arguments: Any, **keywords: Any) -> 
     return Tiled.apply(run, tiles, Kept.apply(x), *parameters)
 
 
+_forward.__name__ = "forward"  # pickled with its module, it is the module's plain forward again
+
+
 class Kept(torch.autograd.Function):
     """Keeps `x` for the tiles that follow.
 

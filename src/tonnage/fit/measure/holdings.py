@@ -38,7 +38,8 @@ def find_holdings(training: Training, meter: Meter, blocks: dict[str, nn.Module]
         wide = [nn.Parameter(torch.empty(p.shape, device="meta"), requires_grad=False) for p in trained]
         states = probe_optimizer(optimizer, meter, wide)[0] + parameter_bytes(wide)
     return Holdings(
-        parameters_bytes=model_bytes(training.model) + _held_besides(training, meter),
+        parameters_bytes=model_bytes(training.model),
+        besides_bytes=_held_besides(training, meter),
         gradients_bytes=parameter_bytes(trained),
         states_bytes=states,
         outside_gradients_bytes=parameter_bytes(p for p in trained if id(p) not in inside),
@@ -103,11 +104,15 @@ def _probe_elements(trained: list[nn.Parameter], dtype: torch.dtype) -> tuple[in
 
 
 def _alone(optimizer: Optimizer, parameter: nn.Parameter) -> Optimizer:
-    """The same optimizer over one parameter, with a learning rate of its own."""
+    """The same optimizer over one parameter, with a learning rate of its own and nobody's hooks.
+
+    A scheduler puts a `step` on the optimizer that steps that very one, whoever calls it.
+    """
     group = {name: value for name, value in optimizer.param_groups[0].items() if name not in ("params", "param_names")}
     # Not a copy: that would look into the states, which techniques keep in a form of their own.
     small: Any = object.__new__(type(optimizer))
-    small.__dict__ = dict(optimizer.__dict__)
+    small.__dict__ = {name: value for name, value in vars(optimizer).items() if name != "step"}
+    small._optimizer_step_pre_hooks, small._optimizer_step_post_hooks = {}, {}
     small.state = type(optimizer.state)(dict)
     small.param_groups = [{**group, "params": [parameter]}]
     return small

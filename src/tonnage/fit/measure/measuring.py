@@ -5,19 +5,23 @@ model is profiled whose whole step would not fit. Nothing of the training change
 made, buffers and random states are put back.
 """
 
+import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from tonnage.fit.measure.meter import Meter, Watch
 from tonnage.fit.measure.profile import BlockProfile, OutsideProfile
-from tonnage.fit.modules import replace_forward
+from tonnage.fit.modules import caching_configs, replace_forward, without_cache
+from tonnage.fit.stepping.batches import named_tensors, take_rows
 from tonnage.fit.training import Batch, Training
+from tonnage.fit.virtual import on_virtual_gpu
 
 
 @dataclass(frozen=True)
@@ -31,15 +35,15 @@ class BlockCall:
 
     @property
     def hidden(self) -> Tensor:
-        """The tensor that flows from block to block: the first of floating type."""
-        return next(leaf for leaf in tree_leaves((self.args, self.kwargs)) if _floats(leaf))
+        """The tensor that flows from block to block: the first of floating type, or the first where all are integers."""
+        return _hidden(self.args, self.kwargs)
 
     def with_gradient(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments, with what flows from block to block as a leaf that wants its gradient."""
         hidden = self.hidden
 
         def leaf(value: Any) -> Any:
-            return hidden.detach().requires_grad_() if value is hidden else value
+            return hidden.detach().requires_grad_() if value is hidden and _floats(hidden) else value
 
         args, kwargs = tree_map(leaf, (self.args, self.kwargs))
         return args, kwargs
@@ -66,17 +70,74 @@ def parameter_bytes(parameters: Any) -> int:
 
 @contextmanager
 def undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Random states and buffers (running statistics) as they were, once it is over."""
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers() if buffer.numel()}
-    devices = [device] if device.type == "cuda" else []
+    """What a forward pass may change besides gradients is as it was, once it is over.
+
+    That is random states (PyTorch's, Python's, NumPy's and generators that modules hold), buffers, and numbers and tensors
+    that modules keep as plain attributes.
+    """
+    modules = list(model.modules())
+    buffers = [(module, dict(module._buffers)) for module in modules]
+    values = {id(b): b.detach().clone() for _, held in buffers for b in held.values() if b is not None}
+    attributes = [(module, {k: v for k, v in vars(module).items() if _changes_in_forward(k, v)}) for module in modules]
+    kept = {id(v): v.detach().clone() for _, held in attributes for v in held.values() if isinstance(v, Tensor)}
+    generators = {v: v.get_state() for m in modules for v in vars(m).values() if isinstance(v, torch.Generator)}
+    python, numpy = random.getstate(), np.random.get_state()
     try:
-        with torch.random.fork_rng(devices=devices):
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             yield
     finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        for generator, state in generators.items():
+            generator.set_state(state)
         with torch.no_grad():
-            for name, buffer in model.named_buffers():
-                if name in buffers:
-                    buffer.copy_(buffers[name])
+            for module, held in buffers:
+                for name, buffer in held.items():
+                    module._buffers[name] = _as_before(buffer, values)
+            for module, held in attributes:
+                for name in [k for k, v in vars(module).items() if k not in held and _changes_in_forward(k, v)]:
+                    delattr(module, name)
+                vars(module).update({name: _as_before(value, kept) for name, value in held.items()})
+
+
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+
+
+def _changes_in_forward(name: str, value: Any) -> bool:
+    """Counters, rates, and tensors that a forward pass leaves for whoever reads them; not what `nn.Module` keeps."""
+    return name not in _OF_EVERY_MODULE and isinstance(value, int | float | Tensor | None)
+
+
+def _as_before(value: Any, copies: dict[int, Tensor]) -> Any:
+    """The same object, with the elements that it had."""
+    if isinstance(value, Tensor) and id(value) in copies:
+        value.detach().copy_(copies[id(value)])
+    return value
+
+
+def is_cache_idle(training: Training) -> bool:
+    """Whether the loss is the same without a cache of keys and values.
+
+    It is not where transformers tells documents in one row apart by their positions, which it does without a cache only.
+    """
+    if training.mesh is not None or training.ranks is not None or on_virtual_gpu(training.device):
+        return "position_ids" not in dict(named_tensors(training.sample))
+    if not caching_configs(training.model):
+        return True
+    losses = []
+    with undisturbed(training.model, training.device), torch.no_grad():
+        undo = without_cache(training.model)
+        try:
+            for again in (lambda: None, undo):  # without it, and as it was
+                again()
+                torch.manual_seed(0)
+                with training.forward_pass():
+                    losses.append(float(training.loss(training.model, take_rows(training.sample, slice(0, 2)))))
+        except Exception:
+            return True  # whatever it is shows again where it is asked for
+        finally:
+            undo()
+    return abs(losses[0] - losses[1]) <= 1e-5 * abs(losses[1])
 
 
 @contextmanager
@@ -126,10 +187,19 @@ def capture_calls(training: Training, blocks: dict[str, nn.Module], batch: Batch
 
 
 def kind_of(block: nn.Module, args: Any = (), kwargs: Any = None) -> str:
-    """Blocks of one kind cost the same: same class, same parameters, same inputs."""
+    """Blocks of one kind cost the same: same class, same parameters and settings, same inputs."""
     parameters = ",".join(f"{tuple(p.shape)}{p.dtype}{p.requires_grad}" for p in block.parameters())
+    parameters += ",".join(_settings(module) for module in block.modules())
     inputs = ",".join(f"{tuple(t.shape)}{t.dtype}" for t in tree_leaves((args, kwargs or {})) if isinstance(t, Tensor))
     return f"{type(block).__name__}|{hash(parameters) & 0xFFFFFFFF:x}|{hash(inputs) & 0xFFFFFFFF:x}"
+
+
+def _settings(module: nn.Module) -> str:
+    """What makes blocks of one class differ: a sliding window, a kind of attention. Numbers that count blocks are none."""
+    held = {k: v for k, v in vars(module).items() if isinstance(v, int | str) and k not in _OF_EVERY_MODULE}
+    return str(
+        {name: value for name, value in held.items() if not any(word in name for word in ("idx", "index", "layer_id"))}
+    )
 
 
 def measure_block(training: Training, meter: Meter, name: str, block: nn.Module, call: BlockCall) -> BlockProfile:
@@ -224,7 +294,9 @@ def _hand_through(output: Any) -> Any:
     leaves, structure = tree_flatten(output, is_leaf=lambda leaf: isinstance(leaf, _Described))
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        hidden = next(leaf for leaf in tree_leaves((args, kwargs)) if _floats(leaf))
+        hidden = _hidden(args, kwargs)
+        if torch.is_grad_enabled() and not hidden.requires_grad:  # what comes before the blocks is frozen
+            hidden = hidden.detach().requires_grad_()
         filled = [leaf.like(hidden) if isinstance(leaf, _Described) else leaf for leaf in leaves]
         return tree_unflatten(filled, structure)
 
@@ -239,9 +311,16 @@ class _Described:
     dtype: torch.dtype
 
     def like(self, hidden: Tensor) -> Tensor:
-        if self.shape[1:] == tuple(hidden.shape)[1:]:
+        if self.shape[1:] == tuple(hidden.shape)[1:] and _floats(hidden):
             return hidden.to(self.dtype)
-        return torch.zeros(self.shape, dtype=self.dtype, device=hidden.device)
+        made = torch.zeros(self.shape, dtype=self.dtype, device=hidden.device)
+        # It depends on what went in, so that what comes before has a backward pass too.
+        return made + hidden.mean().to(self.dtype) * 0 if self.dtype.is_floating_point and _floats(hidden) else made
+
+
+def _hidden(args: Any, kwargs: Any) -> Tensor:
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    return next((tensor for tensor in tensors if _floats(tensor)), tensors[0])
 
 
 def _described(leaf: Any) -> Any:

@@ -7,6 +7,7 @@ Techniques that are in place are measured as they stand. It does not know budget
 
 import gc
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
@@ -27,7 +28,7 @@ from tonnage.fit.measure.holdings import find_holdings
 from tonnage.fit.measure.measuring import bytes_of, capture_calls, measure_block, measure_outside
 from tonnage.fit.measure.meter import Meter
 from tonnage.fit.measure.profile import OutsideProfile
-from tonnage.fit.modules import find_blocks
+from tonnage.fit.modules import find_blocks, without_cache
 from tonnage.fit.stepping.batches import batch_rows, take_rows
 from tonnage.fit.technique import Technique
 from tonnage.fit.techniques.activation_offload import ActivationOffload
@@ -78,6 +79,15 @@ class StepCurve:
             self._holdings = self._held()
 
     def _parts(self, batch: Batch) -> Parts:
+        """Without a cache of keys and values: it holds on to what a block made when it was run before.
+
+        Real steps are taken with it where the training has one.
+        """
+        with ExitStack() as stack:
+            stack.callback(without_cache(self.training.model))
+            return self._parts_alone(batch)
+
+    def _parts_alone(self, batch: Batch) -> Parts:
         micro = take_rows(batch, slice(0, -(-batch_rows(batch) // self.training.micro_batches)))
         calls = capture_calls(self.training, self.blocks, micro)
         kinds = list(calls.by_kind)  # in the order in which they were seen, at every size the same
@@ -90,10 +100,6 @@ class StepCurve:
                 block = measure_block(self.training, self.meter, name, self.blocks[name], call)
                 parts[label] = (block.kept_bytes, block.forward_peak_bytes, block.backward_peak_bytes)
         return parts
-
-    def look_again(self) -> None:
-        """Look again at what is allocated: the optimizer has made its states meanwhile."""
-        self._holdings = self._held()
 
     def peak(self, size: int) -> int:
         """Bytes allocated at the highest moment of a step of this size."""
@@ -144,7 +150,7 @@ class StepCurve:
         held = find_holdings(self.training, self.meter, {name: self.blocks[name] for name in self._labels}, 0)
         gc.collect()
         states = 0 if self.training.optimizer.state else self._states_on_gpu(held)
-        return replace(held, parameters_bytes=self.meter.allocated_bytes + states, states_bytes=0)
+        return replace(held, parameters_bytes=self.meter.allocated_bytes + states, besides_bytes=0, states_bytes=0)
 
     def _states_on_gpu(self, held: Holdings) -> int:
         if (host := self._host_states()) is not None:

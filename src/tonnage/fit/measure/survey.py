@@ -27,7 +27,7 @@ from tonnage.fit.modules import find_blocks
 from tonnage.fit.recomputing.operators import event_clock, profile_operators, roofline_clock
 from tonnage.fit.stepping.batches import batch_rows, take_rows
 from tonnage.fit.technique import NotApplicable
-from tonnage.fit.techniques.recompute import Recompute
+from tonnage.fit.techniques.recompute import Recompute, recomputable
 from tonnage.fit.training import Training
 
 KEEP, BLOCK, OFFLOAD, BLOCK_OFFLOAD = "keep", "block", "offload", "block+offload"
@@ -47,10 +47,14 @@ class SizeProfile:
     kinds: dict[str, str]  # block → kind
     blocks: dict[str, dict[str, BlockProfile]]  # kind → "keep" or "part:mlp" → what it costs
     outside: OutsideProfile
+    unrepeatable: frozenset[str] = frozenset()  # kinds that may not run twice
 
     def modes(self, *, offload: bool) -> list[list[Mode]]:
         """Of each block, in order, every way to run it."""
-        by_kind = {kind: _modes(ways, offload=offload) for kind, ways in self.blocks.items()}
+        by_kind = {
+            kind: _modes(ways, offload=offload, recompute=_stem(kind) not in self.unrepeatable)
+            for kind, ways in self.blocks.items()
+        }
         return [by_kind[kind] for kind in self.kinds.values()]
 
     @property
@@ -72,6 +76,7 @@ class Survey:
         self.rows = batch_rows(training.sample)
         self.sizes: dict[int, SizeProfile] = {}
         self._ways_of: dict[str, dict[str, BlockProfile]] = {}  # by what a kind is without its inputs
+        self.unrepeatable: dict[str, str] = {}  # the same, and why such blocks may not run twice
 
     def at(self, rows: int) -> SizeProfile:
         if rows not in self.sizes:
@@ -86,16 +91,35 @@ class Survey:
             for kind, (name, call) in calls.by_kind.items()
         }
         outside = measure_outside(self.training, self.meter, self.blocks, calls, batch)
-        return SizeProfile(rows, calls.kinds, self._with_ways(blocks) if self._ways_of else blocks, outside)
+        ways = self._with_ways(blocks) if self._ways_of else blocks
+        return SizeProfile(rows, calls.kinds, ways, outside, frozenset(self.unrepeatable))
 
     def detail(self) -> None:
         """Measure the parts and operators of blocks too, at the smallest size; at others they are in proportion."""
         if self._ways_of:
             return
         calls = capture_calls(self.training, self.blocks, take_rows(self.training.sample, slice(0, min(self.sizes))))
+        reasons = recomputable(self.training, list(calls.kinds))
+        self.unrepeatable = {_stem(calls.kinds[name]): reason for name, reason in reasons.items() if reason}
         for kind, (name, call) in calls.by_kind.items():
             self._ways_of[_stem(kind)] = self._measure_ways(name, call)
-        self.sizes = {rows: replace(size, blocks=self._with_ways(size.blocks)) for rows, size in self.sizes.items()}
+        self.sizes = {
+            rows: replace(size, blocks=self._with_ways(size.blocks), unrepeatable=frozenset(self.unrepeatable))
+            for rows, size in self.sizes.items()
+        }
+
+    @property
+    def has_operators(self) -> bool:
+        """Whether there are modes in which single operators of a block are kept."""
+        return any(mode.startswith(OPERATORS) for ways in self._ways_of.values() for mode in ways)
+
+    def forget_operators(self) -> None:
+        """Leave only modes that recompute a block whole or in part."""
+        self._ways_of = {stem: _without_operators(ways) for stem, ways in self._ways_of.items()}
+        self.sizes = {
+            rows: replace(size, blocks={kind: _without_operators(ways) for kind, ways in size.blocks.items()})
+            for rows, size in self.sizes.items()
+        }
 
     def _measure_ways(self, name: str, call: BlockCall) -> dict[str, BlockProfile]:
         block = self.blocks[name]
@@ -140,6 +164,10 @@ class Survey:
             undo()
 
 
+def _without_operators(ways: dict[str, BlockProfile]) -> dict[str, BlockProfile]:
+    return {mode: way for mode, way in ways.items() if not mode.startswith(OPERATORS)}
+
+
 def _stem(kind: str) -> str:
     """A kind whatever the size of its inputs."""
     return kind.rpartition("|")[0]
@@ -175,8 +203,10 @@ def _worthwhile(way: BlockProfile, kept: BlockProfile) -> bool:
     return way.kept_bytes < (1 - _WORTHWHILE) * kept.kept_bytes
 
 
-def _modes(ways: dict[str, BlockProfile], *, offload: bool) -> list[Mode]:
+def _modes(ways: dict[str, BlockProfile], *, offload: bool, recompute: bool) -> list[Mode]:
     kept = ways[KEEP]
+    if not recompute:
+        return [_as_it_is(KEEP, kept), *([_offloaded(kept)] if offload else [])]
     modes = [_as_it_is(name, way) for name, way in ways.items()]
     modes.append(_recomputed(BLOCK, kept, resident_bytes=kept.input_bytes, moved_bytes=0))
     if offload:

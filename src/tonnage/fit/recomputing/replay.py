@@ -5,6 +5,7 @@ read (the last product of a block, mostly), and runs the rest. It does not know 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tonnage.errors import TonnageError
 from tonnage.fit.choose.frontier import needed
+from tonnage.fit.recomputing.generators import States
 from tonnage.fit.recomputing.operators import UNCOUNTED, Layout, Operator, Recorder, operations_clock, profile_of
 
 # Below this, leaving out a product saves less time than looking at every operator costs the host.
@@ -23,11 +25,11 @@ _WORTHWHILE_OPERATIONS = 2e11
 _MOST_PLANS = 8  # one for each set of input shapes
 
 Run = Callable[[], tuple[Tensor, ...]]
-RandomStates = tuple[Tensor, ...]
+Around = Callable[[], AbstractContextManager[Any]]
 
 
 class OperatorsDiffer(TonnageError, RuntimeError):
-    """A block calls other operators than it did when it was profiled, or when it first ran."""
+    """A block calls other operators than it did when it first ran."""
 
 
 @dataclass
@@ -35,7 +37,8 @@ class Stash:
     """What the first pass set aside, by operator."""
 
     outputs: dict[int, tuple[OpOverload, Any]] = field(default_factory=dict)
-    random: dict[int, RandomStates] = field(default_factory=dict)
+    random: dict[int, States] = field(default_factory=dict)
+    differs: str | None = None  # why it is not what was to be set aside
 
     def storages(self) -> set[int]:
         leaves = tree_leaves([outputs for _, outputs in self.outputs.values()])
@@ -68,7 +71,7 @@ class _Counted(TorchDispatchMode):
 
 
 class _First(_Counted):
-    def __init__(self, kept: Mapping[int, str | None], random_states: Callable[[], RandomStates]) -> None:
+    def __init__(self, kept: Mapping[int, str | None], random_states: Callable[[], States]) -> None:
         super().__init__()
         self.stash = Stash()
         self._kept = kept
@@ -79,13 +82,15 @@ class _First(_Counted):
             self.stash.random[index] = self._random_states()
         outputs = func(*args, **kwargs)
         if index in self._kept:
-            _check_name(index, self._kept[index], func)
+            # The pass goes on in any case: it may have changed buffers already, and its outputs are right.
+            if self._kept[index] not in (None, str(func)):
+                self.stash.differs = f"operator {index} was {self._kept[index]} when it was chosen and is {func} now"
             self.stash.outputs[index] = func, _detached(outputs)
         return outputs
 
 
 class _Again(_Counted):
-    def __init__(self, stash: Stash, plan: Plan | None, set_random: Callable[[RandomStates], None]) -> None:
+    def __init__(self, stash: Stash, plan: Plan | None, set_random: Callable[[States], None]) -> None:
         super().__init__()
         self._stash = stash
         self._storages = stash.storages()
@@ -105,8 +110,8 @@ class _Again(_Counted):
         return func(*args, **kwargs)
 
     def _check(self, index: int, func: OpOverload) -> None:
-        if index in self._stash.outputs:
-            _check_name(index, str(self._stash.outputs[index][0]), func)
+        if index in self._stash.outputs and self._stash.outputs[index][0] is not func:
+            raise OperatorsDiffer(f"Operator {index} is {func} now and was {self._stash.outputs[index][0]} before.")
         if self._plan is not None and (index >= len(self._plan.functions) or self._plan.functions[index] is not func):
             raise OperatorsDiffer(f"Operator {index} is {func} now and was another before.")
 
@@ -119,14 +124,6 @@ class _Again(_Counted):
 def _detached(outputs: Any) -> Any:
     """Over the same storages; autograd puts its marks on the others."""
     return tree_map_only(Tensor, Tensor.detach, outputs)
-
-
-def _check_name(index: int, expected: str | None, func: OpOverload) -> None:
-    if expected is not None and expected != str(func):
-        raise OperatorsDiffer(
-            f"Operator {index} of the block was {expected} when it was chosen to be kept and is {func} now.",
-            hint="Profile the model again as it runs now (same device, dtype, attention and autocast), or use mode 'block'.",
-        )
 
 
 def _stand_in(func: OpOverload, args: tuple[Any, ...], layouts: Sequence[Layout]) -> Any:
@@ -144,38 +141,32 @@ class Replayer:
         self.kept = kept
         self._plans: dict[object, Plan | None] = {}
 
-    def first(self, run: Run, random_states: Callable[[], RandomStates]) -> tuple[tuple[Tensor, ...], Stash]:
+    def first(self, run: Run, random_states: Callable[[], States]) -> tuple[tuple[Tensor, ...], Stash]:
         """With gradients on, so that the operators are those of the second pass; nothing is saved for backward."""
         mode = _First(self.kept, random_states)
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(lambda t: None, lambda t: t), mode:
             outputs = run()
         missing = [index for index in self.kept if index not in mode.stash.outputs]
-        if missing:
-            raise OperatorsDiffer(
-                f"Operator {missing[0]} of the block was to be kept, but it calls only {mode.count}.",
-                hint="Profile the model again as it runs now, or use mode 'block'.",
-            )
+        if missing and not mode.stash.differs:
+            mode.stash.differs = f"operator {missing[0]} was to be kept, and only {mode.count} are called"
         return tuple(output.detach() for output in outputs), mode.stash
 
     def again(
-        self, run: Run, shapes: object, stash: Stash, set_random: Callable[[RandomStates], None]
+        self, run: Run, shapes: object, stash: Stash, set_random: Callable[[States], None], around: Around = nullcontext
     ) -> tuple[Tensor, ...]:
-        """With gradients on, as the caller sees to."""
-        if shapes not in self._plans and len(self._plans) < _MOST_PLANS:
-            with _Again(stash, None, set_random):
-                outputs, self._plans[shapes] = self._learn(run)
-            return outputs
+        """With gradients on, as the caller sees to. `around` brings back what a pass reads, each time one begins."""
+        learns = shapes not in self._plans and len(self._plans) < _MOST_PLANS
         plan = self._plans.get(shapes)
-        if plan is None and not self.kept:
-            return run()
         try:
-            with _Again(stash, plan, set_random):
-                return run()
+            with around(), _Again(stash, plan, set_random) if learns or plan or stash.outputs else nullcontext():
+                if not learns:
+                    return run()
+                outputs, self._plans[shapes] = self._learn(run)
+                return outputs
         except OperatorsDiffer:
-            if plan is None:
-                raise
+            # Without the plan, and then without what was set aside.
             self._plans[shapes] = None
-            return self.again(run, shapes, stash, set_random)
+        return self.again(run, shapes, stash if plan else Stash(), set_random, around)
 
     def _learn(self, run: Run) -> tuple[tuple[Tensor, ...], Plan | None]:
         recorder = Recorder(operations_clock)

@@ -6,9 +6,9 @@ It does not know which modules are worth it.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,9 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from tonnage.fit.recomputing.replay import RandomStates, Replayer, Stash
+from tonnage.fit.recomputing.generators import Generators, States, given_generators, held_generators, same_states
+from tonnage.fit.recomputing.remembered import Slot, put_back
+from tonnage.fit.recomputing.replay import Replayer, Stash
 from tonnage.fit.technique import NotApplicable
 
 Forward = Callable[..., Any]
@@ -28,23 +30,25 @@ _TENSOR = object()  # stands where a tensor was taken out of a nesting
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a forward pass reads beyond its arguments: casts and the random generators."""
+    """What a forward pass reads beyond its arguments: casts, random generators, and what its modules remember."""
 
-    device: torch.device
     casts: tuple[tuple[str, torch.dtype, bool], ...]
-    random: RandomStates  # generator states before the forward; none where it drew nothing
+    generators: Generators
+    random: States  # of the generators before the forward; none where it drew nothing
+    slots: tuple[Slot, ...] = ()
+    remembered: tuple[Any, ...] = ()  # the values of the slots before the forward
 
     @classmethod
-    def now(cls, device: torch.device) -> "Surroundings":
+    def now(cls, device: torch.device, own: Iterable[Any] = (), slots: Sequence[Slot] = ()) -> "Surroundings":
+        """`own` are generators beside the global ones."""
         kinds = dict.fromkeys((device.type, "cpu"))
         casts = tuple((kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)) for kind in kinds)
-        return cls(device, casts, random_states(device))
+        generators = Generators(device, own)
+        return cls(casts, generators, generators.states(), tuple(slots), tuple(slot.saved() for slot in slots))
 
     def without_unused_random(self) -> "Surroundings":
         """To be called after the forward: states that did not move need not be brought back."""
-        after = random_states(self.device)
-        unmoved = all(torch.equal(old, new) for old, new in zip(self.random, after, strict=True))
-        return Surroundings(self.device, self.casts, ()) if unmoved else self
+        return replace(self, random=()) if same_states(self.random, self.generators.states()) else self
 
     @contextmanager
     def again(self) -> Iterator[None]:
@@ -52,20 +56,10 @@ class Surroundings:
             for kind, dtype, enabled in self.casts:
                 stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False))
             if self.random:
-                stack.callback(self.set_random, random_states(self.device))
-                self.set_random(self.random)
+                stack.callback(self.generators.set, self.generators.states())
+                self.generators.set(self.random)
+            stack.enter_context(put_back(self.slots, self.remembered))
             yield
-
-    def set_random(self, states: RandomStates) -> None:
-        torch.set_rng_state(states[0])
-        if len(states) > 1:
-            torch.cuda.set_rng_state(states[1], self.device)
-
-
-def random_states(device: torch.device) -> RandomStates:
-    """Of the host's generator and the device's own. Both live on the host: nothing waits."""
-    host = torch.get_rng_state()
-    return (host, torch.cuda.get_rng_state(device)) if device.type == "cuda" else (host,)
 
 
 @dataclass(eq=False)
@@ -78,7 +72,7 @@ class Call:
     places: tuple[int, ...]
     parameters: tuple[nn.Parameter, ...]
     surroundings: Surroundings
-    stash: Stash = field(default_factory=Stash)
+    stash: Stash | None = None  # what was set aside; None where all of it runs again
     output_leaves: list[Any] = field(default_factory=list)  # `_TENSOR` where one stands
     output_spec: TreeSpec | None = None
 
@@ -104,17 +98,23 @@ class Rerun:
     """Takes the place of a module's forward. Without gradients to compute it is that forward.
 
     Where `replayer` is given, operators that it keeps are not run again, nor those that backward does not need. Where the
-    forward is compiled there are no operators to see: give none.
+    forward is compiled there are no operators to see: give none. `slots` are what the forward changes in its modules.
     """
 
-    def __init__(self, module: nn.Module, forward: Forward, replayer: Replayer | None) -> None:
+    def __init__(
+        self, module: nn.Module, forward: Forward, replayer: Replayer | None, slots: Sequence[Slot] = ()
+    ) -> None:
         self.module = module
         self.forward = forward
         self.replayer = replayer
+        self.slots = slots
+        self.differs: str | None = None  # why the last call could not keep the operators that it was to keep
+        self._generators = list(held_generators(module))
+        self._whole = Replayer({}) if replayer is None or replayer.kept else replayer
         self._checked = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled() or _holds_tokens(self.module, args, kwargs):
+        if not torch.is_grad_enabled() or holds_tokens(self.module, args, kwargs):
             return self.forward(*args, **kwargs)
         leaves, spec = tree_flatten(without_cache(args, kwargs))
         places = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad)
@@ -122,7 +122,8 @@ class Rerun:
         if not places and not parameters:
             return self.forward(*args, **kwargs)
         inputs = [leaves[place] for place in places]
-        surroundings = Surroundings.now(_device(leaves, parameters))
+        own = [*self._generators, *given_generators(leaves)]
+        surroundings = Surroundings.now(device_of((*leaves, *parameters)), own, self.slots)
         bare = [None if i in places else leaf for i, leaf in enumerate(leaves)]
         call = Call(self.forward, bare, spec, places, parameters, surroundings)
         return call.outputs(_Rerun.apply(self, call, *inputs, *parameters))
@@ -132,31 +133,36 @@ class Rerun:
         if self.replayer is None or not self.replayer.kept:
             return call.run(inputs)
         fresh = [tensor.detach().requires_grad_() for tensor in inputs]
-        device = call.surroundings.device
-        outputs, call.stash = self.replayer.first(lambda: call.run(fresh), lambda: random_states(device))
+        outputs, stash = self.replayer.first(lambda: call.run(fresh), call.surroundings.generators.torch_states)
+        # Where the operators are others than those profiled, all of this call runs again.
+        self.differs = stash.differs
+        call.stash = None if stash.differs else stash
         return outputs
 
     def differentiate(self, call: Call, inputs: Sequence[Tensor], gradients: Gradients) -> Gradients:
         """Gradients of the inputs and then of the parameters."""
         fresh = [tensor.detach().requires_grad_() for tensor in inputs]
         ends = self.again(call, fresh, call.leaves)
-        if not torch._C._autograd._get_current_graph_task_keep_graph():
+        if call.stash is not None and not torch._C._autograd._get_current_graph_task_keep_graph():
             # From here on backward alone holds what was kept, and lets go of it on its way.
             call.stash.outputs.clear()
         return self.gradients(ends, gradients, [*fresh, *call.parameters])
 
     def again(self, call: Call, inputs: Sequence[Tensor], leaves: Sequence[Any]) -> Ends:
         """Where gradients of the outputs enter. (The outputs themselves are not held: backward does not read them.)"""
+        surroundings = call.surroundings
 
         def run() -> tuple[Tensor, ...]:
             return call.run(inputs, leaves)
 
-        with call.surroundings.again(), torch.enable_grad():
+        with torch.enable_grad():
             if self.replayer is None:
-                outputs = run()
+                with surroundings.again():
+                    outputs = run()
             else:
-                shapes = _shapes(inputs, leaves)
-                outputs = self.replayer.again(run, shapes, call.stash, call.surroundings.set_random)
+                replayer = self._whole if call.stash is None else self.replayer
+                stash, shapes = call.stash or Stash(), _shapes(call, inputs, leaves)
+                outputs = replayer.again(run, shapes, stash, surroundings.generators.set, surroundings.again)
         if not self._checked:
             self._check_reads_only(outputs, [*inputs, *call.parameters])
             self._checked = True
@@ -225,7 +231,7 @@ def _is_cache(value: object) -> bool:
     return caches is not None and isinstance(value, caches.Cache)
 
 
-def _holds_tokens(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def holds_tokens(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a cache brings keys of earlier tokens, which the block must then see: it runs plainly."""
     caches = [value for value in (*args, *kwargs.values()) if _is_cache(value)]
     if not caches:
@@ -235,13 +241,16 @@ def _holds_tokens(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     return any(cache.get_seq_length(layer) > 0 for cache in caches)
 
 
-def _device(leaves: Sequence[Any], parameters: Sequence[nn.Parameter]) -> torch.device:
-    tensors = [leaf for leaf in (*leaves, *parameters) if isinstance(leaf, Tensor)]
-    return next((tensor.device for tensor in tensors if tensor.is_cuda), tensors[0].device)
+def device_of(leaves: Iterable[Any]) -> torch.device:
+    """Of the first tensor on a GPU, or of the first one."""
+    devices = [leaf.device for leaf in leaves if isinstance(leaf, Tensor)]
+    return next((device for device in devices if device.type == "cuda"), devices[0] if devices else torch.device("cpu"))
 
 
-def _shapes(inputs: Sequence[Tensor], leaves: Sequence[Any]) -> tuple[object, ...]:
-    return tuple((leaf.shape, leaf.stride(), leaf.dtype) for leaf in (*inputs, *leaves) if isinstance(leaf, Tensor))
+def _shapes(call: Call, inputs: Sequence[Tensor], leaves: Sequence[Any]) -> tuple[object, ...]:
+    """What decides which operators backward needs: the shapes of all tensors, and which of them want a gradient."""
+    tensors = ((leaf.shape, leaf.stride(), leaf.dtype) for leaf in (*inputs, *leaves) if isinstance(leaf, Tensor))
+    return (*tensors, call.places, *map(id, call.parameters))
 
 
 def _graph_leaves(outputs: Sequence[Tensor]) -> Iterator[Tensor]:

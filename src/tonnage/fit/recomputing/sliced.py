@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from tonnage.fit.recomputing.generators import Generators, held_generators, same_states
 from tonnage.fit.recomputing.replay import Replayer
-from tonnage.fit.recomputing.rerun import Call, Forward, Gradients, Rerun, random_states, without_cache
+from tonnage.fit.recomputing.rerun import Call, Forward, Gradients, Rerun, without_cache
+from tonnage.fit.recomputing.trial import left_alone
 from tonnage.fit.technique import NotApplicable
 from tonnage.fit.training import Training
 from tonnage.fit.virtual import on_virtual_gpu
@@ -88,8 +90,12 @@ def row_slices(rows: int, slices: int) -> Iterator[slice]:
 
 
 def batch_rows(leaves: Sequence[Any]) -> int:
-    """The first dimension of the first tensor of real numbers: what flows from block to block comes first."""
-    return next(leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point())
+    """The first dimension of the first tensor of real numbers: what flows from block to block comes first.
+
+    Where all are integers, it is that of the first one: token numbers.
+    """
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
+    return next((tensor.shape[0] for tensor in tensors if tensor.is_floating_point()), tensors[0].shape[0])
 
 
 def has_rows(leaf: object, rows: int) -> bool:
@@ -108,8 +114,7 @@ class _Reached(Exception):
 def check_rows_apart(training: Training, names: Sequence[str]) -> None:
     """Raise NotApplicable where a block mixes rows of the batch: each kind is tried on two rows, together and alone."""
     blocks = {type(block): (name, block) for name in reversed(names) for block in [training.model.get_submodule(name)]}
-    devices = [training.device] if training.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices), torch.no_grad(), training.forward_pass():
+    with left_alone(training), torch.no_grad():
         for name, call in first_calls(training, dict(blocks.values())).items():
             _check_block(name, training.model.get_submodule(name), call, training.device)
 
@@ -144,14 +149,20 @@ def _check_block(name: str, block: nn.Module, call: Arguments, device: torch.dev
         args, kwargs = tree_unflatten([take_rows(leaf, rows, part) for leaf in leaves], spec)
         return [leaf for leaf in tree_flatten(block.forward(*args, **kwargs))[0] if isinstance(leaf, Tensor)]
 
-    before = random_states(device)
-    together, *alone = run(slice(0, 2)), run(slice(0, 1)), run(slice(1, 2))
-    if any(not torch.equal(*pair) for pair in zip(before, random_states(device), strict=True)):
+    generators = Generators(device, held_generators(block))
+    before = generators.states()
+    try:
+        together, *alone = run(slice(0, 2)), run(slice(0, 1)), run(slice(1, 2))
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise NotApplicable(f"{name} cannot run on a part of the rows: {error}.", hint=_HINT) from error
+    if not same_states(before, generators.states()):
         raise NotApplicable(
             f"{name} draws random numbers, and slices would draw others than the whole batch.", hint=_HINT
         )
     for whole, first, second in zip(together, *alone, strict=True):
-        if whole.shape[:1] != (2,) or first.shape[:1] != (1,):
+        if (2, *first.shape[1:]) != whole.shape or first.shape[:1] != (1,):
             raise NotApplicable(f"{name} returns {list(whole.shape)}, which has no batch dimension.", hint=_HINT)
         if not on_virtual_gpu(device) and not _close(whole, torch.cat([first, second])):
             raise NotApplicable(f"{name} mixes the rows of a batch: two rows alone give other values.", hint=_HINT)

@@ -25,8 +25,8 @@ from tonnage.fit.sharding.agreement import Agreement
 from tonnage.fit.sharding.ranks import Ranks
 from tonnage.fit.stepping.batches import Weighting, change_tensors
 from tonnage.fit.stepping.stepper import Stepper
-from tonnage.fit.techniques.micro_batches import find_weighting
 from tonnage.fit.training import Batch, Loss, Training
+from tonnage.fit.weighting import find_weighting
 
 _OFFLOAD = ("cpu", "nvme")
 
@@ -144,7 +144,7 @@ class EngineFitted:
 
     def __init__(self, engine: Any, agreement: Agreement, training: Training, weighting: Weighting) -> None:
         self.engine, self.training = engine, training
-        found = find_weighting(training, resampled=True) if weighting == "auto" else weighting
+        found = find_weighting(training, resampled=True, by_losses=True) if weighting == "auto" else weighting
         training.weighting = "rows" if found == "ranks" else found
         self.ranks = Ranks(agreement, found)
 

@@ -22,16 +22,17 @@ from tonnage.errors import RequestError
 from tonnage.fit.checks import check_model, check_sample
 from tonnage.fit.choose.outlook import DoesNotFit
 from tonnage.fit.fitted import Fitted
-from tonnage.fit.fitting import Request, allowed_names, apply_plan, size_bytes
+from tonnage.fit.fitting import Request, allowed_names, apply_plan
 from tonnage.fit.moving.host import free_host_bytes
 from tonnage.fit.plan import Plan, read_plan
 from tonnage.fit.sharding.agreement import Agreement
 from tonnage.fit.sharding.measuring import AgreedMeter, ShardedFitting
 from tonnage.fit.sharding.shard import Shard, mesh_device
 from tonnage.fit.sharding.wrapping import reshard
-from tonnage.fit.stepping.batches import change_tensors
+from tonnage.fit.stepping.batches import change_tensors, tensors
 from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.training import Batch, Loss, Training
+from tonnage.units import budget_bytes
 
 # The fastest first: gathered once; gathered twice, with sums of gradients in shards; shards on the host.
 _CHOICES = (Shard(stage=2), Shard(stage=3, gradients="each"), Shard(stage=3, gradients="each", offload=True))
@@ -169,7 +170,9 @@ def _check_place(model: nn.Module, device: torch.device) -> None:
 def _first_sample(sample: Batch, device: torch.device, agreement: Agreement) -> Batch:
     """Every rank measures on the same rows, so that all go through the same motions."""
     host = change_tensors(sample, lambda tensor: tensor.detach().cpu()) if agreement.first else None
-    return change_tensors(agreement.share(host), lambda tensor: tensor.to(device))
+    on_host = [tensor.device.type == "cpu" for tensor in tensors(sample)]
+    lengths = iter(on_host if not all(on_host) else [False] * len(on_host))  # on the host beside tensors that are not
+    return change_tensors(agreement.share(host), lambda t: t if next(lengths) else t.to(device))
 
 
 def _read(plan: Plan | str | Path | None) -> Plan | None:
@@ -212,11 +215,11 @@ def _choose(training: Training, asked: _Asked) -> Fitted:
     agreement = training.agreement
     assert agreement is not None
     meter = AgreedMeter(training.device, agreement)
-    budget_bytes = meter.free_bytes() if asked.budget is None else size_bytes(asked.budget)
-    host_bytes = free_host_bytes() // ranks_here() if asked.host is None else size_bytes(asked.host)
-    budget_bytes, host_bytes = (int(size) for size in agreement.smallest(budget_bytes, host_bytes))
+    gpu_bytes = budget_bytes(asked.budget, meter.free_bytes())
+    host_bytes = budget_bytes(asked.host, free_host_bytes() // ranks_here(), name="host", least_bytes=0)
+    gpu_bytes, host_bytes = (int(size) for size in agreement.smallest(gpu_bytes, host_bytes))
     request = Request(
-        budget_bytes=budget_bytes,
+        budget_bytes=gpu_bytes,
         host_bytes=host_bytes,
         allowed=asked.allowed - set(Shard.conflicts),
         say=print if asked.verbose and agreement.first else lambda _: None,

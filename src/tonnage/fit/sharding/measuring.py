@@ -23,6 +23,7 @@ from tonnage.fit.measure.survey import SizeProfile, Survey
 from tonnage.fit.rehearsal import Rehearsed
 from tonnage.fit.sharding.agreement import Agreement, RankFailed
 from tonnage.fit.sharding.shard import Shard
+from tonnage.fit.stepping.batches import Weighting
 from tonnage.fit.training import Training
 
 Found = TypeVar("Found")
@@ -117,7 +118,8 @@ class ShardedFitting(Fitting):
         on_host = int(share * (whole.gradients_bytes + whole.states_bytes + parameter_bytes(parameters)))
         return replace(
             whole,
-            parameters_bytes=int(on_gpu * parameter_bytes(parameters)) + ahead_bytes + besides_bytes,
+            parameters_bytes=int(on_gpu * parameter_bytes(parameters)) + ahead_bytes,
+            besides_bytes=besides_bytes,
             gradients_bytes=int(waiting * whole.gradients_bytes),
             states_bytes=int(on_gpu * whole.states_bytes),
             outside_gradients_bytes=int(on_gpu * whole.outside_gradients_bytes),
@@ -127,9 +129,17 @@ class ShardedFitting(Fitting):
             host_bytes=max(0, whole.host_bytes - on_host) if self.shard.offload else whole.host_bytes,
         )
 
-    def _fastest(self, budget_bytes: int) -> Solution | None:
+    def _fastest(self, budget_bytes: int, *, resort: bool = True) -> Solution | None:
         """The solver stops after a time, which passes differently on each rank."""
-        return self.agreement.share(super()._fastest(budget_bytes))
+        return self.agreement.share(super()._fastest(budget_bytes, resort=resort))
+
+    def _find_weighting(self) -> Weighting:
+        """Ranks have found it together when the model was sharded."""
+        return "auto"
+
+    def _leave_out_culprit(self, solution: Solution, problem: BaseException) -> bool:
+        """What breaks on one rank ends the job on all."""
+        return False
 
     def _least(self) -> Solution | None:
         return self.agreement.share(super()._least())

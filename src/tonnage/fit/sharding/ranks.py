@@ -13,7 +13,17 @@ from torch import Tensor
 
 from tonnage.fit.sharding.agreement import Agreement
 from tonnage.fit.sharding.wrapping import reshard
-from tonnage.fit.stepping.batches import MEASURES, BadBatch, Part, Weighting, split, take_rows, tensors
+from tonnage.fit.stepping.batches import (
+    WEIGHTINGS,
+    BadBatch,
+    Part,
+    Weighting,
+    is_weighting,
+    measure_of,
+    split,
+    take_rows,
+    tensors,
+)
 from tonnage.fit.training import Batch, Training
 
 RANKS = "ranks"  # a weighting of its own: every rank's loss counts the same, whatever its batch
@@ -84,8 +94,8 @@ class Ranks:
 
 def check_weighting(weighting: Weighting) -> str | None:
     """What is wrong with it, or None."""
-    known = ("auto", RANKS, "sum", *MEASURES)
-    if isinstance(weighting, str) and weighting not in known:
+    known = ("auto", RANKS, *WEIGHTINGS)
+    if weighting not in known and not is_weighting(weighting):
         return f"{weighting!r} is no weighting; known are {', '.join(known)}, or a function."
     return None
 
@@ -97,9 +107,7 @@ def _is_empty(batch: Batch) -> bool:
 
 
 def _measure(weighting: Weighting) -> Callable[[Batch], Any]:
-    if not isinstance(weighting, str):
-        return weighting
-    return MEASURES.get(weighting, lambda _: 1.0)
+    return (lambda _: 1.0) if weighting in ("sum", RANKS) else measure_of(weighting)
 
 
 def _finite(weight: float | Tensor, training: Training) -> Tensor:

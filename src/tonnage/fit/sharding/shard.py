@@ -26,8 +26,8 @@ from tonnage.fit.sharding.wrapping import Plain, forget_step, reshard
 from tonnage.fit.stepping.batches import Weighting
 from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.technique import Estimate, NotApplicable, Technique
-from tonnage.fit.techniques.micro_batches import find_weighting
 from tonnage.fit.training import Training, Undo
+from tonnage.fit.weighting import find_weighting
 from tonnage.units import format_bytes
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -170,7 +170,7 @@ class Shard(Technique):
         if self.weighting != "auto":
             return self.weighting
         try:
-            return find_weighting(training, resampled=True)
+            return find_weighting(training, resampled=True, by_losses=True)
         except NotApplicable as problem:
             raise NotApplicable(
                 str(problem), hint='Let every rank\'s loss count the same: Shard(weighting="ranks").'

@@ -5,11 +5,14 @@
 | "rows"           | a mean over rows                                        | its rows / all rows        |
 | "tokens"         | a mean over labels, those at -100 left out              | its labels / all labels    |
 | "shifted-tokens" | the same over `labels[..., 1:]`: the model shifts them  | its labels / all labels    |
+| "nonzero:mask"   | a mean over what the tensor `mask` leaves               | its ones / all ones        |
+| "total:weights"  | a mean weighted by the tensor `weights`                 | its sum / the sum of all   |
 | "sum"            | a sum, or divided by a number that comes with the batch | 1                          |
 | a function       | anything else                                           | function(part) / their sum |
 
-Weights that depend on labels stay on the labels' device: nothing here waits for it. This module does not know how a
-loss is made nor what is done with it.
+Which tensor is meant stands after the colon, by its place in the nesting ("tokens:inputs.target_ids", "nonzero:1"); labels
+are found by their names where none is. "shifted-nonzero" is as "shifted-tokens". Weights that depend on labels stay on the
+labels' device: nothing here waits for it. This module does not know how a loss is made nor what is done with it.
 """
 
 import copy
@@ -65,7 +68,7 @@ def split(batch: Batch, parts: int, weighting: Weighting = "rows") -> list[Part]
 def _weights(parts: Sequence[Batch], weighting: Weighting) -> list[float | Tensor]:
     if weighting == "sum" or len(parts) == 1:
         return [1.0 for _ in parts]
-    measure = MEASURES[weighting] if isinstance(weighting, str) else weighting
+    measure = measure_of(weighting)
     amounts = [measure(part) for part in parts]
     total = sum(amounts)
     return [amount / total for amount in amounts]
@@ -85,7 +88,16 @@ def batch_rows(batch: Batch) -> int:
 def take_rows(batch: Node, rows: slice | list[int]) -> Node:
     """These rows of each tensor that has the batch as first dimension; the rest as it is."""
     size = batch_rows(batch)
-    return _rebuild(batch, lambda tensor: tensor[rows] if tensor.ndim and tensor.shape[0] == size else tensor)
+    return _rebuild(
+        batch,
+        lambda tensor: tensor[rows] if tensor.ndim and tensor.shape[0] == size else tensor,
+        lambda entries: _entries(entries, rows) if len(entries) == size else entries,
+    )
+
+
+def _entries(entries: list[Any], rows: slice | list[int]) -> list[Any]:
+    """Of a list with one entry a row: texts, names of files, sizes."""
+    return entries[rows] if isinstance(rows, slice) else [entries[row] for row in rows]
 
 
 def change_tensors(batch: Node, change: Callable[[Tensor], Tensor]) -> Node:
@@ -121,11 +133,20 @@ def _children(node: Any) -> Mapping[Any, Any]:
     return {}
 
 
-def _rebuild(node: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same nesting with its tensors changed; mappings keep their class (BatchEncoding)."""
+def _rebuild(
+    node: Any,
+    change: Callable[[Tensor], Tensor],
+    change_list: Callable[[list[Any]], list[Any]] = lambda entries: entries,
+) -> Any:
+    """The same nesting with its tensors changed; mappings keep their class (BatchEncoding).
+
+    `change_list` gets lists that hold no tensor, however deep.
+    """
     if isinstance(node, Tensor):
         return change(node)
-    children = {name: _rebuild(child, change) for name, child in _children(node).items()}
+    if isinstance(node, list) and next(tensors(node), None) is None:
+        return change_list(node)
+    children = {name: _rebuild(child, change, change_list) for name, child in _children(node).items()}
     if not children:
         return node
     if isinstance(node, Mapping):
@@ -143,12 +164,43 @@ def _rows(part: Batch) -> float:
     return float(batch_rows(part))
 
 
-def _tokens(part: Batch) -> Tensor:
-    return (_labels_of(part) != IGNORED_LABEL).sum().double()
+def measure_of(weighting: Weighting) -> Callable[[Batch], float | Tensor]:
+    """How much a part weighs, before it is divided by what all weigh."""
+    if not isinstance(weighting, str):
+        return weighting
+    kind, _, path = weighting.partition(":")
+    if kind == "rows":
+        return _rows
+    count = _COUNTS[kind.removeprefix("shifted-")]
+
+    def measure(part: Batch) -> Tensor:
+        tensor = dict(named_tensors(part))[path] if path else _labels_of(part)
+        return count(tensor[..., 1:] if kind.startswith("shifted-") else tensor).double()
+
+    return measure
 
 
-def _shifted_tokens(part: Batch) -> Tensor:
-    return (_labels_of(part)[..., 1:] != IGNORED_LABEL).sum().double()
+_COUNTS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "tokens": lambda tensor: (tensor != IGNORED_LABEL).sum(),
+    "nonzero": lambda tensor: (tensor != 0).sum(),
+    "total": lambda tensor: tensor.double().sum(),
+}
+
+
+def is_weighting(weighting: Weighting) -> bool:
+    """Whether it is a function, or a word that is known here."""
+    if not isinstance(weighting, str):
+        return callable(weighting)
+    kind, _, path = weighting.partition(":")
+    return weighting in WEIGHTINGS or (bool(path) and kind.removeprefix("shifted-") in _COUNTS)
+
+
+def named_tensors(batch: Batch, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Every tensor with its place in the nesting: "inputs.target_ids"; a batch that is one tensor is "batch"."""
+    if isinstance(batch, Tensor):
+        yield path or "batch", batch
+    for name, child in _children(batch).items():
+        yield from named_tensors(child, f"{path}.{name}" if path else str(name))
 
 
 def _labels_of(part: Batch) -> Tensor:
@@ -156,14 +208,9 @@ def _labels_of(part: Batch) -> Tensor:
     if labels is None:
         raise BadBatch(
             f"Weights by tokens need integer labels in the batch; it holds none named {', '.join(LABEL_NAMES)}.",
-            hint='Use weighting="rows", or a function that says how much a part of the batch weighs.',
+            hint='Use weighting="rows", name the tensor ("tokens:targets"), or give a function that says what a part weighs.',
         )
     return labels
 
 
-MEASURES: Mapping[str, Callable[[Batch], float | Tensor]] = {
-    "rows": _rows,
-    "tokens": _tokens,
-    "shifted-tokens": _shifted_tokens,
-}
-WEIGHTINGS = (*MEASURES, "sum")
+WEIGHTINGS = ("rows", "tokens", "shifted-tokens", "sum")

@@ -70,6 +70,8 @@ def why_not_one_by_one(optimizer: Optimizer) -> str | None:
         return "LBFGS searches along a line through all parameters at once"
     if not _plain_step(type(optimizer)).__module__.startswith("torch.optim."):
         return f"the step of {name} is not one of torch.optim's and may count on seeing all parameters at once"
+    if getattr(optimizer, "_optimizer_step_pre_hooks", None):
+        return "a hook before its step (that clips by value, say) wants the gradients of all parameters"
     return None
 
 

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from tonnage.fit.measure.measuring import is_cache_idle
 from tonnage.fit.measure.profile import OperatorProfile, Profile
 from tonnage.fit.modules import find_blocks, replace_forward, without_cache
 from tonnage.fit.randomness import active_dropout
@@ -75,7 +76,8 @@ class Compile(Technique):
         same_draws = active_dropout(training.model) is not None
         compiler = _Compiler(_options(self.mode, same_draws=same_draws))
         with ExitStack() as stack:
-            stack.callback(without_cache(training.model))
+            if is_cache_idle(training):
+                stack.callback(without_cache(training.model))
             stack.callback(_room_for(len(blocks)))
             for block in blocks.values():
                 stack.callback(replace_forward(block, compiler.compiled(block.forward)))

@@ -84,6 +84,9 @@ def _forward(layer: nn.Linear, x: Tensor) -> Tensor:
     return fp8_linear(x, layer.weight, layer.bias)
 
 
+_forward.__name__ = "forward"  # pickled with its module, it is the module's plain forward again
+
+
 def _why_not_on(device: torch.device) -> str | None:
     if device.type != "cuda":
         return f"the model is on the {device.type.upper()}, and FP8 products need a GPU with FP8 tensor cores"

@@ -1,38 +1,24 @@
 """Micro-batches: a batch in parts, one after the other, whose gradients add up to those of the whole.
 
-Activations shrink with the part; parameters, gradients and states stay. How much a part's loss weighs is found out by
-comparing the loss of two rows with the losses of each. It does not know how the gradients are kept or stepped.
+Activations shrink with the part; parameters, gradients and states stay. It does not know how the gradients are kept or
+stepped, nor how it is found out what a part weighs.
 """
 
-import math
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from tonnage.fit.measure.profile import Profile
 from tonnage.fit.randomness import active_dropout
-from tonnage.fit.stepping.batches import (
-    IGNORED_LABEL,
-    WEIGHTINGS,
-    BadBatch,
-    Weighting,
-    batch_rows,
-    find_labels,
-    split,
-    take_rows,
-)
+from tonnage.fit.stepping.batches import WEIGHTINGS, BadBatch, Weighting, batch_rows, is_weighting
 from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.technique import Estimate, NotApplicable, Technique
-from tonnage.fit.training import Batch, Training, Undo
-from tonnage.fit.virtual import on_virtual_gpu
+from tonnage.fit.training import Training, Undo
+from tonnage.fit.weighting import find_weighting
 from tonnage.units import format_bytes
-
-LARGEST_ERROR = 0.01  # of a loss put together from its parts; BF16 alone makes about a tenth of it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +38,10 @@ class MicroBatches(Technique):
 
     def why_not(self, training: Training) -> str | None:
         return (
-            _why_not_settings(self)
+            self.why_not_settings()
             or _why_not_rows(self, training)
             or _why_not_stepper(training)
+            or _why_not_hooks(training)
             or why_rows_mix(training.model, resampled=self.dropout == "resampled")
         )
 
@@ -78,33 +65,39 @@ class MicroBatches(Technique):
         if reason:
             raise NotApplicable(reason, hint="Use a smaller count=, or leave micro-batches out.")
         weighting = self._found_weighting(training)
-        before = training.micro_batches, training.weighting
+        before = training.micro_batches, training.weighting, training.resampled
         with ExitStack() as stack:
             unsynchronised = _no_sync(training.model)
             if unsynchronised is not None:
                 stack.callback(training.replace_stepper(SyncedOnce(training.stepper, unsynchronised)))
-            training.micro_batches, training.weighting = self.count, weighting
+            _set_division(training, self.count, weighting, self.dropout == "resampled")
             stack.callback(_set_division, training, *before)
             return stack.pop_all().close
+
+    def why_not_settings(self) -> str | None:
+        """What is wrong with them, whatever the training is."""
+        if self.count < 1:
+            return f"A batch cannot be divided into {self.count} micro-batches."
+        if self.weighting != "auto" and not is_weighting(self.weighting):
+            return f"{self.weighting!r} is no weighting; known are auto, {', '.join(WEIGHTINGS)}, or a function."
+        if self.dropout not in ("same", "resampled"):
+            return f'dropout= takes "same" or "resampled", not {self.dropout!r}.'
+        return None
+
+    def settings(self) -> dict[str, Any]:
+        """A function is not for JSON: whoever applies the plan gives it again."""
+        return super().settings() | ({"weighting": "auto"} if callable(self.weighting) else {})
 
     def _found_weighting(self, training: Training) -> Weighting:
         if self.weighting != "auto":
             return self.weighting
+        if training.ranks is not None:  # found when the model was sharded, on the same sample for all
+            return "rows" if training.ranks.weighting == "ranks" else training.ranks.weighting
         return find_weighting(training, resampled=self.dropout == "resampled")
 
 
-def _set_division(training: Training, micro_batches: int, weighting: Weighting) -> None:
-    training.micro_batches, training.weighting = micro_batches, weighting
-
-
-def _why_not_settings(technique: MicroBatches) -> str | None:
-    if technique.count < 1:
-        return f"A batch cannot be divided into {technique.count} micro-batches."
-    if isinstance(technique.weighting, str) and technique.weighting not in ("auto", *WEIGHTINGS):
-        return f"{technique.weighting!r} is no weighting; known are auto, {', '.join(WEIGHTINGS)}, or a function."
-    if technique.dropout not in ("same", "resampled"):
-        return f'dropout= takes "same" or "resampled", not {technique.dropout!r}.'
-    return None
+def _set_division(training: Training, micro_batches: int, weighting: Weighting, resampled: bool) -> None:
+    training.micro_batches, training.weighting, training.resampled = micro_batches, weighting, resampled
 
 
 def _why_not_rows(technique: MicroBatches, training: Training) -> str | None:
@@ -123,6 +116,19 @@ def _why_not_stepper(training: Training) -> str | None:
     return None
 
 
+def _why_not_hooks(training: Training) -> str | None:
+    """A hook of the user's runs after each part, on a gradient that is not complete."""
+    if _OWN_HOOKS & set(training.applied):
+        return None
+    for name, parameter in training.model.named_parameters():
+        if parameter._post_accumulate_grad_hooks:
+            return f"{name} has a hook on its accumulated gradient, which would run after each micro-batch."
+    return None
+
+
+_OWN_HOOKS = {"host-states", "step-in-backward", "nvme", "weight-streaming", "master-weights", "shard"}
+
+
 def why_rows_mix(model: nn.Module, *, resampled: bool = False) -> str | None:
     """Why the rows of a batch are not the same alone, or None."""
     for name, module in model.named_modules():
@@ -135,105 +141,6 @@ def why_rows_mix(model: nn.Module, *, resampled: bool = False) -> str | None:
             'equal in distribution, not in value. dropout="resampled" accepts that.'
         )
     return None
-
-
-# How much a part weighs -----------------------------------------------------------------------------------------------
-
-
-def find_weighting(training: Training, *, resampled: bool = False) -> Weighting:
-    """The weighting under which the losses of two rows make up the loss of both; by its looks where values are none."""
-    likely = likely_weighting(training.model, training.sample)
-    if batch_rows(training.sample) < 2 or on_virtual_gpu(training.device):
-        return likely
-    rows = take_rows(training.sample, _most_unlike_rows(training.sample))
-    with _without_traces(training, evaluating=resampled):
-        whole, again = _loss(training, rows, seed=0), _loss(training, rows, seed=1)
-        if whole == again:
-            return _fitting_weighting(training, rows, whole, likely)
-    if resampled:
-        return likely
-    raise NotApplicable(
-        f"The loss of the same rows is {whole:.6g} and then {again:.6g}: it draws random numbers, and micro-batches "
-        "draw others than the whole batch.",
-        hint='Accept that with dropout="resampled", or leave micro-batches out.',
-    )
-
-
-def likely_weighting(model: nn.Module, batch: Batch) -> str:
-    """By the names in the batch and the class of the model."""
-    if hasattr(batch, "keys") and "num_items_in_batch" in batch:
-        return "sum"
-    labels = find_labels(batch)
-    if labels is None or labels.ndim < 2:
-        return "rows" if labels is None else "tokens"
-    return "shifted-tokens" if _shifts_labels(model) else "tokens"
-
-
-def _shifts_labels(model: nn.Module) -> bool:
-    """transformers' causal models compare a position with the label after it; one may stand inside another module."""
-    kinds = (f"{getattr(module, 'loss_type', '')} {type(module).__name__}" for module in model.modules())
-    return any("ForCausalLM" in kind or "LMHead" in kind for kind in kinds)
-
-
-def _fitting_weighting(training: Training, rows: Batch, whole: float, likely: str) -> str:
-    losses = [_loss(training, part.batch, seed=0) for part in split(rows, 2)]
-    known = WEIGHTINGS if find_labels(rows) is not None else ("rows", "sum")
-    errors = {weighting: _error(rows, losses, whole, weighting) for weighting in known}
-    best = min(errors, key=errors.__getitem__)
-    # Rows of a fresh model lose nearly alike: rounding alone must not overrule what the batch looks like.
-    chosen = likely if errors[likely] <= 10 * errors[best] else best
-    if not errors[chosen] <= LARGEST_ERROR * abs(whole):
-        parts = " and ".join(f"{loss:.6g}" for loss in losses)
-        raise NotApplicable(
-            f"Two rows lose {whole:.6g} together but {parts} each, and no known weighting makes the one of the others: "
-            "the loss is no mean or sum over rows or tokens.",
-            hint="Give weighting= a function that says how much a part of the batch weighs, or leave micro-batches out.",
-        )
-    return chosen
-
-
-def _error(rows: Batch, losses: list[float], whole: float, weighting: str) -> float:
-    parts = zip(split(rows, 2, weighting), losses, strict=True)
-    error = abs(sum(float(part.weigh(torch.tensor(loss))) for part, loss in parts) - whole)
-    return math.inf if math.isnan(error) else error
-
-
-def _most_unlike_rows(batch: Batch) -> list[int]:
-    """The rows with the fewest and the most labels, where weightings differ most; else the first two."""
-    labels = find_labels(batch)
-    if labels is None or labels.ndim < 2:
-        return [0, 1]
-    kept = (labels != IGNORED_LABEL).flatten(2).sum(2) if labels.ndim > 2 else labels != IGNORED_LABEL
-    # Rows whose first label counts differ in "tokens" and "shifted-tokens"; a mean over none is no number.
-    pairs = zip(kept[:, 1:].sum(1).tolist(), kept[:, 0].tolist(), strict=True)
-    counted = [(*pair, row) for row, pair in enumerate(pairs) if pair[0]]
-    fewest, most = min(counted, default=(0, 0, 0))[2], max(counted, default=(0, 0, 0))[2]
-    return [fewest, most] if fewest != most else [0, 1]
-
-
-def _loss(training: Training, batch: Batch, *, seed: int) -> float:
-    torch.manual_seed(seed)
-    with training.forward_pass():
-        return float(training.loss(training.model, batch))
-
-
-@contextmanager
-def _without_traces(training: Training, *, evaluating: bool) -> Iterator[None]:
-    """No gradients, no compilation for shapes seen only here, random numbers and modes as they were."""
-    modes = {module: module.training for module in training.model.modules()}
-    devices = [training.device] if training.device.type == "cuda" else []
-    try:
-        with torch.random.fork_rng(devices), torch.no_grad(), _eager():
-            if evaluating:
-                training.model.eval()
-            yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-
-
-def _eager() -> AbstractContextManager[Any]:
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 # Distributed wrappers -------------------------------------------------------------------------------------------------

@@ -8,7 +8,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from tonnage.fit.choose.frontier import needed
@@ -18,6 +20,8 @@ from tonnage.fit.randomness import active_dropout
 from tonnage.fit.recomputing.replay import Replayer
 from tonnage.fit.recomputing.rerun import Rerun
 from tonnage.fit.recomputing.sliced import SlicedRerun, check_rows_apart
+from tonnage.fit.recomputing.trial import Finding, find_out, left_alone, on_few_rows
+from tonnage.fit.recomputing.with_graph import GraphRerun
 from tonnage.fit.technique import Estimate, NotApplicable, Technique
 from tonnage.fit.training import Training, Undo
 from tonnage.units import format_bytes
@@ -37,6 +41,11 @@ class Recompute(Technique):
                    "17:aten.mm.default" the call must be of that operator
 
     With `slices`, blocks of mode "block" run over that many slices of the batch, one after another.
+
+    Before anything is placed each block runs twice on the first rows of the sample. Random generators, and buffers and
+    attributes that it changes (running statistics, counters), are brought back for its second run. Where gradients enter
+    or leave it beside its arguments and outputs, the graph of its first run is kept too. Where a second run still gives
+    other values, it cannot be recomputed; `recomputable` tells.
     """
 
     name: ClassVar[str] = "recompute"
@@ -73,9 +82,12 @@ class Recompute(Technique):
         if self.slices == 1:
             return None
         for name in (name for name, mode in self.modes.items() if mode == "block"):
-            dropping = active_dropout(training.model.get_submodule(name))
+            block = training.model.get_submodule(name)
+            dropping = active_dropout(block)
             if dropping:
                 return f"{name} draws random numbers ({dropping}), and slices would draw others than the whole batch"
+            if any(isinstance(module, _BatchNorm) and module.training for module in block.modules()):
+                return f"{name} has a batch norm, whose statistics of a slice are not those of the batch"
         return None
 
     def estimate(self, profile: Profile) -> Estimate:
@@ -94,26 +106,75 @@ class Recompute(Technique):
     def apply(self, training: Training) -> Undo:
         reason = self.why_not(training)
         if reason is not None:
-            raise NotApplicable(f"Blocks cannot be recomputed: {reason}.", hint="Change the modes, or leave it out.")
+            raise _not_applicable(reason)
+        modes = {name: mode for name, mode in self.modes.items() if mode != "keep"}
+        findings = find_out(training, [_module_name(name, mode) for name, mode in modes.items()])
+        for name, mode in modes.items():
+            reason = self._why_not_found(training, mode, findings[_module_name(name, mode)])
+            if reason is not None:
+                raise _not_applicable(f"{_module_name(name, mode)} cannot run twice: {reason}")
         if self.slices > 1:
-            check_rows_apart(training, [name for name, mode in self.modes.items() if mode == "block"])
+            check_rows_apart(training, [name for name, mode in modes.items() if mode == "block"])
         with ExitStack() as stack:
-            for name, mode in self.modes.items():
-                if mode != "keep":
-                    block = training.model.get_submodule(name)
-                    stack.callback(self._place(block, mode, compiled=_is_compiled(training, block)))
+            for name, mode in modes.items():
+                stack.callback(self._place(training, name, mode, findings[_module_name(name, mode)]))
+            _check_operators(training, [name for name, mode in modes.items() if not isinstance(mode, str)])
             return stack.pop_all().close
 
-    def _place(self, block: nn.Module, mode: Mode, *, compiled: bool) -> Undo:
-        if isinstance(mode, str) and mode.startswith("part:"):
-            part = block.get_submodule(mode.removeprefix("part:"))
-            again = _checkpointed(part.forward) if compiled else Rerun(part, part.forward, Replayer({}))
-            return replace_forward(part, again)
+    def _why_not_found(self, training: Training, mode: Mode, finding: Finding) -> str | None:
+        sliced = self.slices > 1 and mode == "block"
+        if finding.reason or (sliced and finding.slots):
+            return finding.reason or f"it changes {finding.slots[0].key}, and slices would change it once each"
+        if finding.slots and not isinstance(mode, str):
+            return f"it changes {finding.slots[0].key}, which only the modes block and part:NAME can do"
+        if finding.beside is None:
+            return None
+        if sliced or not isinstance(mode, str):
+            return f"{finding.beside}, which only the modes block and part:NAME without slices can do"
+        streaming = next((other for other in _STREAMING if other in training.applied), None)
+        return f"{finding.beside}, which cannot be done beside {streaming}" if streaming else None
+
+    def _place(self, training: Training, name: str, mode: Mode, finding: Finding) -> Undo:
+        module = training.model.get_submodule(_module_name(name, mode))
+        compiled = _is_compiled(training, training.model.get_submodule(name))
+        is_part = isinstance(mode, str) and mode != "block"
+        if compiled and is_part:
+            return replace_forward(module, _checkpointed(module.forward))
+        if finding.beside is not None:
+            return replace_forward(module, GraphRerun(module, module.forward, finding.slots))
         # The operators of a compiled forward are not there to be seen.
         replayer = None if compiled else Replayer({} if isinstance(mode, str) else _kept(mode))
         if self.slices > 1 and mode == "block":
-            return replace_forward(block, SlicedRerun(block, block.forward, replayer, self.slices))
-        return replace_forward(block, Rerun(block, block.forward, replayer))
+            return replace_forward(module, SlicedRerun(module, module.forward, replayer, self.slices))
+        return replace_forward(module, Rerun(module, module.forward, replayer, finding.slots))
+
+
+def recomputable(training: Training, names: Sequence[str]) -> dict[str, str | None]:
+    """Why each of these blocks cannot be recomputed whole, or None. Changes nothing; each runs twice on the sample."""
+    technique = Recompute(modes=dict.fromkeys(names, "block"))
+    findings = find_out(training, names)
+    return {name: technique._why_not_found(training, "block", findings[name]) for name in names}
+
+
+def _not_applicable(reason: str) -> NotApplicable:
+    return NotApplicable(f"Blocks cannot be recomputed: {reason}.", hint="Change the modes, or leave it out.")
+
+
+def _module_name(name: str, mode: Mode) -> str:
+    """Of the module that runs again: the block, or a part of it."""
+    return f"{name}.{mode.removeprefix('part:')}" if isinstance(mode, str) and mode.startswith("part:") else name
+
+
+def _check_operators(training: Training, names: Sequence[str]) -> None:
+    """Raise NotApplicable where a placed block calls others than it is to keep. (In training it then runs again whole.)"""
+    if not names:
+        return
+    with left_alone(training), torch.enable_grad():
+        on_few_rows(training, lambda batch: training.loss(training.model, batch))
+    for name in names:
+        rerun = training.model.get_submodule(name).forward
+        if rerun.differs:
+            raise _not_applicable(f"{name} calls other operators than those profiled ({rerun.differs}): use mode block")
 
 
 def _kept(mode: Sequence[int | str]) -> dict[int, str | None]:
@@ -133,8 +194,9 @@ def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 def _is_compiled(training: Training, block: nn.Module) -> bool:
     """Whether its forward is compiled code, or a function around such."""
-    cells = getattr(block.forward, "__closure__", None) or ()
-    around = (block.forward, *(cell.cell_contents for cell in cells))
+    forward = getattr(block.forward, "forward", block.forward)  # what stands in a replaced one
+    cells = getattr(forward, "__closure__", None) or ()
+    around = (block.forward, forward, *(cell.cell_contents for cell in cells))
     return "compile" in training.applied or any(hasattr(part, "_torchdynamo_orig_callable") for part in around)
 
 
@@ -144,9 +206,9 @@ def _why_not_mode(training: Training, name: str, mode: Mode) -> str | None:
         return f"the model has no block {name!r}"
     if mode == "keep":
         return None
-    block = modules[name]
-    wrong = _why_not_words(name, block, mode) if isinstance(mode, str) else _why_not_operators(training, name, mode)
-    return wrong or _why_not_again(name, block)
+    if isinstance(mode, str):
+        return _why_not_words(name, modules[name], mode)
+    return _why_not_operators(training, name, mode)
 
 
 def _why_not_words(name: str, block: nn.Module, mode: str) -> str | None:
@@ -168,16 +230,6 @@ def _why_not_operators(training: Training, name: str, mode: Sequence[int | str])
         return f"the copies of {streaming} come between the operators of {name}: use block or part:NAME"
     wrong = [entry for entry in mode if not str(entry).partition(":")[0].isdecimal()]
     return f"{name} is to keep operator {wrong[0]!r}, which is no index" if wrong else None
-
-
-def _why_not_again(name: str, block: nn.Module) -> str | None:
-    """Why running this block twice is not running it once."""
-    for module in block.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training and module.track_running_stats:
-            return f"{name} has a batch norm, whose running statistics would take in each batch twice"
-    if any(parameter._backward_hooks for parameter in block.parameters()):
-        return f"{name} has a hook on a parameter's gradient, which would run twice"
-    return None
 
 
 def _attention(block: nn.Module) -> str | None:

@@ -91,6 +91,8 @@ def _obstacle(mlp: nn.Module) -> str | None:
     dropped = active_dropout(mlp)
     if dropped:
         return f"drops at random ({dropped}), and a tile draws other numbers than its rows of the whole sequence"
+    if any(parameter._backward_hooks for parameter in mlp.parameters()):
+        return "has a hook on a parameter's gradient, which would run for each tile"
     if sharded(mlp):
         return "is sharded over devices, whose wrapper would not see the gradients of its tiles"
     return mixes_rows(mlp, _width(mlp))

@@ -17,9 +17,9 @@ from tonnage.hardware.gpu import Gpu
 from tonnage.virtual.cuda.patches import Patches
 
 # Shares of the card's dense peak by the least alignment of a row in bytes, from the longest down.
-HALF_RATES = ((16, 0.93), (4, 0.246), (2, 0.120))
-TF32_RATES = ((16, 0.735), (4, 0.249))
-FP32_RATES = ((4, 0.69),)
+HALF_RATES = {16: 0.93, 4: 0.246, 2: 0.120}
+TF32_RATES = {16: 0.735, 4: 0.249}
+FP32_RATES = {4: 0.69}
 PRODUCT_BANDWIDTH, COPY_BANDWIDTH, TRANSPOSED_COPY_BANDWIDTH = 0.69, 0.55, 0.205  # shares of the card's
 PRODUCT_S, COPY_S = 11e-6, 2.6e-6  # to launch
 GAIN = 1.1  # what Inductor asks of padding
@@ -70,7 +70,8 @@ def _operands(pad_mm: ModuleType, match: Any, mat1: Any, mat2: Any) -> list[Oper
         more = [pad_mm.get_padded_length(side, pad_mm.get_alignment_size(matrix)) for side in matrix.shape[-2:]]
         is_transposed = matrix.stride(-1) != 1
         is_padded = pad_mm.should_exclude_padding_time(match, name)
-        operands.append(Operand(*_sides(matrix)[-2:], *more, is_transposed, is_padded))
+        rows, columns = _sides(matrix)[-2:]
+        operands.append(Operand(rows, columns, more[0], more[1], is_transposed, is_padded))
     return operands
 
 
@@ -105,4 +106,4 @@ def _rate(gpu: Gpu, dtype: torch.dtype, alignment: int) -> float:
         kind, shares = "tf32", TF32_RATES
     else:
         kind, shares = "fp32", FP32_RATES
-    return gpu.rates[kind] * next(share for least, share in shares if alignment >= least)
+    return gpu.rates[kind] * next(share for least, share in shares.items() if alignment >= least)

@@ -1,0 +1,104 @@
+"""Gradients of a training as they are made, and how far two sets of them are apart. Nothing is stepped.
+
+Each gradient leaves the device as soon as it is complete: all of its elements where there are few, an even sample of
+them where there are many. So no room is needed for all of them.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from tonnage.fit.stepping.batches import Part
+from tonnage.fit.training import Training
+
+# A gradient is compared with its own norm and this share of the norm of all: where it is zero but for rounding (the bias of
+# keys in attention), what is left is noise.
+NOISE_SHARE = 0.002
+# How far sums in another order are apart, by the type that they are made in.
+ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 6e-2, torch.float16: 2e-2}
+Samples = dict[str, Tensor]
+
+
+def gradients_of(training: Training, parts: Sequence[Part], *, elements: int) -> tuple[float, Samples]:
+    """The loss of a batch in its parts, and up to so many elements of each gradient in FP64 on the host."""
+    total = 0.0
+    with _sampled(training.model, elements) as samples:
+        for part in parts:
+            with training.forward_pass():
+                loss = part.weigh(training.loss(training.model, part.batch))
+            loss.backward()
+            total += float(loss.detach())
+    return total, samples
+
+
+@contextmanager
+def _sampled(model: nn.Module, elements: int) -> Iterator[Samples]:
+    """Gradients leave as they are made; those that were there are back afterwards."""
+    samples: Samples = {}
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    before = {name: parameter.grad for name, parameter in trained.items()}
+    handles = []
+    for name, parameter in trained.items():
+        parameter.grad = None
+
+        def take(parameter: Tensor, name: str = name) -> None:
+            if parameter.grad is None:  # its last function took it and gave no gradient
+                return
+            flat = _held_here(parameter.grad).flatten()
+            sample = flat[:: max(1, flat.numel() // elements)].double().cpu()
+            samples[name] = samples[name] + sample if name in samples else sample
+            parameter.grad = None
+
+        handles.append(parameter.register_post_accumulate_grad_hook(take))
+    try:
+        yield samples
+    finally:
+        for handle in handles:
+            handle.remove()
+        for name, parameter in trained.items():
+            parameter.grad = before[name]
+
+
+def _held_here(gradient: Tensor) -> Tensor:
+    """Of a sharded or sparse one, what this rank holds, dense."""
+    if isinstance(gradient, DTensor):
+        gradient = gradient.to_local()
+    return gradient.to_dense() if gradient.is_sparse else gradient
+
+
+def differences(
+    found: Mapping[str, Tensor], expected: Mapping[str, Tensor], of_all: float | None = None
+) -> dict[str, float]:
+    """How far each gradient is from what is expected, as a share of its norm; `of_all`: the norm of all that is expected."""
+    norm_of_all = global_norm(expected) if of_all is None else of_all
+    errors = {}
+    for name in {**expected, **found}:
+        wanted, got = expected.get(name), found.get(name)
+        some = wanted if wanted is not None else got
+        assert some is not None
+        wanted, got = (torch.zeros_like(some) if given is None else given for given in (wanted, got))
+        scale = float(wanted.norm()) + NOISE_SHARE * norm_of_all
+        apart = float((got - wanted).norm())
+        errors[name] = apart / scale if scale else apart
+        errors[name] = math.inf if math.isnan(errors[name]) else errors[name]
+    return errors
+
+
+def global_norm(samples: Mapping[str, Tensor]) -> float:
+    return math.sqrt(sum(float(sample.square().sum()) for sample in samples.values()))
+
+
+def rounding(training: Training, narrow: torch.dtype | None = None) -> float:
+    """How far two ways to sum may be apart in this training. `narrow`: the type of an autocast that its loss enters."""
+    types = {parameter.dtype for parameter in training.model.parameters() if parameter.requires_grad}
+    if "autocast" in training.applied:
+        types.add(torch.bfloat16)
+    if narrow is not None:
+        types.add(narrow)
+    coarsest = max((ROUNDING.get(dtype, ROUNDING[torch.bfloat16]) for dtype in types), default=ROUNDING[torch.float32])
+    tf32 = training.device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
+    return max(coarsest, 1e-2) if tf32 and torch.float32 in types else coarsest

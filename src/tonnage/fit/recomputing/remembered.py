@@ -1,0 +1,161 @@
+"""What a forward pass changes in the modules that it runs, and a function in what it keeps: buffers and attributes.
+
+A block that runs twice must find them as they were before the first time, and leave them as they were before the
+second. This module does not know when a forward runs, nor what is kept outside modules.
+"""
+
+import copy
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_ABSENT = object()
+_CONTAINERS = (list, dict, set, deque)
+_PLAIN = (bool, int, float, str)
+# Hooks are not among these: what a forward installs once, it also remembers in an attribute.
+_STRUCTURE = frozenset({"_parameters", "_buffers", "_modules"})
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A buffer or an attribute of a module. `in_place` where a forward writes into it instead of replacing it."""
+
+    module: nn.Module
+    key: str
+    is_buffer: bool
+    in_place: bool = False
+
+    def read(self) -> Any:
+        return self._holder.get(self.key, _ABSENT)
+
+    def write(self, value: Any) -> None:
+        if value is _ABSENT:
+            self._holder.pop(self.key, None)
+        else:
+            self._holder[self.key] = value
+
+    def saved(self) -> Any:
+        """Its value, out of reach of what will be written into it."""
+        return _copied(self.read()) if self.in_place else self.read()
+
+    @property
+    def _holder(self) -> dict[str, Any]:
+        return self.module._buffers if self.is_buffer else self.module.__dict__
+
+
+@contextmanager
+def put_back(slots: Sequence[Slot], values: Sequence[Any]) -> Iterator[None]:
+    """Within, the slots hold copies of these values; after it, what they held before."""
+    held = [slot.read() for slot in slots]
+    for slot, value in zip(slots, values, strict=True):
+        slot.write(_copied(value) if slot.in_place else value)
+    try:
+        yield
+    finally:
+        for slot, value in zip(slots, held, strict=True):
+            slot.write(value)
+
+
+class Memory:
+    """All buffers and attributes of a module and the modules in it, as they are when this is made."""
+
+    def __init__(self, module: nn.Module, *, has_values: bool = True) -> None:
+        self._module = module
+        self._has_values = has_values  # on a virtual GPU tensors have none to compare
+        values = {slot: slot.read() for slot in _slots(module)}
+        self._values = {slot: (value, _copied(value), _version(value)) for slot, value in values.items()}
+
+    def changed(self) -> dict[Slot, Any]:
+        """What a forward has changed since, with its values before."""
+        found: dict[Slot, Any] = {}
+        for slot in dict.fromkeys([*self._values, *_slots(self._module)]):
+            before, copied, version = self._values.get(slot, (_ABSENT, _ABSENT, 0))
+            now = slot.read()
+            if now is not before:
+                if not (isinstance(now, _PLAIN) and type(now) is type(before) and now == before):
+                    found[slot] = before
+            elif version != _version(now) or not self._equal(now, copied):
+                found[Slot(slot.module, slot.key, slot.is_buffer, in_place=True)] = copied
+        return found
+
+    def restore(self) -> None:
+        """Each object is back in its place, with the values it had."""
+        for slot in self.changed():
+            before, copied, version = self._values.get(
+                Slot(slot.module, slot.key, slot.is_buffer), (_ABSENT, _ABSENT, 0)
+            )
+            if slot.in_place or version != _version(before):
+                _fill(before, copied)
+            slot.write(before)
+
+    def _equal(self, now: Any, copied: Any) -> bool:
+        if isinstance(now, Tensor):
+            return not self._has_values or torch.equal(now, copied)
+        if isinstance(now, dict):
+            return now.keys() == copied.keys() and all(now[key] is copied[key] for key in copied)
+        if isinstance(now, _CONTAINERS):
+            return len(now) == len(copied) and all(a is b for a, b in zip(now, copied, strict=True))
+        return True
+
+
+class FunctionMemory:
+    """What a function keeps between calls, as it is when this is made: in its closure, or in the object it belongs to.
+
+    Modules in there are remembered whole, but for `known`.
+    """
+
+    def __init__(self, function: Any, known: nn.Module) -> None:
+        owner = getattr(function, "__self__", function)
+        self._cells = list(getattr(function, "__closure__", None) or ())
+        self._attributes = vars(owner) if hasattr(owner, "__dict__") and not isinstance(owner, nn.Module) else {}
+        self._contents = [(cell.cell_contents, _copied(cell.cell_contents)) for cell in self._cells]
+        self._values = {key: (value, _copied(value)) for key, value in self._attributes.items()}
+        held = [owner, *(value for value, _ in (*self._contents, *self._values.values()))]
+        self._modules = [Memory(value) for value in held if isinstance(value, nn.Module) and value is not known]
+
+    def restore(self) -> None:
+        for module in self._modules:
+            module.restore()
+        for value, copied in (*self._contents, *self._values.values()):
+            _fill(value, copied)
+        for cell, (value, _) in zip(self._cells, self._contents, strict=True):
+            cell.cell_contents = value
+        if self._values:
+            self._attributes.clear()
+            self._attributes.update({key: value for key, (value, _) in self._values.items()})
+
+
+def _slots(module: nn.Module) -> Iterator[Slot]:
+    for child in module.modules():
+        for key in child._buffers:
+            yield Slot(child, key, is_buffer=True)
+        for key in child.__dict__.keys() - _STRUCTURE:
+            yield Slot(child, key, is_buffer=False)
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    return copy.copy(value) if isinstance(value, _CONTAINERS) else value
+
+
+def _version(value: Any) -> int:
+    return value._version if isinstance(value, Tensor) and not value.is_inference() else 0
+
+
+def _fill(target: Any, values: Any) -> None:
+    """Write the values into the object that held them."""
+    if isinstance(target, Tensor):
+        with torch.no_grad():
+            target.copy_(values)
+    elif isinstance(target, dict | set):
+        target.clear()
+        target.update(values)
+    elif isinstance(target, list | deque):
+        target.clear()
+        target.extend(values)

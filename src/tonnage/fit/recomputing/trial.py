@@ -1,0 +1,313 @@
+"""Whether running a block twice is running it once, tried on the first rows of the sample before anything is placed.
+
+In one loss each block runs as it does, and at once a second time as backward would run it. The two runs tell what the
+block changes in its modules and whether it gives the same again; the graph of the loss tells whether gradients enter or
+leave it by other ways than its arguments and outputs. This module does not know techniques.
+"""
+
+import gc
+import sys
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from contextvars import Context
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node, saved_tensors_hooks
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+
+from tonnage.fit.modules import replace_forward
+from tonnage.fit.recomputing.generators import Generators, given_generators, held_generators
+from tonnage.fit.recomputing.remembered import FunctionMemory, Memory, Slot
+from tonnage.fit.recomputing.rerun import Forward, Surroundings, device_of, without_cache
+from tonnage.fit.stepping.batches import take_rows
+from tonnage.fit.training import Batch, Training
+from tonnage.fit.virtual import on_virtual_gpu
+
+Result = TypeVar("Result")
+
+_ROWS = 2  # batch norms cannot do with one
+_HELD = "something outside of it holds tensors that it makes, and would hold those of a second run too"
+_TOLERANCE = 16  # in units of rounding: atomic additions come in any order
+
+_next_node_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
+
+
+@dataclass
+class Finding:
+    """What it takes to run a block twice."""
+
+    reason: str | None = None  # why it cannot be done
+    slots: tuple[Slot, ...] = ()  # buffers and attributes that it changes
+    # How gradients enter or leave it beside its arguments and outputs: then the graph of its first run must stay.
+    beside: str | None = None
+
+
+# By model: what it and its training were like when they were tried, and what came of it.
+_tried: WeakKeyDictionary[nn.Module, tuple[object, dict[str, Finding]]] = WeakKeyDictionary()
+
+
+def find_out(training: Training, names: Sequence[str]) -> dict[str, Finding]:
+    """What each of these modules does when it runs twice, tried once for a training as it stands."""
+    now = _fingerprint(training)
+    before, findings = _tried.get(training.model, (None, {}))
+    known = findings if before == now else {}
+    missing = [name for name in names if name not in known]
+    if missing:
+        known = known | _try_blocks(training, missing)
+        _tried[training.model] = now, known
+    return {name: known[name] for name in names}
+
+
+def _fingerprint(training: Training) -> object:
+    """What can change how a block runs. (Numbers, not objects, which would hold the model.)"""
+    modules = tuple(
+        (
+            id(module),
+            module.training,
+            id(vars(module).get("forward")),
+            *module._forward_hooks,
+            *module._forward_pre_hooks,
+        )
+        for module in training.model.modules()
+    )
+    parameters = tuple((p.requires_grad, bool(p._backward_hooks)) for p in training.model.parameters())
+    return id(training.sample), id(training.loss), tuple(training.applied), modules, parameters
+
+
+def _try_blocks(training: Training, names: Sequence[str]) -> dict[str, Finding]:
+    """The training is left as it was."""
+
+    def tried(*, twice: bool, saves: bool) -> dict[str, Finding]:
+        return on_few_rows(training, lambda batch: _Trial(training, names, twice=twice, saves=saves).run(batch))
+
+    # A loss that differentiates by itself needs what is saved; what a second run stores may stand in the loss's way.
+    for saves in (False, True):
+        try:
+            return tried(twice=True, saves=saves)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:
+            continue
+    return tried(twice=False, saves=True)
+
+
+def on_few_rows(training: Training, run: Callable[[Batch], Result]) -> Result:
+    """Run on the first rows of the sample or, where the model cannot do with so few, on all of it."""
+    try:
+        return run(take_rows(training.sample, slice(0, _ROWS)))
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:
+        return run(training.sample)
+
+
+@contextmanager
+def left_alone(training: Training) -> Iterator[None]:
+    """Buffers, attributes and random generators as they were, once it is over. Compiled code runs as it was written."""
+    memory = Memory(training.model, has_values=not on_virtual_gpu(training.device))
+    of_loss = FunctionMemory(training.loss, known=training.model)
+    generators = Generators(training.device, held_generators(training.model))
+    states = generators.states()
+    compiling = "torch._dynamo" in sys.modules
+    try:
+        with torch.compiler.set_stance("force_eager") if compiling else nullcontext(), training.forward_pass():
+            yield
+    finally:
+        _reshard(training.model)
+        generators.set(states)
+        memory.restore()
+        of_loss.restore()
+
+
+def _reshard(model: nn.Module) -> None:
+    """Sharded parameters that a forward has gathered wait for a backward to be given up, and none comes."""
+    kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ())
+    for module in model.modules():
+        if isinstance(module, kind):
+            module.reshard()
+
+
+@dataclass(eq=False)
+class _Run:
+    """One run of a block: the nodes of the graph that it made are numbered from `start` up to `stop`."""
+
+    name: str
+    outer: "_Run | None"
+    second: bool
+    start: int = field(default_factory=_next_node_number)
+    stop: int = sys.maxsize
+    entries: set[Node] = field(default_factory=set)  # nodes that made its arguments
+    leaves: set[int] = field(default_factory=set)  # ids of its parameters, and of arguments that no node made
+    exits: set[Node] = field(default_factory=set)  # nodes that its outputs went through
+
+    def enters(self, node: Node) -> bool:
+        return node in self.entries or id(getattr(node, "variable", None)) in self.leaves
+
+
+class _Trial:
+    """One loss, in which every named module runs twice."""
+
+    def __init__(self, training: Training, names: Sequence[str], *, twice: bool, saves: bool) -> None:
+        self._training = training
+        self._twice = twice
+        self._saves = saves
+        self._has_values = not on_virtual_gpu(training.device)
+        self._blocks = {name: training.model.get_submodule(name) for name in names}
+        self._findings = {name: Finding() for name in names}
+        self._runs: list[_Run] = []
+        self._under_way: list[_Run] = []
+
+    def run(self, batch: Batch) -> dict[str, Finding]:
+        with left_alone(self._training), torch.enable_grad(), ExitStack() as stack:
+            for name, block in self._blocks.items():
+                stack.callback(replace_forward(block, self._tried(name, block, block.forward)))
+            loss = self._training.loss(self._training.model, batch)
+            self._look_beside(loss)
+            if any(finding.beside for finding in self._findings.values()):
+                self._look_around()
+        for name, finding in self._findings.items():
+            if any(parameter._backward_hooks for parameter in self._blocks[name].parameters()):
+                finding.beside = "a hook changes the gradient of one of its parameters"
+            if finding.beside and not self._twice:
+                finding.reason = finding.reason or f"{finding.beside}, and it cannot be run twice on the sample"
+        return self._findings
+
+    def _tried(self, name: str, block: nn.Module, forward: Forward) -> Forward:
+        def tried(*args: Any, **kwargs: Any) -> Any:
+            if not torch.is_grad_enabled() or (self._under_way and self._under_way[-1].second):
+                return forward(*args, **kwargs)
+            leaves, spec = tree_flatten(without_cache(args, kwargs))
+            own = [*held_generators(block), *given_generators(leaves)]
+            surroundings = Surroundings.now(device_of((*leaves, *block.parameters())), own)
+            memory = Memory(block, has_values=self._has_values)
+            finding = self._findings[name]
+            # As it is.
+            with self._writing_noted(finding, leaves, block), self._running(name) as run:
+                run.entries, run.leaves = _entries(leaves, block)
+                args, kwargs = tree_unflatten(leaves, spec)
+                outputs = forward(*args, **kwargs)
+            changed = memory.changed()
+            finding.slots = tuple(dict.fromkeys((*finding.slots, *changed)))
+            # And again.
+            if self._twice and finding.reason is None:
+                surroundings = replace(surroundings, slots=tuple(changed), remembered=tuple(changed.values()))
+                args, kwargs = tree_unflatten([_fresh(leaf) for leaf in leaves], spec)
+                with surroundings.again(), self._running(name, second=True):
+                    # Where autograd's own threads run: what the caller put into context variables is not there.
+                    again = Context().run(forward, *args, **kwargs)
+                if self._has_values and not _same(outputs, again):
+                    finding.reason = "it gives other values when it runs again"
+            return _through_exits(run, outputs)
+
+        return tried
+
+    @contextmanager
+    def _running(self, name: str, *, second: bool = False) -> Iterator[_Run]:
+        run = _Run(name, self._under_way[-1] if self._under_way else None, second)
+        self._runs.append(run)
+        self._under_way.append(run)
+        try:
+            with nullcontext() if self._saves else saved_tensors_hooks(lambda tensor: None, lambda nothing: nothing):
+                yield run
+        finally:
+            self._under_way.pop()
+            run.stop = _next_node_number()
+
+    @contextmanager
+    def _writing_noted(self, finding: Finding, leaves: Sequence[Any], block: nn.Module) -> Iterator[None]:
+        given = [leaf for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_inference()]
+        parameters = list(block.parameters())
+        versions = [[tensor._version for tensor in tensors] for tensors in (given, parameters)]
+        yield
+        for tensors, before, what in zip((given, parameters), versions, ("arguments", "parameters"), strict=True):
+            if before != [tensor._version for tensor in tensors]:
+                finding.reason = f"it writes into its {what}"
+
+    def _look_beside(self, loss: Tensor) -> None:
+        """Walk the graph of the loss. Edges into and out of a run must be those of its arguments and outputs."""
+        starts = [run.start for run in self._runs]
+        waiting: list[tuple[Node | None, Node]] = [(None, loss.grad_fn)] if loss.grad_fn is not None else []
+        seen = set[Node]()
+        while waiting:
+            later, node = waiting.pop()
+            if later is None or self._around(later, starts) != self._around(node, starts):
+                self._look_at(later, node, starts)
+            if node not in seen:
+                seen.add(node)
+                waiting.extend((node, before) for before, _ in node.next_functions if before is not None)
+
+    def _look_around(self) -> None:
+        """What a second run made is gone by now, unless something holds it that the block's modules do not."""
+        gc.collect()
+        starts = [run.start for run in self._runs]
+        tensors = (thing for thing in gc.get_objects() if issubclass(type(thing), Tensor))
+        for node in (tensor.grad_fn for tensor in tensors):
+            for run in self._around(node, starts) if node is not None else ():
+                if run.second and self._findings[run.name].beside:
+                    self._findings[run.name].reason = _HELD
+
+    def _look_at(self, later: Node | None, node: Node, starts: list[int]) -> None:
+        inside, inside_later = self._around(node, starts), self._around(later, starts) if later is not None else []
+        for run in (run for run in inside if run not in inside_later):
+            if run.second:
+                self._findings[
+                    run.name
+                ].reason = "something outside of it holds tensors that it makes, and would hold others"
+            elif later not in run.exits:
+                self._findings[run.name].beside = "the loss reads a tensor of it that it does not return"
+        for run in (run for run in inside_later if run not in inside):
+            if not run.second and not run.enters(node):
+                self._findings[run.name].beside = "it reads a tensor that is neither its argument nor its own parameter"
+
+    def _around(self, node: Node, starts: list[int]) -> list[_Run]:
+        """The runs that made this node, from the inside out."""
+        number, found = node._sequence_nr(), []
+        index = bisect_right(starts, number) - 1
+        run = self._runs[index] if index >= 0 else None
+        while run is not None:
+            if number < run.stop:
+                found.append(run)
+            run = run.outer
+        return found
+
+
+def _entries(leaves: Sequence[Any], block: nn.Module) -> tuple[set[Node], set[int]]:
+    given = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+    made = {tensor.grad_fn for tensor in given if tensor.grad_fn is not None}
+    return made, {id(tensor) for tensor in (*given, *block.parameters())}
+
+
+def _through_exits(run: _Run, outputs: Any) -> Any:
+    def leave(tensor: Tensor) -> Tensor:
+        if not tensor.requires_grad:
+            return tensor
+        left = tensor.clone()
+        run.exits.add(left.grad_fn)
+        return left
+
+    return tree_map_only(Tensor, leave, outputs)
+
+
+def _fresh(leaf: Any) -> Any:
+    return leaf.detach().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
+
+
+def _same(outputs: Any, again: Any) -> bool:
+    some, others = ([leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)] for tree in (outputs, again))
+    if [tensor.shape for tensor in some] != [tensor.shape for tensor in others]:
+        return False
+    return all(_close(one.detach(), other.detach()) for one, other in zip(some, others, strict=True))
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    """Up to the rounding of sums in another order."""
+    if not one.is_floating_point() or torch.equal(one, other):
+        return torch.equal(one, other)
+    scale = torch.linalg.vector_norm(one.double().nan_to_num())
+    difference = torch.linalg.vector_norm((one.double() - other.double()).nan_to_num())
+    return bool(difference <= _TOLERANCE * torch.finfo(one.dtype).eps * scale)

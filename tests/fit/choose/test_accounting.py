@@ -1,0 +1,112 @@
+"""The rows of an account, from surveys made by hand: words follow numbers, and numbers the largest size measured."""
+
+from dataclasses import replace
+
+import pytest
+
+from fit.choose.test_solver import BLOCKS, SIZES, SMALL, size, solutions
+from tonnage.fit.choose.accounting import account_rows, plain_cost
+from tonnage.fit.choose.solver import Layout
+from tonnage.fit.measure.survey import KEEP, SizeProfile, Survey
+from tonnage.fit.plan import Row
+from tonnage.fit.technique import Technique
+from tonnage.fit.techniques.chunked_loss import ChunkedLoss
+from tonnage.fit.techniques.compile import Compile
+from tonnage.fit.techniques.recompute import Recompute
+from tonnage.units import GIB, MIB, format_bytes
+
+ROWS = 4
+
+
+def survey(*sizes: SizeProfile, rows: int = ROWS) -> Survey:
+    """As it stands after these sizes were measured."""
+    made = object.__new__(Survey)
+    made.rows, made.sizes = rows, {one.rows: one for one in sizes}
+    return made
+
+
+def changed(plain: SizeProfile, *, time: float = 1.0, memory: float = 1.0) -> SizeProfile:
+    kept = plain.blocks["block"][KEEP]
+    block = replace(
+        kept,
+        kept_bytes=round(kept.kept_bytes * memory),
+        forward_peak_bytes=round(kept.forward_peak_bytes * memory),
+        backward_peak_bytes=round(kept.backward_peak_bytes * memory),
+        forward_s=kept.forward_s * time,
+        backward_s=kept.backward_s * time,
+    )
+    return replace(plain, blocks={"block": {KEEP: block}})
+
+
+def rows_of(*stages: Survey, techniques: tuple[Technique, ...] = (ChunkedLoss(),)) -> tuple[Row, ...]:
+    names = ["plain", *(technique.name for technique in techniques)]
+    solution = solutions(100, allowed=frozenset())[0]
+    last = survey(*SIZES.values())
+    return account_rows(list(zip(names, stages, strict=True)), last, SMALL, solution, techniques)
+
+
+# One row takes four times its share of the time, as where a card is idle between launches.
+SLOW_ALONE = changed(size(1), time=4.0)
+
+
+def test_the_plain_step_is_that_of_the_largest_size_measured() -> None:
+    whole = plain_cost(survey(size(4)), SMALL)
+    assert plain_cost(survey(SLOW_ALONE, size(2), size(4)), SMALL) == whole
+    assert plain_cost(survey(SLOW_ALONE, size(2)), SMALL)[1] == pytest.approx(whole[1])
+    assert plain_cost(survey(SLOW_ALONE), SMALL)[1] > 3 * whole[1]
+
+
+def test_a_size_that_does_not_divide_the_batch_is_in_exact_proportion() -> None:
+    three, whole = plain_cost(survey(size(1), size(3)), SMALL), plain_cost(survey(size(4)), SMALL)
+    assert three[1] == pytest.approx(whole[1])
+    assert three[0] == pytest.approx(whole[0], abs=BLOCKS)
+
+
+def test_stages_are_compared_at_the_largest_size_that_both_have() -> None:
+    plain = survey(SLOW_ALONE, size(2))
+    faster = survey(changed(size(1), time=0.5), changed(size(2), time=0.5), size(4))
+    row = rows_of(plain, faster)[0]
+    assert row.seconds == pytest.approx(-0.5 * ROWS * BLOCKS * 0.3)
+    assert row.why.endswith("; measured on 2 of 4 rows, in proportion for the rest")
+
+
+def test_stages_without_a_common_size_are_compared_at_their_own() -> None:
+    row = rows_of(survey(size(2)), survey(changed(size(4), time=0.5)))[0]
+    assert row.seconds == pytest.approx(-0.5 * ROWS * BLOCKS * 0.3)
+
+
+@pytest.mark.parametrize(
+    ("time", "memory", "words"),
+    [
+        (0.5, 0.5, "pays: it saves {size} and {time}"),
+        (1.0, 0.5, "pays: it saves {size}"),
+        (0.5, 1.0, "pays: it saves {time}"),
+        (1.5, 0.5, "kept: it saves {size} and costs {time}"),
+        (0.5, 1.5, "kept: it saves {time} and costs {size}"),
+        (1.5, 1.5, "kept, though it costs {size} and {time} here: without=['chunked-loss'] leaves it out"),
+        (1.0, 1.0, "makes no difference here"),
+        (1.00001, 1.0, "makes no difference here"),
+    ],
+)
+def test_words_follow_the_numbers(time: float, memory: float, words: str) -> None:
+    row = rows_of(survey(size(4)), survey(changed(size(4), time=time, memory=memory)))[0]
+    told = words.format(size=format_bytes(abs(row.saved_bytes)), time="2.40 s")
+    assert row.why == f"{told}; measured on the whole batch"
+    assert (row.saved_bytes > 0, row.saved_bytes < 0) == (memory < 1, memory > 1)
+
+
+def test_each_stage_has_a_row_against_the_one_before() -> None:
+    stages = survey(size(4)), survey(changed(size(4), memory=0.5)), survey(changed(size(4), memory=0.5, time=0.5))
+    first, second = rows_of(*stages, techniques=(ChunkedLoss(), Compile()))
+    assert (first.name, second.name) == ("chunked-loss", "compile")
+    assert first.saved_bytes > GIB and first.seconds == 0
+    assert abs(second.saved_bytes) < MIB and second.seconds < -1
+
+
+def test_slices_of_a_batch_need_not_be_even() -> None:
+    measured = survey(size(1), size(22), rows=90)
+    found = solutions(100, allowed=frozenset())[0]
+    found = replace(found, layout=Layout(rows=90, micro_batches=1, slices=5))
+    technique = Recompute(modes={f"blocks.{index}": "block" for index in range(BLOCKS)}, slices=5)
+    rows = account_rows([("plain", measured)], measured, SMALL, found, (technique,))
+    assert [row.name for row in rows] == ["recompute"]

@@ -1,0 +1,45 @@
+"""An optimizer asked on a small scale: its own training sees nothing of it. What a card holds is in `virtual_limits.py`."""
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ConstantLR
+
+from tonnage.fit.measure.holdings import _alone
+
+
+@pytest.fixture
+def model() -> nn.Linear:
+    model = nn.Linear(4, 4)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    return model
+
+
+def step_alone(optimizer: Optimizer) -> Optimizer:
+    probe = nn.Parameter(torch.zeros(2, 2))
+    probe.grad = torch.ones_like(probe)
+    small = _alone(optimizer, probe)
+    small.step()
+    assert set(small.state) == {probe}, "it was this one that took the step"
+    return small
+
+
+def test_a_scheduler_s_optimizer_is_not_stepped_in_its_place(model: nn.Linear) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    ConstantLR(optimizer)
+    before = model.weight.clone()
+    step_alone(optimizer)
+    assert torch.equal(model.weight, before)
+    assert not optimizer.state
+
+
+def test_nobody_s_hooks_are_called(model: nn.Linear) -> None:
+    optimizer, called = torch.optim.AdamW(model.parameters(), lr=0.1), []
+    optimizer.register_step_pre_hook(lambda *_: called.append("before"))
+    optimizer.register_step_post_hook(lambda *_: called.append("after"))
+    step_alone(optimizer)
+    assert not called
+    optimizer.step()
+    assert called == ["before", "after"]

@@ -1,0 +1,116 @@
+"""What a forward changes in its modules is found, brought back and left as it was."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tonnage.fit.recomputing.remembered import FunctionMemory, Memory, put_back
+
+
+class Remembering(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(2)
+        self.register_buffer("written", torch.zeros(2))
+        self.register_buffer("replaced", torch.zeros(2))
+        self.register_buffer("untouched", torch.zeros(2))
+        self.count, self.same = 0, 5
+        self.several: list[int] = []
+        self.named: dict[str, int] = {}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.written.add_(1)
+        self.replaced = self.replaced + 1
+        self.count += 1
+        self.same = int("5")
+        self.several.append(self.count)
+        self.named["a"] = self.count
+        self.new = x
+        return self.norm(x)
+
+
+CHANGED = {"written", "replaced", "count", "several", "named", "new"}
+NORM = {"running_mean", "running_var", "num_batches_tracked"}
+
+
+def _values(module: Remembering) -> dict[str, Any]:
+    attributes = {key: vars(module).get(key) for key in ("count", "several", "named", "new")}
+    return {name: buffer.tolist() for name, buffer in module.named_buffers()} | {
+        key: value.copy() if isinstance(value, list | dict) else value for key, value in attributes.items()
+    }
+
+
+def test_exactly_what_changes_is_found() -> None:
+    module = Remembering()
+    memory = Memory(module)
+    assert memory.changed() == {}
+    module(torch.randn(3, 2))
+    assert {slot.key for slot in memory.changed()} == CHANGED | NORM
+
+
+def test_a_second_run_sees_what_the_first_saw_and_leaves_no_trace() -> None:
+    module, x = Remembering(), torch.randn(3, 2)
+    module(x)
+    memory, first = Memory(module), _values(module)
+    module(x)
+    changed, second, lists = memory.changed(), _values(module), module.several
+    for _ in range(2):
+        with put_back(list(changed), list(changed.values())):
+            assert _values(module) == first
+            module(x)
+            assert _values(module) == second
+        assert _values(module) == second
+    assert module.several is lists
+
+
+def test_all_of_it_can_be_restored_into_the_same_objects() -> None:
+    module = Remembering()
+    memory, before, objects = Memory(module), _values(module), (module.written, module.replaced, module.several)
+    hook = module.norm.register_forward_hook(lambda *_: None)
+    module(torch.randn(3, 2))
+    memory.restore()
+    assert _values(module) == before and "new" not in vars(module)
+    assert all(a is b for a, b in zip((module.written, module.replaced, module.several), objects, strict=True))
+    assert not module.norm._forward_hooks
+    hook.remove()
+
+
+def test_what_a_function_keeps_between_calls_is_restored() -> None:
+    calls, count, module, model = [0], 0, Remembering(), nn.Identity()
+
+    def function() -> None:
+        nonlocal count
+        count += 1
+        calls[0] += 1
+        calls.append(count)
+        module(model(torch.randn(3, 2)))
+
+    memory, before = FunctionMemory(function, known=model), _values(module)
+    function()
+    memory.restore()
+    assert (calls, count) == ([0], 0) and _values(module) == before
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.count, self.seen = 0, [1]
+
+    def __call__(self) -> None:
+        self.count += 1
+        self.seen.append(self.count)
+        self.last = 3
+
+    def method(self) -> None:
+        self()
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_so_is_what_its_object_keeps(bound: bool) -> None:
+    counter = Counter()
+    function = counter.method if bound else counter
+    memory = FunctionMemory(function, known=nn.Identity())
+    function()
+    memory.restore()
+    assert vars(counter) == {"count": 0, "seen": [1]}
