@@ -7,7 +7,7 @@ from torch import nn
 from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LinearLR
 
-from tonnage.fit.stepping.parameter_step import parameter_steps, why_not_in_pieces
+from tonnage.fit.stepping.parameter_step import parameter_steps, why_not_in_pieces, why_not_one_by_one
 from tonnage.fit.technique import NotApplicable
 
 OPTIMIZERS: list[tuple[type[Optimizer], dict[str, Any]]] = [
@@ -75,14 +75,13 @@ def test_one_by_one_is_all_at_once(kind: type[Optimizer], options: dict[str, Any
     torch.testing.assert_close(one_by_one.state_dict(), at_once.state_dict(), rtol=0, atol=0)
 
 
-def test_the_step_of_one_parameter_calls_no_hooks_of_the_whole_step() -> None:
-    parameters = weights()
-    optimizer = torch.optim.AdamW(parameters)
-    calls: list[object] = []
-    optimizer.register_step_pre_hook(lambda *arguments: calls.append(arguments))
-    set_gradients(parameters, 0)
-    step_one_by_one(optimizer, parameters)
-    assert not calls
+def test_an_optimizer_with_a_hook_before_its_step_is_stepped_whole() -> None:
+    """Such a hook clips gradients by value, say, and would see none."""
+    optimizer = torch.optim.AdamW(weights())
+    handle = optimizer.register_step_pre_hook(lambda *arguments: None)
+    assert "hook before its step" in (why_not_one_by_one(optimizer) or "")
+    handle.remove()
+    assert why_not_one_by_one(optimizer) is None
 
 
 def test_a_parameter_added_later_is_found() -> None:
