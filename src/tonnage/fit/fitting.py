@@ -54,6 +54,7 @@ from tonnage.units import budget_bytes, format_bytes
 Say = Callable[[str], None]
 _SEGMENT_BYTES = 2 << 20
 _ROUNDS = 4  # of choosing, measuring and correcting
+_COMMON_ROWS = 16
 _COMPILED_EVERY = 2  # of the micro-batch sizes, where blocks are compiled
 _WELL_USED = 0.92  # share of the budget above which no faster solution is looked for
 _WORTHWHILE = 0.01  # share of a step's time for which a solution is tried again
@@ -219,6 +220,9 @@ class Fitting:
         """Survey the plain training, and again with each technique that always pays."""
         self._check_loss()
         self._add_stage("plain")
+        if self.stages:
+            with suppress(torch.OutOfMemoryError):
+                self.stages[0][1].at(self._common_rows(self.stages[0][1]))
         for technique in always_paying(self.training, self.request.allowed, self.request.budget_bytes):
             self.request.say(f"trying {technique.title}")
             count, stages = len(self.applied.techniques), len(self.stages)
@@ -263,13 +267,27 @@ class Fitting:
     def _add_stage(self, name: str) -> None:
         """A stage that does not even fit block by block has no numbers."""
         survey = self._new_survey()
-        with suppress(torch.OutOfMemoryError):
-            survey.at(1)
+        # Compiled blocks are compiled anew for each size: one must do, unless there is no room for it.
+        sizes = [1, self._common_rows(survey)] if name != "compile" else [self._common_rows(survey), 1]
+        for rows in dict.fromkeys(sizes):
+            with suppress(torch.OutOfMemoryError):
+                if name != "compile" or not survey.sizes:
+                    survey.at(rows)
+        if survey.sizes:
             self.stages.append((name, survey))
-        with suppress(torch.OutOfMemoryError):
-            if survey.rows > 1:
-                survey.at(2)  # a second point: not all of it grows with the batch
         torch.cuda.empty_cache()
+
+    def _common_rows(self, survey: Survey) -> int:
+        """A size at which all stages are compared: small, but large enough to keep the card busy."""
+        if not self.stages or 1 not in self.stages[0][1].sizes:
+            return min(2, survey.rows)
+        room = max(0, self.request.budget_bytes - self.meter.allocated_bytes) // 4
+        alone_bytes = self.stages[0][1].sizes[1].alone_bytes
+        fitting = [
+            rows for rows in candidate_rows(survey.rows, divisible=True)
+            if rows <= _COMMON_ROWS and rows * alone_bytes <= room
+        ]  # fmt: skip
+        return max(fitting, default=min(2, survey.rows))
 
     def _new_survey(self) -> Survey:
         return Survey(self.training, self.meter)
@@ -336,7 +354,7 @@ class Fitting:
         self.divides = self._may_divide()
         candidates = candidate_rows(survey.rows, divisible=self.divides)
         if "compile" in self.training.applied:  # each size is compiled anew
-            candidates = candidates[-1::-_COMPILED_EVERY][::-1]
+            candidates = sorted({candidates[0], *candidates[-1::-_COMPILED_EVERY]})
         for rows in candidates:
             before = max(survey.sizes)
             need = self.holdings.held_bytes + survey.sizes[before].alone_bytes * rows / before
