@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from tonnage.errors import RequestError
 from tonnage.fit.fitted import Fitted
 from tonnage.fit.plan import Plan
-from tonnage.fit.stepping.batches import batch_rows, split
+from tonnage.fit.stepping.batches import Weighting, batch_rows, split
 from tonnage.fit.stepping.step import accumulate
 from tonnage.fit.training import Batch, Training, Undo
 from tonnage.integrations.fit_options import FitOptions, shared_out
@@ -52,6 +52,8 @@ class FitCallback(Callback):
         exact: bool = True,
         allow: Sequence[str] = (),
         without: Sequence[str] = (),
+        weighting: Weighting = "auto",
+        dropout: str = "same",
         plan: Plan | str | Path | None = None,
         measure: bool = True,
         verbose: bool = False,
@@ -62,6 +64,8 @@ class FitCallback(Callback):
             exact=exact,
             allow=allow,
             without=without,
+            weighting=weighting,
+            dropout=dropout,
             plan=plan,
             measure=measure,
             verbose=verbose,

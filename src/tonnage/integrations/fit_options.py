@@ -13,7 +13,7 @@ from tonnage.fit.fitting import fit
 from tonnage.fit.measure.measuring import parameter_bytes
 from tonnage.fit.measure.meter import Meter
 from tonnage.fit.plan import Plan, read_plan
-from tonnage.fit.stepping.batches import Part
+from tonnage.fit.stepping.batches import Part, Weighting
 from tonnage.fit.stepping.stepper import trained_parameters
 from tonnage.fit.training import Batch, Loss
 from tonnage.units import budget_bytes
@@ -28,6 +28,8 @@ class FitOptions:
     exact: bool = True
     allow: Sequence[str] = ()
     without: Sequence[str] = ()
+    weighting: Weighting = "auto"
+    dropout: str = "same"
     plan: Plan | str | Path | None = None
     measure: bool = True
     verbose: bool = False
@@ -65,6 +67,8 @@ class FitOptions:
             allow=self.allow,
             without=(*self.without, *refused),
             clip_norm=clip_norm,
+            weighting=self.weighting,
+            dropout=self.dropout,
             plan=plan,
             measure=self.measure,
             verbose=self.verbose,

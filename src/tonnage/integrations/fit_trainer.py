@@ -27,7 +27,7 @@ from transformers import Trainer
 from tonnage.errors import RequestError
 from tonnage.fit.fitted import Fitted
 from tonnage.fit.plan import Plan
-from tonnage.fit.stepping.batches import tensors
+from tonnage.fit.stepping.batches import Weighting, tensors
 from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.technique import NotApplicable
 from tonnage.fit.techniques.autocast import Autocast, ScaledStepper
@@ -46,6 +46,8 @@ def fit_trainer(
     exact: bool = True,
     allow: Sequence[str] = (),
     without: Sequence[str] = (),
+    weighting: Weighting = "auto",
+    dropout: str = "same",
     plan: Plan | str | Path | None = None,
     sample: Inputs | None = None,
     measure: bool = True,
@@ -62,6 +64,8 @@ def fit_trainer(
         exact=exact,
         allow=allow,
         without=without,
+        weighting=weighting,
+        dropout=dropout,
         plan=plan,
         measure=measure,
         verbose=verbose,
