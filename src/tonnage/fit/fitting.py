@@ -9,7 +9,7 @@ At last loss and gradients are compared with the plain model's.
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from tonnage.fit.measure.holdings import find_holdings
 from tonnage.fit.measure.measuring import undisturbed
 from tonnage.fit.measure.meter import Meter
 from tonnage.fit.measure.survey import BLOCK, Survey
+from tonnage.fit.modules import eagerly
 from tonnage.fit.moving.host import free_host_bytes
 from tonnage.fit.plan import Plan, read_plan
 from tonnage.fit.proof import NotProven, NotTheSame, Proof, prove
@@ -343,7 +344,7 @@ class Fitting:
 
     def _check_loss(self) -> None:
         row = take_rows(self.training.sample, slice(0, 1))
-        with self.training.forward_pass(), suppress(torch.OutOfMemoryError):
+        with eagerly(), self.training.forward_pass(), suppress(torch.OutOfMemoryError):
             loss = self.training.loss(self.training.model, row)
             check_loss(loss)
             check_finite(loss, row)
@@ -437,9 +438,16 @@ class Fitting:
         peak, _ = plain_cost(self.stages[0][1], self.holdings)
         fixed = self.holdings.held_bytes
         room = max(0, self.request.budget_bytes - fixed) / max(1, peak - fixed)
-        rows = max(1, int(room * self.survey.rows))
+        # In parts of the size that will run, which is compiled already; where there is no room for two, eagerly.
+        all_rows, parts = self.survey.rows, self.training.micro_batches
+        part_rows = -(-all_rows // parts)
+        rows = max(1, int(min(1.0, room) * all_rows)) // part_rows * part_rows
+        compiled = rows >= min(2, parts) * part_rows
+        if not compiled:
+            rows = max(1, int(min(1.0, room) * all_rows))
         try:
-            proof = prove(self.training, self.applied.plain_model, self.training.sample, most_rows=rows)
+            with nullcontext() if compiled else eagerly():
+                proof = prove(self.training, self.applied.plain_model, self.training.sample, most_rows=rows)
         except NotProven as problem:
             self.request.say(str(problem))
             return None

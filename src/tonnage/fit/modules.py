@@ -1,13 +1,21 @@
 """The shape of a live model: its repeated blocks, its head, and how to put a forward in place of another."""
 
+import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from types import MethodType
 from typing import Any
 
+import torch
 from torch import nn
 
 from tonnage.fit.training import Undo
+
+
+def eagerly() -> AbstractContextManager[Any]:
+    """Inside, compiled functions run as they were written: for shapes that are seen once, compiling takes longest."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 class ReplacedForward:

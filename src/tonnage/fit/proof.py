@@ -111,7 +111,10 @@ def _plain_gradients(training: Training, batch: Batch, most_rows: int | None) ->
 def _parts(training: Training, batch: Batch) -> list[Part]:
     if training.ranks is not None:
         return training.ranks.divide(training, batch)
-    return split(batch, training.micro_batches, training.weighting)
+    # Fewer rows than a step has are divided into fewer parts of the same size, but into two at least.
+    part_rows = -(-batch_rows(training.sample) // training.micro_batches)
+    parts = -(-batch_rows(batch) // part_rows)
+    return split(batch, max(parts, min(2, training.micro_batches)), training.weighting)
 
 
 def _gradients(training: Training, parts: list[Part]) -> tuple[float, Samples]:

@@ -5,17 +5,16 @@ copies of them whose padding is uneven: a loss with a mask looks like a mean ove
 none does, the batch must not be divided. It does not know how gradients are kept or stepped.
 """
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tonnage.fit.gradients import Samples, differences, gradients_of, rounding
 from tonnage.fit.measure.measuring import undisturbed
+from tonnage.fit.modules import eagerly
 from tonnage.fit.stepping.batches import (
     IGNORED_LABEL,
     Part,
@@ -263,14 +262,10 @@ def _quiet(training: Training, *, evaluating: bool) -> Iterator[None]:
     """No compilation for shapes seen only here; modes as they were."""
     modes = {module: module.training for module in training.model.modules()}
     try:
-        with _eager():
+        with eagerly():
             if evaluating:
                 training.model.eval()
             yield
     finally:
         for module, mode in modes.items():
             module.training = mode
-
-
-def _eager() -> AbstractContextManager[Any]:
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()

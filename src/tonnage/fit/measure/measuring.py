@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from tonnage.fit.measure.meter import Meter, Watch
 from tonnage.fit.measure.profile import BlockProfile, OutsideProfile
-from tonnage.fit.modules import caching_configs, replace_forward, without_cache
+from tonnage.fit.modules import caching_configs, eagerly, replace_forward, without_cache
 from tonnage.fit.stepping.batches import named_tensors, take_rows
 from tonnage.fit.training import Batch, Training
 from tonnage.fit.virtual import on_virtual_gpu
@@ -125,7 +125,7 @@ def is_cache_idle(training: Training) -> bool:
     if not caching_configs(training.model):
         return True
     losses = []
-    with undisturbed(training.model, training.device), torch.no_grad():
+    with undisturbed(training.model, training.device), torch.no_grad(), eagerly():
         undo = without_cache(training.model)
         try:
             for again in (lambda: None, undo):  # without it, and as it was
@@ -171,7 +171,7 @@ class Calls:
 
 def capture_calls(training: Training, blocks: dict[str, nn.Module], batch: Batch) -> Calls:
     calls = Calls({}, {})
-    with ExitStack() as stack, torch.no_grad(), training.forward_pass():
+    with ExitStack() as stack, torch.no_grad(), eagerly(), training.forward_pass():
         for name, block in blocks.items():
 
             def keep(module: nn.Module, args: Any, kwargs: Any, output: Any, name: str = name) -> None:

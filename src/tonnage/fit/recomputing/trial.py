@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node, saved_tensors_hooks
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
-from tonnage.fit.modules import replace_forward
+from tonnage.fit.modules import eagerly, replace_forward
 from tonnage.fit.recomputing.generators import Generators, given_generators, held_generators
 from tonnage.fit.recomputing.remembered import FunctionMemory, Memory, Slot
 from tonnage.fit.recomputing.rerun import Forward, Surroundings, device_of, without_cache
@@ -113,9 +113,8 @@ def left_alone(training: Training) -> Iterator[None]:
     of_loss = FunctionMemory(training.loss, known=training.model)
     generators = Generators(training.device, held_generators(training.model))
     states = generators.states()
-    compiling = "torch._dynamo" in sys.modules
     try:
-        with torch.compiler.set_stance("force_eager") if compiling else nullcontext(), training.forward_pass():
+        with eagerly(), training.forward_pass():
             yield
     finally:
         _reshard(training.model)
