@@ -117,16 +117,13 @@ def _why_not_stepper(training: Training) -> str | None:
 
 
 def _why_not_hooks(training: Training) -> str | None:
-    """A hook of the user's runs after each part, on a gradient that is not complete."""
-    if _OWN_HOOKS & set(training.applied):
-        return None
+    """A hook of the user's runs after each part, on a gradient that is not complete; ours and torch's know of parts."""
     for name, parameter in training.model.named_parameters():
-        if parameter._post_accumulate_grad_hooks:
-            return f"{name} has a hook on its accumulated gradient, which would run after each micro-batch."
+        for hook in (parameter._post_accumulate_grad_hooks or {}).values():
+            made_in = getattr(getattr(hook, "func", hook), "__module__", None) or ""
+            if not made_in.startswith(("tonnage.", "torch.")):
+                return f"{name} has a hook on its accumulated gradient, which would run after each micro-batch."
     return None
-
-
-_OWN_HOOKS = {"host-states", "step-in-backward", "nvme", "weight-streaming", "master-weights", "shard"}
 
 
 def why_rows_mix(model: nn.Module, *, resampled: bool = False) -> str | None:
