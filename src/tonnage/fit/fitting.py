@@ -363,6 +363,8 @@ class Fitting:
                 self.request.say(f"measuring a micro-batch of {rows}")
                 with suppress(torch.OutOfMemoryError):
                     survey.at(rows)
+        for rows in candidate_rows(survey.rows, divisible=self.divides):
+            survey.between(rows)
 
     def _may_divide(self) -> bool:
         """Whether a batch may be divided; how much its parts weigh is found out with it."""

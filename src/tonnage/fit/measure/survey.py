@@ -6,7 +6,8 @@ modes that the solver chooses among. It does not know budgets nor which mode is 
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from torch import nn
 
@@ -108,6 +109,13 @@ class Survey:
             for rows, size in self.sizes.items()
         }
 
+    def between(self, rows: int) -> None:
+        """A size in line with the two measured ones around it, where measuring it would mean to compile it."""
+        low = max((size for size in self.sizes if size < rows), default=None)
+        high = min((size for size in self.sizes if size > rows), default=None)
+        if rows not in self.sizes and low is not None and high is not None:
+            self.sizes[rows] = _in_line(self.sizes[low], self.sizes[high], rows)
+
     @property
     def has_operators(self) -> bool:
         """Whether there are modes in which single operators of a block are kept."""
@@ -166,6 +174,23 @@ class Survey:
 
 def _without_operators(ways: dict[str, BlockProfile]) -> dict[str, BlockProfile]:
     return {mode: way for mode, way in ways.items() if not mode.startswith(OPERATORS)}
+
+
+def _in_line(low: SizeProfile, high: SizeProfile, rows: int) -> SizeProfile:
+    share = (rows - low.rows) / (high.rows - low.rows)
+
+    def mixed(one: Any, other: Any) -> Any:
+        """One profile between two: bytes and seconds grow with the rows."""
+        numbers = {f.name: getattr(one, f.name) for f in fields(one) if isinstance(getattr(one, f.name), int | float)}
+        found = {name: value + share * (getattr(other, name) - value) for name, value in numbers.items()}
+        return replace(one, **{name: round(v) if isinstance(numbers[name], int) else v for name, v in found.items()})
+
+    of_high = {kind: high.kinds[name] for name, kind in low.kinds.items()}
+    blocks = {
+        kind: {mode: mixed(way, high.blocks[of_high[kind]][mode]) for mode, way in ways.items()}
+        for kind, ways in low.blocks.items()
+    }
+    return replace(low, rows=rows, blocks=blocks, outside=mixed(low.outside, high.outside))
 
 
 def _stem(kind: str) -> str:
