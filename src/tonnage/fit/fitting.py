@@ -513,6 +513,15 @@ class Fitting:
         solutions = solve(self.survey.sizes, self.holdings, budget_bytes=budget_bytes, **self._frame())
         if not solutions and resort and self._resort():
             return self._fastest(budget_bytes)
+        # What will run is measured: its compilation is wanted in any case.
+        supposed = solutions[0].layout.rows if solutions else 0
+        if supposed in self.survey.supposed:
+            with suppress(torch.OutOfMemoryError):
+                self.survey.at(supposed)
+            if supposed in self.survey.supposed:  # there is no room for it
+                del self.survey.sizes[supposed]
+                self.survey.supposed.discard(supposed)
+            return self._fastest(budget_bytes, resort=resort)
         return solutions[0] if solutions else None
 
     def _smallest(self) -> tuple[Solution, Rehearsed | None]:

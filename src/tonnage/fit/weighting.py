@@ -33,7 +33,7 @@ from tonnage.fit.virtual import on_virtual_gpu
 
 _ROWS = 4  # that are tried together and alone
 _ELEMENTS = 1 << 14  # of each gradient
-_LOSS_ROUNDING = 1e-5  # of losses, where there is no room for gradients
+_LOSS_ROUNDING, _NARROW_LOSS_ROUNDING = 1e-5, 5e-3  # of losses, where there is no room for gradients
 # Many models make their loss in FP32 whatever their own type.
 _LEAST_ROUNDING = 1e-6
 _KEPT_SHARES = (1.0, 0.5, 0.8, 0.65, 0.9, 0.6, 0.75)  # of each row in a thinned copy, another order for each tensor
@@ -41,10 +41,13 @@ _HINT = "Give weighting= a function that says how much a part of the batch weigh
 Act = Callable[[Batch], Samples]
 
 
-def find_weighting(training: Training, *, resampled: bool = False, by_losses: bool = False) -> Weighting:
+def find_weighting(
+    training: Training, *, resampled: bool = False, by_losses: bool = False, narrow: torch.dtype | None = None
+) -> Weighting:
     """The weighting under which single rows make up the batch; by its looks where there are no values (a virtual GPU).
 
-    `resampled`: dropout is off meanwhile. `by_losses`: without gradients, which take memory.
+    `resampled`: dropout is off meanwhile. `by_losses`: without gradients, which take memory and, over several ranks, the
+    same steps on all. `narrow`: a type that the model computes in although its parameters are wider.
     """
     likely = likely_weighting(training.model, training.sample)
     if batch_rows(training.sample) < 2 or on_virtual_gpu(training.device):
@@ -52,10 +55,12 @@ def find_weighting(training: Training, *, resampled: bool = False, by_losses: bo
     with undisturbed(training.model, training.device), _quiet(training, evaluating=resampled):
         try:
             _check_repeats(training)
-            return _established(training, likely, by_losses=by_losses)
+            return _established(training, likely, by_losses=by_losses, narrow=narrow)
         except (NotApplicable, torch.OutOfMemoryError):
             raise
         except Exception as problem:
+            if by_losses:  # other ranks wait for it
+                raise
             words = (str(problem).strip().splitlines() or [""])[0]
             raise NotApplicable(
                 f"The loss does not take rows of the sample by themselves ({type(problem).__name__}: {words[:200]}).",
@@ -63,7 +68,7 @@ def find_weighting(training: Training, *, resampled: bool = False, by_losses: bo
             ) from problem
 
 
-def _established(training: Training, likely: str, *, by_losses: bool) -> Weighting:
+def _established(training: Training, likely: str, *, by_losses: bool, narrow: torch.dtype | None) -> Weighting:
     """Try with gradients of four rows, then of two, then with losses: as much as there is room for."""
     for rows in [] if by_losses else [_ROWS, 2]:
         try:
@@ -71,7 +76,9 @@ def _established(training: Training, likely: str, *, by_losses: bool) -> Weighti
             return _fitting(training, likely, rows, lambda parts: _gradients(training, parts), tolerance)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
-    return _fitting(training, likely, _ROWS, lambda parts: _losses(training, parts), _LOSS_ROUNDING)
+    types = {narrow, *(parameter.dtype for parameter in training.model.parameters())}
+    tolerance = _NARROW_LOSS_ROUNDING if types & {torch.bfloat16, torch.float16} else _LOSS_ROUNDING
+    return _fitting(training, likely, _ROWS, lambda parts: _losses(training, parts), tolerance)
 
 
 @dataclass(frozen=True)

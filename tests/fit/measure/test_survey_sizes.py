@@ -16,17 +16,18 @@ def size(rows: int) -> SizeProfile:
 
 
 def test_a_size_between_two_is_what_both_say() -> None:
-    survey = Mock(spec=Survey, sizes={2: size(2), 8: size(8)})
+    survey = Mock(spec=Survey, sizes={2: size(2), 8: size(8)}, supposed=set())
     Survey.between(survey, 4)
     found, expected = survey.sizes[4], size(4)
     assert found.rows == 4
+    assert survey.supposed == {4}
     assert found.outside == expected.outside
     assert found.kept("1").kept_bytes == expected.kept("1").kept_bytes == 170
     assert found.kept("1").forward_s == 2.0
 
 
 def test_beyond_what_was_measured_nothing_is_made_up() -> None:
-    survey = Mock(spec=Survey, sizes={2: size(2), 8: size(8)})
+    survey = Mock(spec=Survey, sizes={2: size(2), 8: size(8)}, supposed=set())
     for rows in (1, 2, 16):
         Survey.between(survey, rows)
     assert sorted(survey.sizes) == [2, 8]

@@ -256,11 +256,17 @@ def measure_outside(
 def _watch_block(training: Training, meter: Meter, block: nn.Module, call: BlockCall) -> tuple[Watch, Watch]:
     hidden, saved = call.hidden.untyped_storage().data_ptr(), set[int]()
 
+    # Compiled code calls these, and would have them compiled too, again and again: until it gives up and runs eagerly.
+    @torch.compiler.disable
     def note(tensor: Tensor) -> Tensor:
         saved.add(tensor.untyped_storage().data_ptr())
         return tensor
 
-    with meter.watch() as forward, torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+    @torch.compiler.disable
+    def give(tensor: Tensor) -> Tensor:
+        return tensor
+
+    with meter.watch() as forward, torch.autograd.graph.saved_tensors_hooks(note, give):
         output = _forward_block(training, block, call)
     forward.kept_bytes -= bytes_of(output)
     if hidden in saved:

@@ -77,11 +77,13 @@ class Survey:
         self.rows = batch_rows(training.sample)
         self.sizes: dict[int, SizeProfile] = {}
         self._ways_of: dict[str, dict[str, BlockProfile]] = {}  # by what a kind is without its inputs
+        self.supposed: set[int] = set()  # sizes that were not measured
         self.unrepeatable: dict[str, str] = {}  # the same, and why such blocks may not run twice
 
     def at(self, rows: int) -> SizeProfile:
-        if rows not in self.sizes:
+        if rows not in self.sizes or rows in self.supposed:
             self.sizes[rows] = self._measure(rows)
+            self.supposed.discard(rows)
         return self.sizes[rows]
 
     def _measure(self, rows: int) -> SizeProfile:
@@ -115,6 +117,7 @@ class Survey:
         high = min((size for size in self.sizes if size > rows), default=None)
         if rows not in self.sizes and low is not None and high is not None:
             self.sizes[rows] = _in_line(self.sizes[low], self.sizes[high], rows)
+            self.supposed.add(rows)
 
     @property
     def has_operators(self) -> bool:

@@ -169,8 +169,9 @@ class Shard(Technique):
         """Every rank runs the first one's sample, so that all find the same."""
         if self.weighting != "auto":
             return self.weighting
+        narrow = DTYPES[self.dtype] if self.dtype else None
         try:
-            return find_weighting(training, resampled=True, by_losses=True)
+            return find_weighting(training, resampled=True, by_losses=True, narrow=narrow)
         except NotApplicable as problem:
             raise NotApplicable(
                 str(problem), hint='Let every rank\'s loss count the same: Shard(weighting="ranks").'
