@@ -7,11 +7,13 @@ them where there are many. So no room is needed for all of them.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from tonnage.fit.modules import find_blocks
 from tonnage.fit.stepping.batches import Part
 from tonnage.fit.training import Training
 
@@ -102,3 +104,23 @@ def rounding(training: Training, narrow: torch.dtype | None = None) -> float:
     coarsest = max((ROUNDING.get(dtype, ROUNDING[torch.bfloat16]) for dtype in types), default=ROUNDING[torch.float32])
     tf32 = training.device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
     return max(coarsest, 1e-2) if tf32 and torch.float32 in types else coarsest
+
+
+@contextmanager
+def noted_autocast(training: Training, found: list[torch.dtype]) -> Iterator[None]:
+    """The type of an autocast that the caller's own loss enters around the model."""
+    kind = training.device.type
+
+    def note(module: nn.Module, args: Any) -> None:
+        if torch.is_autocast_enabled(kind) and not found:
+            found.append(torch.get_autocast_dtype(kind))
+
+    # The model's own forward may not be called (Lightning's is not), and hooks inside blocks would break compiled graphs.
+    blocks = tuple(f"{name}." for name in find_blocks(training.model))
+    outside = [module for name, module in training.model.named_modules() if not name.startswith(blocks)]
+    handles = [module.register_forward_pre_hook(note) for module in outside]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -8,13 +8,11 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import nn
 
 from tonnage.errors import TonnageError
-from tonnage.fit.gradients import Samples, differences, global_norm, gradients_of, rounding
+from tonnage.fit.gradients import Samples, differences, global_norm, gradients_of, noted_autocast, rounding
 from tonnage.fit.measure.measuring import undisturbed
 from tonnage.fit.stepping.batches import Part, batch_rows, split, take_rows
 from tonnage.fit.training import Batch, Training
@@ -61,7 +59,7 @@ def prove(
     Inside `plain()` the model is the plain one. `most_rows`: that it has room for.
     """
     narrow: list[torch.dtype] = []
-    with _same_dropout(training), _noted_autocast(training, narrow):
+    with _same_dropout(training), noted_autocast(training, narrow):
         with plain():
             batch, plain_loss, expected = _plain_gradients(training, batch, most_rows)
         loss, found = _gradients(training, _parts(training, batch))
@@ -136,19 +134,3 @@ def _same_dropout(training: Training) -> Iterator[None]:
     finally:
         for module, mode in modes.items():
             module.training = mode
-
-
-@contextmanager
-def _noted_autocast(training: Training, found: list[torch.dtype]) -> Iterator[None]:
-    """The type of an autocast that the caller's own loss enters around the model."""
-    kind = training.device.type
-
-    def note(module: nn.Module, args: Any) -> None:
-        if torch.is_autocast_enabled(kind) and not found:
-            found.append(torch.get_autocast_dtype(kind))
-
-    handle = training.model.register_forward_pre_hook(note)
-    try:
-        yield
-    finally:
-        handle.remove()

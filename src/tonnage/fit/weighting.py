@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from tonnage.fit.gradients import Samples, differences, gradients_of, rounding
+from tonnage.fit.gradients import Samples, differences, gradients_of, noted_autocast, rounding
 from tonnage.fit.measure.measuring import undisturbed
 from tonnage.fit.modules import eagerly
 from tonnage.fit.stepping.batches import (
@@ -34,8 +34,9 @@ from tonnage.fit.virtual import on_virtual_gpu
 _ROWS = 4  # that are tried together and alone
 _ELEMENTS = 1 << 14  # of each gradient
 _LOSS_ROUNDING, _NARROW_LOSS_ROUNDING = 1e-5, 5e-3  # of losses, where there is no room for gradients
-# Many models make their loss in FP32 whatever their own type.
-_LEAST_ROUNDING = 1e-6
+# How far weighted gradients may be off, by how far sums in another order are: kernels differ with the number of rows, and many
+# models make their loss in FP32 whatever their own type.
+_TOLERANCES = {6e-2: 0.1, 1e-2: 4e-2, 1e-4: 1e-3, 0.0: 1e-6}
 _KEPT_SHARES = (1.0, 0.5, 0.8, 0.65, 0.9, 0.6, 0.75)  # of each row in a thinned copy, another order for each tensor
 _HINT = "Give weighting= a function that says how much a part of the batch weighs, or leave micro-batches out."
 Act = Callable[[Batch], Samples]
@@ -52,10 +53,12 @@ def find_weighting(
     likely = likely_weighting(training.model, training.sample)
     if batch_rows(training.sample) < 2 or on_virtual_gpu(training.device):
         return likely
+    seen: list[torch.dtype] = []
     with undisturbed(training.model, training.device), _quiet(training, evaluating=resampled):
         try:
-            _check_repeats(training)
-            return _established(training, likely, by_losses=by_losses, narrow=narrow)
+            with noted_autocast(training, seen):
+                _check_repeats(training)
+            return _established(training, likely, by_losses=by_losses, narrow=seen[0] if seen else narrow)
         except (NotApplicable, torch.OutOfMemoryError):
             raise
         except Exception as problem:
@@ -72,7 +75,8 @@ def _established(training: Training, likely: str, *, by_losses: bool, narrow: to
     """Try with gradients of four rows, then of two, then with losses: as much as there is room for."""
     for rows in [] if by_losses else [_ROWS, 2]:
         try:
-            tolerance = max(10 * rounding(training), _LEAST_ROUNDING)
+            coarsest = rounding(training, narrow)
+            tolerance = next(most for least, most in _TOLERANCES.items() if coarsest >= least)
             return _fitting(training, likely, rows, lambda parts: _gradients(training, parts), tolerance)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
