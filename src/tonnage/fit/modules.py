@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from types import MethodType
 from typing import Any
 
@@ -17,15 +18,51 @@ def eagerly() -> AbstractContextManager[Any]:
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
-def replace_forward(module: nn.Module, forward: Callable[..., Any]) -> Undo:
-    """Let `module` run `forward`. Hooks, names and state dicts stay; undone in the reverse order of replacing.
+class ReplacedForward:
+    """Stands in a module's `forward` for another function. Copied or pickled with the module, it is the plain forward again.
 
-    A copy of the module runs its plain forward: `forward` may close over the module, and would compute with its weights.
+    The function may close over the module, and would compute with the original's weights in a copy of it.
     """
+
+    def __init__(self, module: nn.Module, forward: Callable[..., Any], before: Any) -> None:
+        self.module, self.forward = module, forward
+        self._before = before  # a forward that the module had of its own, or None for its class's
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.forward(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name.endswith("__") and name not in ("__wrapped__", "__signature__", "__name__"):
+            raise AttributeError(name)
+        return getattr(self.__dict__["forward"], name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        copied = memo.get(id(self.module))  # the module's copy is known before its attributes are copied
+        if self._before is not None:
+            return deepcopy(self._before, memo)
+        return _plain_forward(self.module if copied is None else copied)
+
+    def __reduce__(self) -> Any:
+        if self._before is not None:
+            return _as_it_is, (self._before,)
+        return _plain_forward, (self.module,)
+
+
+def _plain_forward(module: nn.Module) -> Any:
+    return MethodType(type(module).forward, module)
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def replace_forward(module: nn.Module, forward: Callable[..., Any]) -> Undo:
+    """Let `module` run `forward`. Hooks, names and state dicts stay; undone in the reverse order of replacing."""
     before = module.__dict__.get("forward")
-    # A method of this module, which knows whose it is, goes with a copy as it is.
+    plain = before._before if isinstance(before, ReplacedForward) else before
+    # A method of this module goes with a copy as it is, and a compiler sees those of equal blocks as equal.
     is_method = isinstance(forward, MethodType) and forward.__self__ is module
-    module.forward = forward if is_method else MethodType(_unless_copied(module, forward, before), module)
+    module.forward = forward if is_method else ReplacedForward(module, forward, plain)
 
     def undo() -> None:
         if before is not None:
@@ -34,19 +71,6 @@ def replace_forward(module: nn.Module, forward: Callable[..., Any]) -> Undo:
             del module.__dict__["forward"]
 
     return undo
-
-
-def _unless_copied(module: nn.Module, forward: Callable[..., Any], before: Any) -> Callable[..., Any]:
-    """A function and no object of a class: a compiler sees through it."""
-    plain = before if before is not None and getattr(before, "__self__", None) is not module else None
-
-    def replaced(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if self is module:
-            return forward(*args, **kwargs)
-        return type(self).forward(self, *args, **kwargs) if plain is None else plain(*args, **kwargs)
-
-    replaced.__name__ = "forward"  # pickled with its module, it is the module's plain forward again
-    return replaced
 
 
 def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
