@@ -188,7 +188,7 @@ class Fitted:
         lines = [account(self.plan, self.measured)]
         if self.proof is not None:
             lines.append(
-                f"proven on {self.proof.rows} rows: gradients differ by {self.proof.worst_error:.0e} of their norm at most"
+                f"proven on {self.proof.rows} row{'s' * (self.proof.rows > 1)}: gradients differ by {self.proof.worst_error:.0e} of their norm at most"
             )
         for name, reason in self.left_out.items():
             lines += textwrap.wrap(f"without {name}: {reason}", 80, subsequent_indent="      ")

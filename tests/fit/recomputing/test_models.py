@@ -407,7 +407,8 @@ def test_with_frozen_parts_the_rest_trains_the_same(kept: tuple[str, ...]) -> No
 def test_adapters_of_peft_train_the_same() -> None:
     def build() -> Case:
         model, batch, loss = _language_model("Llama")()
-        peft = pytest.importorskip("peft")
+        import peft
+
         config = peft.LoraConfig(r=2, lora_dropout=0.2, target_modules=["q_proj", "up_proj"], init_lora_weights=False)
         return peft.get_peft_model(model, config), batch, loss
 
