@@ -187,9 +187,8 @@ class Fitted:
     def __str__(self) -> str:
         lines = [account(self.plan, self.measured)]
         if self.proof is not None:
-            lines.append(
-                f"proven on {self.proof.rows} row{'s' * (self.proof.rows > 1)}: gradients differ by {self.proof.worst_error:.0e} of their norm at most"
-            )
+            rows = "1 row" if self.proof.rows == 1 else f"{self.proof.rows} rows"
+            lines.append(f"proven on {rows}: gradients differ by {self.proof.worst_error:.0e} of their norm at most")
         for name, reason in self.left_out.items():
             lines += textwrap.wrap(f"without {name}: {reason}", 80, subsequent_indent="      ")
         return "\n".join(lines)
