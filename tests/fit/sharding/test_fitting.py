@@ -32,6 +32,7 @@ def test_a_script_under_torchrun_shards_and_ends_though_batches_are_uneven(tmp_p
     assert first["techniques"] == ["shard"]
     assert (len(first["losses"]), len(second["losses"])) == (3, 2)
     assert first["losses"][:2] == second["losses"], "the loss is that of all ranks' batches"
+    assert done.stdout.splitlines() == ["at the end: ['MainThread']"] * 2
 
 
 def test_on_virtual_gpus_the_first_way_that_fits_each_budget_is_chosen(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """A script as people write it: torchrun --nproc-per-node 2 torchrun_script.py FOLDER."""
 
+import atexit
 import json
 import sys
+import threading
 from pathlib import Path
 
 import torch
@@ -11,6 +13,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import tonnage
 
+# The first to be registered is the last to run: what is alive then dies with the interpreter, in whatever it does.
+atexit.register(lambda: print("at the end:", [thread.name for thread in threading.enumerate()]))
 dist.init_process_group("gloo")
 rank, ranks = dist.get_rank(), dist.get_world_size()
 model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(3)), nn.Linear(8, 3))

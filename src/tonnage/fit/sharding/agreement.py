@@ -8,6 +8,7 @@ does not (NCCL, a process that lingers), the thread aborts the groups, and in th
 It does not know what ranks do together.
 """
 
+import atexit
 import json
 import os
 import sys
@@ -165,6 +166,8 @@ class _News:
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._listen, name="tonnage-ranks", daemon=True)
         self._thread.start()
+        # Inside a call of the store while the interpreter ends, the thread would take the whole process down.
+        atexit.register(self.close)
 
     @contextmanager
     def phase(self, *, settled: bool) -> Iterator[None]:
@@ -290,8 +293,9 @@ class _News:
         return self._depth > 0 and self._fatal() is not None
 
     def close(self) -> None:
+        atexit.unregister(self.close)
         self._closed.set()
-        self._thread.join()
+        self._thread.join(_HEARD_WITHIN_S)
 
 
 def _words(error: BaseException) -> str:
