@@ -22,7 +22,7 @@ def found(plans: Path) -> dict[str, Any]:
     return virtual_fits.run(plans)
 
 
-MODELS = ["llama", "gpt2", "vit", "timm", "dropout"]
+MODELS = ["llama", "gpt2", "t5", "vit", "resnet", "timm", "dropout"]
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -35,6 +35,12 @@ def test_a_training_fits_its_budget_and_is_plain_again_after_undo(found: dict[st
     assert fit["measured"] <= fit["budget"]
     assert fit["techniques"]
     assert fit["plain again"]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_peak_is_the_one_that_was_predicted(found: dict[str, Any], model: str) -> None:
+    fit = found["fits"][model]
+    assert fit["predicted"] == pytest.approx(fit["allocated"], rel=0.03)
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -11,7 +11,14 @@ from torch.optim.swa_utils import AveragedModel
 import torchvision_names  # noqa: F401
 
 # isort: split
-from transformers import SwinConfig, SwinModel, T5Config, T5ForConditionalGeneration
+from transformers import (
+    ResNetConfig,
+    ResNetModel,
+    SwinConfig,
+    SwinModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from fit.cases import build_training, llama
 from tonnage.fit.modules import find_blocks, replace_forward, uncompiled
@@ -96,6 +103,8 @@ def test_blocks_whose_parts_stand_in_a_list_are_found_and_stages_are_not_blocks(
         SwinConfig(embed_dim=8, depths=[2, 2], num_heads=[1, 2], image_size=32, patch_size=2, window_size=2)
     )
     assert all(".blocks." in name for name in find_blocks(swin))
+    resnet = ResNetModel(ResNetConfig(embedding_size=8, hidden_sizes=[16, 32], depths=[2, 2]))
+    assert list(find_blocks(resnet)) == [f"encoder.stages.{stage}.layers.{k}" for stage in range(2) for k in range(2)]
 
 
 @pytest.mark.filterwarnings("ignore")

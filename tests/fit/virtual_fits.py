@@ -42,7 +42,15 @@ def main(directory: str) -> None:
 
 
 def _builders() -> dict[str, Callable[[], Any]]:
-    return {"llama": llama, "gpt2": gpt2, "vit": vit, "timm": timm_vit, "dropout": hand_written}
+    return {
+        "llama": llama,
+        "gpt2": gpt2,
+        "t5": t5,
+        "vit": vit,
+        "resnet": resnet,
+        "timm": timm_vit,
+        "dropout": hand_written,
+    }
 
 
 def llama() -> Any:
@@ -66,6 +74,22 @@ def gpt2() -> Any:
     return GPT2LMHeadModel(config), _tokens(4096), lambda model, batch: model(**batch).loss
 
 
+def t5() -> Any:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(
+        vocab_size=4096,
+        d_model=256,
+        d_kv=32,
+        d_ff=1024,
+        num_layers=3,
+        num_heads=8,
+        decoder_start_token_id=0,
+        pad_token_id=0,
+    )
+    return T5ForConditionalGeneration(config), _tokens(4096), lambda model, batch: model(**batch).loss
+
+
 def _tokens(vocabulary: int) -> Any:
     import torch
 
@@ -78,6 +102,14 @@ def vit() -> Any:
 
     config = ViTConfig(hidden_size=256, intermediate_size=1024, num_hidden_layers=3, num_attention_heads=8)
     return ViTForImageClassification(config), _images(), lambda model, batch: model(**batch).loss
+
+
+def resnet() -> Any:
+    """Its blocks change the shape of what flows, and are stages of different sizes."""
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    config = ResNetConfig(embedding_size=32, hidden_sizes=[64, 128, 256], depths=[2, 2, 2])
+    return ResNetForImageClassification(config), _images(), lambda model, batch: model(**batch).loss
 
 
 def timm_vit() -> Any:
@@ -161,6 +193,7 @@ def _fit(name: str) -> dict[str, Any]:
         "budget": budget,
         "plain": plain_bytes,
         "predicted": fitted.plan.peak_bytes,
+        "allocated": fitted.measured.peak_allocated_bytes,
         "rehearsed": fitted.measured.peak_reserved_bytes,
         "measured": torch.cuda.max_memory_reserved(),
         "techniques": [technique.name for technique in fitted.techniques],

@@ -7,6 +7,7 @@ predicted too much is added. A technique that is refused, or under which a step 
 At last loss and gradients are compared with the plain model's.
 """
 
+import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -53,8 +54,10 @@ from tonnage.fit.weighting import find_weighting
 from tonnage.units import budget_bytes, format_bytes
 
 Say = Callable[[str], None]
+_BREAKS = (NotApplicable, RuntimeError, ValueError, TypeError, LookupError, AttributeError, NotTheSame)
 _SEGMENT_BYTES = 2 << 20
 _ROUNDS = 4  # of choosing, measuring and correcting
+_STEPS_BY_CHANCE = 8  # more of a rehearsal, where steps run different blocks
 _COMMON_ROWS = 16
 _COMPILED_EVERY = 2  # of the micro-batch sizes, where blocks are compiled
 _WELL_USED = 0.92  # share of the budget above which no faster solution is looked for
@@ -181,6 +184,7 @@ class Fitting:
         self.stages: list[tuple[str, Survey]] = []
         self.base = 0  # techniques that always pay
         self.divides = False
+        self.in_one_piece = False  # whether the model is measured as a whole, not block by block
         self.left_out: dict[str, str] = {}
 
     def run(self) -> Fitted:
@@ -220,23 +224,43 @@ class Fitting:
     def _look(self) -> None:
         """Survey the plain training, and again with each technique that always pays."""
         self._check_loss()
-        self._add_stage("plain")
+        self._add_plain_stage()
         if self.stages:
             with suppress(torch.OutOfMemoryError):
                 self.stages[0][1].at(self._common_rows(self.stages[0][1]))
         for technique in always_paying(self.training, self.request.allowed, self.request.budget_bytes):
-            self.request.say(f"trying {technique.title}")
-            count, stages = len(self.applied.techniques), len(self.stages)
-            try:
-                self.applied.add([technique])
-                if technique.name != "allocator":  # it changes what is reserved, not what is measured here
-                    self._add_stage(technique.name)
-            except Exception as problem:
-                self.applied.keep(count)
-                del self.stages[stages:]
-                self._check_loss()  # raises where it was not the technique
-                self._leave_out(technique.name, problem)
+            self._put_in(technique)
         self._settle()
+
+    def _put_in(self, technique: Technique) -> bool:
+        """Whether the model runs with it; else it is left out."""
+        self.request.say(f"trying {technique.title}")
+        count, stages = len(self.applied.techniques), len(self.stages)
+        try:
+            self.applied.add([technique])
+            if technique.name != "allocator":  # it changes what is reserved, not what is measured here
+                self._add_stage(technique.name)
+        except Exception as problem:
+            self.applied.keep(count)
+            del self.stages[stages:]
+            self._check_loss()  # raises where it was not the technique
+            self._leave_out(technique.name, problem)
+            return False
+        return True
+
+    def _add_plain_stage(self) -> None:
+        """Block by block; or in one piece, where blocks cannot be run without the rest (a list that the loss reads)."""
+        try:
+            self._add_stage("plain")
+        except Exception as problem:
+            if self.training.ranks is not None:
+                raise
+            self.in_one_piece = True
+            self._check_loss()
+            self._add_stage("plain")
+            what = str(problem).strip().partition("\n")[0]
+            words = f"Blocks cannot be run apart from the rest of the model ({type(problem).__name__}: {what})."
+            self._leave_out("recompute", NotApplicable(words))
 
     def _leave_out(self, name: str, problem: BaseException) -> None:
         """Not to be tried again in this fit."""
@@ -268,6 +292,8 @@ class Fitting:
     def _add_stage(self, name: str) -> None:
         """A stage that does not even fit block by block has no numbers."""
         survey = self._new_survey()
+        if self.in_one_piece:
+            survey.blocks = {}
         # Compiled blocks are compiled anew for each size: one must do, unless there is no room for it.
         sizes = [1, self._common_rows(survey)] if name != "compile" else [self._common_rows(survey), 1]
         for rows in dict.fromkeys(sizes):
@@ -315,14 +341,11 @@ class Fitting:
         return self._resort_to(list(tiling(self.training, self.request.allowed)))
 
     def _resort_to(self, techniques: Sequence[Technique]) -> bool:
-        for technique in techniques:
-            self.request.say(f"trying {technique.title}")
-            self.applied.add([technique])
-            self._add_stage(technique.name)
-        if techniques:
+        put_in = [technique for technique in techniques if self._put_in(technique)]
+        if put_in:
             self._settle()
             self._measure_sizes()
-        return bool(techniques)
+        return bool(put_in)
 
     def _plan(self, solution: Solution) -> Plan:
         measured_plain = self.stages[0][0] == "plain"
@@ -402,11 +425,8 @@ class Fitting:
                 if measured is None or measured.peak_reserved_bytes <= wanted:
                     solution, measured = self._use_more(solution, measured)
                     return solution, measured, self._prove()
-            except NotApplicable as problem:
-                self._leave_out_refused(problem)
-            except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, NotTheSame) as problem:
-                if not self._leave_out_culprit(solution, problem):
-                    raise
+            except _BREAKS as problem:
+                self._leave_out_cause(solution, problem)
             else:
                 self._back_to_base()
                 # What the model did not see it will not see next time either.
@@ -418,8 +438,8 @@ class Fitting:
         """Where a step takes far less than was predicted, what was too much buys a faster solution."""
         wanted = self.request.budget_bytes
         for _ in range(_ROUNDS):
-            if measured is None or measured.peak_reserved_bytes > _WELL_USED * wanted:
-                break
+            if measured is None or measured.peak_reserved_bytes > _WELL_USED * wanted or self.survey.by_chance:
+                break  # another step may run more blocks than this one did
             spare = solution.peak_bytes - measured.peak_reserved_bytes
             faster = self._fastest(wanted + max(0, spare), resort=False)
             if faster is None or faster.step_s > (1 - _WORTHWHILE) * solution.step_s:
@@ -456,6 +476,13 @@ class Fitting:
         self.request.say(f"proven: {proof}")
         return proof
 
+    def _leave_out_cause(self, solution: Solution, problem: Exception) -> None:
+        """Of a refusal, or of a step that broke; raise where there is none to be found."""
+        if isinstance(problem, NotApplicable):
+            self._leave_out_refused(problem)
+        elif not self._leave_out_culprit(solution, problem):
+            raise problem
+
     def _leave_out_refused(self, problem: NotApplicable) -> None:
         """The technique that said so when it was to be put in place, or while a step ran."""
         name = getattr(problem, "technique", "recompute")
@@ -481,7 +508,29 @@ class Fitting:
                 else:
                     self._leave_out(technique.name, problem)
                 return True
+        return self._leave_out_of_base(chosen, problem)
+
+    def _leave_out_of_base(self, chosen: Sequence[Technique], problem: BaseException) -> bool:
+        """The same among techniques that were put in first, the last of them first; what follows is measured anew."""
+        base = list(self.applied.techniques)
+        for technique in reversed(base):
+            rest = [other for other in base if other is not technique]
+            self._rebase(rest)
+            if self._runs(chosen):
+                self._leave_out(technique.name, problem)
+                self.stages = [stage for stage in self.stages if stage[0] != technique.name]
+                name, _ = self.stages.pop()
+                self._add_stage(name)
+                self._settle()
+                self._measure_sizes()
+                return True
+        self._rebase(base)
         return False
+
+    def _rebase(self, techniques: Sequence[Technique]) -> None:
+        self.applied.keep(0)
+        self.applied.add(techniques)
+        self.base = len(techniques)
 
     def _runs(self, techniques: Sequence[Technique]) -> bool:
         try:
@@ -532,7 +581,11 @@ class Fitting:
         solution = self._least()
         needed_bytes = solution.peak_bytes if solution else 0
         if solution and self.measure and needed_bytes < self.meter.free_bytes():
-            measured = self._try(solution)
+            try:
+                measured = self._try(solution)
+            except _BREAKS as problem:
+                self._leave_out_cause(solution, problem)
+                return self._smallest()
             assert measured is not None
             if measured.peak_reserved_bytes <= self.request.budget_bytes:
                 return solution, measured
@@ -554,7 +607,11 @@ class Fitting:
 
     def _rehearse(self) -> Rehearsed:
         try:
-            return self._rehearse_once()
+            found = self._rehearse_once()
+            for _ in range(_STEPS_BY_CHANCE if self.survey.by_chance else 0):
+                torch.rand(1), random.random()  # each rehearsal puts random states back: another needs others
+                found = max(found, self._rehearse_once(), key=lambda step: step.peak_reserved_bytes)
+            return found
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
             full = self.meter.capacity_bytes

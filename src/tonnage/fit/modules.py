@@ -100,13 +100,21 @@ def _repeated_children(name: str, container: nn.Module) -> dict[str, nn.Module]:
 def _is_block(module: nn.Module) -> bool:
     """Made of several parts with parameters: a transformer layer is, a single linear or a stage list is not.
 
-    The parts may stand in a list of their own, where they are of different classes (T5).
+    The parts may stand in a list of their own, where they are of different classes (T5) or each have one matrix (ResNet).
     """
     parts = _with_parameters(module)
-    if len(parts) == 1 and isinstance(parts[0], nn.ModuleList):
+    if len(parts) == 1 and _is_list(parts[0]) and not _is_list(module):
         parts = _with_parameters(parts[0])
-        return len({type(part) for part in parts}) > 1
-    return len(parts) > 1 and not isinstance(module, nn.ModuleList | nn.Sequential)
+        return len({type(part) for part in parts}) > 1 or (len(parts) > 1 and all(map(_has_one_matrix, parts)))
+    return len(parts) > 1 and not _is_list(module)
+
+
+def _is_list(module: nn.Module) -> bool:
+    return isinstance(module, nn.ModuleList | nn.Sequential)
+
+
+def _has_one_matrix(module: nn.Module) -> bool:
+    return sum(parameter.ndim > 1 for parameter in module.parameters()) == 1
 
 
 def _with_parameters(module: nn.Module) -> list[nn.Module]:

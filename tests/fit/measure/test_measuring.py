@@ -2,10 +2,13 @@
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from fit.cases import build_training, llama
-from tonnage.fit.measure.measuring import _forward_block, capture_calls
+from fit.zoo.trainings import KINDS
+from tonnage.fit.measure.measuring import _forward_block, capture_calls, required_gradients
 from tonnage.fit.modules import find_blocks
+from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.training import Training
 
 
@@ -35,3 +38,38 @@ def test_a_block_alone_computes_under_the_autocast_of_the_loss() -> None:
     assert type_inside_a_block(training) == torch.float32
     narrow(training)
     assert type_inside_a_block(training) == torch.bfloat16
+
+
+def zoo_training(kind: str) -> Training:
+    case = KINDS[kind]()
+    stepper = Stepper(case.optimizer)
+    return Training(case.model, case.optimizer, case.loss, case.batches[0], torch.device("cpu"), stepper)
+
+
+def test_blocks_that_a_pass_leaves_out_by_chance_are_found_in_the_order_of_the_model() -> None:
+    training = zoo_training("layers dropped by a coin")
+    blocks = find_blocks(training.model)
+    for _ in range(4):
+        calls = capture_calls(training, blocks, training.sample)
+        assert list(calls.kinds) == list(blocks)
+        assert len(set(calls.kinds.values())) == 1
+
+
+def test_inputs_require_gradients_where_the_models_own_do_and_hold_no_graph() -> None:
+    training = zoo_training("t5")
+    blocks = find_blocks(training.model)
+    calls = capture_calls(training, blocks, training.sample, required_gradients(training, blocks, training.sample))
+    wanted = set()
+    for _, call in calls.by_kind.values():
+        for tensor in tree_leaves((call.args, call.kwargs)):
+            if isinstance(tensor, Tensor) and tensor.requires_grad:
+                assert tensor.grad_fn is None
+                wanted.add(tensor.ndim)
+    assert wanted == {3, 4}, "what flows, and the bias of positions, which is learnt"
+
+
+def test_where_the_loss_asks_for_gradients_itself_its_blocks_are_seen() -> None:
+    training = zoo_training("gradient penalty")
+    blocks = find_blocks(training.model)
+    assert required_gradients(training, blocks, training.sample).keys() <= blocks.keys()
+    assert list(capture_calls(training, blocks, training.sample).kinds) == list(blocks)

@@ -118,6 +118,8 @@ def _fit(kind: str, budget: int, path: str) -> dict[str, Any]:
     except TonnageError as error:
         left = changes(before, case, only=("shape", "random", "states"))
         return {"problem": f"refused: {error}", "left": left, "techniques": []}
+    except Exception as error:
+        return {"problem": f"DIED: {type(error).__name__}: {error}", "left": [], "techniques": []}
     fitted.save(path)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

@@ -37,6 +37,7 @@ class Surroundings:
     fixed_bytes: int  # parameters, states and gradients that stay throughout
     outside_kept_bytes: int
     outside_peak_bytes: int  # highest point of head, loss and their backward, beyond what blocks left behind
+    stem_peak_bytes: int = 0  # of what runs before the first block, and after it in backward
     gradient_bytes: Sequence[int] = ()  # of each block, where gradients appear as backward goes; () where they do not
     outside_gradient_bytes: int = 0  # of the head, which come first
     step_peak_bytes: int = 0  # beyond `fixed_bytes` while the optimizer steps: all gradients, temporaries
@@ -174,6 +175,7 @@ class _Program:
         left: dict[int, float] = {}
         rows = []
         gradients = sum(around.gradient_bytes) + around.outside_gradient_bytes if around.gradient_bytes else 0
+        all_gradients = gradients
         for index, (modes, start) in enumerate(ranges):
             forward = left | {start + i: mode.forward_peak_bytes / GIB for i, mode in enumerate(modes)}
             rows.append(self._at_most(forward, 0))
@@ -185,6 +187,7 @@ class _Program:
             rows.append(self._at_most(backward, around.outside_kept_bytes + gradients))
             left = left | {start + i: mode.resident_bytes / GIB for i, mode in enumerate(modes)}
         rows.append(self._at_most(left, around.outside_peak_bytes))
+        rows.append(self._at_most({}, around.stem_peak_bytes + all_gradients))
         rows.append(self._at_most({}, around.step_peak_bytes))
         return rows
 
@@ -213,8 +216,8 @@ class _Program:
 def peak_of(taken: Sequence[Mode], around: Surroundings, moved_states_bytes: int = 0) -> int:
     """The highest of all moments of one micro-batch and of the optimizer's step."""
     base = around.fixed_bytes + around.movable_states_bytes - moved_states_bytes
-    left, highest = 0, around.step_peak_bytes
     gradients = sum(around.gradient_bytes) + around.outside_gradient_bytes if around.gradient_bytes else 0
+    left, highest = 0, max(around.step_peak_bytes, around.stem_peak_bytes + gradients)
     for index, mode in enumerate(taken):
         if around.gradient_bytes:
             gradients -= around.gradient_bytes[index]

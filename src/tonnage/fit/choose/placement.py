@@ -111,6 +111,7 @@ def surroundings(
         + (0 if splits else holdings.states_bytes),
         outside_kept_bytes=outside.kept_bytes,
         outside_peak_bytes=outside.peak_bytes,
+        stem_peak_bytes=outside.stem_peak_bytes,
         gradient_bytes=holdings.block_gradients_bytes if grows else (),
         outside_gradient_bytes=holdings.outside_gradients_bytes if grows else 0,
         step_peak_bytes=(holdings.gradients_bytes if grows else 0)

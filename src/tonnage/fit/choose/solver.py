@@ -201,6 +201,7 @@ def _in_line(low: OutsideProfile, high: OutsideProfile, share: float) -> Outside
     return OutsideProfile(
         kept_bytes=round(at("kept_bytes")),
         peak_bytes=round(at("peak_bytes")),
+        stem_peak_bytes=round(at("stem_peak_bytes")),
         forward_s=at("forward_s"),
         backward_s=at("backward_s"),
     )

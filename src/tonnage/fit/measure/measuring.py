@@ -6,14 +6,16 @@ made, buffers and random states are put back.
 """
 
 import random
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from tonnage.fit.measure.meter import Meter, Watch
@@ -23,10 +25,16 @@ from tonnage.fit.stepping.batches import named_tensors, take_rows
 from tonnage.fit.training import Batch, Training
 from tonnage.fit.virtual import on_virtual_gpu
 
+Required = tuple[bool, ...]  # of a call's arguments, flattened: whether they require a gradient
+_PASSES = 12  # of a model that does not run all of its blocks each time
+
 
 @dataclass(frozen=True)
 class BlockCall:
-    """How the model called a block, and the shape of what came back."""
+    """How the model called a block, and the shape of what came back.
+
+    Tensors among the arguments are leaves that require a gradient where the model's own did.
+    """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -39,11 +47,12 @@ class BlockCall:
         return _hidden(self.args, self.kwargs)
 
     def with_gradient(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments, with what flows from block to block as a leaf that wants its gradient."""
+        """The arguments as new leaves; what flows from block to block requires a gradient in any case."""
         hidden = self.hidden
 
         def leaf(value: Any) -> Any:
-            return hidden.detach().requires_grad_() if value is hidden and _floats(hidden) else value
+            wanted = _floats(value) and (value is hidden or value.requires_grad)
+            return value.detach().requires_grad_() if wanted else value
 
         args, kwargs = tree_map(leaf, (self.args, self.kwargs))
         return args, kwargs
@@ -167,30 +176,93 @@ class Calls:
 
     by_kind: dict[str, tuple[str, BlockCall]]  # the block that was seen, and its call
     kinds: dict[str, str]  # by name of the block, in the order in which they ran
+    by_chance: bool = False  # whether a pass leaves some of them out
 
 
-def capture_calls(training: Training, blocks: dict[str, nn.Module], batch: Batch) -> Calls:
-    calls = Calls({}, {})
-    with ExitStack() as stack, torch.no_grad(), eagerly(), training.forward_pass():
+def capture_calls(
+    training: Training, blocks: dict[str, nn.Module], batch: Batch, required: dict[str, Required] | None = None
+) -> Calls:
+    """Run the model until every block has run; a few times, for some may be left out by chance, and some always are.
+
+    `required`: which inputs of blocks require a gradient (`required_gradients`).
+    """
+    calls, first = Calls({}, {}), 0
+    for _ in range(_PASSES if training.mesh is None else 1):
+        try:
+            with torch.no_grad():
+                _note_calls(training, blocks, batch, calls, required or {})
+        except RuntimeError:  # where the loss itself asks for gradients
+            _note_calls(training, blocks, batch, calls, required or {})
+        first = first or len(calls.kinds)
+        if len(calls.kinds) == len(blocks):
+            break
+    if len(calls.kinds) == first:
+        return calls
+    return replace(calls, kinds={name: calls.kinds[name] for name in blocks if name in calls.kinds}, by_chance=True)
+
+
+def _note_calls(
+    training: Training, blocks: dict[str, nn.Module], batch: Batch, calls: Calls, required: dict[str, Required]
+) -> None:
+    def keep(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        args, kwargs = _as_leaves((args, kwargs), required.get(name))
+        kind = calls.kinds[name] = kind_of(module, args, kwargs)
+        if kind not in calls.by_kind:
+            call = BlockCall(args, kwargs, tree_map(_described, output), _autocast_dtype(training.device))
+            calls.by_kind[kind] = name, call
+
+    _see_blocks(training, blocks, batch, keep)
+
+
+def _as_leaves(arguments: Any, required: Required | None) -> Any:
+    """The same tensors as leaves that require a gradient where it is said so."""
+    leaves, structure = tree_flatten(arguments)
+    if required is None or len(required) != len(leaves):
+        return arguments
+    pairs = zip(leaves, required, strict=True)
+    return tree_unflatten([leaf.detach().requires_grad_() if wanted else leaf for leaf, wanted in pairs], structure)
+
+
+def required_gradients(training: Training, blocks: dict[str, nn.Module], batch: Batch) -> dict[str, Required]:
+    """Which inputs of each block require a gradient; nothing where that cannot be told.
+
+    Only a graph tells. What it would save is dropped, so it takes no memory.
+    """
+    found: dict[str, Required] = {}
+
+    def keep(name: str, _: nn.Module, args: Any, kwargs: Any, __: Any) -> None:
+        found[name] = tuple(_floats(leaf) and leaf.requires_grad for leaf in tree_leaves((args, kwargs)))
+
+    with suppress(RuntimeError), undisturbed(training.model, training.device), saved_tensors_hooks(_drop, _missing):
+        _see_blocks(training, blocks, batch, keep)
+    return found
+
+
+def _drop(_: Tensor) -> None:
+    return None
+
+
+def _missing(_: None) -> Tensor:
+    raise RuntimeError("What was saved for backward is not there: only a forward pass was wanted.")
+
+
+def _see_blocks(
+    training: Training, blocks: dict[str, nn.Module], batch: Batch, see: Callable[[str, nn.Module, Any, Any, Any], None]
+) -> None:
+    """One forward pass in which each block's call is shown."""
+    with ExitStack() as stack, eagerly(), training.forward_pass():
         for name, block in blocks.items():
-
-            def keep(module: nn.Module, args: Any, kwargs: Any, output: Any, name: str = name) -> None:
-                kind = calls.kinds[name] = kind_of(module, args, kwargs)
-                if kind not in calls.by_kind:
-                    autocast = _autocast_dtype(training.device)
-                    calls.by_kind[kind] = name, BlockCall(args, kwargs, tree_map(_described, output), autocast)
-
-            handle = block.register_forward_hook(keep, with_kwargs=True)
-            stack.callback(handle.remove)
+            stack.callback(block.register_forward_hook(partial(see, name), with_kwargs=True).remove)
         training.loss(training.model, batch)
-    return calls
 
 
 def kind_of(block: nn.Module, args: Any = (), kwargs: Any = None) -> str:
     """Blocks of one kind cost the same: same class, same parameters and settings, same inputs."""
     parameters = ",".join(f"{tuple(p.shape)}{p.dtype}{p.requires_grad}" for p in block.parameters())
     parameters += ",".join(_settings(module) for module in block.modules())
-    inputs = ",".join(f"{tuple(t.shape)}{t.dtype}" for t in tree_leaves((args, kwargs or {})) if isinstance(t, Tensor))
+    tensors = [leaf for leaf in tree_leaves((args, kwargs or {})) if isinstance(leaf, Tensor)]
+    hidden = _hidden(args, kwargs or {}) if tensors else None  # its gradient is wanted in any case
+    inputs = ",".join(f"{tuple(t.shape)}{t.dtype}{t is hidden or t.requires_grad}" for t in tensors)
     return f"{type(block).__name__}|{hash(parameters) & 0xFFFFFFFF:x}|{hash(inputs) & 0xFFFFFFFF:x}"
 
 
@@ -227,30 +299,71 @@ def measure_outside(
     training: Training, meter: Meter, blocks: dict[str, nn.Module], calls: Calls, batch: Batch
 ) -> OutsideProfile:
     """The whole model with blocks that hand their input through."""
+    stretches = _Stretches(meter)
     with ExitStack() as stack:
         stack.enter_context(dropped_gradients(training.model))
         stack.enter_context(undisturbed(training.model, meter.device))
         for name, kind in calls.kinds.items():
-            stack.callback(replace_forward(blocks[name], _hand_through(calls.by_kind[kind][1].output)))
+            stack.callback(replace_forward(blocks[name], _hand_through(calls.by_kind[kind][1].output, stretches)))
 
         def forward() -> Tensor:
             with training.forward_pass():
                 return training.loss(training.model, batch)
 
         forward().backward()
+        stretches.forget()
         with meter.watch() as whole:
             loss = forward()
             kept_bytes = meter.allocated_bytes - whole.before_bytes
             loss.backward()
             del loss
+        peak_bytes, stem_peak_bytes = stretches.peaks(whole, kept_bytes)
         forward_s = meter.seconds(forward)
         both_s = meter.seconds(lambda: forward().backward())
     return OutsideProfile(
         kept_bytes=kept_bytes,
-        peak_bytes=whole.peak_bytes,
+        peak_bytes=peak_bytes,
+        stem_peak_bytes=stem_peak_bytes,
         forward_s=forward_s,
         backward_s=both_s - forward_s,
     )
+
+
+class _Stretches:
+    """How high memory goes from block to block of a pass whose blocks do nothing: before the first, between, after the last."""
+
+    def __init__(self, meter: Meter) -> None:
+        self.meter = meter
+        self.forget()
+
+    def forget(self) -> None:
+        self.forward: list[tuple[int, int]] = []  # until each block: the highest point, and what was there at its end
+        self.backward: list[tuple[int, int]] = []
+
+    def ends(self, stretches: list[tuple[int, int]]) -> None:
+        stretches.append((self.meter.new_peak(), self.meter.allocated_bytes))
+
+    def at_block(self, hidden: Tensor) -> None:
+        self.ends(self.forward)
+        if hidden.requires_grad:
+            hidden.register_hook(lambda _: self.ends(self.backward))
+
+    def after_block(self) -> None:
+        """What stands for the block's output was made: nothing that the model would do."""
+        self.meter.new_peak()
+
+    def peaks(self, whole: Watch, kept_bytes: int) -> tuple[int, int]:
+        """After the blocks, where what they keep is there too; and before them, where it is not.
+
+        Between two blocks only some is there: what is needed on top there is needed after them at most.
+        """
+        if not self.forward or len(self.forward) != len(self.backward):
+            highest = max([whole.peak_bytes, *(peak - whole.before_bytes for peak, _ in self.forward + self.backward)])
+            return highest, 0
+        (stem, _), *between = self.forward
+        (head, _), *between_back = self.backward
+        on_top = max((peak - end for peak, end in between + between_back), default=0)
+        return max(head - whole.before_bytes, kept_bytes + on_top), max(stem - whole.before_bytes, whole.peak_bytes)
 
 
 def _watch_block(training: Training, meter: Meter, block: nn.Module, call: BlockCall) -> tuple[Watch, Watch]:
@@ -266,9 +379,12 @@ def _watch_block(training: Training, meter: Meter, block: nn.Module, call: Block
     def give(tensor: Tensor) -> Tensor:
         return tensor
 
-    with meter.watch() as forward, torch.autograd.graph.saved_tensors_hooks(note, give):
+    with meter.watch() as forward, saved_tensors_hooks(note, give):
         output = _forward_block(training, block, call)
-    forward.kept_bytes -= bytes_of(output)
+    # The first is the next block's input and counted there. Others (a bias for all blocks, a router's logits) stay.
+    made = next((leaf for leaf in tree_leaves(output) if _floats(leaf)), None)
+    if made is not None and made.untyped_storage().data_ptr() != hidden:
+        forward.kept_bytes -= bytes_of(made)
     if hidden in saved:
         forward.kept_bytes += bytes_of(call.hidden)
     ends = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
@@ -295,15 +411,19 @@ def _autocast_dtype(device: torch.device) -> torch.dtype | None:
     return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
 
 
-def _hand_through(output: Any) -> Any:
+def _hand_through(output: Any, stretches: _Stretches) -> Any:
     """A forward that returns its input in the place of the output of that shape, and empty tensors elsewhere."""
     leaves, structure = tree_flatten(output, is_leaf=lambda leaf: isinstance(leaf, _Described))
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         hidden = _hidden(args, kwargs)
-        if torch.is_grad_enabled() and not hidden.requires_grad:  # what comes before the blocks is frozen
+        if (
+            torch.is_grad_enabled() and _floats(hidden) and not hidden.requires_grad
+        ):  # what comes before the blocks is frozen
             hidden = hidden.detach().requires_grad_()
+        stretches.at_block(hidden)
         filled = [leaf.like(hidden) if isinstance(leaf, _Described) else leaf for leaf in leaves]
+        stretches.after_block()
         return tree_unflatten(filled, structure)
 
     return forward
@@ -319,9 +439,23 @@ class _Described:
     def like(self, hidden: Tensor) -> Tensor:
         if self.shape[1:] == tuple(hidden.shape)[1:] and _floats(hidden):
             return hidden.to(self.dtype)
-        made = torch.zeros(self.shape, dtype=self.dtype, device=hidden.device)
-        # It depends on what went in, so that what comes before has a backward pass too.
-        return made + hidden.mean().to(self.dtype) * 0 if self.dtype.is_floating_point and _floats(hidden) else made
+        if self.dtype.is_floating_point and _floats(hidden):
+            return _OfAnotherShape.apply(hidden, self.shape, self.dtype)
+        return torch.zeros(self.shape, dtype=self.dtype, device=hidden.device)
+
+
+class _OfAnotherShape(torch.autograd.Function):
+    """Depends on what went in, so that what comes before has a backward pass too. That takes no memory of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        ctx.like = hidden.shape, hidden.dtype
+        return torch.zeros(shape, dtype=dtype, device=hidden.device)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        shape, dtype = ctx.like
+        return torch.zeros((), dtype=dtype, device=gradient.device).expand(shape), None, None
 
 
 def _hidden(args: Any, kwargs: Any) -> Tensor:

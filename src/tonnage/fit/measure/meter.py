@@ -59,6 +59,12 @@ class Meter:
         watch.peak_bytes = torch.cuda.max_memory_allocated(self.device) - watch.before_bytes
         watch.kept_bytes = self.allocated_bytes - watch.before_bytes
 
+    def new_peak(self) -> int:
+        """The highest point since this was asked last, or since a watch began."""
+        peak_bytes = torch.cuda.max_memory_allocated(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        return peak_bytes
+
     def seconds(self, run: Callable[[], object], *, least_s: float = 0.25) -> float:
         """Of one call, over as many as a quarter of a second holds: a card under load is slower than one that woke up."""
         if self.virtual:

@@ -43,7 +43,8 @@ class OutsideProfile:
     """Everything but the blocks: embedding, head, loss."""
 
     kept_bytes: int
-    peak_bytes: int
+    peak_bytes: int  # once blocks have run forward and before they run backward, beyond what was there at the beginning
+    stem_peak_bytes: int = 0  # before the first block's forward, and after its backward
     forward_s: float
     backward_s: float
 

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
+import torch
 
 from tonnage.fit.choose.assembly import with_coarse_states
 from tonnage.fit.choose.choosing import Mode, Surroundings, peak_of
@@ -25,7 +26,14 @@ from tonnage.fit.choose.placement import (
     surroundings,
 )
 from tonnage.fit.measure.holdings import find_holdings
-from tonnage.fit.measure.measuring import bytes_of, capture_calls, measure_block, measure_outside
+from tonnage.fit.measure.measuring import (
+    Required,
+    bytes_of,
+    capture_calls,
+    measure_block,
+    measure_outside,
+    required_gradients,
+)
 from tonnage.fit.measure.meter import Meter
 from tonnage.fit.measure.profile import OutsideProfile
 from tonnage.fit.modules import find_blocks, without_cache
@@ -63,6 +71,7 @@ class StepCurve:
         self.meter = ByteMeter(meter.device)
         self.blocks = find_blocks(training.model)
         self._techniques = techniques
+        self._required: dict[str, Required] | None = None
         self._labels: dict[str, str] = {}  # of each block, as they ran
         self._seen: dict[int, Parts] = {}
         self._holdings: Holdings | None = None
@@ -85,15 +94,28 @@ class StepCurve:
         """
         with ExitStack() as stack:
             stack.callback(without_cache(self.training.model))
-            return self._parts_alone(batch)
+            try:
+                return self._parts_alone(batch)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception:
+                if self._seen or not self.blocks:
+                    raise
+                self.blocks = {}  # they cannot be run without the rest: the model is one piece
+                return self._parts_alone(batch)
 
     def _parts_alone(self, batch: Batch) -> Parts:
         micro = take_rows(batch, slice(0, -(-batch_rows(batch) // self.training.micro_batches)))
-        calls = capture_calls(self.training, self.blocks, micro)
+        if self._required is None:
+            self._required = required_gradients(self.training, self.blocks, micro)
+        calls = capture_calls(self.training, self.blocks, micro, self._required)
         kinds = list(calls.by_kind)  # in the order in which they were seen, at every size the same
         self._labels = {name: f"{kinds.index(kind)}|{self._ways(name)}" for name, kind in calls.kinds.items()}
         outside = measure_outside(self.training, self.meter, self.blocks, calls, micro)
-        parts: Parts = {"outside": (outside.kept_bytes, outside.peak_bytes), "batch": (bytes_of(batch),)}
+        parts: Parts = {
+            "outside": (outside.kept_bytes, outside.peak_bytes, outside.stem_peak_bytes),
+            "batch": (bytes_of(batch),),
+        }
         for name, label in self._labels.items():
             if label not in parts:
                 _, call = calls.by_kind[calls.kinds[name]]
@@ -104,8 +126,8 @@ class StepCurve:
     def peak(self, size: int) -> int:
         """Bytes allocated at the highest moment of a step of this size."""
         modes = [_mode(label, self._at(label, size)) for label in self._labels.values()]
-        kept_bytes, peak_bytes = self._at("outside", size)
-        outside = OutsideProfile(kept_bytes=kept_bytes, peak_bytes=peak_bytes, forward_s=0.0, backward_s=0.0)
+        kept, peak, stem = self._at("outside", size)
+        outside = OutsideProfile(kept_bytes=kept, peak_bytes=peak, stem_peak_bytes=stem, forward_s=0.0, backward_s=0.0)
         return peak_of(self._offloaded(modes), self._around(outside)) + self._at("batch", size)[0]
 
     def step_bytes(self) -> int:

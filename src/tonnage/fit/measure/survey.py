@@ -15,11 +15,14 @@ from tonnage.fit.choose.choosing import Mode
 from tonnage.fit.choose.frontier import frontier
 from tonnage.fit.measure.measuring import (
     BlockCall,
+    Calls,
+    Required,
     bytes_of,
     capture_calls,
     dropped_gradients,
     measure_block,
     measure_outside,
+    required_gradients,
 )
 from tonnage.fit.measure.meter import Meter
 from tonnage.fit.measure.profile import BlockProfile, OutsideProfile
@@ -29,7 +32,7 @@ from tonnage.fit.recomputing.operators import event_clock, profile_operators, ro
 from tonnage.fit.stepping.batches import batch_rows, take_rows
 from tonnage.fit.technique import NotApplicable
 from tonnage.fit.techniques.recompute import Recompute, recomputable
-from tonnage.fit.training import Training
+from tonnage.fit.training import Batch, Training
 
 KEEP, BLOCK, OFFLOAD, BLOCK_OFFLOAD = "keep", "block", "offload", "block+offload"
 OPERATORS = "operators:"  # and the calls whose outputs stay: "operators:17:aten.mm.default,20:aten.mm.default"
@@ -62,7 +65,7 @@ class SizeProfile:
     def alone_bytes(self) -> int:
         """What it takes to measure one of its blocks, or the rest, alone."""
         blocks = (way.kept_bytes + way.forward_peak_bytes for ways in self.blocks.values() for way in ways.values())
-        return max([self.outside.peak_bytes, *blocks])
+        return max([self.outside.peak_bytes, self.outside.stem_peak_bytes, *blocks])
 
     def kept(self, block: str) -> BlockProfile:
         return self.blocks[self.kinds[block]][KEEP]
@@ -76,6 +79,8 @@ class Survey:
         self.blocks = find_blocks(training.model)
         self.rows = batch_rows(training.sample)
         self.sizes: dict[int, SizeProfile] = {}
+        self._required: dict[str, Required] | None = None
+        self.by_chance = False  # whether a pass leaves some blocks out
         self._ways_of: dict[str, dict[str, BlockProfile]] = {}  # by what a kind is without its inputs
         self.supposed: set[int] = set()  # sizes that were not measured
         self.unrepeatable: dict[str, str] = {}  # the same, and why such blocks may not run twice
@@ -88,7 +93,8 @@ class Survey:
 
     def _measure(self, rows: int) -> SizeProfile:
         batch = take_rows(self.training.sample, slice(0, rows))
-        calls = capture_calls(self.training, self.blocks, batch)
+        calls = self._capture(batch)
+        self.blocks = {name: self.blocks[name] for name in calls.kinds}  # those that run
         blocks = {
             kind: {KEEP: measure_block(self.training, self.meter, name, self.blocks[name], call)}
             for kind, (name, call) in calls.by_kind.items()
@@ -97,11 +103,18 @@ class Survey:
         ways = self._with_ways(blocks) if self._ways_of else blocks
         return SizeProfile(rows, calls.kinds, ways, outside, frozenset(self.unrepeatable))
 
+    def _capture(self, batch: Batch) -> Calls:
+        if self._required is None:
+            self._required = required_gradients(self.training, self.blocks, batch)
+        calls = capture_calls(self.training, self.blocks, batch, self._required)
+        self.by_chance |= calls.by_chance
+        return calls
+
     def detail(self) -> None:
         """Measure the parts and operators of blocks too, at the smallest size; at others they are in proportion."""
         if self._ways_of:
             return
-        calls = capture_calls(self.training, self.blocks, take_rows(self.training.sample, slice(0, min(self.sizes))))
+        calls = self._capture(take_rows(self.training.sample, slice(0, min(self.sizes))))
         reasons = recomputable(self.training, list(calls.kinds))
         self.unrepeatable = {_stem(calls.kinds[name]): reason for name, reason in reasons.items() if reason}
         for kind, (name, call) in calls.by_kind.items():
