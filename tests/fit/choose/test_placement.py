@@ -152,9 +152,9 @@ def test_the_host_s_own_step_is_the_longer_of_its_cores_and_the_link() -> None:
 def test_accumulation_is_paid_once_for_each_batch_after_the_first() -> None:
     assert step_overhead_s(PLAIN, HELD, 1, 1.0) == pytest.approx(0.05)
     assert step_overhead_s(PLAIN, HELD, 3, 1.0) == pytest.approx(0.05 + 2 * 3 * 16 / 4800)
-    # On the host it hides behind backward, as far as that goes: 1.2 s of cores beside 1 s.
+    # On the host it hides behind backward, as far as that goes: 1.2 s of cores beside 1 s. It is never cheaper than here.
     assert step_overhead_s(HOST_GRADIENTS, HELD, 3, 1.0) == pytest.approx(0.05 + 2 * 0.2)
-    assert step_overhead_s(HOST_GRADIENTS, HELD, 3, 5.0) == pytest.approx(0.05)
+    assert step_overhead_s(HOST_GRADIENTS, HELD, 3, 5.0) == step_overhead_s(PLAIN, HELD, 3, 5.0)
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=lambda placement: placement.name)

@@ -158,7 +158,7 @@ def step_overhead_s(placement: Placement, holdings: Holdings, micro_batches: int
     """Beyond forward, backward and what the link cannot hide: accumulation and the step itself."""
     added_s = 3 * holdings.gradients_bytes / holdings.bandwidth_bytes_per_s
     if placement == HOST_GRADIENTS:
-        # Each micro-batch's gradients are added on the host beside its backward.
+        # Each micro-batch's gradients are added on the host beside its backward; those that stay cost what they did.
         on_host_s = max(holdings.gradients_bytes / holdings.link_bytes_per_s, holdings.host_step_s * 3 / 5)
-        added_s = max(0.0, on_host_s - backward_s)
+        added_s = max(added_s, on_host_s - backward_s)
     return (micro_batches - 1) * added_s + holdings.optimizer_s
