@@ -42,6 +42,7 @@ from tonnage.fit.modules import eagerly
 from tonnage.fit.moving.host import free_host_bytes
 from tonnage.fit.plan import Plan, read_plan
 from tonnage.fit.proof import NotProven, NotTheSame, Proof, prove
+from tonnage.fit.recomputing.remembered import as_before
 from tonnage.fit.registry import BY_PLAN, NAMES, find_conflict
 from tonnage.fit.rehearsal import Rehearsed, rehearse
 from tonnage.fit.stepping.batches import Weighting, take_rows
@@ -189,7 +190,7 @@ class Fitting:
 
     def run(self) -> Fitted:
         with self._all_or_nothing():
-            with undisturbed(self.training.model, self.training.device):
+            with self._undisturbed():
                 self._look()
             return self.choose(self.request.budget_bytes, self.request.host_bytes)
 
@@ -197,7 +198,7 @@ class Fitting:
         """The rest of the techniques for these budgets, beside those that always pay."""
         self.request = replace(self.request, budget_bytes=budget_bytes, host_bytes=host_bytes)
         self.holdings = replace(self.holdings, host_bytes=host_bytes)
-        with self._all_or_nothing(), undisturbed(self.training.model, self.training.device):
+        with self._all_or_nothing(), self._undisturbed():
             self._measure_sizes()
             solution, measured, proof = self._close_the_loop()
         fitted = Fitted(self.training, self.applied, self._plan(solution), measured, refit=self.refit)
@@ -220,6 +221,12 @@ class Fitting:
             if self.fresh:
                 self.training.optimizer.state.clear()  # a rehearsal made them
             raise
+
+    @contextmanager
+    def _undisturbed(self) -> Iterator[None]:
+        training = self.training
+        with undisturbed(training.model, training.device), as_before(training.loss, training.model):
+            yield
 
     def _look(self) -> None:
         """Survey the plain training, and again with each technique that always pays."""

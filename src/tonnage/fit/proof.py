@@ -14,6 +14,7 @@ import torch
 from tonnage.errors import TonnageError
 from tonnage.fit.gradients import Samples, differences, global_norm, gradients_of, noted_autocast, rounding
 from tonnage.fit.measure.measuring import undisturbed
+from tonnage.fit.recomputing.remembered import as_before
 from tonnage.fit.stepping.batches import Part, batch_rows, split, take_rows
 from tonnage.fit.training import Batch, Training
 
@@ -60,9 +61,10 @@ def prove(
     """
     narrow: list[torch.dtype] = []
     with _same_dropout(training), noted_autocast(training, narrow):
-        with plain():
+        with plain(), as_before(training.loss, training.model):
             batch, plain_loss, expected = _plain_gradients(training, batch, most_rows)
-        loss, found = _gradients(training, _parts(training, batch))
+        with as_before(training.loss, training.model):
+            loss, found = _gradients(training, _parts(training, batch))
     errors, norm = differences(found, expected), global_norm(expected)
     if training.ranks is not None:  # each has looked at its shards
         loss, plain_loss, errors = training.ranks.of_all(loss, plain_loss, errors)

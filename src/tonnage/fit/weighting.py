@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from tonnage.fit.gradients import Samples, differences, gradients_of, noted_autocast, rounding
 from tonnage.fit.measure.measuring import undisturbed
 from tonnage.fit.modules import eagerly
+from tonnage.fit.recomputing.remembered import as_before
 from tonnage.fit.stepping.batches import (
     IGNORED_LABEL,
     Part,
@@ -54,7 +55,11 @@ def find_weighting(
     if batch_rows(training.sample) < 2 or on_virtual_gpu(training.device):
         return likely
     seen: list[torch.dtype] = []
-    with undisturbed(training.model, training.device), _quiet(training, evaluating=resampled):
+    with (
+        undisturbed(training.model, training.device),
+        as_before(training.loss, training.model),
+        _quiet(training, evaluating=resampled),
+    ):
         try:
             with noted_autocast(training, seen):
                 _check_repeats(training)

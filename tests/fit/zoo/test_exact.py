@@ -42,10 +42,7 @@ USABLE = [(kind, column) for kind, columns in _USABLE.items() for column in colu
 
 # What is not right yet, and why. A cell that becomes right must leave this list.
 _BRANCHES = "which way the forward pass goes depends on the mean of the batch, and parts have means of their own"
-_COUNTS = "refused, but the loss counts its own calls, and it had to be called to find out"
 _KNOWN = {
-    ("annealing in the loss function", "two micro-batches"): _COUNTS,
-    ("annealing in the loss function", "row by row"): _COUNTS,
     ("rows with an early exit", "row by row"): _BRANCHES,
     ("gradient penalty", "tiled-mlp"): "tiles have no second derivative, which shows in the first step only",
     ("queue of negatives", "weight-streaming"): "the forward pass writes into parameters that are on their way",

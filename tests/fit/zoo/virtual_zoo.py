@@ -65,7 +65,9 @@ def choose(*kinds: str) -> None:
                 plain_bytes, held_bytes = _plain_peak(kind)
             except Exception as error:
                 words = f"does not run on the virtual GPU: {type(error).__name__}: {error}"
-                print(json.dumps({"kind": kind, "share": 1, "problem": words, "left": [], "techniques": []}), flush=True)
+                print(
+                    json.dumps({"kind": kind, "share": 1, "problem": words, "left": [], "techniques": []}), flush=True
+                )
                 continue
             for share in SHARES:
                 plan = f"{kind.replace(' ', '-')}-{share}.json"

@@ -113,8 +113,8 @@ class FunctionMemory:
         owner = getattr(function, "__self__", function)
         self._cells = list(getattr(function, "__closure__", None) or ())
         self._attributes = vars(owner) if hasattr(owner, "__dict__") and not isinstance(owner, nn.Module) else {}
-        self._contents = [(cell.cell_contents, _copied(cell.cell_contents)) for cell in self._cells]
-        self._values = {key: (value, _copied(value)) for key, value in self._attributes.items()}
+        self._contents = [(cell.cell_contents, _on_host(cell.cell_contents)) for cell in self._cells]
+        self._values = {key: (value, _on_host(value)) for key, value in self._attributes.items()}
         held = [owner, *(value for value, _ in (*self._contents, *self._values.values()))]
         self._modules = [Memory(value) for value in held if isinstance(value, nn.Module) and value is not known]
 
@@ -130,6 +130,16 @@ class FunctionMemory:
             self._attributes.update({key: value for key, (value, _) in self._values.items()})
 
 
+@contextmanager
+def as_before(function: Any, known: nn.Module) -> Iterator[None]:
+    """What a function keeps between calls is as it was, once it is over."""
+    memory = FunctionMemory(function, known)
+    try:
+        yield
+    finally:
+        memory.restore()
+
+
 def _slots(module: nn.Module) -> Iterator[Slot]:
     for child in module.modules():
         for key in child._buffers:
@@ -142,6 +152,11 @@ def _copied(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().clone()
     return copy.copy(value) if isinstance(value, _CONTAINERS) else value
+
+
+def _on_host(value: Any) -> Any:
+    """A copy that takes none of the memory that is being measured."""
+    return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else _copied(value)
 
 
 def _version(value: Any) -> int:
