@@ -45,7 +45,7 @@ from tonnage.fit.proof import NotProven, NotTheSame, Proof, prove
 from tonnage.fit.recomputing.remembered import as_before
 from tonnage.fit.registry import BY_PLAN, NAMES, find_conflict
 from tonnage.fit.rehearsal import Rehearsed, rehearse
-from tonnage.fit.stepping.batches import Weighting, take_rows
+from tonnage.fit.stepping.batches import Weighting, batch_rows, take_rows
 from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.technique import Changes, NotApplicable, Technique
 from tonnage.fit.techniques.micro_batches import MicroBatches
@@ -185,6 +185,7 @@ class Fitting:
         self.stages: list[tuple[str, Survey]] = []
         self.base = 0  # techniques that always pay
         self.divides = False
+        self.least_rows = 1  # that the loss takes
         self.in_one_piece = False  # whether the model is measured as a whole, not block by block
         self.left_out: dict[str, str] = {}
 
@@ -302,7 +303,8 @@ class Fitting:
         if self.in_one_piece:
             survey.blocks = {}
         # Compiled blocks are compiled anew for each size: one must do, unless there is no room for it.
-        sizes = [1, self._common_rows(survey)] if name != "compile" else [self._common_rows(survey), 1]
+        least, common = self.least_rows, self._common_rows(survey)
+        sizes = [least, common] if name != "compile" else [common, least]
         for rows in dict.fromkeys(sizes):
             with suppress(torch.OutOfMemoryError):
                 if name != "compile" or not survey.sizes:
@@ -314,7 +316,7 @@ class Fitting:
     def _common_rows(self, survey: Survey) -> int:
         """A size at which all stages are compared: small, but large enough to keep the card busy."""
         if not self.stages or 1 not in self.stages[0][1].sizes:
-            return min(2, survey.rows)
+            return max(self.least_rows, min(2, survey.rows))
         room = max(0, self.request.budget_bytes - self.meter.allocated_bytes) // 4
         alone_bytes = self.stages[0][1].sizes[1].alone_bytes
         fitting = [
@@ -373,7 +375,20 @@ class Fitting:
         )
 
     def _check_loss(self) -> None:
-        row = take_rows(self.training.sample, slice(0, 1))
+        """With one row; or with all, where the loss does not take fewer than the sample has."""
+        try:
+            self._check_loss_of(self.least_rows)
+        except TonnageError:
+            raise
+        except Exception:
+            rows = batch_rows(self.training.sample)
+            if rows == self.least_rows or self.training.ranks is not None:
+                raise
+            self._check_loss_of(rows)
+            self.least_rows = rows
+
+    def _check_loss_of(self, rows: int) -> None:
+        row = take_rows(self.training.sample, slice(0, rows))
         with eagerly(), self.training.forward_pass(), suppress(torch.OutOfMemoryError):
             loss = self.training.loss(self.training.model, row)
             check_loss(loss)
@@ -383,7 +398,7 @@ class Fitting:
         """Every micro-batch size worth trying, from the smallest up, as long as it fits alone."""
         survey, budget = self.survey, self.request.budget_bytes
         self.divides = self._may_divide()
-        candidates = candidate_rows(survey.rows, divisible=self.divides)
+        candidates = [rows for rows in candidate_rows(survey.rows, divisible=self.divides) if rows >= self.least_rows]
         if "compile" in self.training.applied:  # each size is compiled anew
             candidates = sorted({candidates[0], *candidates[-1::-_COMPILED_EVERY]})
         for rows in candidates:
@@ -394,7 +409,7 @@ class Fitting:
                 with suppress(torch.OutOfMemoryError):
                     survey.at(rows)
         for rows in candidate_rows(survey.rows, divisible=self.divides):
-            survey.between(rows)
+            survey.between(rows)  # which is none below the smallest
 
     def _may_divide(self) -> bool:
         """Whether a batch may be divided; how much its parts weigh is found out with it."""
@@ -402,6 +417,8 @@ class Fitting:
             return False
         division = self.request.division
         reason = replace(division, count=2).why_not(self.training)
+        if self.least_rows > 1:
+            reason = "The loss does not take fewer rows than the sample has."
         if reason is None and division.weighting == "auto" and not self.meter.virtual:
             try:
                 self.request = replace(self.request, division=replace(division, weighting=self._find_weighting()))
@@ -474,6 +491,8 @@ class Fitting:
         compiled = rows >= min(2, parts) * part_rows
         if not compiled:
             rows = max(1, int(min(1.0, room) * all_rows))
+        if rows < self.least_rows:
+            return None
         try:
             with nullcontext() if compiled else eagerly():
                 proof = prove(self.training, self.applied.plain_model, self.training.sample, most_rows=rows)

@@ -50,6 +50,16 @@ def _assert_equal(found: dict[str, Tensor | None], expected: dict[str, Tensor | 
             torch.testing.assert_close(found[name], tensor, rtol=1e-12, atol=1e-12)
 
 
+def test_what_comes_out_may_be_written_into() -> None:
+    module, x = _made(), torch.randn(5, 6, dtype=torch.float64)
+    expected = module(x) + x
+    tile_forward(module, 3)
+    found = module(x)
+    found += x
+    torch.testing.assert_close(found, expected)
+    found.sum().backward()
+
+
 @settings(deadline=None, max_examples=40)
 @given(
     shape=st.lists(st.integers(1, 5), min_size=1, max_size=3),

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,18 +39,23 @@ WITHOUT = ("allocator", "autocast", "compile", "master-weights")
 
 def main(*kinds: str) -> None:
     warnings.simplefilter("ignore")
+    for found, words in chosen(*(kinds or CHOSEN)):
+        print(f"{found['kind']} | {found['share']}: {words}", found["left"] or "", *found["techniques"], flush=True)
+
+
+def chosen(*kinds: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """What fit did with each kind at each budget, and how the small training went under its plan."""
     from fit.zoo.trial import carried
 
     with tempfile.TemporaryDirectory() as directory:
         environment = {**os.environ, "ZOO_SCALE": SCALE}
-        command = [sys.executable, __file__, *(kinds or CHOSEN)]
+        command = [sys.executable, "-W", "ignore", __file__, *kinds]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=directory, env=environment)
         assert process.stdout is not None
         for line in process.stdout:
             found = json.loads(line)
-            words = found.get("problem") or carried(found["kind"], Path(directory) / found["plan"])
-            print(f"{found['kind']} | {found['share']}: {words}", found["left"] or "", *found["techniques"], flush=True)
-        sys.exit(process.wait())
+            yield found, found["problem"] or str(carried(found["kind"], Path(directory) / found["plan"]))
+        assert process.wait() == 0
 
 
 # On the virtual GPU ---------------------------------------------------------------------------------------------------

@@ -86,14 +86,14 @@ class Tiled(torch.autograd.Function):
         if ctx.kept is None:  # nothing before x is trained
             ctx.save_for_backward(x)
         rows = x.detach().reshape(-1, x.shape[-1])
-        output: Tensor | None = None
+        output: Tensor | None = None  # no view: who gets it may write into it
         with ctx.casting.uncached(), _tiling():
             for start, end in bounds(len(rows), tiles):
                 piece = run(_shaped(rows[start:end], x.ndim))
                 if output is None:
-                    output = piece.new_empty(len(rows), piece.shape[-1])
-                output[start:end] = piece.view(end - start, -1)
-            return run(x) if output is None else output.view(*x.shape[:-1], -1)
+                    output = piece.new_empty(*x.shape[:-1], piece.shape[-1])
+                output.view(len(rows), -1)[start:end] = piece.view(end - start, -1)
+            return run(x) if output is None else output
 
     @staticmethod
     @once_differentiable

@@ -85,7 +85,7 @@ def probe_optimizer(optimizer: Optimizer, meter: Meter, trained: list[nn.Paramet
         small = _alone(optimizer, probe)
         probe.grad = torch.zeros_like(probe)
         with meter.watch() as first:
-            small.step()
+            _step(small, probe)
         with meter.watch() as second:
             small.step()
         scale = share / parameter_bytes([probe])
@@ -116,6 +116,14 @@ def _alone(optimizer: Optimizer, parameter: nn.Parameter) -> Optimizer:
     small.state = type(optimizer.state)(dict)
     small.param_groups = [{**group, "params": [parameter]}]
     return small
+
+
+def _step(optimizer: Optimizer, probe: nn.Parameter) -> None:
+    try:
+        optimizer.step()
+    except RuntimeError:  # it may take sparse gradients only
+        probe.grad = torch.sparse_coo_tensor([[0]], torch.zeros_like(probe[:1]), probe.shape, check_invariants=False)
+        optimizer.step()
 
 
 def _works_on_all(optimizer: Optimizer) -> bool:

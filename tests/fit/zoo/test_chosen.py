@@ -1,0 +1,29 @@
+"""Trainings whose blocks, losses or optimizers do not take what a survey asks of them: fit finds another way."""
+
+import pytest
+
+from fit.zoo.virtual_zoo import SHARES, chosen
+
+KINDS = (
+    "losses collected in a list",
+    "blocks that take integers",
+    "blocks that write their input",
+    "layers dropped by a coin",
+    "gradient penalty",
+    "a mask with as many rows as the batch",
+    "a list with a tensor for each row",
+    "sparse embedding with sparse adam",
+)
+REFUSED = {"sparse embedding with sparse adam"}  # at all of these budgets
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[tuple[str, float], str]:
+    return {(fit["kind"], fit["share"]): words for fit, words in chosen(*KINDS)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_plan_is_chosen_and_exact_or_no_plan_fits(found: dict[tuple[str, float], str], kind: str) -> None:
+    outcomes = [found[kind, share] for share in SHARES]
+    assert all(words.startswith(("exact", "refused: Nothing that keeps the gradients fits")) for words in outcomes), outcomes
+    assert (kind in REFUSED) == (not outcomes[0].startswith("exact"))
