@@ -25,5 +25,7 @@ def found() -> dict[tuple[str, float], str]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_plan_is_chosen_and_exact_or_no_plan_fits(found: dict[tuple[str, float], str], kind: str) -> None:
     outcomes = [found[kind, share] for share in SHARES]
-    assert all(words.startswith(("exact", "refused: Nothing that keeps the gradients fits")) for words in outcomes), outcomes
+    assert all(words.startswith(("exact", "refused: Nothing that keeps the gradients fits")) for words in outcomes), (
+        outcomes
+    )
     assert (kind in REFUSED) == (not outcomes[0].startswith("exact"))
