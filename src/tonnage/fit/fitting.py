@@ -389,7 +389,7 @@ class Fitting:
 
     def _check_loss_of(self, rows: int) -> None:
         row = take_rows(self.training.sample, slice(0, rows))
-        with eagerly(), self.training.forward_pass(), suppress(torch.OutOfMemoryError):
+        with self._undisturbed(), eagerly(), self.training.forward_pass(), suppress(torch.OutOfMemoryError):
             loss = self.training.loss(self.training.model, row)
             check_loss(loss)
             check_finite(loss, row)

@@ -12,9 +12,10 @@ KINDS = (
     "gradient penalty",
     "a mask with as many rows as the batch",
     "a list with a tensor for each row",
+    "state carried from batch to batch",
     "sparse embedding with sparse adam",
 )
-REFUSED = {"sparse embedding with sparse adam"}  # at all of these budgets
+REFUSED = {"state carried from batch to batch", "sparse embedding with sparse adam"}  # at all of these budgets
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,5 @@ def found() -> dict[tuple[str, float], str]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_plan_is_chosen_and_exact_or_no_plan_fits(found: dict[tuple[str, float], str], kind: str) -> None:
     outcomes = [found[kind, share] for share in SHARES]
-    assert all(words.startswith(("exact", "refused: Nothing that keeps the gradients fits")) for words in outcomes), (
-        outcomes
-    )
+    assert all(words.startswith(("exact", "refused: ")) for words in outcomes), outcomes
     assert (kind in REFUSED) == (not outcomes[0].startswith("exact"))

@@ -52,7 +52,7 @@ def chosen(*kinds: str) -> Iterator[tuple[dict[str, Any], str]]:
         command = [sys.executable, "-W", "ignore", __file__, *kinds]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=directory, env=environment)
         assert process.stdout is not None
-        for line in process.stdout:
+        for line in (line for line in process.stdout if line.startswith("{")):  # libraries print too
             found = json.loads(line)
             yield found, found["problem"] or str(carried(found["kind"], Path(directory) / found["plan"]))
         assert process.wait() == 0

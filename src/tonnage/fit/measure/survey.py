@@ -4,11 +4,13 @@ Each kind of block is measured once for each size: as it stands, and with its pa
 modes that the solver chooses among. It does not know budgets nor which mode is best.
 """
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from tonnage.fit.choose.choosing import Mode
@@ -23,6 +25,7 @@ from tonnage.fit.measure.measuring import (
     measure_block,
     measure_outside,
     required_gradients,
+    undisturbed,
 )
 from tonnage.fit.measure.meter import Meter
 from tonnage.fit.measure.profile import BlockProfile, OutsideProfile
@@ -87,9 +90,17 @@ class Survey:
 
     def at(self, rows: int) -> SizeProfile:
         if rows not in self.sizes or rows in self.supposed:
-            self.sizes[rows] = self._measure(rows)
+            with self._as_at_first():
+                self.sizes[rows] = self._measure(rows)
             self.supposed.discard(rows)
         return self.sizes[rows]
+
+    @contextmanager
+    def _as_at_first(self) -> Iterator[None]:
+        """What a model carries from batch to batch would not suit a batch of another size. Random numbers are others."""
+        torch.rand(1), random.random()
+        with undisturbed(self.training.model, self.training.device):
+            yield
 
     def _measure(self, rows: int) -> SizeProfile:
         batch = take_rows(self.training.sample, slice(0, rows))
@@ -114,11 +125,12 @@ class Survey:
         """Measure the parts and operators of blocks too, at the smallest size; at others they are in proportion."""
         if self._ways_of:
             return
-        calls = self._capture(take_rows(self.training.sample, slice(0, min(self.sizes))))
-        reasons = recomputable(self.training, list(calls.kinds))
-        self.unrepeatable = {_stem(calls.kinds[name]): reason for name, reason in reasons.items() if reason}
-        for kind, (name, call) in calls.by_kind.items():
-            self._ways_of[_stem(kind)] = self._measure_ways(name, call)
+        with self._as_at_first():
+            calls = self._capture(take_rows(self.training.sample, slice(0, min(self.sizes))))
+            reasons = recomputable(self.training, list(calls.kinds))
+            self.unrepeatable = {_stem(calls.kinds[name]): reason for name, reason in reasons.items() if reason}
+            for kind, (name, call) in calls.by_kind.items():
+                self._ways_of[_stem(kind)] = self._measure_ways(name, call)
         self.sizes = {
             rows: replace(size, blocks=self._with_ways(size.blocks), unrepeatable=frozenset(self.unrepeatable))
             for rows, size in self.sizes.items()
