@@ -7,7 +7,6 @@ predicted too much is added. A technique that is refused, or under which a step 
 At last loss and gradients are compared with the plain model's.
 """
 
-import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -35,7 +34,7 @@ from tonnage.fit.choose.placement import Holdings
 from tonnage.fit.choose.solver import Solution, solve
 from tonnage.fit.fitted import Applied, Fitted
 from tonnage.fit.measure.holdings import find_holdings
-from tonnage.fit.measure.measuring import undisturbed
+from tonnage.fit.measure.measuring import draw_others, undisturbed
 from tonnage.fit.measure.meter import Meter
 from tonnage.fit.measure.survey import BLOCK, Survey
 from tonnage.fit.modules import eagerly
@@ -409,7 +408,7 @@ class Fitting:
                 with suppress(torch.OutOfMemoryError):
                     survey.at(rows)
         for rows in candidate_rows(survey.rows, divisible=self.divides):
-            survey.between(rows)  # which is none below the smallest
+            survey.between(rows)
 
     def _may_divide(self) -> bool:
         """Whether a batch may be divided; how much its parts weigh is found out with it."""
@@ -544,8 +543,8 @@ class Fitting:
             self._rebase(rest)
             if self._runs(chosen):
                 self._leave_out(technique.name, problem)
-                self.stages = [stage for stage in self.stages if stage[0] != technique.name]
-                name, _ = self.stages.pop()
+                stages = [stage for stage in self.stages if stage[0] != technique.name]
+                self.stages, name = stages[:-1], stages[-1][0] if stages else "plain"
                 self._add_stage(name)
                 self._settle()
                 self._measure_sizes()
@@ -635,7 +634,7 @@ class Fitting:
         try:
             found = self._rehearse_once()
             for _ in range(_STEPS_BY_CHANCE if self.survey.by_chance else 0):
-                torch.rand(1), random.random()  # each rehearsal puts random states back: another needs others
+                draw_others(self.training.device)  # each rehearsal puts random states back
                 found = max(found, self._rehearse_once(), key=lambda step: step.peak_reserved_bytes)
             return found
         except torch.OutOfMemoryError:

@@ -109,6 +109,14 @@ def undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
                 vars(module).update({name: _as_before(value, kept) for name, value in held.items()})
 
 
+def draw_others(device: torch.device) -> None:
+    """Move random generators on, so that a pass that would draw the same numbers draws others."""
+    random.random()
+    np.random.random()
+    torch.rand(1)
+    torch.rand(1, device=device)
+
+
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
@@ -417,9 +425,8 @@ def _hand_through(output: Any, stretches: _Stretches) -> Any:
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         hidden = _hidden(args, kwargs)
-        if (
-            torch.is_grad_enabled() and _floats(hidden) and not hidden.requires_grad
-        ):  # what comes before the blocks is frozen
+        # What comes before the blocks may be frozen.
+        if torch.is_grad_enabled() and _floats(hidden) and not hidden.requires_grad:
             hidden = hidden.detach().requires_grad_()
         stretches.at_block(hidden)
         filled = [leaf.like(hidden) if isinstance(leaf, _Described) else leaf for leaf in leaves]

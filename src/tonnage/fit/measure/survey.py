@@ -4,13 +4,11 @@ Each kind of block is measured once for each size: as it stands, and with its pa
 modes that the solver chooses among. It does not know budgets nor which mode is best.
 """
 
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-import torch
 from torch import nn
 
 from tonnage.fit.choose.choosing import Mode
@@ -21,6 +19,7 @@ from tonnage.fit.measure.measuring import (
     Required,
     bytes_of,
     capture_calls,
+    draw_others,
     dropped_gradients,
     measure_block,
     measure_outside,
@@ -98,7 +97,7 @@ class Survey:
     @contextmanager
     def _as_at_first(self) -> Iterator[None]:
         """What a model carries from batch to batch would not suit a batch of another size. Random numbers are others."""
-        torch.rand(1), random.random()
+        draw_others(self.training.device)
         with undisturbed(self.training.model, self.training.device):
             yield
 
