@@ -36,7 +36,7 @@ from tonnage.fit.fitted import Applied, Fitted
 from tonnage.fit.measure.holdings import find_holdings
 from tonnage.fit.measure.measuring import draw_others, undisturbed
 from tonnage.fit.measure.meter import Meter
-from tonnage.fit.measure.survey import BLOCK, Survey
+from tonnage.fit.measure.survey import BLOCK, KEEP, SizeProfile, Survey
 from tonnage.fit.modules import eagerly
 from tonnage.fit.moving.host import free_host_bytes
 from tonnage.fit.plan import Plan, read_plan
@@ -58,8 +58,6 @@ _BREAKS = (NotApplicable, RuntimeError, ValueError, TypeError, LookupError, Attr
 _SEGMENT_BYTES = 2 << 20
 _ROUNDS = 4  # of choosing, measuring and correcting
 _STEPS_BY_CHANCE = 8  # more of a rehearsal, where steps run different blocks
-_COMMON_ROWS = 16
-_COMPILED_EVERY = 2  # of the micro-batch sizes, where blocks are compiled
 _WELL_USED = 0.92  # share of the budget above which no faster solution is looked for
 _WORTHWHILE = 0.01  # share of a step's time for which a solution is tried again
 
@@ -232,9 +230,6 @@ class Fitting:
         """Survey the plain training, and again with each technique that always pays."""
         self._check_loss()
         self._add_plain_stage()
-        if self.stages:
-            with suppress(torch.OutOfMemoryError):
-                self.stages[0][1].at(self._common_rows(self.stages[0][1]))
         for technique in always_paying(self.training, self.request.allowed, self.request.budget_bytes):
             self._put_in(technique)
         self._settle()
@@ -286,7 +281,7 @@ class Fitting:
             )
         self.base = len(self.applied.techniques)
         self.survey = self.stages[-1][1]
-        self.survey.detail()
+        self.survey.find_unrepeatable()
         for reason in self.survey.unrepeatable.values():
             self.left_out.setdefault("recompute of some blocks", reason)
         self.holdings = self._find_holdings()
@@ -301,28 +296,32 @@ class Fitting:
         survey = self._new_survey()
         if self.in_one_piece:
             survey.blocks = {}
-        # Compiled blocks are compiled anew for each size: one must do, unless there is no room for it.
-        least, common = self.least_rows, self._common_rows(survey)
-        sizes = [least, common] if name != "compile" else [common, least]
-        for rows in dict.fromkeys(sizes):
-            with suppress(torch.OutOfMemoryError):
-                if name != "compile" or not survey.sizes:
-                    survey.at(rows)
+        before = self.stages[-1][1] if self.stages else None
+        sizes = [] if before is None else [max(before.measured)]  # to compare them
+        if "compile" not in self.training.applied or before is None:  # each size is compiled anew
+            self._measure(survey, [self.least_rows, *sizes])
+            sizes = [self._common_rows(survey)] if survey.sizes else []
+        self._measure(survey, sizes)
+        if not survey.sizes:
+            self._measure(survey, [self.least_rows])
         if survey.sizes:
             self.stages.append((name, survey))
         torch.cuda.empty_cache()
 
+    def _measure(self, survey: Survey, sizes: Iterable[int]) -> None:
+        for rows in sizes:
+            with suppress(torch.OutOfMemoryError):
+                survey.at(rows)
+
     def _common_rows(self, survey: Survey) -> int:
-        """A size at which all stages are compared: small, but large enough to keep the card busy."""
-        if not self.stages or 1 not in self.stages[0][1].sizes:
-            return max(self.least_rows, min(2, survey.rows))
-        room = max(0, self.request.budget_bytes - self.meter.allocated_bytes) // 4
-        alone_bytes = self.stages[0][1].sizes[1].alone_bytes
+        """The largest size whose parts run alone in half of the room that there is: the nearest to what will run."""
+        smallest = survey.sizes[min(survey.sizes)]
+        room = max(0, self.request.budget_bytes - self.meter.allocated_bytes) // 2
         fitting = [
             rows for rows in candidate_rows(survey.rows, divisible=True)
-            if rows <= _COMMON_ROWS and rows * alone_bytes <= room
+            if rows * smallest.alone_bytes <= room * smallest.rows
         ]  # fmt: skip
-        return max(fitting, default=min(2, survey.rows))
+        return max(fitting, default=smallest.rows)
 
     def _new_survey(self) -> Survey:
         return Survey(self.training, self.meter)
@@ -394,21 +393,15 @@ class Fitting:
             check_finite(loss, row)
 
     def _measure_sizes(self) -> None:
-        """Every micro-batch size worth trying, from the smallest up, as long as it fits alone."""
+        """Every micro-batch size worth trying, as long as it fits alone. What will run is measured when it is chosen."""
         survey, budget = self.survey, self.request.budget_bytes
         self.divides = self._may_divide()
         candidates = [rows for rows in candidate_rows(survey.rows, divisible=self.divides) if rows >= self.least_rows]
-        if "compile" in self.training.applied:  # each size is compiled anew
-            candidates = sorted({candidates[0], *candidates[-1::-_COMPILED_EVERY]})
+        largest = survey.measured[max(survey.measured)]
+        like = next((s for s in (survey, *(s for _, s in reversed(self.stages))) if len(s.measured) > 1), survey)
         for rows in candidates:
-            before = max(survey.sizes)
-            need = self.holdings.held_bytes + survey.sizes[before].alone_bytes * rows / before
-            if rows not in survey.sizes and need <= budget:
-                self.request.say(f"measuring a micro-batch of {rows}")
-                with suppress(torch.OutOfMemoryError):
-                    survey.at(rows)
-        for rows in candidate_rows(survey.rows, divisible=self.divides):
-            survey.between(rows)
+            if self.holdings.held_bytes + largest.alone_bytes * rows / largest.rows <= budget:
+                survey.suppose(rows, like)
 
     def _may_divide(self) -> bool:
         """Whether a batch may be divided; how much its parts weigh is found out with it."""
@@ -584,19 +577,44 @@ class Fitting:
         return measured
 
     def _fastest(self, budget_bytes: int, *, resort: bool = True) -> Solution | None:
-        solutions = solve(self.survey.sizes, self.holdings, budget_bytes=budget_bytes, **self._frame())
-        if not solutions and resort and self._resort():
-            return self._fastest(budget_bytes)
-        # What will run is measured: its compilation is wanted in any case.
-        supposed = solutions[0].layout.rows if solutions else 0
-        if supposed in self.survey.supposed:
-            with suppress(torch.OutOfMemoryError):
-                self.survey.at(supposed)
-            if supposed in self.survey.supposed:  # there is no room for it
-                del self.survey.sizes[supposed]
-                self.survey.supposed.discard(supposed)
-            return self._fastest(budget_bytes, resort=resort)
-        return solutions[0] if solutions else None
+        """Solved again until what is chosen was measured as it will run: its compilation is wanted in any case."""
+        while solution := self._solve(budget_bytes, self.survey.sizes):
+            if self.survey.supposed:
+                known = self._solve(budget_bytes, self.survey.measured)
+                if known and known.step_s <= (1 + _WORTHWHILE) * solution.step_s:
+                    solution = known
+            if not (self._measure_size_of(solution) or self._measure_parts_of(solution)):
+                return solution
+        return self._fastest(budget_bytes) if resort and self._resort() else None
+
+    def _solve(self, budget_bytes: int, sizes: dict[int, SizeProfile]) -> Solution | None:
+        return next(iter(solve(sizes, self.holdings, budget_bytes=budget_bytes, **self._frame())), None)
+
+    def _measure_size_of(self, solution: Solution) -> bool:
+        """Measure a size that was supposed so far, if the solution has one."""
+        survey, layout = self.survey, solution.layout
+        rows = next((rows for rows in (layout.rows, solution.profiled_rows) if rows in survey.supposed), None)
+        if rows is None:
+            return False
+        self.request.say(f"measuring a micro-batch of {rows}")
+        try:
+            survey.at(rows)
+        except torch.OutOfMemoryError:
+            survey.drop(rows)
+        return True
+
+    def _measure_parts_of(self, solution: Solution) -> bool:
+        """Measure parts of blocks at the size that runs, where recomputing blocks whole takes time worth saving."""
+        survey, rows, layout = self.survey, solution.profiled_rows, solution.layout
+        size = survey.sizes[rows]
+        changed = [name for name, mode in zip(size.kinds, solution.choice.modes, strict=True) if mode != KEEP]
+        again_s = sum(size.kept(name).forward_s for name in changed) * layout.slices * layout.micro_batches
+        if survey.is_detailed(rows) or again_s <= _WORTHWHILE * solution.step_s:
+            return False
+        self.request.say(f"measuring parts of blocks on a micro-batch of {rows}")
+        with suppress(torch.OutOfMemoryError):
+            survey.detail(rows)
+        return True
 
     def _smallest(self) -> tuple[Solution, Rehearsed | None]:
         """The solution of least memory where it fits after all; else an error that says what it takes, as measured."""
@@ -620,6 +638,11 @@ class Fitting:
         raise does_not_fit(holdings, self.request.budget_bytes, solution, needed_bytes)
 
     def _least(self) -> Solution | None:
+        while (solution := self._smallest_solution()) and self._measure_size_of(solution):
+            pass
+        return solution
+
+    def _smallest_solution(self) -> Solution | None:
         return smallest_budget(self.survey, self.holdings, **self._frame())
 
     def _frame(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ ROWS = 4
 def survey(*sizes: SizeProfile, rows: int = ROWS) -> Survey:
     """As it stands after these sizes were measured."""
     made = object.__new__(Survey)
-    made.rows, made.sizes = rows, {one.rows: one for one in sizes}
+    made.rows, made.sizes, made.supposed = rows, {one.rows: one for one in sizes}, set()
     return made
 
 

@@ -1,6 +1,8 @@
-"""Sizes between measured ones are in line with them."""
+"""Sizes that are not measured are in line with those that are."""
 
-from unittest.mock import Mock
+from dataclasses import astuple, replace
+
+from pytest import approx
 
 from tonnage.fit.measure.profile import BlockProfile, OutsideProfile
 from tonnage.fit.measure.survey import KEEP, SizeProfile, Survey
@@ -15,19 +17,51 @@ def size(rows: int) -> SizeProfile:
     return SizeProfile(rows, {"0": block.kind, "1": block.kind}, {block.kind: {KEEP: block}}, outside)
 
 
-def test_a_size_between_two_is_what_both_say() -> None:
-    survey = Mock(spec=Survey, sizes={2: size(2), 8: size(8)}, supposed=set())
-    Survey.between(survey, 4)
-    found, expected = survey.sizes[4], size(4)
-    assert found.rows == 4
-    assert survey.supposed == {4}
-    assert found.outside == expected.outside
-    assert found.kept("1").kept_bytes == expected.kept("1").kept_bytes == 170
-    assert found.kept("1").forward_s == 2.0
+def survey_of(*measured: SizeProfile) -> Survey:
+    survey = object.__new__(Survey)
+    survey.sizes, survey.supposed, survey._ways_at = {one.rows: one for one in measured}, set(), {}
+    return survey
 
 
-def test_beyond_what_was_measured_nothing_is_made_up() -> None:
-    survey = Mock(spec=Survey, sizes={2: size(2), 8: size(8)}, supposed=set())
-    for rows in (1, 2, 16):
-        Survey.between(survey, rows)
-    assert sorted(survey.sizes) == [2, 8]
+def test_a_size_that_was_not_measured_is_in_line_with_two_that_were() -> None:
+    survey = survey_of(size(2), size(8))
+    for rows in (4, 16):
+        survey.suppose(rows, survey)
+        found, expected = survey.sizes[rows], size(rows)
+        assert found.rows == rows
+        assert astuple(found.outside) == approx(astuple(expected.outside))
+        assert found.kept("1").kept_bytes == expected.kept("1").kept_bytes
+        assert found.kept("1").forward_s == approx(expected.kept("1").forward_s)
+    assert survey.supposed == {4, 16}
+    assert list(survey.measured) == [2, 8]
+
+
+def test_it_grows_as_the_blocks_did_before_they_were_compiled() -> None:
+    def halved(one: SizeProfile) -> SizeProfile:
+        kind = one.kinds["0"]
+        kept = one.kept("0")
+        faster = replace(kept, kept_bytes=kept.kept_bytes // 2, forward_s=kept.forward_s / 2)
+        return replace(one, blocks={kind: {KEEP: faster}})
+
+    compiled, eager = survey_of(halved(size(8))), survey_of(size(2), size(8))
+    compiled.suppose(4, eager)
+    expected = halved(size(4))
+    assert compiled.sizes[4].kept("0").kept_bytes == expected.kept("0").kept_bytes
+    assert compiled.sizes[4].kept("0").forward_s == approx(expected.kept("0").forward_s)
+    assert astuple(compiled.sizes[4].outside) == approx(astuple(expected.outside))
+
+
+def test_from_one_size_alone_nothing_is_made_up() -> None:
+    survey = survey_of(size(2))
+    survey.suppose(4, survey)
+    assert list(survey.sizes) == [2]
+
+
+def test_what_was_measured_is_not_supposed() -> None:
+    survey = survey_of(size(2), size(8))
+    survey.suppose(8, survey)
+    assert not survey.supposed
+    survey.suppose(4, survey)
+    survey.drop(4)
+    assert list(survey.sizes) == [2, 8]
+    assert not survey.supposed

@@ -21,7 +21,7 @@ _WITHOUT_LINK = {BLOCK_OFFLOAD: BLOCK, OFFLOAD: KEEP}
 
 def plain_cost(survey: Survey, holdings: Holdings, among: Collection[int] = ()) -> Cost:
     """The whole batch at once, nothing changed: in proportion to the largest size that was measured, of those named."""
-    sizes = {rows: size for rows, size in survey.sizes.items() if not among or rows in among}
+    sizes = {rows: size for rows, size in survey.measured.items() if not among or rows in among}
     largest = sizes[max(sizes)]
     taken = [_in_proportion(ways[0], survey.rows / largest.rows) for ways in largest.modes(offload=False)]
     return _step_cost(taken, outside_at(sizes, survey.rows), PLAIN, holdings, micro_batches=1)
@@ -62,8 +62,9 @@ def _step_cost(
     around = surroundings(
         placement, holdings, outside, budget_bytes=0, micro_batches=micro_batches, backward_s=backward_s
     )
-    micro_batch_s = sum(mode.forward_s for mode in taken) + backward_s + outside.forward_s + outside.backward_s
-    seconds = micro_batch_s * micro_batches
+    gpu_s = sum(mode.forward_s for mode in taken) + backward_s + outside.forward_s + outside.backward_s
+    host_s = sum(mode.host_s for mode in taken) + outside.forward_host_s + outside.backward_host_s
+    seconds = max(gpu_s, host_s) * micro_batches
     return peak_of(taken, around), seconds + step_overhead_s(placement, holdings, micro_batches, backward_s)
 
 
@@ -78,7 +79,7 @@ def account_rows(
     titles = {technique.name: technique for technique in techniques}
     rows = [_stage_row(titles[name], before, stage, holdings) for (_, before), (name, stage) in pairwise(stages)]
     before = plain_cost(survey, holdings)
-    layout, size = solution.layout, _measured(survey, solution.layout)
+    layout, size = solution.layout, survey.sizes[solution.profiled_rows]
     if layout.micro_batches > 1:
         after = _cost(survey, size, layout, PLAIN, holdings)
         why = f"{layout.micro_batches} of {layout.rows} rows: activations of one at a time, gradients stay between them"
@@ -95,9 +96,9 @@ def account_rows(
 
 def _stage_row(technique: Technique, before: Survey, after: Survey, holdings: Holdings) -> Row:
     """Compared at the largest size that both were measured at, and said as it turned out."""
-    both = before.sizes.keys() & after.sizes.keys()
+    both = before.measured.keys() & after.measured.keys()
     row = _row(technique, plain_cost(before, holdings, both), plain_cost(after, holdings, both), "")
-    measured, rows = max(both or after.sizes), after.rows
+    measured, rows = max(both or after.measured), after.rows
     how = "on the whole batch" if measured == rows else f"on {measured} of {rows} rows, in proportion for the rest"
     return replace(row, why=f"{_worth(row)}; measured {how}")
 
@@ -113,13 +114,6 @@ def _worth(row: Row) -> str:
     if losses:
         return f"kept, though it costs {losses} here: without={[row.name]} leaves it out"
     return f"pays: it saves {gains}" if gains else "makes no difference here"
-
-
-def _measured(survey: Survey, layout: Layout) -> SizeProfile:
-    """The size that a layout was made from: its slices need not be even."""
-    if layout.slices == 1:
-        return survey.sizes[layout.rows]
-    return survey.sizes[max(rows for rows in survey.sizes if -(-layout.rows // rows) == layout.slices)]
 
 
 def _with(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import csr_matrix, lil_matrix
+from scipy.sparse import csr_matrix
 
 GIB = float(1 << 30)  # the program's unit of memory: numbers near one keep the solver exact
 
@@ -27,6 +27,7 @@ class Mode:
     forward_s: float
     backward_s: float
     moved_bytes: int = 0  # to the host in forward, and back in backward
+    host_s: float = 0.0  # that the host needs to launch it all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,7 @@ class Choice:
     modes: tuple[str, ...]  # of each block, in order
     unmoved_bytes: int  # of what could be on the host instead: states
     micro_batch_s: float
+    host_s: float = 0.0  # of a micro-batch, beside that
     exposed_states_s: float
     peak_bytes: int
     moved_bytes: int
@@ -138,11 +140,10 @@ class _Program:
 
     def constraints(self) -> tuple[csr_matrix, np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         rows = [*self._one_mode_each(), *self._moments(), *self._links()]
-        matrix = lil_matrix((len(rows), self.columns))
-        for index, (coefficients, _, _) in enumerate(rows):
-            for column, value in coefficients.items():
-                matrix[index, column] = value
-        return csr_matrix(matrix), np.array([row[1] for row in rows]), np.array([row[2] for row in rows])
+        places = [(index, column) for index, (coefficients, _, _) in enumerate(rows) for column in coefficients]
+        values = [value for coefficients, _, _ in rows for value in coefficients.values()]
+        matrix = csr_matrix((values, tuple(zip(*places, strict=True))), shape=(len(rows), self.columns))
+        return matrix, np.array([row[1] for row in rows]), np.array([row[2] for row in rows])
 
     def read(self, values: np.ndarray[Any, Any]) -> Choice:
         taken = [modes[int(np.argmax(values[start : start + len(modes)]))] for modes, start in self._ranges()]
@@ -155,6 +156,7 @@ class _Program:
             modes=tuple(mode.name for mode in taken),
             unmoved_bytes=self.around.movable_states_bytes - moved_states,
             micro_batch_s=seconds + float(values[self.late_out] + values[self.late_in]),
+            host_s=sum(mode.host_s for mode in taken),
             exposed_states_s=float(values[self.late_states]),
             peak_bytes=peak_of(taken, self.around, moved_states),
             moved_bytes=sum(mode.moved_bytes for mode in taken),

@@ -4,8 +4,9 @@ A layout is how the batch is divided: into micro-batches of so many rows, or int
 slices. It does not know how a technique is applied.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 
@@ -13,9 +14,6 @@ from tonnage.fit.choose.choosing import Choice, Mode, Surroundings, choose_modes
 from tonnage.fit.choose.placement import Holdings, Placement, states_on_gpu, step_overhead_s, suitable, surroundings
 from tonnage.fit.measure.profile import BlockProfile, OutsideProfile
 from tonnage.fit.measure.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, SizeProfile
-
-# Solutions after which no slower frame is looked at.
-_ENOUGH = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +29,7 @@ class Layout:
 @dataclass(frozen=True, kw_only=True)
 class Solution:
     layout: Layout
+    profiled_rows: int  # the size whose blocks it runs
     placement: Placement
     choice: Choice
     window_bytes: int  # of copies under way, where activations are offloaded
@@ -44,6 +43,7 @@ class Frame:
     """One layout, placement and use of the link: what is left to choose is each block's mode."""
 
     layout: Layout
+    profiled_rows: int
     placement: Placement
     window_bytes: int
     modes: list[list[Mode]]
@@ -51,9 +51,12 @@ class Frame:
     outside: OutsideProfile
     overhead_s: float
 
-    def step_s(self, micro_batch_s: float) -> float:
-        of_outside = self.outside.forward_s + self.outside.backward_s
-        return self.layout.micro_batches * (micro_batch_s + of_outside) + self.overhead_s
+    def step_s(self, micro_batch_s: float, host_s: float = 0.0) -> float:
+        """Where the host takes longer to launch a micro-batch than the card to run it, the host's time counts."""
+        outside = self.outside
+        gpu_s = micro_batch_s + outside.forward_s + outside.backward_s
+        host_s += outside.forward_host_s + outside.backward_host_s
+        return self.layout.micro_batches * max(gpu_s, host_s) + self.overhead_s
 
 
 def solve(
@@ -73,16 +76,27 @@ def solve(
         for placement in suitable(holdings, layout.micro_batches, allowed)
         for moved in _movable(allowed)
     ]
-    bounds = [(frame.step_s(least_seconds(frame.modes, frame.around)), frame) for frame in frames]
     found: list[Solution] = []
-    for bound_s, frame in sorted((pair for pair in bounds if np.isfinite(pair[0])), key=lambda pair: pair[0]):
-        if len(found) >= _ENOUGH and bound_s >= found[_ENOUGH - 1].step_s:
+    # A bound that is quick comes first, a close one only for frames that it leaves in the race.
+    waiting = [(frame.step_s(_quickest_s(frame.modes)), index, False) for index, frame in enumerate(frames)]
+    heapify(waiting)
+    while waiting:
+        bound_s, index, close = heappop(waiting)
+        if found and bound_s >= found[0].step_s:
             break
-        choice = choose_modes(frame.modes, frame.around)
-        if choice is not None:
+        frame = frames[index]
+        if not close:
+            bound_s = frame.step_s(least_seconds(frame.modes, frame.around))
+            if np.isfinite(bound_s):
+                heappush(waiting, (bound_s, index, True))
+        elif (choice := choose_modes(frame.modes, frame.around)) is not None:
             found.append(_solution(frame, holdings, choice))
             found.sort(key=lambda solution: (solution.step_s, solution.peak_bytes))
     return found
+
+
+def _quickest_s(modes: Sequence[Sequence[Mode]]) -> float:
+    return sum(min(mode.forward_s + mode.backward_s for mode in ways) for ways in modes)
 
 
 def _movable(allowed: frozenset[str]) -> tuple[tuple[str, ...], ...]:
@@ -96,12 +110,13 @@ def _solution(frame: Frame, holdings: Holdings, choice: Choice) -> Solution:
     layout, placement = frame.layout, frame.placement
     return Solution(
         layout=layout,
+        profiled_rows=frame.profiled_rows,
         placement=placement,
         choice=choice,
         window_bytes=frame.window_bytes,
         states_on_gpu_bytes=states_on_gpu(placement, holdings, layout.micro_batches, choice.unmoved_bytes),
         peak_bytes=choice.peak_bytes,
-        step_s=frame.step_s(choice.micro_batch_s) + choice.exposed_states_s,
+        step_s=frame.step_s(choice.micro_batch_s, choice.host_s) + choice.exposed_states_s,
     )
 
 
@@ -123,9 +138,7 @@ def _frame(
     moved: tuple[str, ...],
     allowed: frozenset[str],
 ) -> Frame:
-    # Several sizes may make as many slices: the largest of them is nearest to the batch.
-    whole = layout.slices == 1
-    size = sizes[layout.rows if whole else max(rows for rows in sizes if -(-layout.rows // rows) == layout.slices)]
+    size = sizes[_profiled_rows(sizes, layout)]
     wanted = {KEEP, *moved} if "recompute" not in allowed else None
     modes = _only(block_modes(size, layout, offload=True), {OFFLOAD, BLOCK_OFFLOAD} - set(moved), wanted)
     outside = outside_at(sizes, layout.rows)
@@ -143,6 +156,7 @@ def _frame(
     overhead_s = step_overhead_s(placement, holdings, layout.micro_batches, backward_s)
     return Frame(
         layout=layout,
+        profiled_rows=size.rows,
         placement=placement,
         window_bytes=window,
         modes=modes,
@@ -150,6 +164,13 @@ def _frame(
         outside=outside,
         overhead_s=overhead_s,
     )
+
+
+def _profiled_rows(sizes: Iterable[int], layout: Layout) -> int:
+    """The size whose blocks a layout runs. Several may make as many slices: the largest is nearest to the batch."""
+    if layout.slices == 1:
+        return layout.rows
+    return max(rows for rows in sizes if -(-layout.rows // rows) == layout.slices)
 
 
 def _only(modes: list[list[Mode]], without: set[str], wanted: set[str] | None) -> list[list[Mode]]:
@@ -204,6 +225,8 @@ def _in_line(low: OutsideProfile, high: OutsideProfile, share: float) -> Outside
         stem_peak_bytes=round(at("stem_peak_bytes")),
         forward_s=at("forward_s"),
         backward_s=at("backward_s"),
+        forward_host_s=high.forward_host_s,  # a larger batch takes no more launches
+        backward_host_s=high.backward_host_s,
     )
 
 
@@ -227,6 +250,7 @@ def _larger(mode: Mode, kept: BlockProfile, layout: Layout) -> Mode:
     passing_bytes = kept.input_bytes * slices
     return replace(
         whole,
+        host_s=mode.host_s * slices,
         forward_peak_bytes=kept.forward_peak_bytes - kept.kept_bytes + passing_bytes,
         backward_peak_bytes=mode.backward_peak_bytes
         + (slices - 1) * mode.moved_bytes

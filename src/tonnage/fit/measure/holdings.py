@@ -91,7 +91,7 @@ def probe_optimizer(optimizer: Optimizer, meter: Meter, trained: list[nn.Paramet
         scale = share / parameter_bytes([probe])
         states += int(first.kept_bytes * scale)
         temporary += int(second.peak_bytes * (scale if _works_on_all(optimizer) else 1))
-        seconds += meter.seconds(small.step) * scale
+        seconds += meter.time(small.step).gpu_s * scale
     assert total or not states
     return states, temporary, seconds
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from tonnage.fit.measure.meter import Meter, Watch
+from tonnage.fit.measure.meter import Duration, Meter, Watch
 from tonnage.fit.measure.profile import BlockProfile, OutsideProfile
 from tonnage.fit.modules import caching_configs, eagerly, replace_forward, without_cache
 from tonnage.fit.stepping.batches import named_tensors, take_rows
@@ -288,8 +288,8 @@ def measure_block(training: Training, meter: Meter, name: str, block: nn.Module,
     with dropped_gradients(block), undisturbed(block, meter.device):
         _run_block(training, block, call)  # compiles, warms up
         forward, backward = _watch_block(training, meter, block, call)
-        forward_s = meter.seconds(lambda: _forward_block(training, block, call))
-        both_s = meter.seconds(lambda: _run_block(training, block, call))
+        forward_time = meter.time(lambda: _forward_block(training, block, call))
+        whole_time = meter.time(lambda: _run_block(training, block, call))
     return BlockProfile(
         name=name,
         kind=kind_of(block, call.args, call.kwargs),
@@ -298,9 +298,18 @@ def measure_block(training: Training, meter: Meter, name: str, block: nn.Module,
         kept_bytes=forward.kept_bytes,
         forward_peak_bytes=forward.peak_bytes,
         backward_peak_bytes=backward.peak_bytes,
-        forward_s=forward_s,
-        backward_s=both_s - forward_s,
+        **_times(forward_time, whole_time),
     )
+
+
+def _times(forward: Duration, whole: Duration) -> dict[str, Any]:
+    """As profiles have them."""
+    return {
+        "forward_s": forward.gpu_s,
+        "backward_s": max(0.0, whole.gpu_s - forward.gpu_s),
+        "forward_host_s": forward.host_s,
+        "backward_host_s": max(0.0, whole.host_s - forward.host_s),
+    }
 
 
 def measure_outside(
@@ -326,14 +335,13 @@ def measure_outside(
             loss.backward()
             del loss
         peak_bytes, stem_peak_bytes = stretches.peaks(whole, kept_bytes)
-        forward_s = meter.seconds(forward)
-        both_s = meter.seconds(lambda: forward().backward())
+        forward_time = meter.time(forward)
+        whole_time = meter.time(lambda: forward().backward())
     return OutsideProfile(
         kept_bytes=kept_bytes,
         peak_bytes=peak_bytes,
         stem_peak_bytes=stem_peak_bytes,
-        forward_s=forward_s,
-        backward_s=both_s - forward_s,
+        **_times(forward_time, whole_time),
     )
 
 

@@ -35,6 +35,8 @@ class BlockProfile:
     )
     forward_s: float
     backward_s: float
+    forward_host_s: float = 0.0  # of the host, which launches it
+    backward_host_s: float = 0.0
     operators: tuple[OperatorProfile, ...] = ()
 
 
@@ -47,6 +49,8 @@ class OutsideProfile:
     stem_peak_bytes: int = 0  # before the first block's forward, and after its backward
     forward_s: float
     backward_s: float
+    forward_host_s: float = 0.0
+    backward_host_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

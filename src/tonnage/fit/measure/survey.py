@@ -4,7 +4,7 @@ Each kind of block is measured once for each size: as it stands, and with its pa
 modes that the solver chooses among. It does not know budgets nor which mode is best.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -43,6 +43,8 @@ _OPERATOR_LEVELS = 6
 _WORTHWHILE = 0.1
 _STALL_S_PER_BYTE = 1.5e-11  # 23 GB each way took 0.34 s longer, 41 GB 0.85 s
 _PARTS = ("mlp", "ffn", "feed_forward", "attn", "attention")
+
+Ways = dict[str, dict[str, BlockProfile]]  # kind whatever its inputs → mode → what it costs
 
 
 @dataclass(frozen=True)
@@ -83,9 +85,13 @@ class Survey:
         self.sizes: dict[int, SizeProfile] = {}
         self._required: dict[str, Required] | None = None
         self.by_chance = False  # whether a pass leaves some blocks out
-        self._ways_of: dict[str, dict[str, BlockProfile]] = {}  # by what a kind is without its inputs
+        self._ways_at: dict[int, Ways] = {}  # by size
         self.supposed: set[int] = set()  # sizes that were not measured
-        self.unrepeatable: dict[str, str] = {}  # the same, and why such blocks may not run twice
+        self.unrepeatable: dict[str, str] = {}  # kinds whatever their inputs, and why such blocks may not run twice
+
+    @property
+    def measured(self) -> dict[int, SizeProfile]:
+        return {rows: size for rows, size in sorted(self.sizes.items()) if rows not in self.supposed}
 
     def at(self, rows: int) -> SizeProfile:
         if rows not in self.sizes or rows in self.supposed:
@@ -110,8 +116,7 @@ class Survey:
             for kind, (name, call) in calls.by_kind.items()
         }
         outside = measure_outside(self.training, self.meter, self.blocks, calls, batch)
-        ways = self._with_ways(blocks) if self._ways_of else blocks
-        return SizeProfile(rows, calls.kinds, ways, outside, frozenset(self.unrepeatable))
+        return self._with_ways(SizeProfile(rows, calls.kinds, blocks, outside, frozenset(self.unrepeatable)))
 
     def _capture(self, batch: Batch) -> Calls:
         if self._required is None:
@@ -120,41 +125,56 @@ class Survey:
         self.by_chance |= calls.by_chance
         return calls
 
-    def detail(self) -> None:
-        """Measure the parts and operators of blocks too, at the smallest size; at others they are in proportion."""
-        if self._ways_of:
-            return
+    def find_unrepeatable(self) -> None:
+        """Find the blocks that may not run twice."""
         with self._as_at_first():
-            calls = self._capture(take_rows(self.training.sample, slice(0, min(self.sizes))))
+            calls = self._capture(take_rows(self.training.sample, slice(0, min(self.measured))))
             reasons = recomputable(self.training, list(calls.kinds))
-            self.unrepeatable = {_stem(calls.kinds[name]): reason for name, reason in reasons.items() if reason}
-            for kind, (name, call) in calls.by_kind.items():
-                self._ways_of[_stem(kind)] = self._measure_ways(name, call)
-        self.sizes = {
-            rows: replace(size, blocks=self._with_ways(size.blocks), unrepeatable=frozenset(self.unrepeatable))
-            for rows, size in self.sizes.items()
-        }
+        self.unrepeatable = {_stem(calls.kinds[name]): reason for name, reason in reasons.items() if reason}
+        kinds = frozenset(self.unrepeatable)
+        self.sizes = {rows: replace(size, unrepeatable=kinds) for rows, size in self.sizes.items()}
 
-    def between(self, rows: int) -> None:
-        """A size in line with the two measured ones around it, where measuring it would mean to compile it."""
-        low = max((size for size in self.sizes if size < rows), default=None)
-        high = min((size for size in self.sizes if size > rows), default=None)
-        if rows not in self.sizes and low is not None and high is not None:
-            self.sizes[rows] = _in_line(self.sizes[low], self.sizes[high], rows)
-            self.supposed.add(rows)
+    def detail(self, rows: int) -> None:
+        """Measure the parts and operators of blocks too at this size; at others they are in proportion to the nearest."""
+        self._ways_at[rows] = {}  # none, where there is no room for them
+        with self._as_at_first():
+            calls = self._capture(take_rows(self.training.sample, slice(0, rows)))
+            self._ways_at[rows] = {
+                _stem(kind): self._measure_ways(name, call) for kind, (name, call) in calls.by_kind.items()
+            }
+        self.sizes = {size.rows: self._with_ways(size) for size in self.sizes.values()}
+
+    def is_detailed(self, rows: int) -> bool:
+        return rows in self._ways_at
+
+    def suppose(self, rows: int, like: "Survey") -> None:
+        """Add a size that is not measured, which would mean to compile it: it grows as `like` grew between two sizes."""
+        both = self.measured.keys() & like.measured.keys()
+        if rows in self.sizes or not both or len(like.measured) < 2:
+            return
+        base, low, high = max(both), min(like.measured), max(like.measured)
+        there, grown = like.sizes[base], _in_line(like.sizes[low], like.sizes[high], rows)
+        self.sizes[rows] = self._with_ways(_grown(self.sizes[base], there, grown))
+        self.supposed.add(rows)
+
+    def drop(self, rows: int) -> None:
+        """Forget a size for which there is no room."""
+        del self.sizes[rows]
+        self.supposed.discard(rows)
 
     @property
     def has_operators(self) -> bool:
         """Whether there are modes in which single operators of a block are kept."""
-        return any(mode.startswith(OPERATORS) for ways in self._ways_of.values() for mode in ways)
+        kinds = (ways for detailed in self._ways_at.values() for ways in detailed.values())
+        return any(mode.startswith(OPERATORS) for ways in kinds for mode in ways)
 
     def forget_operators(self) -> None:
         """Leave only modes that recompute a block whole or in part."""
-        self._ways_of = {stem: _without_operators(ways) for stem, ways in self._ways_of.items()}
-        self.sizes = {
-            rows: replace(size, blocks={kind: _without_operators(ways) for kind, ways in size.blocks.items()})
-            for rows, size in self.sizes.items()
+        self._ways_at = {
+            rows: {stem: _without_operators(ways) for stem, ways in detailed.items()}
+            for rows, detailed in self._ways_at.items()
         }
+        self.sizes = {size.rows: self._with_ways(size) for size in self.sizes.values()}
 
     def _measure_ways(self, name: str, call: BlockCall) -> dict[str, BlockProfile]:
         block = self.blocks[name]
@@ -165,15 +185,16 @@ class Survey:
                     ways[mode] = measure_block(self.training, self.meter, name, block, call)
         return {mode: way for mode, way in ways.items() if mode == KEEP or _worthwhile(way, ways[KEEP])}
 
-    def _with_ways(self, blocks: dict[str, dict[str, BlockProfile]]) -> dict[str, dict[str, BlockProfile]]:
-        """A part's share of its block is the same at every size; compiling it for each would take long."""
-        return {
-            kind: self._in_proportion(self._ways_of.get(_stem(kind), {}), ways[KEEP]) for kind, ways in blocks.items()
-        }
-
-    def _in_proportion(self, measured: dict[str, BlockProfile], kept: BlockProfile) -> dict[str, BlockProfile]:
-        parts = {mode: way for mode, way in measured.items() if mode != KEEP}
-        return {KEEP: kept, **{mode: _in_proportion(way, measured[KEEP], kept) for mode, way in parts.items()}}
+    def _with_ways(self, size: SizeProfile) -> SizeProfile:
+        """With the ways of the nearest size whose parts were measured: a part's share of its block is about the same."""
+        if not self._ways_at:
+            return size
+        nearest = min(self._ways_at, key=lambda rows: (max(rows / size.rows, size.rows / rows), rows))
+        ways = self._ways_at[nearest]
+        return replace(
+            size,
+            blocks={kind: _all_ways(ways.get(_stem(kind), {}), kept[KEEP]) for kind, kept in size.blocks.items()},
+        )
 
     def _operator_modes(self, block: nn.Module, call: BlockCall) -> list[str]:
         """The fastest choices of operators at a few numbers of bytes. A compiled block shows none."""
@@ -204,20 +225,31 @@ def _without_operators(ways: dict[str, BlockProfile]) -> dict[str, BlockProfile]
 
 
 def _in_line(low: SizeProfile, high: SizeProfile, rows: int) -> SizeProfile:
+    """A size in line with two others: bytes and seconds grow with the rows."""
     share = (rows - low.rows) / (high.rows - low.rows)
+    return _mixed([low, high], rows, lambda below, above: max(0.0, below + share * (above - below)))
 
-    def mixed(one: Any, other: Any) -> Any:
-        """One profile between two: bytes and seconds grow with the rows."""
-        numbers = {f.name: getattr(one, f.name) for f in fields(one) if isinstance(getattr(one, f.name), int | float)}
-        found = {name: value + share * (getattr(other, name) - value) for name, value in numbers.items()}
-        return replace(one, **{name: round(v) if isinstance(numbers[name], int) else v for name, v in found.items()})
 
-    of_high = {kind: high.kinds[name] for name, kind in low.kinds.items()}
-    blocks = {
-        kind: {mode: mixed(way, high.blocks[of_high[kind]][mode]) for mode, way in ways.items()}
-        for kind, ways in low.blocks.items()
-    }
-    return replace(low, rows=rows, blocks=blocks, outside=mixed(low.outside, high.outside))
+def _grown(base: SizeProfile, there: SizeProfile, grown: SizeProfile) -> SizeProfile:
+    """As much more than `base` as `grown` is more than `there`."""
+    return _mixed([base, there, grown], grown.rows, lambda one, other, more: one * more / other if other else one)
+
+
+def _mixed(sizes: Sequence[SizeProfile], rows: int, mix: Callable[..., float]) -> SizeProfile:
+    """The first of several sizes with each of its numbers mixed with that of the others; blocks as they are kept."""
+
+    def mixed(*profiles: Any) -> Any:
+        first = profiles[0]
+        names = [f.name for f in fields(first) if isinstance(getattr(first, f.name), int | float)]
+        found = {name: mix(*(getattr(profile, name) for profile in profiles)) for name in names}
+        whole = {name for name in names if isinstance(getattr(first, name), int)}
+        return replace(first, **{name: round(v) if name in whole else v for name, v in found.items()})
+
+    first = sizes[0]
+    examples = {kind: name for name, kind in first.kinds.items()}
+    blocks = {kind: {KEEP: mixed(*(size.kept(name) for size in sizes))} for kind, name in examples.items()}
+    outside = mixed(*(size.outside for size in sizes))
+    return replace(first, rows=rows, blocks=blocks, outside=outside)
 
 
 def _stem(kind: str) -> str:
@@ -230,20 +262,23 @@ def recompute_mode(name: str) -> str | list[str]:
     return name.removeprefix(OPERATORS).split(",") if name.startswith(OPERATORS) else name
 
 
+def _all_ways(measured: dict[str, BlockProfile], kept: BlockProfile) -> dict[str, BlockProfile]:
+    """A block as it is kept, and the parts of one that was measured at another size, in proportion."""
+    parts = {mode: way for mode, way in measured.items() if mode != KEEP}
+    return {KEEP: kept, **{mode: _in_proportion(way, measured[KEEP], kept) for mode, way in parts.items()}}
+
+
 def _in_proportion(way: BlockProfile, its_kept: BlockProfile, kept: BlockProfile) -> BlockProfile:
     """`way` at the size of `kept`, as it was beside `its_kept`."""
 
-    def scaled(field: str) -> int:
-        return round(getattr(way, field) * getattr(kept, field) / max(1, getattr(its_kept, field)))
+    def scaled(field: str) -> float:
+        its, here = getattr(its_kept, field), getattr(kept, field)
+        return getattr(way, field) * here / its if its else here
 
-    return replace(
-        kept,
-        kept_bytes=scaled("kept_bytes"),
-        forward_peak_bytes=scaled("forward_peak_bytes"),
-        backward_peak_bytes=scaled("backward_peak_bytes"),
-        forward_s=way.forward_s * kept.forward_s / its_kept.forward_s,
-        backward_s=way.backward_s * kept.backward_s / its_kept.backward_s,
-    )
+    sizes = ("kept_bytes", "forward_peak_bytes", "backward_peak_bytes")
+    times = ("forward_s", "backward_s", "forward_host_s", "backward_host_s")
+    changes: dict[str, Any] = {name: round(scaled(name)) for name in sizes} | {name: scaled(name) for name in times}
+    return replace(kept, **changes)
 
 
 def _part_modes(block: nn.Module) -> list[str]:
@@ -275,6 +310,7 @@ def _as_it_is(name: str, way: BlockProfile) -> Mode:
         backward_peak_bytes=way.backward_peak_bytes,
         forward_s=way.forward_s,
         backward_s=way.backward_s,
+        host_s=way.forward_host_s + way.backward_host_s,
     )
 
 
@@ -289,6 +325,7 @@ def _recomputed(name: str, kept: BlockProfile, *, resident_bytes: int, moved_byt
         forward_s=kept.forward_s,
         backward_s=kept.backward_s + kept.forward_s,
         moved_bytes=moved_bytes,
+        host_s=2 * kept.forward_host_s + kept.backward_host_s,
     )
 
 
@@ -306,4 +343,5 @@ def _offloaded(kept: BlockProfile) -> Mode:
         forward_s=kept.forward_s,
         backward_s=kept.backward_s + kept.kept_bytes * _STALL_S_PER_BYTE,
         moved_bytes=kept.kept_bytes,
+        host_s=kept.forward_host_s + kept.backward_host_s,
     )

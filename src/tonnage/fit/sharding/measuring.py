@@ -18,7 +18,7 @@ from tonnage.fit.fitted import Fitted
 from tonnage.fit.fitting import Fitting, Request
 from tonnage.fit.measure.holdings import find_holdings, tensors_of
 from tonnage.fit.measure.measuring import BlockCall, parameter_bytes
-from tonnage.fit.measure.meter import Meter
+from tonnage.fit.measure.meter import Duration, Meter
 from tonnage.fit.measure.survey import SizeProfile, Survey
 from tonnage.fit.rehearsal import Rehearsed
 from tonnage.fit.sharding.agreement import Agreement, RankFailed
@@ -36,13 +36,8 @@ class AgreedMeter(Meter):
         super().__init__(device)
         self.agreement = agreement
 
-    def seconds(self, run: Callable[[], object], *, least_s: float = 0.25) -> float:
-        if self.virtual:
-            return super().seconds(run, least_s=least_s)
-        once = self.agreement.share(self._timed(run, 1))
-        repeats = min(200, max(2, round(least_s / max(once, 1e-6))))
-        self._timed(run, max(1, repeats // 2))
-        return self.agreement.share(self._timed(run, repeats))
+    def _agreed(self, found: Duration) -> Duration:
+        return self.agreement.share(found)
 
 
 class AgreedSurvey(Survey):
@@ -59,10 +54,13 @@ class AgreedSurvey(Survey):
         """None: gathering a block's parameters is among its operators, and is not run again with them."""
         return []
 
-    def detail(self) -> None:
-        agreed(self.agreement, super().detail)
-        self._ways_of = self.agreement.share(self._ways_of)
-        self.sizes = self.agreement.share(self.sizes)
+    def find_unrepeatable(self) -> None:
+        agreed(self.agreement, super().find_unrepeatable)
+        self.unrepeatable, self.sizes = self.agreement.share((self.unrepeatable, self.sizes))
+
+    def detail(self, rows: int) -> None:
+        agreed(self.agreement, lambda: super(AgreedSurvey, self).detail(rows))
+        self._ways_at, self.sizes = self.agreement.share((self._ways_at, self.sizes))
 
 
 def agreed(agreement: Agreement, measure: Callable[[], Found]) -> Found:
@@ -129,9 +127,9 @@ class ShardedFitting(Fitting):
             host_bytes=max(0, whole.host_bytes - on_host) if self.shard.offload else whole.host_bytes,
         )
 
-    def _fastest(self, budget_bytes: int, *, resort: bool = True) -> Solution | None:
+    def _solve(self, budget_bytes: int, sizes: dict[int, SizeProfile]) -> Solution | None:
         """The solver stops after a time, which passes differently on each rank."""
-        return self.agreement.share(super()._fastest(budget_bytes, resort=resort))
+        return self.agreement.share(super()._solve(budget_bytes, sizes))
 
     def _find_weighting(self) -> Weighting:
         """Ranks have found it together when the model was sharded."""
@@ -141,8 +139,8 @@ class ShardedFitting(Fitting):
         """What breaks on one rank ends the job on all."""
         return False
 
-    def _least(self) -> Solution | None:
-        return self.agreement.share(super()._least())
+    def _smallest_solution(self) -> Solution | None:
+        return self.agreement.share(super()._smallest_solution())
 
     def _rehearse(self) -> Rehearsed:
         found = super()._rehearse()

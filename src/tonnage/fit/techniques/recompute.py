@@ -3,9 +3,11 @@
 It does not know how the modes were chosen: `choose.frontier` makes the choice within a block, the solver that between blocks.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any, ClassVar
 
 import torch
@@ -139,7 +141,7 @@ class Recompute(Technique):
         compiled = _is_compiled(training, training.model.get_submodule(name))
         is_part = isinstance(mode, str) and mode != "block"
         if compiled and is_part:
-            return replace_forward(module, _checkpointed(module.forward))
+            return replace_forward(module, _checkpointed_forward(module))
         if finding.beside is not None:
             return replace_forward(module, GraphRerun(module, module.forward, finding.slots))
         # The operators of a compiled forward are not there to be seen.
@@ -183,13 +185,26 @@ def _kept(mode: Sequence[int | str]) -> dict[int, str | None]:
     return {int(index): name or None for index, _, name in pairs}
 
 
-def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """What the compiler understands: it runs this part again inside the backward that it makes for the block."""
+def _checkpointed_forward(module: nn.Module) -> Callable[..., Any]:
+    """What the compiler understands: it runs this part again inside the backward that it makes for the block.
 
+    Equal parts get the same method, so that their blocks share one compilation.
+    """
+    forward = module.forward
+    if isinstance(forward, MethodType) and forward.__self__ is module:
+        return MethodType(_checkpointed_function(forward.__func__), module)
+    return _checkpointed(forward)
+
+
+def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
     def again(*args: Any, **kwargs: Any) -> Any:
         return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
+    again.__name__ = "forward"  # a pickled method of a module is looked up by this name, and is the plain one
     return again
+
+
+_checkpointed_function = functools.cache(_checkpointed)
 
 
 def _is_compiled(training: Training, block: nn.Module) -> bool:
