@@ -75,7 +75,22 @@ TN_EXPORT const char *tn_operator(void) { return operator_at_work(); }
 
 static const char *(*name_of)(const void *);
 
-static void *begin(void **context, const void *function) {
+// Where a C++ function returns an object, the caller passes a place for it: x86-64 as a first argument, AArch64 in the
+// register x8, which C cannot name, so small stubs stand before the functions there.
+#if defined(__aarch64__)
+__asm__(
+    "tn_begin:\n"
+    "  mov x1, x0\n"
+    "  mov x0, x8\n"
+    "  b tn_begin_at\n");
+#define BEGIN tn_begin
+void *tn_begin(void **, const void *) __attribute__((visibility("hidden")));
+#else
+#define BEGIN tn_begin_at
+#endif
+
+void *tn_begin_at(void **context, const void *function) __attribute__((visibility("hidden")));
+void *tn_begin_at(void **context, const void *function) {
   *context = NULL;
   if (is_open) {
     const char *name = name_of(function);
@@ -167,9 +182,6 @@ void report_oom(int64_t size, size_t allocated, size_t reserved, uint16_t device
 #define EMPTY "_ZN2at6detail13empty_genericEN3c108ArrayRefIlEEPNS1_9AllocatorENS1_14DispatchKeySetENS1_10ScalarTypeESt8optionalINS1_12MemoryFormatEE"
 #define EMPTY_STRIDED "_ZN2at6detail21empty_strided_genericEN3c108ArrayRefIlEES3_PNS1_9AllocatorENS1_14DispatchKeySetENS1_10ScalarTypeE"
 
-#if defined(__x86_64__)
-// A tensor is returned through a hidden first argument here; on AArch64 it would be a register that C cannot name, so
-// there blocks have no shape.
 static void about_to_make(const int64_t *shape, size_t dims, int8_t dtype) {
   if (!is_open) return;
   tensor.dtype = dtype;
@@ -177,6 +189,36 @@ static void about_to_make(const int64_t *shape, size_t dims, int8_t dtype) {
   memcpy(tensor.shape, shape, sizeof(int64_t) * (size_t)tensor.dims);
 }
 
+#if defined(__aarch64__)
+// Each stub keeps the arguments, notes the shape, and goes on to torch's function with the arguments as they came.
+void *tn_before_empty(const int64_t *, size_t, void *, uint64_t, int8_t) __attribute__((visibility("hidden")));
+void *tn_before_empty(const int64_t *shape, size_t dims, void *allocator, uint64_t keys, int8_t dtype) {
+  static void *plain;
+  (void)allocator, (void)keys;
+  about_to_make(shape, dims, dtype);
+  return plain ? plain : (plain = own("libtorch_cpu.so", EMPTY));
+}
+
+void *tn_before_empty_strided(const int64_t *, size_t, const int64_t *, size_t, void *, uint64_t, int8_t) __attribute__((visibility("hidden")));
+void *tn_before_empty_strided(const int64_t *shape, size_t dims, const int64_t *strides, size_t stride_count, void *allocator, uint64_t keys, int8_t dtype) {
+  static void *plain;
+  (void)strides, (void)stride_count, (void)allocator, (void)keys;
+  about_to_make(shape, dims, dtype);
+  return plain ? plain : (plain = own("libtorch_cpu.so", EMPTY_STRIDED));
+}
+
+#define STUB(name, before) \
+  __asm__(".globl " name "\n.type " name ", %function\n" name ":\n" \
+          "  stp x29, x30, [sp, #-96]!\n  mov x29, sp\n" \
+          "  stp x0, x1, [sp, #16]\n  stp x2, x3, [sp, #32]\n  stp x4, x5, [sp, #48]\n  stp x6, x7, [sp, #64]\n" \
+          "  str x8, [sp, #80]\n" \
+          "  bl " before "\n  mov x16, x0\n" \
+          "  ldp x0, x1, [sp, #16]\n  ldp x2, x3, [sp, #32]\n  ldp x4, x5, [sp, #48]\n  ldp x6, x7, [sp, #64]\n" \
+          "  ldr x8, [sp, #80]\n" \
+          "  ldp x29, x30, [sp], #96\n  br x16\n")
+STUB(EMPTY, "tn_before_empty");
+STUB(EMPTY_STRIDED, "tn_before_empty_strided");
+#else
 typedef void *Empty(void *, const int64_t *, size_t, void *, uint64_t, int8_t, uint32_t);
 TN_EXPORT void *empty_generic(void *, const int64_t *, size_t, void *, uint64_t, int8_t, uint32_t) __asm__(EMPTY);
 void *empty_generic(void *made, const int64_t *shape, size_t dims, void *allocator, uint64_t keys, int8_t dtype, uint32_t format) {
@@ -209,7 +251,7 @@ static void listen_to_operators(void) {
   void (*add)(Callback) = (void (*)(Callback))own("libtorch_cpu.so", "_ZN2at17addGlobalCallbackENS_22RecordFunctionCallbackE");
   name_of = (const char *(*)(const void *))own("libtorch_cpu.so", "_ZNK2at14RecordFunction4nameEv");
   if (!add || !name_of) return;
-  Callback callback = {begin, end, 1.0, {1}, 0, 0, 0};  // the scope FUNCTION alone
+  Callback callback = {BEGIN, end, 1.0, {1}, 0, 0, 0};  // the scope FUNCTION alone
   add(callback);
 }
 
