@@ -199,6 +199,7 @@ class Fitting:
         with self._all_or_nothing(), self._undisturbed():
             self._measure_sizes()
             solution, measured, proof = self._close_the_loop()
+        torch.cuda.empty_cache()  # steps begin as the rehearsed one did
         fitted = Fitted(self.training, self.applied, self._plan(solution), measured, refit=self.refit)
         fitted.proof, fitted.left_out = proof, dict(self.left_out)
         return fitted
@@ -431,7 +432,7 @@ class Fitting:
     def _close_the_loop(self) -> tuple[Solution, Rehearsed | None, Proof | None]:
         """The fastest solution whose real peak is within the budget and whose gradients are the plain ones."""
         wanted = budget = self.request.budget_bytes
-        rounds = 0
+        unforeseen = rounds = 0
         while rounds < _ROUNDS:
             solution = self._fastest(budget)
             if solution is None:
@@ -445,8 +446,9 @@ class Fitting:
                 self._leave_out_cause(solution, problem)
             else:
                 self._back_to_base()
-                # What the model did not see it will not see next time either.
-                budget = min(budget, solution.peak_bytes) - (measured.peak_reserved_bytes - wanted)
+                # What the prediction did not see it will not see next time either; another solution may have more of it.
+                unforeseen = max(unforeseen, measured.peak_reserved_bytes - solution.peak_bytes)
+                budget = min(budget, wanted - unforeseen) - rounds * wanted // 100
                 rounds += 1
         return (*self._smallest(), self._prove())
 

@@ -41,11 +41,12 @@ def rehearse(training: Training, meter: Meter, batch: Batch | None = None, *, fr
     batch = training.sample if batch is None else batch
     torch.cuda.empty_cache()
     with nothing_moves(training, fresh=fresh):
-        if fresh:
-            take_step(training, batch)  # makes the states
+        with unstepped(training.optimizer):
+            take_step(training, batch)  # compiles what is not compiled yet
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(meter.device)
-        take_step(training, batch)
+        for _ in range(2 if fresh else 1):  # the first one makes the states, amid what else is there
+            take_step(training, batch)
         peaks = torch.cuda.max_memory_allocated(meter.device), torch.cuda.max_memory_reserved(meter.device)
     return Rehearsed(peak_allocated_bytes=peaks[0], peak_reserved_bytes=peaks[1], stepped=fresh)
 

@@ -102,7 +102,7 @@ def surroundings(
     """The frame that a placement sets for the choice of modes. `backward_s` hides what crosses the link."""
     gradients = placement.gradients(holdings, micro_batches)
     grows, splits = gradients is Gradients.GROW, placement.splits_states
-    fixed = holdings.held_bytes + extra_bytes + _staging_bytes(placement, holdings)
+    fixed = holdings.held_bytes + extra_bytes + _staging_bytes(placement, holdings, gradients)
     movable = movable_bytes(placement, holdings, micro_batches)
     return Surroundings(
         budget_bytes=budget_bytes,
@@ -125,10 +125,11 @@ def surroundings(
     )
 
 
-def _staging_bytes(placement: Placement, holdings: Holdings) -> int:
-    """On the GPU: states on their way, or a gradient that waits for its copy."""
+def _staging_bytes(placement: Placement, holdings: Holdings, gradients: Gradients) -> int:
+    """On the GPU: states on their way, and gradients that wait for them where they would be gone otherwise."""
     if placement == HOST_STATES:
-        return 3 * PIECE_BYTES + WINDOW_BYTES
+        waiting_bytes = min(WINDOW_BYTES, holdings.gradients_bytes) if gradients is Gradients.PASS else 0
+        return 3 * PIECE_BYTES + waiting_bytes
     return holdings.largest_gradient_bytes if placement == HOST_GRADIENTS else 0
 
 
