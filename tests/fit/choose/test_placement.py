@@ -125,6 +125,13 @@ def test_states_that_may_move_are_no_longer_fixed() -> None:
     assert around(HOST_STATES, replace(HELD, clips=True)).states_window_s == 0.0
 
 
+def test_gradients_that_stay_on_the_gpu_do_not_wait_for_states_as_well() -> None:
+    frame = around(HOST_STATES, micro_batches=4)
+    assert frame.fixed_bytes == around(PLAIN, micro_batches=4).fixed_bytes - 32 * GIB + 3 * PIECE_BYTES
+    few = replace(HELD, gradients_bytes=WINDOW_BYTES // 4)
+    assert around(HOST_STATES, few).fixed_bytes == 16 * GIB + 5 + 3 * PIECE_BYTES + WINDOW_BYTES // 4
+
+
 def test_the_sums_of_gradients_go_with_the_states() -> None:
     assert movable_bytes(HOST_GRADIENTS, HELD, 1) == 32 * GIB
     assert movable_bytes(HOST_GRADIENTS, HELD, 4) == 48 * GIB

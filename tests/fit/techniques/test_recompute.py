@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.testing
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -329,6 +330,19 @@ def test_a_compiled_block_and_a_part_of_one_train_the_same() -> None:
         torch.testing.assert_close(take_step(fitted, step), take_step(plain, step), rtol=1e-10, atol=1e-10)
     undo()
     assert "forward" not in fitted.model[3].one.__dict__
+
+
+def test_equal_compiled_blocks_share_one_compilation() -> None:
+    training, graphs = build_training(_net(Block)), torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    torch._dynamo.reset()
+    for block in training.model[2:]:
+        block.compile(backend=graphs, dynamic=False)
+    training.applied.append("compile")
+    blocks = [str(index) for index in range(2, len(training.model))]
+    assert len(blocks) > 1
+    Recompute(modes=dict.fromkeys(blocks, "part:one")).apply(training)
+    take_step(training, 0)
+    assert graphs.frame_count == 1
 
 
 def test_a_hook_on_a_gradient_runs_once() -> None:
