@@ -33,6 +33,7 @@ from tonnage.fit.choose.outlook import does_not_fit, smallest_budget
 from tonnage.fit.choose.placement import Holdings
 from tonnage.fit.choose.solver import Solution, solve
 from tonnage.fit.fitted import Applied, Fitted
+from tonnage.fit.gradients import noted_autocast
 from tonnage.fit.measure.holdings import find_holdings
 from tonnage.fit.measure.measuring import draw_others, undisturbed
 from tonnage.fit.measure.meter import Meter
@@ -183,6 +184,7 @@ class Fitting:
         self.base = 0  # techniques that always pay
         self.divides = False
         self.least_rows = 1  # that the loss takes
+        self.own_autocast: list[torch.dtype] = []  # that the loss enters by itself
         self.in_one_piece = False  # whether the model is measured as a whole, not block by block
         self.left_out: dict[str, str] = {}
 
@@ -231,7 +233,8 @@ class Fitting:
         """Survey the plain training, and again with each technique that always pays."""
         self._check_loss()
         self._add_plain_stage()
-        for technique in always_paying(self.training, self.request.allowed, self.request.budget_bytes):
+        allowed = self.request.allowed - ({"autocast"} if self.own_autocast else set())
+        for technique in always_paying(self.training, allowed, self.request.budget_bytes):
             self._put_in(technique)
         self._settle()
 
@@ -388,7 +391,13 @@ class Fitting:
 
     def _check_loss_of(self, rows: int) -> None:
         row = take_rows(self.training.sample, slice(0, rows))
-        with self._undisturbed(), eagerly(), self.training.forward_pass(), suppress(torch.OutOfMemoryError):
+        with (
+            self._undisturbed(),
+            eagerly(),
+            noted_autocast(self.training, [] if self.training.applied else self.own_autocast),
+            self.training.forward_pass(),
+            suppress(torch.OutOfMemoryError),
+        ):
             loss = self.training.loss(self.training.model, row)
             check_loss(loss)
             check_finite(loss, row)

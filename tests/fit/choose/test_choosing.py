@@ -42,6 +42,7 @@ def instances(draw: st.DrawFn) -> Instance:
         fixed_bytes=draw(sizes) // 4,
         outside_kept_bytes=draw(sizes) // 4,
         outside_peak_bytes=draw(sizes) // 2,
+        between_peak_bytes=tuple(draw(sizes) // 2 for _ in blocks[1:]) if draw(st.booleans()) else (),
         gradient_bytes=tuple(draw(sizes) // 8 for _ in blocks) if grows else (),
         outside_gradient_bytes=draw(sizes) // 8 if grows else 0,
         step_peak_bytes=draw(sizes) // 2,
@@ -149,6 +150,8 @@ def test_the_peak_is_that_of_the_highest_moment() -> None:
     assert peak_of([KEEP] * 3, around) == (10 + 4 + 2 + 1 + 1 + 2) * GIB
     # With a loss that needs more than a block's backward pass does.
     assert peak_of([KEEP] * 3, replace(around, outside_peak_bytes=8 * GIB)) == (10 + 6 + 8) * GIB
+    # With much between the last two blocks: two blocks' leavings, and the gradients of the third and of the head.
+    assert peak_of([KEEP] * 3, replace(around, between_peak_bytes=(0, 18 * GIB))) == (10 + 4 + 18 + 1 + 2) * GIB
     # With an optimizer that needs more than any of them.
     assert peak_of([KEEP] * 3, replace(around, step_peak_bytes=20 * GIB)) == (10 + 20) * GIB
     # With a block that passes through more than all the rest.

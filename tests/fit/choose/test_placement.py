@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from tonnage.fit.choose.choosing import Surroundings, peak_of
+from tonnage.fit.choose.choosing import PIECE_BYTES, Surroundings, in_transit_bytes, peak_of
 from tonnage.fit.choose.placement import (
     HOST_GRADIENTS,
     HOST_STATES,
-    PIECE_BYTES,
     PLACEMENTS,
     PLAIN,
     STEP_IN_BACKWARD,
@@ -32,7 +31,7 @@ HELD = Holdings(
     states_bytes=32 * GIB,
     outside_gradients_bytes=2 * GIB,
     block_gradients_bytes=(7 * GIB, 7 * GIB),
-    largest_gradient_bytes=GIB,
+    parameter_gradients_bytes=(GIB,) * 16,
     step_temporary_bytes=3 * GIB,
     optimizer_s=0.05,
     clips=False,
@@ -118,18 +117,30 @@ def test_a_step_inside_backward_holds_no_gradients_and_no_temporaries() -> None:
 
 def test_states_that_may_move_are_no_longer_fixed() -> None:
     frame = around(HOST_STATES)
-    assert frame.fixed_bytes == 16 * GIB + 5 + 3 * PIECE_BYTES + WINDOW_BYTES
+    assert frame.fixed_bytes == 16 * GIB + 5
+    assert in_transit_bytes(frame, 32 * GIB) == 3 * PIECE_BYTES + WINDOW_BYTES
     assert frame.movable_states_bytes == 32 * GIB
     assert frame.states_s_per_byte * 32 * GIB == pytest.approx(1.0)
     assert frame.states_window_s == 1.0
     assert around(HOST_STATES, replace(HELD, clips=True)).states_window_s == 0.0
 
 
-def test_gradients_that_stay_on_the_gpu_do_not_wait_for_states_as_well() -> None:
-    frame = around(HOST_STATES, micro_batches=4)
-    assert frame.fixed_bytes == around(PLAIN, micro_batches=4).fixed_bytes - 32 * GIB + 3 * PIECE_BYTES
-    few = replace(HELD, gradients_bytes=WINDOW_BYTES // 4)
-    assert around(HOST_STATES, few).fixed_bytes == 16 * GIB + 5 + 3 * PIECE_BYTES + WINDOW_BYTES // 4
+def test_gradients_wait_only_for_states_on_the_host_and_where_they_do_not_stay() -> None:
+    assert around(HOST_STATES, micro_batches=4).waiting_bytes == around(PLAIN).waiting_bytes == 0
+    assert around(HOST_STATES, replace(HELD, gradients_bytes=WINDOW_BYTES // 4)).waiting_bytes == WINDOW_BYTES // 4
+    frame, moved_bytes = around(HOST_STATES), WINDOW_BYTES // 2
+    waiting_bytes = moved_bytes // 2  # there are two bytes of states for one of gradients
+    peak_bytes = peak_of((), frame)
+    assert peak_of((), frame, moved_bytes) == peak_bytes - moved_bytes + 3 * PIECE_BYTES + waiting_bytes
+    assert peak_of((), frame, 32 * GIB) == peak_bytes - 32 * GIB + 3 * PIECE_BYTES + WINDOW_BYTES
+
+
+def test_pieces_on_their_way_are_no_larger_than_what_moved() -> None:
+    held = replace(HELD, parameter_gradients_bytes=(15 * GIB, *(GIB // 64,) * 64))
+    all_small = 2 * GIB  # states of the last 64, which find no room after the large one
+    assert in_transit_bytes(around(HOST_STATES, held, micro_batches=2), all_small) == 3 * GIB // 32
+    assert in_transit_bytes(around(HOST_STATES, held, micro_batches=2), 3 * GIB) == 3 * PIECE_BYTES
+    assert in_transit_bytes(around(HOST_STATES, held, micro_batches=2), 0) == 0
 
 
 def test_the_sums_of_gradients_go_with_the_states() -> None:

@@ -25,7 +25,7 @@ SMALL = replace(
     states_bytes=8 * GIB,
     outside_gradients_bytes=GIB,
     block_gradients_bytes=(768 * MIB,) * BLOCKS,
-    largest_gradient_bytes=GIB,
+    parameter_gradients_bytes=(GIB,) * 16,
     step_temporary_bytes=0,
     host_step_s=0.5,
 )

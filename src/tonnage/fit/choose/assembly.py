@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import torch
 
-from tonnage.fit.choose.placement import HOST_GRADIENTS, PIECE_BYTES, STEP_IN_BACKWARD, WINDOW_BYTES, Holdings
+from tonnage.fit.choose.choosing import PIECE_BYTES
+from tonnage.fit.choose.placement import HOST_GRADIENTS, STEP_IN_BACKWARD, WINDOW_BYTES, Holdings
 from tonnage.fit.choose.solver import Solution
 from tonnage.fit.measure.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, Survey, recompute_mode
 from tonnage.fit.registry import technique_class

@@ -14,6 +14,9 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_matrix
 
 GIB = float(1 << 30)  # the program's unit of memory: numbers near one keep the solver exact
+# States on the host come to the GPU and go back in pieces of this size: one comes, one is stepped, one goes.
+PIECE_BYTES = 64 << 20
+STAGED_PIECES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +42,18 @@ class Surroundings:
     outside_kept_bytes: int
     outside_peak_bytes: int  # highest point of head, loss and their backward, beyond what blocks left behind
     stem_peak_bytes: int = 0  # of what runs before the first block, and after it in backward
+    between_peak_bytes: Sequence[
+        int
+    ] = ()  # before each block but the first, beyond what earlier blocks left; 0 for none
     gradient_bytes: Sequence[int] = ()  # of each block, where gradients appear as backward goes; () where they do not
     outside_gradient_bytes: int = 0  # of the head, which come first
     step_peak_bytes: int = 0  # beyond `fixed_bytes` while the optimizer steps: all gradients, temporaries
     movable_states_bytes: int = 0  # optimizer states that may be on the host instead, to the byte
     states_s_per_byte: float = 0.0  # time over the link for each byte of states on the host
     states_window_s: float = 0.0  # as much of it hides behind computation
+    parameter_states_bytes: Sequence[int] = ()  # those that may move, parameter by parameter; the first find room here
+    waiting_bytes: int = 0  # of gradients that wait for states on the host, at most
+    gradients_per_state: float = 0.0  # bytes of gradients for a byte of states
     host_bytes: int = 0  # free for moved activations and states
     link_bytes_per_s: float = 50e9
     s_per_moved_byte: float = 4.2e-12  # a copy there and back slows what it runs beside (measured on an H200)
@@ -177,8 +186,10 @@ class _Program:
         left: dict[int, float] = {}
         rows = []
         gradients = sum(around.gradient_bytes) + around.outside_gradient_bytes if around.gradient_bytes else 0
-        all_gradients = gradients
+        all_gradients, between = gradients, _between(around, len(ranges))
         for index, (modes, start) in enumerate(ranges):
+            if between[index]:
+                rows.append(self._at_most(left, between[index] + gradients))
             forward = left | {start + i: mode.forward_peak_bytes / GIB for i, mode in enumerate(modes)}
             rows.append(self._at_most(forward, 0))
             if around.gradient_bytes:
@@ -194,9 +205,11 @@ class _Program:
         return rows
 
     def _at_most(self, coefficients: dict[int, float], extra_bytes: int) -> tuple[dict[int, float], float, float]:
-        room = (
-            self.around.budget_bytes - self.around.fixed_bytes - self.around.movable_states_bytes - extra_bytes
-        ) / GIB
+        around = self.around
+        held_bytes = (
+            around.fixed_bytes + around.movable_states_bytes + in_transit_bytes(around, around.movable_states_bytes)
+        )
+        room = (around.budget_bytes - held_bytes - extra_bytes) / GIB
         return coefficients | {self.states: -1.0}, -np.inf, room
 
     def _links(self) -> list[tuple[dict[int, float], float, float]]:
@@ -217,13 +230,33 @@ class _Program:
 
 def peak_of(taken: Sequence[Mode], around: Surroundings, moved_states_bytes: int = 0) -> int:
     """The highest of all moments of one micro-batch and of the optimizer's step."""
-    base = around.fixed_bytes + around.movable_states_bytes - moved_states_bytes
+    states_bytes = around.movable_states_bytes - moved_states_bytes + in_transit_bytes(around, moved_states_bytes)
+    base = around.fixed_bytes + states_bytes
     gradients = sum(around.gradient_bytes) + around.outside_gradient_bytes if around.gradient_bytes else 0
     left, highest = 0, max(around.step_peak_bytes, around.stem_peak_bytes + gradients)
+    between = _between(around, len(taken))
     for index, mode in enumerate(taken):
+        if between[index]:
+            highest = max(highest, left + between[index] + gradients)
         if around.gradient_bytes:
             gradients -= around.gradient_bytes[index]
         backward = mode.resident_bytes + mode.backward_peak_bytes + around.outside_kept_bytes + gradients
         highest = max(highest, left + mode.forward_peak_bytes, left + backward)
         left += mode.resident_bytes
     return base + max(highest, left + around.outside_peak_bytes)
+
+
+def _between(around: Surroundings, blocks: int) -> Sequence[int]:
+    """Before each block; what runs before the first is the stem."""
+    return (0, *around.between_peak_bytes) if around.between_peak_bytes else (0,) * blocks
+
+
+def in_transit_bytes(around: Surroundings, moved_bytes: int) -> int:
+    """What states on the host need on the GPU after all: pieces on their way, and gradients that wait for them."""
+    room_bytes, largest_bytes = around.movable_states_bytes - moved_bytes, 0
+    for states_bytes in around.parameter_states_bytes:
+        stay_bytes = min(room_bytes, states_bytes)
+        room_bytes -= stay_bytes
+        largest_bytes = max(largest_bytes, states_bytes - stay_bytes)
+    waiting_bytes = min(around.waiting_bytes, round(moved_bytes * around.gradients_per_state))
+    return STAGED_PIECES * min(PIECE_BYTES, largest_bytes) + waiting_bytes

@@ -32,7 +32,7 @@ class Holdings:
     states_bytes: int
     outside_gradients_bytes: int  # of parameters that belong to no block
     block_gradients_bytes: tuple[int, ...]
-    largest_gradient_bytes: int
+    parameter_gradients_bytes: tuple[int, ...]  # of each parameter, in the optimizer's order
     step_temporary_bytes: int  # what the optimizer's own step makes beyond states and gradients
     optimizer_s: float
     clips: bool
@@ -41,6 +41,10 @@ class Holdings:
     link_bytes_per_s: float
     bandwidth_bytes_per_s: float  # of the GPU's memory
     host_step_s: float  # of the optimizer's step over all parameters on the host's cores
+
+    @property
+    def largest_gradient_bytes(self) -> int:
+        return max(self.parameter_gradients_bytes, default=0)
 
     @property
     def held_bytes(self) -> int:
@@ -79,8 +83,6 @@ STEP_IN_BACKWARD = Placement(name="step-in-backward")
 HOST_STATES = Placement(name="host-states", splits_states=True)
 HOST_GRADIENTS = Placement(name="host-gradients", splits_states=True)
 PLACEMENTS = (PLAIN, STEP_IN_BACKWARD, HOST_STATES, HOST_GRADIENTS)
-# States on their way to the GPU and back pass through three buffers of this size.
-PIECE_BYTES = 64 << 20
 # Gradients that wait for their states, at most.
 WINDOW_BYTES = 512 << 20
 
@@ -102,7 +104,10 @@ def surroundings(
     """The frame that a placement sets for the choice of modes. `backward_s` hides what crosses the link."""
     gradients = placement.gradients(holdings, micro_batches)
     grows, splits = gradients is Gradients.GROW, placement.splits_states
-    fixed = holdings.held_bytes + extra_bytes + _staging_bytes(placement, holdings, gradients)
+    fixed = holdings.held_bytes + extra_bytes
+    if placement == HOST_GRADIENTS:
+        fixed += holdings.largest_gradient_bytes  # while it is copied
+    waits = placement == HOST_STATES and gradients is Gradients.PASS
     movable = movable_bytes(placement, holdings, micro_batches)
     return Surroundings(
         budget_bytes=budget_bytes,
@@ -112,6 +117,7 @@ def surroundings(
         outside_kept_bytes=outside.kept_bytes,
         outside_peak_bytes=outside.peak_bytes,
         stem_peak_bytes=outside.stem_peak_bytes,
+        between_peak_bytes=outside.between_peak_bytes,
         gradient_bytes=holdings.block_gradients_bytes if grows else (),
         outside_gradient_bytes=holdings.outside_gradients_bytes if grows else 0,
         step_peak_bytes=(holdings.gradients_bytes if grows else 0)
@@ -119,18 +125,20 @@ def surroundings(
         movable_states_bytes=movable,
         states_s_per_byte=_states_s(placement, holdings) / max(1, movable),
         states_window_s=0.0 if holdings.clips else backward_s,
+        parameter_states_bytes=_in_order(holdings, backwards=waits) if placement == HOST_STATES else (),
+        waiting_bytes=min(WINDOW_BYTES, holdings.gradients_bytes) if waits else 0,
+        gradients_per_state=holdings.gradients_bytes / max(1, holdings.states_bytes),
         host_bytes=holdings.host_bytes,
         link_bytes_per_s=holdings.link_bytes_per_s,
         micro_batches=micro_batches,
     )
 
 
-def _staging_bytes(placement: Placement, holdings: Holdings, gradients: Gradients) -> int:
-    """On the GPU: states on their way, and gradients that wait for them where they would be gone otherwise."""
-    if placement == HOST_STATES:
-        waiting_bytes = min(WINDOW_BYTES, holdings.gradients_bytes) if gradients is Gradients.PASS else 0
-        return 3 * PIECE_BYTES + waiting_bytes
-    return holdings.largest_gradient_bytes if placement == HOST_GRADIENTS else 0
+def _in_order(holdings: Holdings, *, backwards: bool) -> list[int]:
+    """States of each parameter, in the order in which they are stepped."""
+    per_gradient = holdings.states_bytes / max(1, holdings.gradients_bytes)
+    found = [round(gradient_bytes * per_gradient) for gradient_bytes in holdings.parameter_gradients_bytes]
+    return found[::-1] if backwards else found
 
 
 def movable_bytes(placement: Placement, holdings: Holdings, micro_batches: int) -> int:

@@ -208,21 +208,26 @@ def outside_at(sizes: dict[int, SizeProfile], rows: int) -> OutsideProfile:
     measured = sorted(sizes)[-2:]
     low, high = measured[0], measured[-1]
     if low == high:
-        return _in_line(
-            OutsideProfile(kept_bytes=0, peak_bytes=0, forward_s=0.0, backward_s=0.0), sizes[high].outside, rows / high
-        )
+        outside = sizes[high].outside
+        between = (0,) * len(outside.between_peak_bytes)
+        nothing = OutsideProfile(kept_bytes=0, peak_bytes=0, between_peak_bytes=between, forward_s=0.0, backward_s=0.0)
+        return _in_line(nothing, outside, rows / high)
     return _in_line(sizes[low].outside, sizes[high].outside, (rows - low) / (high - low))
 
 
 def _in_line(low: OutsideProfile, high: OutsideProfile, share: float) -> OutsideProfile:
-    def at(field: str) -> float:
-        below, above = getattr(low, field), getattr(high, field)
+    def mixed(below: float, above: float) -> float:
         return max(0.0, below + share * (above - below))
 
+    def at(field: str) -> float:
+        return mixed(getattr(low, field), getattr(high, field))
+
+    between = zip(low.between_peak_bytes, high.between_peak_bytes, strict=True)
     return OutsideProfile(
         kept_bytes=round(at("kept_bytes")),
         peak_bytes=round(at("peak_bytes")),
         stem_peak_bytes=round(at("stem_peak_bytes")),
+        between_peak_bytes=tuple(round(mixed(*both)) for both in between),
         forward_s=at("forward_s"),
         backward_s=at("backward_s"),
         forward_host_s=high.forward_host_s,  # a larger batch takes no more launches

@@ -44,7 +44,7 @@ def find_holdings(training: Training, meter: Meter, blocks: dict[str, nn.Module]
         states_bytes=states,
         outside_gradients_bytes=parameter_bytes(p for p in trained if id(p) not in inside),
         block_gradients_bytes=tuple(_trained_bytes(block) for block in blocks.values()),
-        largest_gradient_bytes=max(parameter_bytes([parameter]) for parameter in trained),
+        parameter_gradients_bytes=tuple(parameter_bytes([parameter]) for parameter in trained),
         step_temporary_bytes=temporary,
         optimizer_s=seconds,
         clips=training.stepper.clip_norm is not None,

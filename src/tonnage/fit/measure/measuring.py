@@ -334,13 +334,12 @@ def measure_outside(
             kept_bytes = meter.allocated_bytes - whole.before_bytes
             loss.backward()
             del loss
-        peak_bytes, stem_peak_bytes = stretches.peaks(whole, kept_bytes)
+        peaks = stretches.peaks(whole)
         forward_time = meter.time(forward)
         whole_time = meter.time(lambda: forward().backward())
     return OutsideProfile(
         kept_bytes=kept_bytes,
-        peak_bytes=peak_bytes,
-        stem_peak_bytes=stem_peak_bytes,
+        **peaks,
         **_times(forward_time, whole_time),
     )
 
@@ -368,18 +367,20 @@ class _Stretches:
         """What stands for the block's output was made: nothing that the model would do."""
         self.meter.new_peak()
 
-    def peaks(self, whole: Watch, kept_bytes: int) -> tuple[int, int]:
-        """After the blocks, where what they keep is there too; and before them, where it is not.
-
-        Between two blocks only some is there: what is needed on top there is needed after them at most.
-        """
-        if not self.forward or len(self.forward) != len(self.backward):
-            highest = max([whole.peak_bytes, *(peak - whole.before_bytes for peak, _ in self.forward + self.backward)])
-            return highest, 0
-        (stem, _), *between = self.forward
-        (head, _), *between_back = self.backward
-        on_top = max((peak - end for peak, end in between + between_back), default=0)
-        return max(head - whole.before_bytes, kept_bytes + on_top), max(stem - whole.before_bytes, whole.peak_bytes)
+    def peaks(self, whole: Watch) -> dict[str, Any]:
+        """After the blocks, where all that they keep is there too; before them, where none is; and between them."""
+        count, before_bytes = len(self.forward), whole.before_bytes
+        if not count or count != len(self.backward):
+            return {"peak_bytes": max([whole.peak_bytes, *(p - before_bytes for p, _ in self.forward + self.backward)])}
+        between = [(self.forward[index], self.backward[count - index]) for index in range(1, count)]
+        return {
+            "peak_bytes": self.backward[0][0] - before_bytes,
+            "stem_peak_bytes": max(self.forward[0][0] - before_bytes, whole.peak_bytes),
+            "between_peak_bytes": tuple(
+                max((peak - before_bytes for peak, end in there_and_back if peak > end), default=0)
+                for there_and_back in between
+            ),
+        }
 
 
 def _watch_block(training: Training, meter: Meter, block: nn.Module, call: BlockCall) -> tuple[Watch, Watch]:

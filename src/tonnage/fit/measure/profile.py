@@ -47,6 +47,8 @@ class OutsideProfile:
     kept_bytes: int
     peak_bytes: int  # once blocks have run forward and before they run backward, beyond what was there at the beginning
     stem_peak_bytes: int = 0  # before the first block's forward, and after its backward
+    # Between each block and the one before it, from the second on; 0 where nothing happens there.
+    between_peak_bytes: tuple[int, ...] = ()
     forward_s: float
     backward_s: float
     forward_host_s: float = 0.0

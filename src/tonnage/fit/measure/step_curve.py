@@ -113,7 +113,7 @@ class StepCurve:
         self._labels = {name: f"{kinds.index(kind)}|{self._ways(name)}" for name, kind in calls.kinds.items()}
         outside = measure_outside(self.training, self.meter, self.blocks, calls, micro)
         parts: Parts = {
-            "outside": (outside.kept_bytes, outside.peak_bytes, outside.stem_peak_bytes),
+            "outside": (outside.kept_bytes, outside.peak_bytes, outside.stem_peak_bytes, *outside.between_peak_bytes),
             "batch": (bytes_of(batch),),
         }
         for name, label in self._labels.items():
@@ -126,8 +126,15 @@ class StepCurve:
     def peak(self, size: int) -> int:
         """Bytes allocated at the highest moment of a step of this size."""
         modes = [_mode(label, self._at(label, size)) for label in self._labels.values()]
-        kept, peak, stem = self._at("outside", size)
-        outside = OutsideProfile(kept_bytes=kept, peak_bytes=peak, stem_peak_bytes=stem, forward_s=0.0, backward_s=0.0)
+        kept, peak, stem, *between = self._at("outside", size)
+        outside = OutsideProfile(
+            kept_bytes=kept,
+            peak_bytes=peak,
+            stem_peak_bytes=stem,
+            between_peak_bytes=tuple(between),
+            forward_s=0.0,
+            backward_s=0.0,
+        )
         return peak_of(self._offloaded(modes), self._around(outside)) + self._at("batch", size)[0]
 
     def step_bytes(self) -> int:

@@ -245,10 +245,14 @@ def _mixed(sizes: Sequence[SizeProfile], rows: int, mix: Callable[..., float]) -
         whole = {name for name in names if isinstance(getattr(first, name), int)}
         return replace(first, **{name: round(v) if name in whole else v for name, v in found.items()})
 
+    def mixed_outside(*profiles: OutsideProfile) -> OutsideProfile:
+        between = zip(*(profile.between_peak_bytes for profile in profiles), strict=True)
+        return replace(mixed(*profiles), between_peak_bytes=tuple(round(mix(*peaks)) for peaks in between))
+
     first = sizes[0]
     examples = {kind: name for name, kind in first.kinds.items()}
     blocks = {kind: {KEEP: mixed(*(size.kept(name) for size in sizes))} for kind, name in examples.items()}
-    outside = mixed(*(size.outside for size in sizes))
+    outside = mixed_outside(*(size.outside for size in sizes))
     return replace(first, rows=rows, blocks=blocks, outside=outside)
 
 
