@@ -157,13 +157,13 @@ KINDS = {
 }
 
 
-def fits(kind: Kind, limit_s: float, *, verbose: bool) -> dict[str, Any]:
+def fits(kind: Kind, budgets: list[float], limit_s: float, *, verbose: bool) -> dict[str, Any]:
     """The training at each budget; Inductor's cache is cold for the first of them alone."""
     found: dict[str, Any] = {}
-    for budget in kind.budgets_gib:
+    for budget in budgets or kind.budgets_gib:
         if time.perf_counter() < limit_s:
-            found[str(budget)] = attempt(lambda budget=budget: fit_to(kind, budget, verbose=verbose))
-            say(f"{budget} GiB", _short(found[str(budget)]))
+            found[f"{budget:g}"] = attempt(lambda budget=budget: fit_to(kind, budget, verbose=verbose))
+            say(f"{budget:g} GiB", _short(found[f"{budget:g}"]))
     return found
 
 
@@ -293,6 +293,7 @@ def _short(row: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kinds", nargs="+", choices=KINDS)
+    parser.add_argument("--budget", type=float, action="append", default=[], help="in GiB, instead of the kind's own")
     parser.add_argument("--by-hand", action="store_true")
     parser.add_argument("--without-fits", action="store_true")
     parser.add_argument("--warm", action="store_true")
@@ -306,7 +307,7 @@ def main() -> None:
         known = json.loads(arguments.out.read_text("utf-8")) if arguments.out.exists() else {}
         result = known.get(name, {"fits": {}}) | facts()
         if not arguments.warm and not arguments.without_fits:
-            result["fits"] = fits(KINDS[name], limit_s, verbose=arguments.verbose)
+            result["fits"] |= fits(KINDS[name], arguments.budget, limit_s, verbose=arguments.verbose)
         if arguments.by_hand or arguments.warm:
             result["by_hand"] = by_hand(KINDS[name], limit_s, warm=arguments.warm)
         if not arguments.warm:

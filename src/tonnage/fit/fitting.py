@@ -8,7 +8,7 @@ At last loss and gradients are compared with the plain model's.
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -37,7 +37,7 @@ from tonnage.fit.gradients import noted_autocast
 from tonnage.fit.measure.holdings import find_holdings
 from tonnage.fit.measure.measuring import draw_others, undisturbed
 from tonnage.fit.measure.meter import Meter
-from tonnage.fit.measure.survey import BLOCK, KEEP, SizeProfile, Survey
+from tonnage.fit.measure.survey import BLOCK, KEEP, Survey
 from tonnage.fit.modules import eagerly
 from tonnage.fit.moving.host import free_host_bytes
 from tonnage.fit.plan import Plan, read_plan
@@ -404,14 +404,17 @@ class Fitting:
 
     def _measure_sizes(self) -> None:
         """Every micro-batch size worth trying, as long as it fits alone. What will run is measured when it is chosen."""
-        survey, budget = self.survey, self.request.budget_bytes
+        survey, room = self.survey, self.request.budget_bytes - self.holdings.held_bytes
         self.divides = self._may_divide()
         candidates = [rows for rows in candidate_rows(survey.rows, divisible=self.divides) if rows >= self.least_rows]
-        largest = survey.measured[max(survey.measured)]
         like = next((s for s in (survey, *(s for _, s in reversed(self.stages))) if len(s.measured) > 1), survey)
+        if self.training.ranks is None:
+            with suppress(torch.OutOfMemoryError):
+                survey.measure_outside(candidates, like, room)
         for rows in candidates:
-            if self.holdings.held_bytes + largest.alone_bytes * rows / largest.rows <= budget:
-                survey.suppose(rows, like)
+            survey.suppose(rows, like)
+            if rows in survey.supposed and survey.sizes[rows].alone_bytes > room:
+                survey.drop(rows)
 
     def _may_divide(self) -> bool:
         """Whether a batch may be divided; how much its parts weigh is found out with it."""
@@ -589,29 +592,32 @@ class Fitting:
 
     def _fastest(self, budget_bytes: int, *, resort: bool = True) -> Solution | None:
         """Solved again until what is chosen was measured as it will run: its compilation is wanted in any case."""
-        while solution := self._solve(budget_bytes, self.survey.sizes):
+        while solution := self._solve(budget_bytes):
             if self.survey.supposed:
-                known = self._solve(budget_bytes, self.survey.measured)
+                known = self._solve(budget_bytes, among=self.survey.measured)
                 if known and known.step_s <= (1 + _WORTHWHILE) * solution.step_s:
                     solution = known
             if not (self._measure_size_of(solution) or self._measure_parts_of(solution)):
                 return solution
         return self._fastest(budget_bytes) if resort and self._resort() else None
 
-    def _solve(self, budget_bytes: int, sizes: dict[int, SizeProfile]) -> Solution | None:
-        return next(iter(solve(sizes, self.holdings, budget_bytes=budget_bytes, **self._frame())), None)
+    def _solve(self, budget_bytes: int, among: Collection[int] | None = None) -> Solution | None:
+        sizes = self.survey.sizes
+        found = solve(sizes, self.holdings, budget_bytes=budget_bytes, among=among, **self._frame())
+        return found[0] if found else None
 
     def _measure_size_of(self, solution: Solution) -> bool:
         """Measure a size that was supposed so far, if the solution has one."""
-        survey, layout = self.survey, solution.layout
-        rows = next((rows for rows in (layout.rows, solution.profiled_rows) if rows in survey.supposed), None)
-        if rows is None:
+        survey, rows = self.survey, solution.profiled_rows
+        if rows not in survey.supposed:
             return False
         self.request.say(f"measuring a micro-batch of {rows}")
         try:
             survey.at(rows)
         except torch.OutOfMemoryError:
             survey.drop(rows)
+        for other in list(survey.supposed):
+            survey.suppose(other, survey)  # anew, with what is known by now
         return True
 
     def _measure_parts_of(self, solution: Solution) -> bool:

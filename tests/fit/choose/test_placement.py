@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tonnage.fit.choose.choosing import PIECE_BYTES, Surroundings, in_transit_bytes, peak_of
+from tonnage.fit.choose.choosing import PIECE_BYTES, Surroundings, gradients_in_backward, peak_of, staged_bytes
 from tonnage.fit.choose.placement import (
     HOST_GRADIENTS,
     HOST_STATES,
@@ -15,6 +15,7 @@ from tonnage.fit.choose.placement import (
     Gradients,
     Holdings,
     Placement,
+    launches_s,
     movable_bytes,
     states_on_gpu,
     step_overhead_s,
@@ -118,7 +119,7 @@ def test_a_step_inside_backward_holds_no_gradients_and_no_temporaries() -> None:
 def test_states_that_may_move_are_no_longer_fixed() -> None:
     frame = around(HOST_STATES)
     assert frame.fixed_bytes == 16 * GIB + 5
-    assert in_transit_bytes(frame, 32 * GIB) == 3 * PIECE_BYTES + WINDOW_BYTES
+    assert staged_bytes(frame, 32 * GIB) == 3 * PIECE_BYTES
     assert frame.movable_states_bytes == 32 * GIB
     assert frame.states_s_per_byte * 32 * GIB == pytest.approx(1.0)
     assert frame.states_window_s == 1.0
@@ -130,17 +131,18 @@ def test_gradients_wait_only_for_states_on_the_host_and_where_they_do_not_stay()
     assert around(HOST_STATES, replace(HELD, gradients_bytes=WINDOW_BYTES // 4)).waiting_bytes == WINDOW_BYTES // 4
     frame, moved_bytes = around(HOST_STATES), WINDOW_BYTES // 2
     waiting_bytes = moved_bytes // 2  # there are two bytes of states for one of gradients
-    peak_bytes = peak_of((), frame)
-    assert peak_of((), frame, moved_bytes) == peak_bytes - moved_bytes + 3 * PIECE_BYTES + waiting_bytes
-    assert peak_of((), frame, 32 * GIB) == peak_bytes - 32 * GIB + 3 * PIECE_BYTES + WINDOW_BYTES
+    assert gradients_in_backward(frame, moved_bytes) == waiting_bytes
+    assert gradients_in_backward(frame, 32 * GIB) == WINDOW_BYTES
+    at_most = replace(frame, stem_peak_bytes=frame.outside_peak_bytes)  # where all of them wait
+    assert peak_of((), at_most, 32 * GIB) == peak_of((), frame) - 32 * GIB + 3 * PIECE_BYTES + WINDOW_BYTES
 
 
 def test_pieces_on_their_way_are_no_larger_than_what_moved() -> None:
     held = replace(HELD, parameter_gradients_bytes=(15 * GIB, *(GIB // 64,) * 64))
     all_small = 2 * GIB  # states of the last 64, which find no room after the large one
-    assert in_transit_bytes(around(HOST_STATES, held, micro_batches=2), all_small) == 3 * GIB // 32
-    assert in_transit_bytes(around(HOST_STATES, held, micro_batches=2), 3 * GIB) == 3 * PIECE_BYTES
-    assert in_transit_bytes(around(HOST_STATES, held, micro_batches=2), 0) == 0
+    assert staged_bytes(around(HOST_STATES, held, micro_batches=2), all_small) == 3 * GIB // 32
+    assert staged_bytes(around(HOST_STATES, held, micro_batches=2), 3 * GIB) == 3 * PIECE_BYTES
+    assert staged_bytes(around(HOST_STATES, held, micro_batches=2), 0) == 0
 
 
 def test_the_sums_of_gradients_go_with_the_states() -> None:
@@ -180,3 +182,11 @@ def test_accumulation_is_paid_once_for_each_batch_after_the_first() -> None:
 def test_no_placement_takes_more_than_plain_once_all_states_moved(placement: Placement, micro_batches: int) -> None:
     frame = around(placement, micro_batches=micro_batches)
     assert peak_of([], frame, frame.movable_states_bytes) <= peak_of([], around(PLAIN, micro_batches=micro_batches))
+
+
+def test_steps_inside_backward_are_launched_one_by_one() -> None:
+    held = replace(HELD, parameter_gradients_bytes=(GIB,) * 10, launch_s=1e-4, moved_launch_s=3e-4)
+    assert launches_s(PLAIN, held, 0) == 0.0
+    assert launches_s(STEP_IN_BACKWARD, held, 0) == pytest.approx(10 * 1e-4)
+    assert launches_s(HOST_STATES, held, 16 * GIB) == pytest.approx(10 * 2e-4)
+    assert launches_s(HOST_STATES, held, 32 * GIB) == pytest.approx(10 * 3e-4)

@@ -6,7 +6,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ConstantLR
 
-from tonnage.fit.measure.holdings import _alone
+from tonnage.fit.measure.holdings import _alone, launch_times
 
 
 @pytest.fixture
@@ -43,3 +43,22 @@ def test_nobody_s_hooks_are_called(model: nn.Linear) -> None:
     assert not called
     optimizer.step()
     assert called == ["before", "after"]
+
+
+class _OnTheHost:
+    """Of a meter, what finding out about launches asks for."""
+
+    device, virtual = torch.device("cpu"), False
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD, torch.optim.Rprop])
+def test_a_step_whose_states_travel_takes_the_host_longer(kind: type[Optimizer], model: nn.Linear) -> None:
+    optimizer = kind(model.parameters(), lr=0.1)  # type: ignore[call-arg]
+    found = launch_times(optimizer, _OnTheHost())  # type: ignore[arg-type]
+    assert 0 < found["launch_s"] < found["moved_launch_s"]
+    assert not optimizer.state
+
+
+@pytest.mark.parametrize("kind", [torch.optim.LBFGS, torch.optim.Adafactor, torch.optim.SparseAdam])
+def test_an_optimizer_that_is_not_stepped_in_pieces_has_no_such_times(kind: type[Optimizer], model: nn.Linear) -> None:
+    assert launch_times(kind(model.parameters()), _OnTheHost()) == {}  # type: ignore[arg-type, call-arg]

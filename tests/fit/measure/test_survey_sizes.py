@@ -25,7 +25,8 @@ def numbers(outside: OutsideProfile) -> list[float]:
 
 def survey_of(*measured: SizeProfile) -> Survey:
     survey = object.__new__(Survey)
-    survey.sizes, survey.supposed, survey._ways_at = {one.rows: one for one in measured}, set(), {}
+    survey.sizes, survey.supposed = {one.rows: one for one in measured}, set()
+    survey._ways_at, survey._outside = {}, {}
     return survey
 
 
@@ -71,3 +72,12 @@ def test_what_was_measured_is_not_supposed() -> None:
     survey.drop(4)
     assert list(survey.sizes) == [2, 8]
     assert not survey.supposed
+
+
+def test_what_is_outside_of_blocks_is_in_line_with_the_nearest_that_were_measured() -> None:
+    survey = survey_of(size(4), size(8))
+    survey._outside[32] = replace(size(32).outside, kept_bytes=7 * 8)  # it grows no more
+    for rows, kept_bytes in ((2, 7 * 2), (16, 7 * 8), (64, 7 * 8), (8, 7 * 8)):
+        survey.suppose(rows, survey)
+        assert survey.sizes[rows].outside.kept_bytes == kept_bytes
+    assert survey.sizes[16].kept("0").kept_bytes == size(16).kept("0").kept_bytes

@@ -185,8 +185,8 @@ class _Program:
         around, ranges = self.around, self._ranges()
         left: dict[int, float] = {}
         rows = []
-        gradients = sum(around.gradient_bytes) + around.outside_gradient_bytes if around.gradient_bytes else 0
-        all_gradients, between = gradients, _between(around, len(ranges))
+        all_gradients = gradients = gradients_in_backward(around, around.movable_states_bytes)
+        between = _between(around, len(ranges))
         for index, (modes, start) in enumerate(ranges):
             if between[index]:
                 rows.append(self._at_most(left, between[index] + gradients))
@@ -207,7 +207,7 @@ class _Program:
     def _at_most(self, coefficients: dict[int, float], extra_bytes: int) -> tuple[dict[int, float], float, float]:
         around = self.around
         held_bytes = (
-            around.fixed_bytes + around.movable_states_bytes + in_transit_bytes(around, around.movable_states_bytes)
+            around.fixed_bytes + around.movable_states_bytes + staged_bytes(around, around.movable_states_bytes)
         )
         room = (around.budget_bytes - held_bytes - extra_bytes) / GIB
         return coefficients | {self.states: -1.0}, -np.inf, room
@@ -230,9 +230,8 @@ class _Program:
 
 def peak_of(taken: Sequence[Mode], around: Surroundings, moved_states_bytes: int = 0) -> int:
     """The highest of all moments of one micro-batch and of the optimizer's step."""
-    states_bytes = around.movable_states_bytes - moved_states_bytes + in_transit_bytes(around, moved_states_bytes)
-    base = around.fixed_bytes + states_bytes
-    gradients = sum(around.gradient_bytes) + around.outside_gradient_bytes if around.gradient_bytes else 0
+    states_bytes = around.movable_states_bytes - moved_states_bytes + staged_bytes(around, moved_states_bytes)
+    base, gradients = around.fixed_bytes + states_bytes, gradients_in_backward(around, moved_states_bytes)
     left, highest = 0, max(around.step_peak_bytes, around.stem_peak_bytes + gradients)
     between = _between(around, len(taken))
     for index, mode in enumerate(taken):
@@ -251,12 +250,17 @@ def _between(around: Surroundings, blocks: int) -> Sequence[int]:
     return (0, *around.between_peak_bytes) if around.between_peak_bytes else (0,) * blocks
 
 
-def in_transit_bytes(around: Surroundings, moved_bytes: int) -> int:
-    """What states on the host need on the GPU after all: pieces on their way, and gradients that wait for them."""
+def gradients_in_backward(around: Surroundings, moved_bytes: int) -> int:
+    """At the end of backward, where they stay until the step; or those that wait for states from the host."""
+    stay_bytes = sum(around.gradient_bytes) + around.outside_gradient_bytes if around.gradient_bytes else 0
+    return stay_bytes + min(around.waiting_bytes, round(moved_bytes * around.gradients_per_state))
+
+
+def staged_bytes(around: Surroundings, moved_bytes: int) -> int:
+    """What states on the host need on the GPU after all: pieces on their way."""
     room_bytes, largest_bytes = around.movable_states_bytes - moved_bytes, 0
     for states_bytes in around.parameter_states_bytes:
         stay_bytes = min(room_bytes, states_bytes)
         room_bytes -= stay_bytes
         largest_bytes = max(largest_bytes, states_bytes - stay_bytes)
-    waiting_bytes = min(around.waiting_bytes, round(moved_bytes * around.gradients_per_state))
-    return STAGED_PIECES * min(PIECE_BYTES, largest_bytes) + waiting_bytes
+    return STAGED_PIECES * min(PIECE_BYTES, largest_bytes)

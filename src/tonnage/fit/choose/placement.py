@@ -41,6 +41,8 @@ class Holdings:
     link_bytes_per_s: float
     bandwidth_bytes_per_s: float  # of the GPU's memory
     host_step_s: float  # of the optimizer's step over all parameters on the host's cores
+    launch_s: float = 0.0  # of the host, for the step of one parameter inside backward
+    moved_launch_s: float = 0.0  # the same where states come from the host's memory and go back
 
     @property
     def largest_gradient_bytes(self) -> int:
@@ -125,7 +127,7 @@ def surroundings(
         movable_states_bytes=movable,
         states_s_per_byte=_states_s(placement, holdings) / max(1, movable),
         states_window_s=0.0 if holdings.clips else backward_s,
-        parameter_states_bytes=_in_order(holdings, backwards=waits) if placement == HOST_STATES else (),
+        parameter_states_bytes=_states_of_each(holdings) if placement == HOST_STATES else (),
         waiting_bytes=min(WINDOW_BYTES, holdings.gradients_bytes) if waits else 0,
         gradients_per_state=holdings.gradients_bytes / max(1, holdings.states_bytes),
         host_bytes=holdings.host_bytes,
@@ -134,11 +136,10 @@ def surroundings(
     )
 
 
-def _in_order(holdings: Holdings, *, backwards: bool) -> list[int]:
-    """States of each parameter, in the order in which they are stepped."""
+def _states_of_each(holdings: Holdings) -> list[int]:
+    """States of each parameter, in the order in which they find room on the GPU."""
     per_gradient = holdings.states_bytes / max(1, holdings.gradients_bytes)
-    found = [round(gradient_bytes * per_gradient) for gradient_bytes in holdings.parameter_gradients_bytes]
-    return found[::-1] if backwards else found
+    return [round(gradient_bytes * per_gradient) for gradient_bytes in holdings.parameter_gradients_bytes]
 
 
 def movable_bytes(placement: Placement, holdings: Holdings, micro_batches: int) -> int:
@@ -161,6 +162,15 @@ def _states_s(placement: Placement, holdings: Holdings) -> float:
         link_s = max(holdings.gradients_bytes, holdings.parameters_bytes) / holdings.link_bytes_per_s
         return max(holdings.host_step_s, link_s)
     return holdings.states_bytes / holdings.link_bytes_per_s
+
+
+def launches_s(placement: Placement, holdings: Holdings, moved_bytes: int) -> float:
+    """Of the host in backward: it launches a step for each parameter, and copies where states are in its memory."""
+    if placement == PLAIN:
+        return 0.0
+    moved = moved_bytes / max(1, holdings.states_bytes) if placement.splits_states else 0.0
+    each_s = holdings.launch_s + min(1.0, moved) * (holdings.moved_launch_s - holdings.launch_s)
+    return len(holdings.parameter_gradients_bytes) * each_s
 
 
 def step_overhead_s(placement: Placement, holdings: Holdings, micro_batches: int, backward_s: float) -> float:

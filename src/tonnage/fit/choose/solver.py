@@ -4,14 +4,22 @@ A layout is how the batch is divided: into micro-batches of so many rows, or int
 slices. It does not know how a technique is applied.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 
 import numpy as np
 
 from tonnage.fit.choose.choosing import Choice, Mode, Surroundings, choose_modes, least_seconds
-from tonnage.fit.choose.placement import Holdings, Placement, states_on_gpu, step_overhead_s, suitable, surroundings
+from tonnage.fit.choose.placement import (
+    Holdings,
+    Placement,
+    launches_s,
+    states_on_gpu,
+    step_overhead_s,
+    suitable,
+    surroundings,
+)
 from tonnage.fit.measure.profile import BlockProfile, OutsideProfile
 from tonnage.fit.measure.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, SizeProfile
 
@@ -51,12 +59,16 @@ class Frame:
     outside: OutsideProfile
     overhead_s: float
 
-    def step_s(self, micro_batch_s: float, host_s: float = 0.0) -> float:
-        """Where the host takes longer to launch a micro-batch than the card to run it, the host's time counts."""
+    def step_s(self, micro_batch_s: float, host_s: float = 0.0, launches_s: float = 0.0) -> float:
+        """Where the host takes longer to launch a micro-batch than the card to run it, the host's time counts.
+
+        `launches_s`: more of it in the last micro-batch, for steps of parameters.
+        """
         outside = self.outside
         gpu_s = micro_batch_s + outside.forward_s + outside.backward_s
         host_s += outside.forward_host_s + outside.backward_host_s
-        return self.layout.micro_batches * max(gpu_s, host_s) + self.overhead_s
+        last_s = max(gpu_s, host_s + launches_s)
+        return (self.layout.micro_batches - 1) * max(gpu_s, host_s) + last_s + self.overhead_s
 
 
 def solve(
@@ -68,11 +80,16 @@ def solve(
     sliceable: bool,
     divisible: bool,
     allowed: frozenset[str],
+    among: Collection[int] | None = None,
 ) -> list[Solution]:
-    """What fits, fastest first. Frames are tried in the order of a bound on their time, until none can be faster."""
+    """What fits, fastest first. Frames are tried in the order of a bound on their time, until none can be faster.
+
+    `among`: only blocks of these sizes may run.
+    """
     frames = [
         _frame(sizes, holdings, layout, placement, budget_bytes, moved, allowed)
         for layout in layouts(sizes, batch_rows, sliceable=sliceable, divisible=divisible)
+        if among is None or _profiled_rows(sizes, layout) in among
         for placement in suitable(holdings, layout.micro_batches, allowed)
         for moved in _movable(allowed)
     ]
@@ -108,6 +125,7 @@ def _movable(allowed: frozenset[str]) -> tuple[tuple[str, ...], ...]:
 
 def _solution(frame: Frame, holdings: Holdings, choice: Choice) -> Solution:
     layout, placement = frame.layout, frame.placement
+    launch_s = launches_s(placement, holdings, frame.around.movable_states_bytes - choice.unmoved_bytes)
     return Solution(
         layout=layout,
         profiled_rows=frame.profiled_rows,
@@ -116,7 +134,7 @@ def _solution(frame: Frame, holdings: Holdings, choice: Choice) -> Solution:
         window_bytes=frame.window_bytes,
         states_on_gpu_bytes=states_on_gpu(placement, holdings, layout.micro_batches, choice.unmoved_bytes),
         peak_bytes=choice.peak_bytes,
-        step_s=frame.step_s(choice.micro_batch_s, choice.host_s) + choice.exposed_states_s,
+        step_s=frame.step_s(choice.micro_batch_s, choice.host_s, launch_s) + choice.exposed_states_s,
     )
 
 
@@ -205,34 +223,17 @@ def outside_at(sizes: dict[int, SizeProfile], rows: int) -> OutsideProfile:
     """At a size that was measured, or in line with the two nearest below: a part of it does not grow with the batch."""
     if rows in sizes:
         return sizes[rows].outside
-    measured = sorted(sizes)[-2:]
-    low, high = measured[0], measured[-1]
-    if low == high:
-        outside = sizes[high].outside
-        between = (0,) * len(outside.between_peak_bytes)
-        nothing = OutsideProfile(kept_bytes=0, peak_bytes=0, between_peak_bytes=between, forward_s=0.0, backward_s=0.0)
-        return _in_line(nothing, outside, rows / high)
-    return _in_line(sizes[low].outside, sizes[high].outside, (rows - low) / (high - low))
-
-
-def _in_line(low: OutsideProfile, high: OutsideProfile, share: float) -> OutsideProfile:
-    def mixed(below: float, above: float) -> float:
-        return max(0.0, below + share * (above - below))
-
-    def at(field: str) -> float:
-        return mixed(getattr(low, field), getattr(high, field))
-
-    between = zip(low.between_peak_bytes, high.between_peak_bytes, strict=True)
-    return OutsideProfile(
-        kept_bytes=round(at("kept_bytes")),
-        peak_bytes=round(at("peak_bytes")),
-        stem_peak_bytes=round(at("stem_peak_bytes")),
-        between_peak_bytes=tuple(round(mixed(*both)) for both in between),
-        forward_s=at("forward_s"),
-        backward_s=at("backward_s"),
-        forward_host_s=high.forward_host_s,  # a larger batch takes no more launches
-        backward_host_s=high.backward_host_s,
+    low, high = sorted(sizes)[-2:] if len(sizes) > 1 else (0, max(sizes))
+    larger = sizes[high].outside
+    nothing = OutsideProfile(
+        kept_bytes=0,
+        peak_bytes=0,
+        between_peak_bytes=(0,) * len(larger.between_peak_bytes),
+        forward_s=0.0,
+        backward_s=0.0,
     )
+    smaller = sizes[low].outside if low else nothing
+    return smaller.in_line(larger, (rows - low) / (high - low))
 
 
 def _larger(mode: Mode, kept: BlockProfile, layout: Layout) -> Mode:

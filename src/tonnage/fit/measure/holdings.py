@@ -6,6 +6,7 @@ of one large one. Nothing of the training is touched.
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -19,11 +20,13 @@ from tonnage.fit.measure.measuring import parameter_bytes
 from tonnage.fit.measure.meter import Meter
 from tonnage.fit.measure.roofline_clock import card_of
 from tonnage.fit.moving.host import CopyLane, free_host_bytes, pinned
-from tonnage.fit.stepping.parameter_step import why_not_one_by_one
+from tonnage.fit.stepping.host_step import DeviceWay
+from tonnage.fit.stepping.parameter_step import PlainStep, StepFunction, why_not_in_pieces, why_not_one_by_one
 from tonnage.fit.stepping.stepper import trained_parameters
 from tonnage.fit.training import Training
 
 _PROBE_BYTES = 64 << 20
+_LAUNCHES, _LAUNCHED_ELEMENTS = 20, 4096
 # Parameters, gradients and states that 16 cores step beside a backward pass, measured on the host of an H200. Alone they
 # reach five times that: launching kernels and stepping want the same cores.
 _HOST_STEP_BYTES_PER_S = 18.6e9
@@ -53,7 +56,30 @@ def find_holdings(training: Training, meter: Meter, blocks: dict[str, nn.Module]
         link_bytes_per_s=link_rate(meter),
         bandwidth_bytes_per_s=card_of(meter.device).bandwidth_bytes_per_s * calibration().optimizer_ceiling,
         host_step_s=host_step_seconds(trained),
+        **launch_times(optimizer, meter),
     )
+
+
+def launch_times(optimizer: Optimizer, meter: Meter) -> dict[str, float]:
+    """Of the host for one small parameter: a step where it is, and one whose states come to the GPU and go back."""
+    if meter.virtual or why_not_in_pieces(optimizer) is not None:
+        return {}
+    probe = nn.Parameter(torch.zeros(_LAUNCHED_ELEMENTS, device=meter.device))
+    small = _alone(optimizer, probe)
+    plain = PlainStep(small)
+    way = DeviceWay(plain, meter.device, gpu_bytes=0, piece_bytes=_PROBE_BYTES, window_bytes=_PROBE_BYTES)
+    steps: dict[str, StepFunction] = {"launch_s": plain, "moved_launch_s": way}
+    found = {}
+    with suppress(RuntimeError):  # it may take sparse gradients only
+        for name, step in steps.items():
+            state: dict[str, Any] = {}
+            step(probe, torch.zeros_like(probe), state, small.param_groups[0])  # makes the states
+            started = time.perf_counter()
+            for _ in range(_LAUNCHES):
+                step(probe, torch.zeros_like(probe), state, small.param_groups[0])
+            found[name] = (time.perf_counter() - started) / _LAUNCHES
+        way.finish()
+    return found
 
 
 def _held_besides(training: Training, meter: Meter) -> int:

@@ -54,6 +54,26 @@ class OutsideProfile:
     forward_host_s: float = 0.0
     backward_host_s: float = 0.0
 
+    def in_line(self, other: "OutsideProfile", share: float) -> "OutsideProfile":
+        """So far on the way to another size, or beyond it. A larger batch takes no more launches."""
+
+        def mixed(below: float, above: float) -> float:
+            return max(0.0, below + share * (above - below))
+
+        def mixed_bytes(below: int, above: int) -> int:
+            return round(mixed(below, above))
+
+        return OutsideProfile(
+            kept_bytes=mixed_bytes(self.kept_bytes, other.kept_bytes),
+            peak_bytes=mixed_bytes(self.peak_bytes, other.peak_bytes),
+            stem_peak_bytes=mixed_bytes(self.stem_peak_bytes, other.stem_peak_bytes),
+            between_peak_bytes=tuple(map(mixed_bytes, self.between_peak_bytes, other.between_peak_bytes)),
+            forward_s=mixed(self.forward_s, other.forward_s),
+            backward_s=mixed(self.backward_s, other.backward_s),
+            forward_host_s=other.forward_host_s,
+            backward_host_s=other.backward_host_s,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:

@@ -4,6 +4,7 @@ Each kind of block is measured once for each size: as it stands, and with its pa
 modes that the solver chooses among. It does not know budgets nor which mode is best.
 """
 
+from bisect import bisect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -87,6 +88,7 @@ class Survey:
         self.by_chance = False  # whether a pass leaves some blocks out
         self._ways_at: dict[int, Ways] = {}  # by size
         self.supposed: set[int] = set()  # sizes that were not measured
+        self._outside: dict[int, OutsideProfile] = {}  # sizes at which the rest was measured without the blocks
         self.unrepeatable: dict[str, str] = {}  # kinds whatever their inputs, and why such blocks may not run twice
 
     @property
@@ -147,14 +149,46 @@ class Survey:
     def is_detailed(self, rows: int) -> bool:
         return rows in self._ways_at
 
+    def measure_outside(self, candidates: Sequence[int], like: "Survey", room_bytes: int) -> None:
+        """Measure what is outside of the blocks at the largest size for which there is room.
+
+        It is never compiled, so this is quick; and a loss in chunks grows with the rows only until there are two chunks.
+        """
+        while larger := [
+            rows
+            for rows in candidates
+            if rows > max(self._known_outside(like)) and self._outside_at(rows, like).peak_bytes <= room_bytes
+        ]:
+            rows = max(larger)
+            with self._as_at_first():
+                batch = take_rows(self.training.sample, slice(0, rows))
+                calls = self._capture(batch)
+                self._outside[rows] = measure_outside(self.training, self.meter, self.blocks, calls, batch)
+
+    def _known_outside(self, like: "Survey") -> dict[int, OutsideProfile]:
+        """By size. What `like` measured before blocks were compiled holds afterwards too."""
+        own, others = ({rows: size.outside for rows, size in s.measured.items()} for s in (self, like))
+        return others | self._outside | own
+
+    def _outside_at(self, rows: int, like: "Survey") -> OutsideProfile:
+        """In line with the nearest sizes below and above, or with the two nearest."""
+        known = self._known_outside(like)
+        if rows in known or len(known) < 2:
+            return known.get(rows) or next(iter(known.values()))
+        sizes = sorted(known)
+        at = min(max(1, bisect(sizes, rows)), len(sizes) - 1)
+        below, above = sizes[at - 1], sizes[at]
+        return known[below].in_line(known[above], (rows - below) / (above - below))
+
     def suppose(self, rows: int, like: "Survey") -> None:
-        """Add a size that is not measured, which would mean to compile it: it grows as `like` grew between two sizes."""
+        """Add a size that is not measured, which would mean to compile it: blocks grow as those of `like` between two."""
         both = self.measured.keys() & like.measured.keys()
-        if rows in self.sizes or not both or len(like.measured) < 2:
+        if rows in self.measured or not both or len(like.measured) < 2:
             return
         base, low, high = max(both), min(like.measured), max(like.measured)
         there, grown = like.sizes[base], _in_line(like.sizes[low], like.sizes[high], rows)
-        self.sizes[rows] = self._with_ways(_grown(self.sizes[base], there, grown))
+        supposed = replace(_grown(self.sizes[base], there, grown), outside=self._outside_at(rows, like))
+        self.sizes[rows] = self._with_ways(supposed)
         self.supposed.add(rows)
 
     def drop(self, rows: int) -> None:
@@ -236,7 +270,7 @@ def _grown(base: SizeProfile, there: SizeProfile, grown: SizeProfile) -> SizePro
 
 
 def _mixed(sizes: Sequence[SizeProfile], rows: int, mix: Callable[..., float]) -> SizeProfile:
-    """The first of several sizes with each of its numbers mixed with that of the others; blocks as they are kept."""
+    """The first of several sizes with each number of its blocks, as they are kept, mixed with that of the others."""
 
     def mixed(*profiles: Any) -> Any:
         first = profiles[0]
@@ -245,15 +279,10 @@ def _mixed(sizes: Sequence[SizeProfile], rows: int, mix: Callable[..., float]) -
         whole = {name for name in names if isinstance(getattr(first, name), int)}
         return replace(first, **{name: round(v) if name in whole else v for name, v in found.items()})
 
-    def mixed_outside(*profiles: OutsideProfile) -> OutsideProfile:
-        between = zip(*(profile.between_peak_bytes for profile in profiles), strict=True)
-        return replace(mixed(*profiles), between_peak_bytes=tuple(round(mix(*peaks)) for peaks in between))
-
     first = sizes[0]
     examples = {kind: name for name, kind in first.kinds.items()}
     blocks = {kind: {KEEP: mixed(*(size.kept(name) for size in sizes))} for kind, name in examples.items()}
-    outside = mixed_outside(*(size.outside for size in sizes))
-    return replace(first, rows=rows, blocks=blocks, outside=outside)
+    return replace(first, rows=rows, blocks=blocks)
 
 
 def _stem(kind: str) -> str:

@@ -4,7 +4,7 @@ A timed call is repeated as often on every rank, since each repetition gathers p
 shards are those of this rank. It does not know how FSDP2 is put on a model.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import TypeVar
 
@@ -127,9 +127,9 @@ class ShardedFitting(Fitting):
             host_bytes=max(0, whole.host_bytes - on_host) if self.shard.offload else whole.host_bytes,
         )
 
-    def _solve(self, budget_bytes: int, sizes: dict[int, SizeProfile]) -> Solution | None:
+    def _solve(self, budget_bytes: int, among: Collection[int] | None = None) -> Solution | None:
         """The solver stops after a time, which passes differently on each rank."""
-        return self.agreement.share(super()._solve(budget_bytes, sizes))
+        return self.agreement.share(super()._solve(budget_bytes, among))
 
     def _find_weighting(self) -> Weighting:
         """Ranks have found it together when the model was sharded."""
