@@ -301,13 +301,13 @@ class Fitting:
         if self.in_one_piece:
             survey.blocks = {}
         before = self.stages[-1][1] if self.stages else None
-        sizes = [] if before is None else [max(before.measured)]  # to compare them
-        if "compile" not in self.training.applied or before is None:  # each size is compiled anew
-            self._measure(survey, [self.least_rows, *sizes])
-            sizes = [self._common_rows(survey)] if survey.sizes else []
-        self._measure(survey, sizes)
-        if not survey.sizes:
-            self._measure(survey, [self.least_rows])
+        if "compile" in self.training.applied and before is not None:  # each size is compiled anew
+            for rows in self._likely_rows(before):
+                if not survey.sizes:
+                    self._measure(survey, [rows])
+        else:
+            self._measure(survey, [self.least_rows, *([max(before.measured)] if before else [])])  # to compare them
+            self._measure(survey, [self._common_rows(survey)] if survey.sizes else [])
         if survey.sizes:
             self.stages.append((name, survey))
         torch.cuda.empty_cache()
@@ -326,6 +326,18 @@ class Fitting:
             if rows * smallest.alone_bytes <= room * smallest.rows
         ]  # fmt: skip
         return max(fitting, default=smallest.rows)
+
+    def _likely_rows(self, before: Survey) -> list[int]:
+        """Sizes whose blocks, as they were before, run alone in the room that there is: the largest is the likeliest."""
+        room = max(0, self.request.budget_bytes - self.meter.allocated_bytes)
+        candidates = [rows for rows in candidate_rows(before.rows, divisible=True) if rows >= self.least_rows]
+        if self.training.ranks is None:
+            with suppress(torch.OutOfMemoryError):
+                before.measure_outside(candidates, before, room)
+        for rows in candidates:
+            before.suppose(rows, before)
+        fitting = [rows for rows in before.sizes if before.sizes[rows].alone_bytes <= room or rows == self.least_rows]
+        return sorted(fitting, reverse=True)
 
     def _new_survey(self) -> Survey:
         return Survey(self.training, self.meter)

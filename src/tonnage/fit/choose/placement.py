@@ -164,12 +164,11 @@ def _states_s(placement: Placement, holdings: Holdings) -> float:
     return holdings.states_bytes / holdings.link_bytes_per_s
 
 
-def launches_s(placement: Placement, holdings: Holdings, moved_bytes: int) -> float:
-    """Of the host in backward: it launches a step for each parameter, and copies where states are in its memory."""
+def launches_s(placement: Placement, holdings: Holdings) -> float:
+    """Of the host in backward: it launches a step for each parameter, in pieces where some states are in its memory."""
     if placement == PLAIN:
         return 0.0
-    moved = moved_bytes / max(1, holdings.states_bytes) if placement.splits_states else 0.0
-    each_s = holdings.launch_s + min(1.0, moved) * (holdings.moved_launch_s - holdings.launch_s)
+    each_s = holdings.moved_launch_s if placement.splits_states else holdings.launch_s
     return len(holdings.parameter_gradients_bytes) * each_s
 
 

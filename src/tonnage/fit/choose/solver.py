@@ -58,16 +58,14 @@ class Frame:
     around: Surroundings
     outside: OutsideProfile
     overhead_s: float
+    launches_s: float  # of the host in the last micro-batch, for steps of parameters
 
-    def step_s(self, micro_batch_s: float, host_s: float = 0.0, launches_s: float = 0.0) -> float:
-        """Where the host takes longer to launch a micro-batch than the card to run it, the host's time counts.
-
-        `launches_s`: more of it in the last micro-batch, for steps of parameters.
-        """
+    def step_s(self, micro_batch_s: float, host_s: float = 0.0) -> float:
+        """Where the host takes longer to launch a micro-batch than the card to run it, the host's time counts."""
         outside = self.outside
         gpu_s = micro_batch_s + outside.forward_s + outside.backward_s
         host_s += outside.forward_host_s + outside.backward_host_s
-        last_s = max(gpu_s, host_s + launches_s)
+        last_s = max(gpu_s, host_s + self.launches_s)
         return (self.layout.micro_batches - 1) * max(gpu_s, host_s) + last_s + self.overhead_s
 
 
@@ -125,7 +123,6 @@ def _movable(allowed: frozenset[str]) -> tuple[tuple[str, ...], ...]:
 
 def _solution(frame: Frame, holdings: Holdings, choice: Choice) -> Solution:
     layout, placement = frame.layout, frame.placement
-    launch_s = launches_s(placement, holdings, frame.around.movable_states_bytes - choice.unmoved_bytes)
     return Solution(
         layout=layout,
         profiled_rows=frame.profiled_rows,
@@ -134,7 +131,7 @@ def _solution(frame: Frame, holdings: Holdings, choice: Choice) -> Solution:
         window_bytes=frame.window_bytes,
         states_on_gpu_bytes=states_on_gpu(placement, holdings, layout.micro_batches, choice.unmoved_bytes),
         peak_bytes=choice.peak_bytes,
-        step_s=frame.step_s(choice.micro_batch_s, choice.host_s, launch_s) + choice.exposed_states_s,
+        step_s=frame.step_s(choice.micro_batch_s, choice.host_s) + choice.exposed_states_s,
     )
 
 
@@ -181,6 +178,7 @@ def _frame(
         around=around,
         outside=outside,
         overhead_s=overhead_s,
+        launches_s=launches_s(placement, holdings),
     )
 
 

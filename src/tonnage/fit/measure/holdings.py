@@ -21,7 +21,7 @@ from tonnage.fit.measure.meter import Meter
 from tonnage.fit.measure.roofline_clock import card_of
 from tonnage.fit.moving.host import CopyLane, free_host_bytes, pinned
 from tonnage.fit.stepping.host_step import DeviceWay
-from tonnage.fit.stepping.parameter_step import PlainStep, StepFunction, why_not_in_pieces, why_not_one_by_one
+from tonnage.fit.stepping.parameter_step import ParameterSteps, StepFunction, why_not_in_pieces, why_not_one_by_one
 from tonnage.fit.stepping.stepper import trained_parameters
 from tonnage.fit.training import Training
 
@@ -66,17 +66,18 @@ def launch_times(optimizer: Optimizer, meter: Meter) -> dict[str, float]:
         return {}
     probe = nn.Parameter(torch.zeros(_LAUNCHED_ELEMENTS, device=meter.device))
     small = _alone(optimizer, probe)
-    plain = PlainStep(small)
+    steps = ParameterSteps(small)
+    plain = steps.function
     way = DeviceWay(plain, meter.device, gpu_bytes=0, piece_bytes=_PROBE_BYTES, window_bytes=_PROBE_BYTES)
-    steps: dict[str, StepFunction] = {"launch_s": plain, "moved_launch_s": way}
+    ways: dict[str, StepFunction] = {"launch_s": plain, "moved_launch_s": way}
     found = {}
     with suppress(RuntimeError):  # it may take sparse gradients only
-        for name, step in steps.items():
-            state: dict[str, Any] = {}
-            step(probe, torch.zeros_like(probe), state, small.param_groups[0])  # makes the states
+        for name, steps.function in ways.items():
+            small.state.clear()
+            steps.step(probe, torch.zeros_like(probe))  # makes the states
             started = time.perf_counter()
             for _ in range(_LAUNCHES):
-                step(probe, torch.zeros_like(probe), state, small.param_groups[0])
+                steps.step(probe, torch.zeros_like(probe))
             found[name] = (time.perf_counter() - started) / _LAUNCHES
         way.finish()
     return found

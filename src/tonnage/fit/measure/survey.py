@@ -167,8 +167,12 @@ class Survey:
 
     def _known_outside(self, like: "Survey") -> dict[int, OutsideProfile]:
         """By size. What `like` measured before blocks were compiled holds afterwards too."""
-        own, others = ({rows: size.outside for rows, size in s.measured.items()} for s in (self, like))
-        return others | self._outside | own
+        surveys = (like, self)
+        return {
+            rows: outside
+            for survey in surveys
+            for rows, outside in (survey._outside | {r: size.outside for r, size in survey.measured.items()}).items()
+        }
 
     def _outside_at(self, rows: int, like: "Survey") -> OutsideProfile:
         """In line with the nearest sizes below and above, or with the two nearest."""
