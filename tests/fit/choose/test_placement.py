@@ -185,7 +185,7 @@ def test_no_placement_takes_more_than_plain_once_all_states_moved(placement: Pla
 
 
 def test_steps_inside_backward_are_launched_one_by_one() -> None:
-    held = replace(HELD, parameter_gradients_bytes=(GIB,) * 10, launch_s=1e-4, moved_launch_s=3e-4)
+    held = replace(HELD, stepped_apart=10, launch_s=1e-4, moved_launch_s=3e-4)
     assert launches_s(PLAIN, held) == 0.0
     assert launches_s(STEP_IN_BACKWARD, held) == pytest.approx(10 * 1e-4)
     assert launches_s(HOST_STATES, held) == launches_s(HOST_GRADIENTS, held) == pytest.approx(10 * 3e-4)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fit.cases import CASES, Case, assert_same_parameters, assert_same_training, build_training, take_step
-from tonnage.fit.stepping import host_step
+from tonnage.fit.stepping import host_step, parameter_step
 from tonnage.fit.stepping.host_step import pieces_of
 from tonnage.fit.stepping.parameter_step import parameter_steps
 from tonnage.fit.stepping.stepper import Stepper
@@ -49,6 +49,26 @@ def take_accumulated_step(training: Training, seed: int, parts: int = 3) -> Tens
 @pytest.mark.parametrize("build", CASES.values(), ids=CASES)
 def test_trains_as_states_on_the_device_do(build: Callable[[], Case], technique: Technique) -> None:
     assert_same_training(build, technique, steps=5)
+
+
+@pytest.mark.parametrize("technique", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("build", CASES.values(), ids=CASES)
+def test_with_small_parameters_stepped_together_it_trains_the_same(
+    build: Callable[[], Case], technique: Technique, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parameter_step, "_SMALL_SHARE", 4)
+    assert_same_training(build, technique, steps=5)
+
+
+def test_states_of_small_parameters_stay_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parameter_step, "_SMALL_SHARE", 4)
+    training = build_training(CASES["gpt2"], dtype=torch.float32)
+    HostStates(how="device", piece_bytes=8192).apply(training)
+    take_step(training, 0)
+    largest = max(parameter.numel() for parameter in training.model.parameters())
+    for parameter, state in training.optimizer.state.items():
+        here = all(piece.buffer is None for piece in pieces_of(state))
+        assert here == (parameter.numel() * 4 < largest)
 
 
 def test_the_device_s_step_is_the_plain_one_bit_by_bit() -> None:

@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LinearLR
 
 from fit.cases import CASES, Case, assert_same_parameters, assert_same_training, build_training, gradients, take_step
+from tonnage.fit.stepping import parameter_step
 from tonnage.fit.stepping.backward_stepper import BackwardBroken
+from tonnage.fit.stepping.parameter_step import PlainStep
 from tonnage.fit.technique import NotApplicable
 from tonnage.fit.techniques.step_in_backward import StepInBackward
 
@@ -17,6 +19,33 @@ from tonnage.fit.techniques.step_in_backward import StepInBackward
 @pytest.mark.parametrize("build", CASES.values(), ids=CASES)
 def test_trains_as_the_plain_step_does(build: Callable[[], Case]) -> None:
     assert_same_training(build, StepInBackward())
+
+
+@pytest.mark.parametrize("build", CASES.values(), ids=CASES)
+def test_with_small_parameters_stepped_together_it_trains_the_same(
+    build: Callable[[], Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parameter_step, "_SMALL_SHARE", 4)
+    assert_same_training(build, StepInBackward())
+
+
+def test_norms_and_biases_are_stepped_once_after_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    plain = PlainStep.step_all
+
+    def counted(self: PlainStep, steps: Any) -> None:
+        taken.append(len(steps))
+        plain(self, steps)
+
+    monkeypatch.setattr(PlainStep, "step_all", counted)
+    model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 64))
+    batch = torch.randn(2, 64, dtype=torch.float64)
+    training = build_training(lambda: (model, batch, lambda model, x: model(x).square().mean()))
+    monkeypatch.setattr(parameter_step, "_SMALL_SHARE", 32)
+    StepInBackward().apply(training)
+    take_step(training, 0)
+    assert taken == [1, 1, 4]
+    assert all(parameter.grad is None for parameter in training.model.parameters())
 
 
 def test_no_gradient_outlives_its_step() -> None:

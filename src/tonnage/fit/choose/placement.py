@@ -41,7 +41,8 @@ class Holdings:
     link_bytes_per_s: float
     bandwidth_bytes_per_s: float  # of the GPU's memory
     host_step_s: float  # of the optimizer's step over all parameters on the host's cores
-    launch_s: float = 0.0  # of the host, for the step of one parameter inside backward
+    stepped_apart: int = 0  # parameters that have a step of their own inside backward; small ones are stepped together
+    launch_s: float = 0.0  # of the host, for one such step
     moved_launch_s: float = 0.0  # the same where states come from the host's memory and go back
 
     @property
@@ -169,7 +170,7 @@ def launches_s(placement: Placement, holdings: Holdings) -> float:
     if placement == PLAIN:
         return 0.0
     each_s = holdings.moved_launch_s if placement.splits_states else holdings.launch_s
-    return len(holdings.parameter_gradients_bytes) * each_s
+    return holdings.stepped_apart * each_s
 
 
 def step_overhead_s(placement: Placement, holdings: Holdings, micro_batches: int, backward_s: float) -> float:

@@ -21,7 +21,13 @@ from tonnage.fit.measure.meter import Meter
 from tonnage.fit.measure.roofline_clock import card_of
 from tonnage.fit.moving.host import CopyLane, free_host_bytes, pinned
 from tonnage.fit.stepping.host_step import DeviceWay
-from tonnage.fit.stepping.parameter_step import ParameterSteps, StepFunction, why_not_in_pieces, why_not_one_by_one
+from tonnage.fit.stepping.parameter_step import (
+    ParameterSteps,
+    StepFunction,
+    is_small,
+    why_not_in_pieces,
+    why_not_one_by_one,
+)
 from tonnage.fit.stepping.stepper import trained_parameters
 from tonnage.fit.training import Training
 
@@ -56,8 +62,14 @@ def find_holdings(training: Training, meter: Meter, blocks: dict[str, nn.Module]
         link_bytes_per_s=link_rate(meter),
         bandwidth_bytes_per_s=card_of(meter.device).bandwidth_bytes_per_s * calibration().optimizer_ceiling,
         host_step_s=host_step_seconds(trained),
+        stepped_apart=_count_of_large(trained),
         **launch_times(optimizer, meter),
     )
+
+
+def _count_of_large(trained: list[nn.Parameter]) -> int:
+    largest = max(parameter.numel() for parameter in trained)
+    return sum(1 for parameter in trained if not is_small(parameter, largest))
 
 
 def launch_times(optimizer: Optimizer, meter: Meter) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """A stepper that steps each parameter as soon as its gradient is complete, while backward goes on.
 
+Small ones wait until its end and are stepped together: each step takes the host's time, which may be longer than the card's.
 It does not know how a parameter is stepped; between steps, a backward pass only makes gradients as ever.
 """
 
@@ -9,7 +10,7 @@ from weakref import WeakMethod
 from torch import Tensor, nn
 
 from tonnage.errors import TonnageError
-from tonnage.fit.stepping.parameter_step import parameter_steps
+from tonnage.fit.stepping.parameter_step import is_small, parameter_steps
 from tonnage.fit.stepping.stepper import Stepper, trained_parameters
 from tonnage.fit.training import Undo
 
@@ -25,6 +26,7 @@ class BackwardStepper(Stepper):
         super().__init__(before.optimizer, clip_norm=before.clip_norm)
         self._model = model
         self.steps = parameter_steps(before.optimizer)
+        self._largest = max((parameter.numel() for parameter in trained_parameters(before.optimizer)), default=0)
         self._stepped: set[nn.Parameter] = set()
         self._in_backward = False
         self._last = False
@@ -74,14 +76,19 @@ class BackwardStepper(Stepper):
         self.gradient_norm = nn.utils.clip_grad_norm_(trained_parameters(self.optimizer), clip_norm)
 
     def step_the_rest(self) -> None:
-        """Clipped ones, and those that did not come through autograd's accumulation (a sharding wrapper sets them)."""
-        for parameter in trained_parameters(self.optimizer):
-            if parameter.grad is not None:
+        """Small ones together; clipped ones, and those that a sharding wrapper set past autograd's accumulation."""
+        rest = [parameter for parameter in trained_parameters(self.optimizer) if parameter.grad is not None]
+        small = [parameter for parameter in rest if is_small(parameter, self._largest)]
+        if small:
+            self.steps.step_all(small)
+            self._stepped.update(small)
+        for parameter in rest:
+            if parameter not in self._stepped:
                 self.step(parameter)
 
     def gradient_is_there(self, parameter: nn.Parameter, *, last: bool) -> None:
         """A micro-batch's gradient was added to what the parameter had."""
-        if last and self.clip_norm is None:
+        if last and self.clip_norm is None and not is_small(parameter, self._largest):
             self.step(parameter)
 
     def step(self, parameter: nn.Parameter) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, Optimizer
 
 from tonnage.fit.moving.host import has_streams, pinned
-from tonnage.fit.stepping.parameter_step import Group, State, StateStep, StepFunction, own_state
+from tonnage.fit.stepping.parameter_step import Group, State, StateStep, StepFunction, StepsSeveral, is_small, own_state
 from tonnage.fit.stepping.pieces import Piece, Probe, cut_state, flat, flat_like, join
 from tonnage.fit.virtual import on_virtual_gpu
 
@@ -80,8 +80,11 @@ class _Slot:
 class PiecewiseStep(StateStep):
     """Steps a parameter piece by piece: those on the device where they are, the others in a way of its own."""
 
-    def __init__(self, inner: StepFunction, device: torch.device, *, gpu_bytes: int, piece_bytes: int) -> None:
+    def __init__(
+        self, inner: StepFunction, device: torch.device, *, gpu_bytes: int, piece_bytes: int, largest: int = 0
+    ) -> None:
         self.inner = inner
+        self.largest = largest  # elements of the largest parameter; states of small ones stay on the device
         self.device = device
         self.piece_bytes = piece_bytes
         self.largest_bytes = 0  # of the parameter's part of a piece on the host
@@ -107,6 +110,24 @@ class PiecewiseStep(StateStep):
                 piece.started = True
             else:
                 self.step_on_host(piece.of(parameter), piece.of(gradient), piece, group)
+
+    @torch.no_grad()
+    def step_all(self, steps: Sequence[tuple[Tensor, Tensor, State, Group]]) -> None:
+        """Together those whose states are on the device in one piece."""
+        together: list[tuple[Tensor, Tensor, State, Group]] = []
+        for parameter, gradient, state, group in steps:
+            if _PIECES not in state:
+                state.update(self.own_state(parameter, {}, group))
+            pieces = state[_PIECES]
+            if len(pieces) == 1 and pieces[0].buffer is None and isinstance(self.inner, StepsSeveral):
+                whole = flat(parameter)
+                together.append((whole, flat_like(gradient, parameter), pieces[0].state, group))
+                pieces[0].started = True
+            else:
+                self(parameter, gradient, state, group)
+        if together:
+            assert isinstance(self.inner, StepsSeveral)
+            self.inner.step_all(together)
 
     def plain_state(self, parameter: Tensor, state: State) -> State:
         return join(self.inner, parameter, state[_PIECES]) if state else {}
@@ -154,6 +175,8 @@ class PiecewiseStep(StateStep):
 
     def _elements_on_device(self, parameter: Tensor, per_element: float, plain: State, group: Group) -> int:
         """As many as the share that is left can hold. States that share a scale make bytes not quite proportional."""
+        if is_small(parameter, self.largest):
+            return parameter.numel()
         count = min(parameter.numel(), int(self._gpu_bytes_left / per_element))
         while (needed := self._probe.packing(parameter, count, plain, group).state_bytes) > self._gpu_bytes_left:
             count = min(count - 1, int(count * self._gpu_bytes_left / needed))
@@ -165,7 +188,7 @@ class PiecewiseStep(StateStep):
             self.largest_state_bytes = max(self.largest_state_bytes, piece.packing.byte_count)
             piece.buffer = pinned(piece.packing.byte_count, self.device)
         else:
-            self._gpu_bytes_left -= piece.packing.state_bytes
+            self._gpu_bytes_left = max(0, self._gpu_bytes_left - piece.packing.state_bytes)
 
 
 class DeviceWay(PiecewiseStep):
@@ -175,10 +198,8 @@ class DeviceWay(PiecewiseStep):
     most `window_bytes` of them beside the largest one, then backward waits too.
     """
 
-    def __init__(
-        self, inner: StepFunction, device: torch.device, *, gpu_bytes: int, piece_bytes: int, window_bytes: int
-    ) -> None:
-        super().__init__(inner, device, gpu_bytes=gpu_bytes, piece_bytes=piece_bytes)
+    def __init__(self, inner: StepFunction, device: torch.device, *, window_bytes: int, **sizes: int) -> None:
+        super().__init__(inner, device, **sizes)
         self._slots: list[_Slot] = []
         self._turn = 0
         self._step_lane = Lane(device)
@@ -266,10 +287,8 @@ class HostWay(PiecewiseStep):
     the gradients that are still on the device are bounded.
     """
 
-    def __init__(
-        self, inner: StepFunction, optimizer: Optimizer, device: torch.device, *, gpu_bytes: int, piece_bytes: int
-    ) -> None:
-        super().__init__(inner, device, gpu_bytes=gpu_bytes, piece_bytes=piece_bytes)
+    def __init__(self, inner: StepFunction, optimizer: Optimizer, device: torch.device, **sizes: int) -> None:
+        super().__init__(inner, device, **sizes)
         self._has_fused = isinstance(optimizer, Adam | SGD | Adagrad)
         self._has_values = not on_virtual_gpu(device)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="tonnage-host-step")

@@ -12,10 +12,10 @@ ones is a `StateStep`; state dicts hold plain ones all the same.
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from copy import deepcopy
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -29,6 +29,19 @@ State = dict[str, Any]  # what an optimizer keeps of one parameter; filled in th
 Group = Mapping[str, Any]
 # (parameter or a flat piece of it, gradient of the same shape, its states, its group)
 StepFunction = Callable[[Tensor, Tensor, State, Group], None]
+_SMALL_SHARE = 512  # a parameter this much smaller than the largest is stepped with others of its kind: norms, biases
+
+
+@runtime_checkable
+class StepsSeveral(Protocol):
+    """A step function that can step several parameters together."""
+
+    def step_all(self, steps: Sequence[tuple[Tensor, Tensor, State, Group]]) -> None: ...
+
+
+def is_small(parameter: Tensor, largest: int) -> bool:
+    """Whether its own step would cost more time than its gradient and its states take memory."""
+    return parameter.numel() * _SMALL_SHARE < largest
 
 
 class StateStep(ABC):
@@ -89,24 +102,32 @@ def _plain_step(optimizer_class: type[Optimizer]) -> Callable[[Optimizer], Any]:
 
 
 class PlainStep:
-    """The optimizer's own step on one tensor: a copy of the optimizer that knows only this tensor."""
+    """The optimizer's own step on one tensor, or on some: a copy of the optimizer that knows only these."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = ref(optimizer)
 
-    @torch.no_grad()
     def __call__(self, parameter: Tensor, gradient: Tensor, state: State, group: Group) -> None:
+        self.step_all([(parameter, gradient, state, group)])
+
+    @torch.no_grad()
+    def step_all(self, steps: Sequence[tuple[Tensor, Tensor, State, Group]]) -> None:
+        """Several tensors at once, as the optimizer steps them: in a few kernels where it has such."""
         optimizer = self._optimizer()
         assert optimizer is not None
-        one = object.__new__(type(optimizer))
-        one.__dict__.update(optimizer.__dict__)
-        one.state = defaultdict(dict, {parameter: state})
-        one.param_groups = [{**group, "params": [parameter]}]
-        parameter.grad = gradient
+        few = object.__new__(type(optimizer))
+        few.__dict__.update(optimizer.__dict__)
+        few.state = defaultdict(dict, {parameter: state for parameter, _, state, _ in steps})
+        groups = {id(group): {**group, "params": []} for _, _, _, group in steps}
+        few.param_groups = list(groups.values())
         try:
-            _plain_step(type(optimizer))(one)
+            for parameter, gradient, _, group in steps:
+                parameter.grad = gradient
+                groups[id(group)]["params"].append(parameter)
+            _plain_step(type(optimizer))(few)
         finally:
-            parameter.grad = None
+            for parameter, *_ in steps:
+                parameter.grad = None
 
 
 class ParameterSteps:
@@ -133,6 +154,24 @@ class ParameterSteps:
             self.function(parameter, gradient, states[parameter], self.group(parameter))
         if not states[parameter]:  # plain SGD keeps nothing, and its state dict says so
             del states[parameter]
+
+    def step_all(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Step parameters by the gradients that they have: at once, where nothing but their own step is to be done."""
+        if self._bringers or not isinstance(self.function, StepsSeveral):
+            for parameter in parameters:
+                gradient, parameter.grad = parameter.grad, None
+                assert gradient is not None
+                self.step(parameter, gradient)
+            return
+        states, taken = self.optimizer.state, []
+        for parameter in parameters:
+            gradient, parameter.grad = parameter.grad, None
+            assert gradient is not None
+            taken.append((parameter, gradient, states[parameter], self.group(parameter)))
+        self.function.step_all(taken)
+        for parameter in parameters:
+            if not states[parameter]:  # plain SGD keeps nothing, and its state dict says so
+                del states[parameter]
 
     def finish(self) -> None:
         """Wait for steps under way: after it parameters and states are the new ones."""

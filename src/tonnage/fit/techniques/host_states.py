@@ -192,7 +192,8 @@ class HostStates(Technique):
 
     def _way(self, training: Training, stack: ExitStack) -> Way:
         inner = parameter_steps(training.optimizer).function
-        sizes = {"gpu_bytes": self.gpu_bytes, "piece_bytes": self.piece_bytes}
+        largest = max((parameter.numel() for parameter in trained_parameters(training.optimizer)), default=0)
+        sizes = {"gpu_bytes": self.gpu_bytes, "piece_bytes": self.piece_bytes, "largest": largest}
         if self.how == "device":
             return DeviceWay(inner, training.device, window_bytes=self.window_bytes, **sizes)
         way = HostWay(inner, training.optimizer, training.device, **sizes)
