@@ -323,7 +323,7 @@ class Fitting:
         room = max(0, self.request.budget_bytes - self.meter.allocated_bytes) // 2
         fitting = [
             rows for rows in candidate_rows(survey.rows, divisible=True)
-            if rows * smallest.alone_bytes <= room * smallest.rows
+            if rows >= self.least_rows and rows * smallest.alone_bytes <= room * smallest.rows
         ]  # fmt: skip
         return max(fitting, default=smallest.rows)
 

@@ -261,7 +261,8 @@ class _Search:
         """What one real step takes; more than the card has where it ran out after all."""
         self.steps_run += 1
         try:
-            seen = rehearse(self.training, self.meter, self.axis.grow(size), fresh=self.fresh)
+            batch = self.axis.grow(size)
+            seen = rehearse(self.training, self.meter, batch, fresh=self.fresh, from_the_first=False)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
             full = self.meter.capacity_bytes + 1

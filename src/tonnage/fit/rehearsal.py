@@ -7,7 +7,7 @@ peak is then predicted alone.
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,16 +36,21 @@ class Rehearsed:
         return f"{format_bytes(self.peak_allocated_bytes)} allocated, {format_bytes(self.peak_reserved_bytes)} reserved"
 
 
-def rehearse(training: Training, meter: Meter, batch: Batch | None = None, *, fresh: bool) -> Rehearsed:
-    """The peak of a step on `batch`, or on the sample. `fresh`: the optimizer has not taken a step yet."""
+def rehearse(
+    training: Training, meter: Meter, batch: Batch | None = None, *, fresh: bool, from_the_first: bool = True
+) -> Rehearsed:
+    """The peak of a step on `batch`, or on the sample. `fresh`: the optimizer has not taken a step yet.
+
+    `from_the_first`: with the step before, which makes the states amid what else is there and may leave holes.
+    """
     batch = training.sample if batch is None else batch
     torch.cuda.empty_cache()
     with nothing_moves(training, fresh=fresh):
-        with unstepped(training.optimizer):
+        with unstepped(training.optimizer) if from_the_first else nullcontext():
             take_step(training, batch)  # compiles what is not compiled yet
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(meter.device)
-        for _ in range(2 if fresh else 1):  # the first one makes the states, amid what else is there
+        for _ in range(2 if fresh and from_the_first else 1):
             take_step(training, batch)
         peaks = torch.cuda.max_memory_allocated(meter.device), torch.cuda.max_memory_reserved(meter.device)
     return Rehearsed(peak_allocated_bytes=peaks[0], peak_reserved_bytes=peaks[1], stepped=fresh)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tonnage.fit.choose.choosing import PIECE_BYTES, Surroundings, gradients_in_backward, peak_of, staged_bytes
+from tonnage.fit.choose.choosing import PIECE_BYTES, Surroundings, gradients_from, peak_of, staged_bytes
 from tonnage.fit.choose.placement import (
     HOST_GRADIENTS,
     HOST_STATES,
@@ -127,14 +127,13 @@ def test_states_that_may_move_are_no_longer_fixed() -> None:
 
 
 def test_gradients_wait_only_for_states_on_the_host_and_where_they_do_not_stay() -> None:
-    assert around(HOST_STATES, micro_batches=4).waiting_bytes == around(PLAIN).waiting_bytes == 0
-    assert around(HOST_STATES, replace(HELD, gradients_bytes=WINDOW_BYTES // 4)).waiting_bytes == WINDOW_BYTES // 4
+    assert around(HOST_STATES, micro_batches=4).gradient_bytes == ()
+    assert gradients_from(around(PLAIN), 2, 0) == [16 * GIB, 9 * GIB, 2 * GIB]
     frame, moved_bytes = around(HOST_STATES), WINDOW_BYTES // 2
-    waiting_bytes = moved_bytes // 2  # there are two bytes of states for one of gradients
-    assert gradients_in_backward(frame, moved_bytes) == waiting_bytes
-    assert gradients_in_backward(frame, 32 * GIB) == WINDOW_BYTES
-    at_most = replace(frame, stem_peak_bytes=frame.outside_peak_bytes)  # where all of them wait
-    assert peak_of((), at_most, 32 * GIB) == peak_of((), frame) - 32 * GIB + 3 * PIECE_BYTES + WINDOW_BYTES
+    assert gradients_from(frame, 2, 32 * GIB) == [WINDOW_BYTES] * 3
+    assert gradients_from(frame, 2, moved_bytes) == [moved_bytes // 2] * 3  # two bytes of states for one of gradients
+    few = replace(HELD, outside_gradients_bytes=0, block_gradients_bytes=(WINDOW_BYTES, WINDOW_BYTES // 4))
+    assert gradients_from(around(HOST_STATES, few), 2, 32 * GIB) == [WINDOW_BYTES, WINDOW_BYTES // 4, 0]
 
 
 def test_pieces_on_their_way_are_no_larger_than_what_moved() -> None:

@@ -5,8 +5,10 @@ backward pass of each block. So the answer is a bound at each moment, not a rati
 more memory. Links to the host are resources too: what crosses them while the GPU computes is free, the rest is paid.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -47,13 +49,13 @@ class Surroundings:
     ] = ()  # before each block but the first, beyond what earlier blocks left; 0 for none
     gradient_bytes: Sequence[int] = ()  # of each block, where gradients appear as backward goes; () where they do not
     outside_gradient_bytes: int = 0  # of the head, which come first
+    waiting_bytes: int | None = None  # of them at most, where they go again once states from the host have arrived
+    gradients_per_state: float = 0.0  # bytes of gradients for a byte of states
     step_peak_bytes: int = 0  # beyond `fixed_bytes` while the optimizer steps: all gradients, temporaries
     movable_states_bytes: int = 0  # optimizer states that may be on the host instead, to the byte
     states_s_per_byte: float = 0.0  # time over the link for each byte of states on the host
     states_window_s: float = 0.0  # as much of it hides behind computation
     parameter_states_bytes: Sequence[int] = ()  # those that may move, parameter by parameter; the first find room here
-    waiting_bytes: int = 0  # of gradients that wait for states on the host, at most
-    gradients_per_state: float = 0.0  # bytes of gradients for a byte of states
     host_bytes: int = 0  # free for moved activations and states
     link_bytes_per_s: float = 50e9
     s_per_moved_byte: float = 4.2e-12  # a copy there and back slows what it runs beside (measured on an H200)
@@ -185,22 +187,20 @@ class _Program:
         around, ranges = self.around, self._ranges()
         left: dict[int, float] = {}
         rows = []
-        all_gradients = gradients = gradients_in_backward(around, around.movable_states_bytes)
+        gradients = gradients_from(around, len(ranges), around.movable_states_bytes)
         between = _between(around, len(ranges))
         for index, (modes, start) in enumerate(ranges):
             if between[index]:
-                rows.append(self._at_most(left, between[index] + gradients))
+                rows.append(self._at_most(left, between[index] + gradients[index]))
             forward = left | {start + i: mode.forward_peak_bytes / GIB for i, mode in enumerate(modes)}
             rows.append(self._at_most(forward, 0))
-            if around.gradient_bytes:
-                gradients -= around.gradient_bytes[index]
             backward = left | {
                 start + i: (mode.resident_bytes + mode.backward_peak_bytes) / GIB for i, mode in enumerate(modes)
             }
-            rows.append(self._at_most(backward, around.outside_kept_bytes + gradients))
+            rows.append(self._at_most(backward, around.outside_kept_bytes + gradients[index + 1]))
             left = left | {start + i: mode.resident_bytes / GIB for i, mode in enumerate(modes)}
         rows.append(self._at_most(left, around.outside_peak_bytes))
-        rows.append(self._at_most({}, around.stem_peak_bytes + all_gradients))
+        rows.append(self._at_most({}, around.stem_peak_bytes + gradients[0]))
         rows.append(self._at_most({}, around.step_peak_bytes))
         return rows
 
@@ -231,15 +231,13 @@ class _Program:
 def peak_of(taken: Sequence[Mode], around: Surroundings, moved_states_bytes: int = 0) -> int:
     """The highest of all moments of one micro-batch and of the optimizer's step."""
     states_bytes = around.movable_states_bytes - moved_states_bytes + staged_bytes(around, moved_states_bytes)
-    base, gradients = around.fixed_bytes + states_bytes, gradients_in_backward(around, moved_states_bytes)
-    left, highest = 0, max(around.step_peak_bytes, around.stem_peak_bytes + gradients)
+    base, gradients = around.fixed_bytes + states_bytes, gradients_from(around, len(taken), moved_states_bytes)
+    left, highest = 0, max(around.step_peak_bytes, around.stem_peak_bytes + gradients[0])
     between = _between(around, len(taken))
     for index, mode in enumerate(taken):
         if between[index]:
-            highest = max(highest, left + between[index] + gradients)
-        if around.gradient_bytes:
-            gradients -= around.gradient_bytes[index]
-        backward = mode.resident_bytes + mode.backward_peak_bytes + around.outside_kept_bytes + gradients
+            highest = max(highest, left + between[index] + gradients[index])
+        backward = mode.resident_bytes + mode.backward_peak_bytes + around.outside_kept_bytes + gradients[index + 1]
         highest = max(highest, left + mode.forward_peak_bytes, left + backward)
         left += mode.resident_bytes
     return base + max(highest, left + around.outside_peak_bytes)
@@ -250,10 +248,15 @@ def _between(around: Surroundings, blocks: int) -> Sequence[int]:
     return (0, *around.between_peak_bytes) if around.between_peak_bytes else (0,) * blocks
 
 
-def gradients_in_backward(around: Surroundings, moved_bytes: int) -> int:
-    """At the end of backward, where they stay until the step; or those that wait for states from the host."""
-    stay_bytes = sum(around.gradient_bytes) + around.outside_gradient_bytes if around.gradient_bytes else 0
-    return stay_bytes + min(around.waiting_bytes, round(moved_bytes * around.gradients_per_state))
+def gradients_from(around: Surroundings, blocks: int, moved_bytes: int) -> list[int]:
+    """What is there of gradients once backward has come through each block, the first first; and before all of them."""
+    if not around.gradient_bytes:
+        return [0] * (blocks + 1)
+    back = accumulate(reversed(around.gradient_bytes), initial=around.outside_gradient_bytes)
+    at_most = math.inf
+    if around.waiting_bytes is not None:
+        at_most = min(around.waiting_bytes, round(moved_bytes * around.gradients_per_state))
+    return [int(min(there, at_most)) for there in back][::-1]
 
 
 def staged_bytes(around: Surroundings, moved_bytes: int) -> int:
