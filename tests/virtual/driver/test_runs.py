@@ -120,9 +120,12 @@ CARDS = {
 @pytest.mark.parametrize("card", CARDS)
 def test_each_generation_chooses_its_own(card: str, tmp_path: Path) -> None:
     done = run("--gpu", card, SCRIPTS / "chooses.py", folder=tmp_path)
+    if MACHINE == "aarch64" and card == "t4":
+        assert "has no kernels for the Tesla T4" in done.stderr  # torch for AArch64 begins with the A100's generation
+        return
     said = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
     found = said["attention"], said["cublas_workspace"], said["sum"], said["sort"], said["unique"]
-    # Torch for AArch64 is built for fewer generations, and `unique` runs the code of the nearest.
+    # There a card of a generation in between runs the code of the one before it, and `unique` asks for that one's bytes.
     known = 4 if MACHINE == "aarch64" else 5
     assert found[:known] == CARDS[card][:known]
 
