@@ -22,7 +22,7 @@ from fit.cases import CASES, Case, build_training, dropout_net, gpt2
 from fit.cases import take_step as take_plain_step
 from fit.test_plan import make_plan
 from tonnage.fit.fitted import Fitted
-from tonnage.fit.measure.meter import Watch
+from tonnage.fit.measure.meter import Duration, Watch
 from tonnage.fit.sharding.agreement import Agreement
 from tonnage.fit.sharding.measuring import AgreedMeter, AgreedSurvey, agreed
 from tonnage.fit.sharding.shard import Shard
@@ -450,14 +450,14 @@ class HostMeter(AgreedMeter):
     def new_peak(self) -> int:
         return 0
 
-    def _timed(self, run: Callable[[], object], repeats: int) -> float:
+    def _timed(self, run: Callable[[], object], calls: int, *, behind_s: float = 0.0) -> Duration:
         started = time.monotonic()
-        for _ in range(repeats):
+        for _ in range(calls):
             run()
             time.sleep(0.005 * self.agreement.rank)
             self.calls += 1
-        self.own_seconds = (time.monotonic() - started) / repeats
-        return self.own_seconds
+        self.own_seconds = (time.monotonic() - started) / calls
+        return Duration(self.own_seconds, self.own_seconds)
 
 
 def survey(rank: int, folder: Path) -> Any:
