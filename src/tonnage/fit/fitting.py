@@ -638,11 +638,15 @@ class Fitting:
         size = survey.sizes[rows]
         changed = [name for name, mode in zip(size.kinds, solution.choice.modes, strict=True) if mode != KEEP]
         again_s = sum(size.kept(name).forward_s for name in changed) * layout.slices * layout.micro_batches
-        if survey.is_detailed(rows) or again_s <= _WORTHWHILE * solution.step_s:
+        eager = survey.eager_modes(rows, set(solution.choice.modes))
+        if not eager and (survey.is_detailed(rows) or again_s <= _WORTHWHILE * solution.step_s):
             return False
-        self.request.say(f"measuring parts of blocks on a micro-batch of {rows}")
+        self.request.say(f"measuring {'compiled ' if eager else ''}parts of blocks on a micro-batch of {rows}")
         with suppress(torch.OutOfMemoryError):
-            survey.detail(rows)
+            if eager:
+                survey.compile_modes(rows, eager)
+            else:
+                survey.detail(rows)
         return True
 
     def _smallest(self) -> tuple[Solution, Rehearsed | None]:

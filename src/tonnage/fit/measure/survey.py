@@ -5,11 +5,12 @@ modes that the solver chooses among. It does not know budgets nor which mode is 
 """
 
 from bisect import bisect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from tonnage.fit.choose.choosing import Mode
@@ -30,7 +31,7 @@ from tonnage.fit.measure.measuring import (
 from tonnage.fit.measure.meter import Meter
 from tonnage.fit.measure.profile import BlockProfile, OutsideProfile
 from tonnage.fit.measure.roofline_clock import card_of
-from tonnage.fit.modules import find_blocks
+from tonnage.fit.modules import eagerly, find_blocks
 from tonnage.fit.recomputing.operators import event_clock, profile_operators, roofline_clock
 from tonnage.fit.stepping.batches import batch_rows, take_rows
 from tonnage.fit.technique import NotApplicable
@@ -87,6 +88,7 @@ class Survey:
         self._required: dict[str, Required] | None = None
         self.by_chance = False  # whether a pass leaves some blocks out
         self._ways_at: dict[int, Ways] = {}  # by size
+        self._eager_ways: set[tuple[int, str]] = set()  # sizes and modes that were measured eagerly, of compiled blocks
         self.supposed: set[int] = set()  # sizes that were not measured
         self._outside: dict[int, OutsideProfile] = {}  # sizes at which the rest was measured without the blocks
         self.unrepeatable: dict[str, str] = {}  # kinds whatever their inputs, and why such blocks may not run twice
@@ -137,13 +139,39 @@ class Survey:
         self.sizes = {rows: replace(size, unrepeatable=kinds) for rows, size in self.sizes.items()}
 
     def detail(self, rows: int) -> None:
-        """Measure the parts and operators of blocks too at this size; at others they are in proportion to the nearest."""
+        """Measure the parts and operators of blocks too at this size; at others they are in proportion to the nearest.
+
+        Each part recomputed means another compilation of its block, so compiled blocks are measured eagerly here, if
+        there is room for that.
+        """
         self._ways_at[rows] = {}  # none, where there is no room for them
+        if "compile" in self.training.applied:
+            with suppress(torch.OutOfMemoryError), eagerly():
+                self._ways_at[rows] = self._all_ways_at(rows)
+            self._eager_ways |= {(rows, mode) for ways in self._ways_at[rows].values() for mode in ways}
+        if not self._ways_at[rows]:
+            self._ways_at[rows] = self._all_ways_at(rows)
+        self.sizes = {size.rows: self._with_ways(size) for size in self.sizes.values()}
+
+    def _all_ways_at(self, rows: int) -> Ways:
         with self._as_at_first():
             calls = self._capture(take_rows(self.training.sample, slice(0, rows)))
-            self._ways_at[rows] = {
-                _stem(kind): self._measure_ways(name, call) for kind, (name, call) in calls.by_kind.items()
-            }
+            return {_stem(kind): self._measure_ways(name, call) for kind, (name, call) in calls.by_kind.items()}
+
+    def eager_modes(self, rows: int, modes: Collection[str]) -> set[str]:
+        """Those of them that were measured eagerly at this size, though blocks are compiled."""
+        return {mode for mode in modes if mode != KEEP and (rows, mode) in self._eager_ways}
+
+    def compile_modes(self, rows: int, modes: Collection[str]) -> None:
+        """Measure these modes as they will run; the others keep their share of a block."""
+        self._eager_ways -= {(rows, mode) for mode in modes}
+        before, self._ways_at[rows] = self._ways_at[rows], {}  # none, where there is no room for them
+        with self._as_at_first():
+            calls = self._capture(take_rows(self.training.sample, slice(0, rows)))
+            for kind, (name, call) in calls.by_kind.items():
+                compiled = self._measure_modes(name, call, modes)
+                rest = {mode: way for mode, way in before[_stem(kind)].items() if mode not in modes}
+                self._ways_at[rows][_stem(kind)] = _all_ways(rest, compiled[KEEP]) | compiled
         self.sizes = {size.rows: self._with_ways(size) for size in self.sizes.values()}
 
     def is_detailed(self, rows: int) -> bool:
@@ -216,8 +244,13 @@ class Survey:
 
     def _measure_ways(self, name: str, call: BlockCall) -> dict[str, BlockProfile]:
         block = self.blocks[name]
+        return self._measure_modes(name, call, [*_part_modes(block), *self._operator_modes(block, call)])
+
+    def _measure_modes(self, name: str, call: BlockCall, modes: Collection[str]) -> dict[str, BlockProfile]:
+        """A block as it is kept, and in each of these modes that leaves enough of what it keeps."""
+        block = self.blocks[name]
         ways = {KEEP: measure_block(self.training, self.meter, name, block, call)}
-        for mode in [*_part_modes(block), *self._operator_modes(block, call)]:
+        for mode in modes:
             with self._placed(Recompute(modes={name: recompute_mode(mode)})) as placed:
                 if placed:
                     ways[mode] = measure_block(self.training, self.meter, name, block, call)

@@ -60,7 +60,15 @@ class AgreedSurvey(Survey):
 
     def detail(self, rows: int) -> None:
         agreed(self.agreement, lambda: super(AgreedSurvey, self).detail(rows))
-        self._ways_at, self.sizes = self.agreement.share((self._ways_at, self.sizes))
+        self._share_ways()
+
+    def compile_modes(self, rows: int, modes: Collection[str]) -> None:
+        agreed(self.agreement, lambda: super(AgreedSurvey, self).compile_modes(rows, modes))
+        self._share_ways()
+
+    def _share_ways(self) -> None:
+        found = (self._ways_at, self._eager_ways, self.sizes)
+        self._ways_at, self._eager_ways, self.sizes = self.agreement.share(found)
 
 
 def agreed(agreement: Agreement, measure: Callable[[], Found]) -> Found:
