@@ -83,6 +83,7 @@ truth: $(STAMP) $(STAMP_CUDA) ## hold predictions of both builds against real me
 	$(BIN)/python $(TRUTH)/check.py --tonnage $(VENV_CUDA)/bin/tonnage --scripts $(CURDIR)/benchmarks/truth/scripts --truth $(CURDIR)/benchmarks/truth/h200-libraries.jsonl
 	PYTHONPATH=$(CURDIR)/$(VENV)/engines $(BIN)/python $(TRUTH)/check.py --tonnage $(VENV_CUDA)/bin/tonnage --scripts $(CURDIR)/benchmarks/truth/scripts --truth $(CURDIR)/benchmarks/truth/h200-deepspeed.jsonl
 	$(BIN)/python $(TRUTH)/check.py --tonnage $(VENV_CUDA)/bin/tonnage --scripts $(CURDIR)/benchmarks/truth/unseen --truth $(CURDIR)/benchmarks/truth/h200-unseen.jsonl
+	$(BIN)/python -m pytest -m slow tests/virtual
 	$(BIN)/python $(TRUTH)/check.py --tonnage $(BIN)/tonnage
 	$(BIN)/python $(TRUTH)/check.py --tonnage $(BIN)/tonnage --truth $(TRUTH)/h200-expandable.jsonl
 

@@ -89,7 +89,7 @@ def run(group: Group, lanes: int) -> Result:
     threads = str(max(1, (os.cpu_count() or 1) // lanes))
     environment = os.environ | {"OMP_NUM_THREADS": threads, "COVERAGE_FILE": str(ROOT / f".coverage.{number}")}
     began_s = time.monotonic()
-    command = [sys.executable, "-m", "pytest", "-m", "not gpu", "-o", f"cache_dir=.pytest_cache/{number}"]
+    command = [sys.executable, "-m", "pytest", "-m", "not gpu and not slow", "-o", f"cache_dir=.pytest_cache/{number}"]
     command += [*group.paths, *ignored(group), *(COVERED if group.covered else [])]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     result = Result(group, done.returncode, done.stdout + done.stderr, time.monotonic() - began_s)

@@ -188,3 +188,10 @@ def test_steps_inside_backward_are_launched_one_by_one() -> None:
     assert launches_s(PLAIN, held) == 0.0
     assert launches_s(STEP_IN_BACKWARD, held) == pytest.approx(10 * 1e-4)
     assert launches_s(HOST_STATES, held) == launches_s(HOST_GRADIENTS, held) == pytest.approx(10 * 3e-4)
+
+
+def test_a_gradient_on_its_way_to_the_host_is_there_in_backward_alone() -> None:
+    held = replace(HELD, block_gradients_bytes=(GIB // 2, 7 * GIB))
+    found = around(HOST_GRADIENTS, held)
+    assert found.fixed_bytes == held.held_bytes + 5
+    assert gradients_from(found, 2, 0) == [GIB, GIB // 2, GIB]

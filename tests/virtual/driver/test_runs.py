@@ -117,7 +117,11 @@ CARDS = {
 }
 
 
-@pytest.mark.parametrize("card", CARDS)
+# Cards that choose as another one does.
+ALIKE = ("rtx-3090", "a10g", "l4", "l40s")
+
+
+@pytest.mark.parametrize("card", [pytest.param(c, marks=pytest.mark.slow if c in ALIKE else ()) for c in CARDS])
 def test_each_generation_chooses_its_own(card: str, tmp_path: Path) -> None:
     done = run("--gpu", card, SCRIPTS / "chooses.py", folder=tmp_path)
     if MACHINE == "aarch64" and card == "t4":

@@ -50,6 +50,9 @@ class Surroundings:
     gradient_bytes: Sequence[int] = ()  # of each block, where gradients appear as backward goes; () where they do not
     outside_gradient_bytes: int = 0  # of the head, which come first
     waiting_bytes: int | None = None  # of them at most, where they go again once states from the host have arrived
+    passing_bytes: Sequence[
+        int
+    ] = ()  # of gradients on their way to the host: in the stem's backward, and in each block's
     gradients_per_state: float = 0.0  # bytes of gradients for a byte of states
     step_peak_bytes: int = 0  # beyond `fixed_bytes` while the optimizer steps: all gradients, temporaries
     movable_states_bytes: int = 0  # optimizer states that may be on the host instead, to the byte
@@ -251,7 +254,7 @@ def _between(around: Surroundings, blocks: int) -> Sequence[int]:
 def gradients_from(around: Surroundings, blocks: int, moved_bytes: int) -> list[int]:
     """What is there of gradients once backward has come through each block, the first first; and before all of them."""
     if not around.gradient_bytes:
-        return [0] * (blocks + 1)
+        return list(around.passing_bytes or [0] * (blocks + 1))
     back = accumulate(reversed(around.gradient_bytes), initial=around.outside_gradient_bytes)
     at_most = math.inf
     if around.waiting_bytes is not None:

@@ -108,8 +108,6 @@ def surroundings(
     gradients = placement.gradients(holdings, micro_batches)
     grows, splits = gradients is Gradients.GROW, placement.splits_states
     fixed = holdings.held_bytes + extra_bytes
-    if placement == HOST_GRADIENTS:
-        fixed += holdings.largest_gradient_bytes  # while it is copied
     waits = placement == HOST_STATES and gradients is Gradients.PASS
     movable = movable_bytes(placement, holdings, micro_batches)
     return Surroundings(
@@ -124,6 +122,7 @@ def surroundings(
         gradient_bytes=holdings.block_gradients_bytes if grows or waits else (),
         outside_gradient_bytes=holdings.outside_gradients_bytes if grows or waits else 0,
         waiting_bytes=WINDOW_BYTES if waits else None,
+        passing_bytes=_passing(holdings) if placement == HOST_GRADIENTS else (),
         gradients_per_state=holdings.gradients_bytes / max(1, holdings.states_bytes),
         step_peak_bytes=(holdings.gradients_bytes if grows else 0)
         + (holdings.step_temporary_bytes if placement == PLAIN else 0),
@@ -135,6 +134,12 @@ def surroundings(
         link_bytes_per_s=holdings.link_bytes_per_s,
         micro_batches=micro_batches,
     )
+
+
+def _passing(holdings: Holdings) -> list[int]:
+    """While it is copied, a gradient of what runs before the blocks, and of each block."""
+    largest = holdings.largest_gradient_bytes
+    return [largest, *(min(largest, of_block) for of_block in holdings.block_gradients_bytes)]
 
 
 def _states_of_each(holdings: Holdings) -> list[int]:
