@@ -84,7 +84,7 @@ def _not_known(result: ReplayResult, notes: Sequence[Note]) -> Iterator[str]:
 
     if result.older_blocks:
         held = f"{result.older_blocks:,} blocks ({format_bytes(result.older_bytes)})"
-        yield f"It begins in mid-run: {held} were allocated before its first event; what else was then is not known."
+        yield f"It begins in mid-run: {held} were allocated before its first event, and peaks from before are not known."
     if result.unknown_frees:
         yield f"{result.unknown_frees:,} blocks were freed that it never allocated: it begins in mid-run, or lost events."
     if result.lost_frees:

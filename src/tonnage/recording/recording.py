@@ -74,8 +74,12 @@ class Recording:
 
     @property
     def unused_at_peak_bytes(self) -> int:
-        """Bytes that were reserved but in no block, when most was reserved: fragmentation and cache."""
-        return self.timeline.unused_at_reserved_peak_bytes
+        """Bytes that were reserved but in no block, when most was reserved: fragmentation and cache.
+
+        Of a recording that began in mid-run, when its own requests had most reserved.
+        """
+        peak = self.own_peak_reserved_bytes or self.peak_reserved_bytes
+        return self.timeline.unused_while_reserved(peak, since=max(self.begins_at - 1, 0))
 
     @cached_property
     def live_at_peak(self) -> list[Allocation]:

@@ -325,6 +325,9 @@ def test_settings_are_the_snapshot_s() -> None:
     snapshot = run([MIB], "").snapshot()
     snapshot["allocator_settings"]["expandable_segments"] = True
     assert read_dict(snapshot).header.settings == "expandable_segments:True"
+    expandable = run([MIB], "expandable_segments:True").snapshot()
+    del expandable["allocator_settings"]
+    assert read_dict(expandable).header.settings == "expandable_segments:True"
 
 
 def test_events_go_through_the_allocator_as_a_trace_does() -> None:
@@ -394,6 +397,7 @@ def test_what_was_reserved_before_is_neither_fragmentation_nor_saved() -> None:
     recording = read_dict(program.snapshot(first))
     assert recording.peak_reserved_bytes == 1030 * MIB
     assert recording.own_peak_reserved_bytes == 50 * MIB
+    assert recording.unused_at_peak_bytes == 0
     assert [mark.kind for mark in recording.marks if mark.kind == "empty_cache"] == ["empty_cache"]
     assert diagnose(recording).cause == "none"
     assert not any("expandable" in fix.how for fix in diagnose(recording).fixes)

@@ -67,6 +67,8 @@ def settings_of(snapshot: Snapshot) -> AllocatorSettings:
     if type(text) is not str:
         raise BadSnapshot(f"allocator_settings.PYTORCH_CUDA_ALLOC_CONF is {kind(text)}.")
     is_expandable = flag(fields, "expandable_segments", "allocator_settings")
+    if not fields:  # as old versions write it
+        is_expandable = any(segment.is_expandable for segment in snapshot.segments)
     try:
         settings = AllocatorSettings.parse(text)
         if is_expandable and not settings.expandable_segments:
