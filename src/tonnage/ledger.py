@@ -19,6 +19,7 @@ class Category(StrEnum):
     KV_CACHE = "kv_cache"
     INPUTS = "inputs"
     OTHER = "other"
+    EARLIER = "before_recording"
     CONTEXT = "context"
     FRAGMENTATION = "fragmentation"
 

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tonnage.allocator import AllocatorSettings, read_trace, replay, what_if
+from tonnage.allocator import LiveBlock, Segment, State, read_trace, replay
 from tonnage.errors import BadTrace
+from tonnage.recording.replay import outcome_on
+from tonnage.recording.snapshot import read_traced
 
 MIB = 2**20
 DATA = Path(__file__).parent / "data"
@@ -57,21 +59,20 @@ def test_all_traces_are_exact(name: str, peaks: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("name", PEAKS)
 def test_addresses_of_our_own_give_the_same_peaks(name: str) -> None:
-    settings = AllocatorSettings(expandable_segments=name.startswith("expandable"))
-    stats = what_if(read_trace(DATA / name), settings)
-    assert (stats["allocated_bytes.all.peak"], stats["reserved_bytes.all.peak"]) == PEAKS[name]
+    recording = read_traced(DATA / name).recording
+    assert (recording.peak_allocated_bytes, outcome_on(recording).peak_reserved_bytes) == PEAKS[name]
 
 
 @pytest.mark.truth
 @pytest.mark.skipif(not TRUTH.exists(), reason="the measured traces are not beside the repository")
 def test_what_expandable_segments_would_do_is_what_they_did() -> None:
     """One training run was traced twice, once in either mode."""
-    default = read_trace(TRUTH / "traces" / "default-lm_train-4.json.gz")
-    expandable = read_trace(TRUTH / "traces" / "expandable-lm_train-0.json.gz")
-    predicted = what_if(default, AllocatorSettings(expandable_segments=True))
-    assert predicted["reserved_bytes.all.peak"] == replay(expandable).peak_reserved_bytes
-    predicted = what_if(expandable, AllocatorSettings())
-    assert predicted["reserved_bytes.all.peak"] == replay(default).peak_reserved_bytes
+    default = read_traced(TRUTH / "traces" / "default-lm_train-4.json.gz")
+    expandable = read_traced(TRUTH / "traces" / "expandable-lm_train-0.json.gz")
+    predicted = outcome_on(default.recording, settings="expandable_segments:True")
+    assert predicted.peak_reserved_bytes == replay(expandable.events).peak_reserved_bytes
+    predicted = outcome_on(expandable.recording, settings="")
+    assert predicted.peak_reserved_bytes == replay(default.events).peak_reserved_bytes
 
 
 def events_of_a_small_run() -> list[tuple[str, int, int, int]]:
@@ -133,6 +134,50 @@ def test_a_trace_that_begins_in_mid_run() -> None:
     events = [("free_requested", 5 * MIB, 512, 0), ("free_completed", 5 * MIB, 512, 0), *events_of_a_small_run()]
     result = replay(events)
     assert (result.unknown_frees, result.differences) == (1, [])
+
+
+def test_a_trace_that_begins_with_a_state() -> None:
+    """Blocks of before are freed, and what is free between them is used, as the allocator would."""
+    segment = Segment(100 * MIB, 20 * MIB, 0, False)
+    blocks = [LiveBlock(100 * MIB, 5 * MIB, 5 * MIB, 0), LiveBlock(110 * MIB, 10 * MIB, 10 * MIB, 0)]
+    events = [
+        ("alloc", 105 * MIB, 5 * MIB, 0),
+        ("free_requested", 100 * MIB, 5 * MIB, 0),
+        ("free_completed", 100 * MIB, 5 * MIB, 0),
+        ("alloc", 100 * MIB, 3 * MIB, 0),
+    ]
+    result = replay(events, start=State([segment], blocks))
+    assert result.differences == []
+    assert (result.older_blocks, result.older_bytes, result.unknown_frees) == (2, 15 * MIB, 0)
+    assert (result.peak_allocated_bytes, result.peak_reserved_bytes) == (20 * MIB, 20 * MIB)
+
+
+def test_a_trace_that_contradicts_itself_is_replayed_to_its_end() -> None:
+    """Frees twice, frees that are only completed, blocks on top of others, and segments that overlap."""
+    events = [
+        ("segment_alloc", 100 * MIB, 20 * MIB, 0),
+        ("alloc", 100 * MIB, 5 * MIB, 0),
+        ("alloc", 100 * MIB, 5 * MIB, 0),
+        ("free_completed", 100 * MIB, 5 * MIB, 0),
+        ("free_requested", 100 * MIB, 5 * MIB, 0),
+        ("alloc", 500 * MIB, 60 * MIB, 0),
+        ("segment_alloc", 100 * MIB, 60 * MIB, 0),
+        ("alloc", 100 * MIB, 60 * MIB, 0),
+        ("segment_free", 7, 60 * MIB, 0),
+        ("free_requested", 100 * MIB, 60 * MIB, 0),
+        ("free_completed", 100 * MIB, 60 * MIB, 0),
+        ("free_requested", 500 * MIB, 60 * MIB, 0),
+        ("free_completed", 500 * MIB, 60 * MIB, 0),
+    ]
+    result = replay(events)
+    assert result.differences
+    assert (result.lost_frees, result.unknown_frees) == (1, 1)
+    assert result.stats["allocated_bytes.all.current"] == 0
+
+
+def test_requests_beyond_any_gpu_are_refused() -> None:
+    with pytest.raises(BadTrace, match="beyond any GPU"):
+        replay([("alloc", 512, 2**46, 0)])
 
 
 def test_a_trace_without_segments_is_still_replayed() -> None:

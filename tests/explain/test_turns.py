@@ -56,3 +56,13 @@ def test_a_loop_further_in_counts_only_where_nothing_waits_for_backward() -> Non
     training = looped(("train.py:3",), ("train.py:4",), *calls)
     training.phase("backward")
     assert turns(training.recording) == []
+
+
+@pytest.mark.parametrize(("modules", "count"), [("layers.{}", 0), ("head", 8)])
+def test_turns_that_each_call_modules_of_their_own_are_layers(modules: str, count: int) -> None:
+    run = looped(("run.py:3",), ("run.py:4",))
+    run.phase("forward")
+    for turn in range(8):
+        for line in ("model.py:5", "model.py:7"):
+            run.alloc(MIB, line=line, stack=(line, "run.py:9"), module=modules.format(turn))
+    assert len(turns(run.recording)) == count

@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any
 
+from tonnage.allocator.adopt import State
 from tonnage.allocator.blocks import (
     ADDRESS_BITS,
     ALLOCATED,
@@ -196,7 +197,8 @@ class CachingAllocator:
     def _recycle(self, block: Block) -> None:
         pool = block.pool
         counters = pool.counters
-        del self._active[block.address]
+        # Two blocks share an address only in the replay of a trace that contradicts itself.
+        self._active.pop(block.address, None)
         counters.requested_bytes -= block.requested_bytes
         blocks = change = 0
         neighbour = block.previous
@@ -239,6 +241,32 @@ class CachingAllocator:
             return None
         del free.keys[index], blocks[index]
         return block
+
+    def adopt(self, state: State) -> dict[int, Block]:
+        """Begin in mid-run, with what was held already: the blocks in use, by address."""
+        for chain in state.chains(self._small, self._large, self._settings):
+            pool = chain[0].pool
+            mapped = sum(block.size for block in chain if block.state != UNMAPPED)
+            pool.counters.reserve(mapped, segments=0 if chain[0].segment else 1)
+            for block in chain:
+                if block.state == FREE:
+                    pool.add(block)
+                    if block.segment is None and block.is_split:
+                        pool.counters.split(1, block.size)
+                elif block.state == UNMAPPED:
+                    pool.add_unmapped(block)
+                else:
+                    self._adopt(block)
+        return dict(self._active)
+
+    def _adopt(self, block: Block) -> None:
+        was_pending, block.state = block.state == PENDING, ALLOCATED
+        self._active[block.address] = block
+        block.pool.counters.allocate(block.size, block.requested_bytes)
+        if block.size >= self._max_split:
+            self.counters.oversize_allocations.add(1)
+        if was_pending:
+            self.request_free(block)
 
     def block_at(self, address: int) -> Block:
         """The block in use (or waiting for a stream) that starts at an address."""

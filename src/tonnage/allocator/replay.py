@@ -3,6 +3,9 @@
 The trace decides what a program asked for and what the device gave back; the model decides everything else: where each
 block lies, when a segment is needed and how large it is. Each such decision that the trace also tells is compared, so a
 replay without differences is a proof of the model and a basis for every figure. Who asked, and why, no trace says.
+
+A trace may begin in mid-run: then the model begins with the state that is known from before. What contradicts itself
+(a block allocated twice, a free of what is not there) is counted, and the replay goes on.
 """
 
 from __future__ import annotations
@@ -14,11 +17,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tonnage.allocator.blocks import Block
+from tonnage.allocator.adopt import Segment, State
+from tonnage.allocator.blocks import ALLOCATED, Block
 from tonnage.allocator.caching import CachingAllocator
+from tonnage.allocator.oom import OutOfMemory
 from tonnage.allocator.settings import AllocatorSettings
 from tonnage.allocator.stats import Counters
 from tonnage.errors import BadTrace
+from tonnage.units import format_bytes
 
 Event = tuple[str, int, int, int]
 ACQUIRING = ("segment_alloc", "segment_map")
@@ -26,16 +32,8 @@ RELEASING = ("segment_free", "segment_unmap")
 ACTIONS = frozenset(("alloc", "free_requested", "free_completed", "oom", "snapshot", *ACQUIRING, *RELEASING))
 # No trace says how large its device was, and a replay never asks for more than the device once gave.
 BOUNDLESS_BYTES = 2**44
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Memory that the device gave in one piece."""
-
-    address: int
-    size_bytes: int
-    stream: int
-    is_expandable: bool
+# No GPU has addresses from here on: the model's own segments, which the trace does not have, lie there.
+_OWN_ADDRESSES = 2**47
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +79,10 @@ class ReplayResult:
     events: int = 0
     allocations: int = 0
     ooms: int = 0
+    older_blocks: int = 0
+    older_bytes: int = 0
     unknown_frees: int = 0
+    lost_frees: int = 0
     stats: dict[str, int] = field(default_factory=dict)
     segments: list[Segment] = field(default_factory=list)
     at_peak_allocated: Occupancy = Occupancy(0, 0, 0, 0)
@@ -106,7 +107,10 @@ class ReplayResult:
             "ooms": self.ooms,
             "exact": not self.differences,
             "differences": [asdict(difference) for difference in self.differences],
+            "older_blocks": self.older_blocks,
+            "older_bytes": self.older_bytes,
             "unknown_frees": self.unknown_frees,
+            "lost_frees": self.lost_frees,
             "peak_allocated_bytes": self.peak_allocated_bytes,
             "peak_reserved_bytes": self.peak_reserved_bytes,
             "peak_active_bytes": self.stats["active_bytes.all.peak"],
@@ -137,43 +141,37 @@ def read_trace(path: Path) -> list[Event]:
     return events
 
 
-def replay(events: Sequence[Event], settings: AllocatorSettings | None = None) -> ReplayResult:
-    """Run events through the model. Without settings, expandable segments are on if the trace maps pages."""
+def replay(
+    events: Sequence[Event], settings: AllocatorSettings | None = None, start: State | None = None
+) -> ReplayResult:
+    """Run events through the model, from a state if they begin in mid-run.
+
+    Without settings, expandable segments are on if the trace maps pages.
+    """
     if settings is None:
         settings = AllocatorSettings(expandable_segments=any(event[0] == "segment_map" for event in events))
-    return _Replay(events, settings).run()
-
-
-def what_if(events: Sequence[Event], settings: AllocatorSettings) -> dict[str, int]:
-    """The statistics that the same requests would have had under other settings, on a device without bounds.
-
-    The trace's segments do not apply; where it gave any back, all that is free is given back.
-    """
-    allocator = CachingAllocator(BOUNDLESS_BYTES, settings)
-    blocks: dict[int, Block] = {}
-    for action, address, size, stream in events:
-        if action == "alloc":
-            blocks[address] = allocator.malloc(size, stream)
-        elif action == "free_requested" and address in blocks:
-            allocator.request_free(blocks[address])
-        elif action == "free_completed" and address in blocks:
-            allocator.complete_free(blocks.pop(address))
-        elif action in RELEASING:
-            allocator.empty_cache()
-    return allocator.memory_stats()
+    try:
+        return _Replay(events, settings, start or State()).run()
+    except OutOfMemory as error:
+        asked = format_bytes(error.shortage.requested_bytes)
+        raise BadTrace(f"It cannot be replayed: it asks for {asked} more than it frees, beyond any GPU.") from None
 
 
 class _Replay:
     """The state of one replay: the model, and how far the trace's segments are used up."""
 
-    def __init__(self, events: Sequence[Event], settings: AllocatorSettings) -> None:
+    def __init__(self, events: Sequence[Event], settings: AllocatorSettings, start: State) -> None:
         self._events = events
         self._given = [(index, event) for index, event in enumerate(events) if event[0] in ACQUIRING]
         self._used = 0
         self._now = 0
-        self._blocks: dict[int, Block] = {}
-        self._result = ReplayResult(events=len(events))
+        self._own_bytes = 0
+        self._result = ReplayResult(events=len(events), segments=list(start.segments))
         self._allocator = CachingAllocator(BOUNDLESS_BYTES, settings, observer=self._observe, placement=self._placed)
+        self._blocks: dict[int, Block] = self._allocator.adopt(start)
+        self._result.older_blocks = len(self._blocks)
+        self._result.older_bytes = self._allocator.counters.allocated_bytes
+        self._keep_peaks()
 
     def run(self) -> ReplayResult:
         steps = {
@@ -187,16 +185,20 @@ class _Replay:
             self._now = index
             if action in steps:
                 steps[action](address, size, stream)
-        for index, event in self._given[self._used :]:
-            self._differ(index, f"the trace has {_words(event)}, which the model never needed")
+        self._now = len(self._events)
+        self._pass_unneeded()
         self._result.stats = self._allocator.memory_stats()
         return self._result
 
     def _alloc(self, address: int, size: int, stream: int) -> None:
         self._result.allocations += 1
+        if address in self._blocks:
+            self._result.lost_frees += 1
+            self._complete_free(address, size, stream)
         block = self._blocks[address] = self._allocator.malloc(size, stream)
         if block.address != address:
             self._differ(self._now, f"{size} B lie at {block.address:#x} in the model, at {address:#x} in the trace")
+        self._pass_unneeded()
         self._keep_peaks()
 
     def _keep_peaks(self) -> None:
@@ -207,14 +209,16 @@ class _Replay:
             result.at_peak_reserved = Occupancy.of(counters)
 
     def _request_free(self, address: int, size: int, stream: int) -> None:
-        if address in self._blocks:
-            self._allocator.request_free(self._blocks[address])
+        block = self._blocks.get(address)
+        if block is not None and block.state == ALLOCATED:
+            self._allocator.request_free(block)
         else:
             self._result.unknown_frees += 1
 
     def _complete_free(self, address: int, size: int, stream: int) -> None:
-        if address in self._blocks:
-            self._allocator.complete_free(self._blocks.pop(address))
+        block = self._blocks.pop(address, None)
+        if block is not None:
+            (self._allocator.free if block.state == ALLOCATED else self._allocator.complete_free)(block)
 
     def _release(self, address: int, size: int, stream: int) -> None:
         if not self._allocator.release_segment(address):
@@ -223,22 +227,39 @@ class _Replay:
     def _oom(self, address: int, size: int, stream: int) -> None:
         self._result.ooms += 1
 
+    def _next_given(self) -> Event | None:
+        """The segment that the trace took for the present request, if it did."""
+        index, event = self._given[self._used] if self._used < len(self._given) else (self._now, None)
+        return event if index < self._now else None
+
     def _placed(self, size: int) -> int:
-        """The address of the segment that the trace shows next."""
-        if self._used < len(self._given):
-            return self._given[self._used][1][1]
-        return 2**47 + self._used * BOUNDLESS_BYTES % 2**47
+        """The address of the segment that the trace shows here, if it is the one; else one of the model's own."""
+        event = self._next_given()
+        is_it = event is not None and (event[2] == size or event[0] == "segment_map")
+        if event is not None and is_it and event[1] + event[2] <= _OWN_ADDRESSES:
+            return event[1]
+        address = _OWN_ADDRESSES + self._own_bytes % _OWN_ADDRESSES
+        self._own_bytes += size
+        return address
 
     def _observe(self, action: str, address: int, size: int, stream: int) -> None:
+        if action == "oom":
+            return
         if action in RELEASING:
             if (action, address, size, stream) != tuple(self._events[self._now]):
                 self._differ(self._now, f"the model has {_words((action, address, size, stream))} here")
             return
         self._result.segments.append(Segment(address, size, stream, action == "segment_map"))
-        index, event = self._given[self._used] if self._used < len(self._given) else (self._now, None)
-        if event is None or index > self._now or tuple(event) != (action, address, size, stream):
+        event = self._next_given()
+        if event is None or tuple(event) != (action, address, size, stream):
             self._differ(self._now, f"the model has {_words((action, address, size, stream))} here")
-        else:
+        self._used += event is not None
+
+    def _pass_unneeded(self) -> None:
+        """What the trace took before the present event and the model did not."""
+        while (event := self._next_given()) is not None:
+            index = self._given[self._used][0]
+            self._differ(index, f"the trace has {_words(event)}, which the model never needed")
             self._used += 1
 
     def _differ(self, event: int, words: str) -> None:

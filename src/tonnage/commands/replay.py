@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from rich.text import Text
 
     from tonnage.allocator import ReplayResult
     from tonnage.allocator.replay import Occupancy
+    from tonnage.explain import Fix
+    from tonnage.recording.records import Note
 
 SEGMENT_ROWS = 8
 DIFFERENCE_ROWS = 5
@@ -31,54 +33,81 @@ def replay(
     """
     from rich.console import Console
 
-    from tonnage.allocator import AllocatorSettings, read_trace, what_if
     from tonnage.allocator import replay as replay_events
     from tonnage.errors import BadTrace
+    from tonnage.explain.fixes import expandable_segments
     from tonnage.recording.layout import is_database
-    from tonnage.recording.snapshot import is_snapshot, read_events
+    from tonnage.recording.snapshot import read_traced
     from tonnage.report.lines import WIDTH
 
     if is_database(trace):
         raise BadTrace(f"{trace} is a recording, not a trace of events.", hint=f"Look at it with: tonnage show {trace}")
-    events, settings = read_events(trace) if is_snapshot(trace) else (read_trace(trace), None)
-    result = replay_events(events, settings)
-    grown = what_if(events, AllocatorSettings(expandable_segments=True))["reserved_bytes.all.peak"]
+    traced = read_traced(trace)
+    result = replay_events(traced.events, traced.settings, traced.start)
+    advice = expandable_segments(traced.recording)
     if json:
-        _write(json, result, grown)
+        _write(json, result, advice)
     console = Console(file=sys.stderr if json == "-" else sys.stdout, width=WIDTH, highlight=False)
-    for line in report(trace.name, result, grown):
+    for line in report(trace.name, result, traced.recording.notes, advice):
         console.print(line, soft_wrap=True)
     raise typer.Exit(bool(result.differences))
 
 
-def report(name: str, result: ReplayResult, expandable_reserved_bytes: int) -> Iterator[Text | str]:
+def report(name: str, result: ReplayResult, notes: Sequence[Note], advice: Fix | None) -> Iterator[Text | str]:
     """The lines that people read."""
     from rich.text import Text
 
     from tonnage.report.lines import clip_start, spread, table_unit
     from tonnage.units import format_bytes
 
-    verdict = Text(f"{len(result.differences)} differences", "red") if result.differences else Text("exact", "green")
+    verdict = Text(f"{len(result.differences):,} differences", "red") if result.differences else Text("exact", "green")
     yield spread(Text(f"  {clip_start(name, 34)} · {result.events:,} events"), verdict)
     peaks = (("allocated", result.peak_allocated_bytes), ("reserved", result.peak_reserved_bytes))
     yield "  peak " + "   ".join(f"{word} {format_bytes(size)}" for word, size in peaks)
     if result.ooms:
         yield f"  {result.ooms} out of memory"
-    yield from _notes(result)
+    yield from _wrapped(_not_known(result, notes))
+    yield from _differences(result)
     unit = table_unit(result.peak_reserved_bytes)
     yield from _occupancy("at the peak of allocated memory", result.at_peak_allocated, unit)
     yield from _occupancy("at the peak of reserved memory", result.at_peak_reserved, unit)
     yield from _segments(result, unit)
-    yield from _advice(result.peak_reserved_bytes, expandable_reserved_bytes)
+    if advice:
+        yield ""
+        yield f"  to save {format_bytes(advice.saves_bytes)} of reserved memory"
+        yield f"   {advice.how}"
 
 
-def _notes(result: ReplayResult) -> Iterator[str]:
+def _not_known(result: ReplayResult, notes: Sequence[Note]) -> Iterator[str]:
+    """Sentences on what the trace does not tell."""
+    from tonnage.units import format_bytes
+
+    if result.older_blocks:
+        held = f"{result.older_blocks:,} blocks ({format_bytes(result.older_bytes)})"
+        yield f"It begins in mid-run: {held} were allocated before its first event, and peaks from before are not known."
+    if result.unknown_frees:
+        yield f"{result.unknown_frees:,} blocks were freed that it never allocated: it begins in mid-run, or lost events."
+    if result.lost_frees:
+        yield f"{result.lost_frees:,} blocks were allocated where one was in use: the events that freed it are missing."
+    strays = sum(note.count for note in notes if note.operator == "blocks without a segment")
+    if strays and result.differences:
+        yield f"{strays:,} blocks lie in no segment that the file tells of: where the model would put them is its own guess."
+
+
+def _wrapped(sentences: Iterator[str]) -> Iterator[str]:
+    from textwrap import wrap
+
+    from tonnage.report.lines import WIDTH
+
+    for sentence in sentences:
+        yield from (f"  {line}" for line in wrap(sentence, WIDTH - 4))
+
+
+def _differences(result: ReplayResult) -> Iterator[str]:
     for difference in result.differences[:DIFFERENCE_ROWS]:
         yield f"   event {difference.event}: {difference.words}"
     if len(result.differences) > DIFFERENCE_ROWS:
-        yield f"   and {len(result.differences) - DIFFERENCE_ROWS} more: --json"
-    if result.unknown_frees:
-        yield f"  {result.unknown_frees} blocks were freed that the trace never allocated: it begins in mid-run"
+        yield f"   and {len(result.differences) - DIFFERENCE_ROWS:,} more: --json"
 
 
 def _occupancy(title: str, moment: Occupancy, unit: str) -> Iterator[Text | str]:
@@ -113,22 +142,12 @@ def _segments(result: ReplayResult, unit: str) -> Iterator[Text | str]:
         yield f"  {column(total, unit)}  {sum(count for _, count in rest):5} others"
 
 
-def _advice(reserved_bytes: int, expandable_bytes: int) -> Iterator[str]:
-    from tonnage.units import format_bytes
-
-    saved = reserved_bytes - expandable_bytes
-    if saved > 0:
-        yield ""
-        yield f"  to save {format_bytes(saved)} of reserved memory"
-        yield "   PYTORCH_ALLOC_CONF=expandable_segments:True"
-
-
-def _write(target: str, result: ReplayResult, expandable_reserved_bytes: int) -> None:
+def _write(target: str, result: ReplayResult, advice: Fix | None) -> None:
     from json import dumps
 
     from tonnage.errors import RequestError
 
-    figures = result.as_json() | {"expandable_peak_reserved_bytes": expandable_reserved_bytes}
+    figures = result.as_json() | {"expandable_segments_save_bytes": advice.saves_bytes if advice else 0}
     text = dumps(figures, indent=1) + "\n"
     if target == "-":
         sys.stdout.write(text)

@@ -13,6 +13,8 @@ from tonnage.recording import Allocation, OutOfMemory, Recording
 from tonnage.recording.replay import demand
 from tonnage.units import parse_bytes
 
+# The note of a snapshot, which has no message.
+OWN_LIMIT = "its own limit"
 _SIZE = r"([0-9.]+ (?:bytes|KiB|MiB|GiB))"
 _ALLOWED = re.compile(_SIZE + " allowed;")
 _PROCESS = re.compile(r"this process has " + _SIZE)
@@ -60,6 +62,12 @@ def death_of(recording: Recording) -> Death | None:
     others = sum(_size(size) for size in _OTHER_PROCESS.findall(oom.message))
     sizes = (oom.requested_bytes, free, oom.allocated_bytes, oom.reserved_bytes, oom.free_bytes)
     return Death(*sizes, process, others)
+
+
+def is_limited_by_itself(recording: Recording) -> bool:
+    """Whether the request that failed met a limit of the process's own before it met the card's."""
+    death = death_of(recording)
+    return death is not None and (death.is_limited or any(note.operator == OWN_LIMIT for note in recording.notes))
 
 
 def _first(pattern: re.Pattern[str], oom: OutOfMemory) -> int | None:

@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from tonnage.explain.case import is_limited_by_itself
 from tonnage.explain.rewrites import REWRITES, Rewrite
 from tonnage.hardware import Gpu, all_gpus
 from tonnage.recording import Recording
@@ -51,8 +52,10 @@ class Advice:
 def advise(recording: Recording) -> Advice:
     """The changes that are worth making; those that rescue the run first, then by bytes saved."""
     needed = demand(recording)
-    fixes = sorted([*_rewritten(needed), *_expandable(needed)], key=lambda fix: (not fix.rescues, -fix.saves_bytes))
-    return Advice(tuple(fixes), _larger_card(needed) if _died(needed) else None)
+    found = [*_rewritten(needed), expandable_segments(recording)]
+    fixes = sorted(filter(None, found), key=lambda fix: (not fix.rescues, -fix.saves_bytes))
+    needs_larger = _died(needed) and not is_limited_by_itself(recording)
+    return Advice(tuple(fixes), _larger_card(needed) if needs_larger else None)
 
 
 def _died(needed: Recording) -> bool:
@@ -94,20 +97,26 @@ def _rescues(needed: Recording, rewrite: Rewrite) -> bool | None:
     return outcome_on(replace(needed, allocations=rewrite.allocations)).failed is None
 
 
-def _expandable(needed: Recording) -> Iterator[Fix]:
-    """Expandable segments save what is reserved but unused: tried where that is much, or where the run died."""
-    died = _died(needed)
-    little = needed.unused_at_peak_bytes < _WORTH_UNUSED_SHARE * needed.peak_reserved_bytes
-    if _EXPANDABLE in needed.header.settings or (little and not died):
-        return
-    settings = ",".join(filter(None, [needed.header.settings, _EXPANDABLE]))
+def expandable_segments(recording: Recording) -> Fix | None:
+    """What they save of what is reserved but unused: tried where that is much, or where the run died."""
+    little = recording.unused_at_peak_bytes < _WORTH_UNUSED_SHARE * recording.peak_reserved_bytes
+    if _EXPANDABLE in recording.header.settings or (little and not _died(recording)):
+        return None
+    return allocator_fix(recording, _EXPANDABLE)
+
+
+def allocator_fix(recording: Recording, configuration: str) -> Fix | None:
+    """What a setting takes off the most that was reserved, by every request replayed under it; None where too little."""
+    needed, died = demand(recording), _died(recording)
+    settings = ",".join(filter(None, [needed.header.settings, configuration]))
     after = outcome_on(needed, settings=settings)
-    saved = needed.peak_reserved_bytes - after.peak_reserved_bytes
-    rescues = died and after.failed is None
+    rescues = after.failed is None if died else None
+    saved = max(0, needed.own_peak_reserved_bytes - after.peak_reserved_bytes)
     # What failed again reserved less for want of the request, not because it was better.
-    if rescues or (not died and saved >= max(_WORTH_SHARE * needed.peak_reserved_bytes, MIB)):
-        how = allocator_setting(needed, settings)
-        yield Fix("expandable segments", max(saved, 0), "nothing", how, rescues if died else None)
+    if not (rescues if died else saved >= max(_WORTH_SHARE * needed.peak_reserved_bytes, MIB)):
+        return None
+    name = configuration.partition(":")[0].replace("_", " ")
+    return Fix(name, saved, "nothing", allocator_setting(needed, settings), rescues)
 
 
 def allocator_setting(recording: Recording, settings: str) -> str:

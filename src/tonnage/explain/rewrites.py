@@ -20,6 +20,7 @@ _BLOCK = re.compile(r"(?:[^\d.][^.]*\.)*\d+(?=\.|$)")
 _BATCHED = {Category.ACTIVATIONS, Category.INPUTS, Category.KV_CACHE}
 _VOCABULARY_AT_LEAST = 16384
 _LOSS_CHUNKS = 8
+_WORTH_HALVING_SHARE = 0.1
 _SMALL_STATE_ELEMENTS = 4096
 _BYTES_PER_STATE = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Operators whose results autocast makes in 16 bits, and pointwise ones that follow their input.
@@ -43,12 +44,16 @@ def halve_batch(recording: Recording) -> Rewrite | None:
     inputs = [a.shape for a in recording.allocations if a.category is Category.INPUTS and a.shape]
     if inputs and max(shape[0] for shape in inputs) < 2:
         return None
+    batched = sum(a.block_bytes for a in recording.live_at_peak if a.category in _BATCHED)
+    if batched < _WORTH_HALVING_SHARE * recording.peak_allocated_bytes:
+        return None
     halved = resized(recording, lambda a: 0.5 if a.category in _BATCHED else 1.0)
-    return Rewrite("half the batch", "twice the steps", _batch_words(recording.header.arguments), halved)
+    return Rewrite("half the batch", "twice the steps", _batch_words(recording), halved)
 
 
-def _batch_words(arguments: tuple[str, ...]) -> str:
+def _batch_words(recording: Recording) -> str:
     """The script's own flag with half its value, where it has one."""
+    arguments = recording.header.arguments
     for flag, value in pairwise(arguments):
         if _BATCH_FLAG.fullmatch(flag) and value.isdigit() and int(value) > 1:
             return f"{flag} {int(value) // 2}"
@@ -56,7 +61,8 @@ def _batch_words(arguments: tuple[str, ...]) -> str:
         flag, _, value = word.partition("=")
         if _BATCH_FLAG.fullmatch(flag) and value.isdigit() and int(value) > 1:
             return f"{flag}={int(value) // 2}"
-    return "and accumulate gradients over two"
+    trains = recording.header.outcome == "oom" or any(mark.name == "backward" for mark in recording.marks)
+    return "and accumulate gradients over two" if trains else "two calls of half the size"
 
 
 def checkpoint_blocks(recording: Recording) -> Rewrite | None:

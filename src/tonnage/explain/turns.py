@@ -1,17 +1,20 @@
 """Equal points of a script's loop: where each of its turns begins.
 
-Steps that were marked are the turns. Where there are too few of them (a loop of inference in a snapshot, say), a turn
-begins where a line of the script jumps back, as it does at the head of a loop: the outermost line that moves at all. A
-model's own loop over its layers jumps too, and what it leaves behind is meant to stay until backward; so a line further
-in counts only where a run ended well and never ran backward.
+Steps that were marked are the turns; a snapshot's are, for its stacks say which lines lie outside the model. Elsewhere,
+where there are too few steps (a loop of inference, say), a turn begins where a line of the script jumps back, as it does
+at the head of a loop: the outermost line that moves at all. A model's own loop over its layers jumps too, and what it
+leaves behind is meant to stay until backward; so a line further in counts only where a run ended well and never ran
+backward, and where its turns call the same modules again.
 """
 
-from itertools import pairwise
+from bisect import bisect_right
 
-from tonnage.recording import Allocation, Recording
+from tonnage.recording import Recording
+from tonnage.recording.loops import ENOUGH, loop_starts
 from tonnage.recording.timeline import spans
 
-ENOUGH = 3
+__all__ = ["ENOUGH", "turns"]
+
 _OF_TRAINING = ("backward", "optimizer")
 
 
@@ -19,28 +22,19 @@ def turns(recording: Recording) -> list[int]:
     """The first event of each turn, in order; few where the script shows no loop."""
     length = len(recording.timeline.allocated_bytes)
     steps = [start for name, start, _ in spans(recording.marks, "step", length) if name not in ("", "0")]
-    if len(steps) >= ENOUGH:
+    if len(steps) >= ENOUGH or recording.header.source == "snapshot":
         return steps
     is_inference = recording.oom is None and not any(mark.name in _OF_TRAINING for mark in recording.marks)
-    return _jumps_back(recording.allocations, goes_deeper=is_inference) or steps
+    stacks = [(a.born, a.stack[::-1]) for a in recording.allocations]
+    starts = loop_starts(stacks, goes_deeper=is_inference)
+    return steps if not starts or _is_loop_over_layers(recording, starts) else starts
 
 
-def _jumps_back(allocations: list[Allocation], *, goes_deeper: bool) -> list[int]:
-    stacks = [(a.born, a.stack[::-1]) for a in allocations if a.stack]
-    depths = min((len(stack) for _, stack in stacks), default=0)
-    for depth in range(max((len(stack) for _, stack in stacks), default=0) if goes_deeper else depths):
-        lines = [(born, stack[: depth + 1]) for born, stack in stacks if len(stack) > depth]
-        starts = [born for (_, before), (born, now) in pairwise(lines) if _is_back(before, now)]
-        if len(starts) + 1 >= ENOUGH:
-            return [lines[0][0], *starts]
-        if not goes_deeper and len({stack[depth] for _, stack in lines}) > 1:
-            return []
-    return []
-
-
-def _is_back(before: tuple[str, ...], now: tuple[str, ...]) -> bool:
-    """The innermost of these lines is further up than it was, in the same file and called from the same lines."""
-    (file_before, _, number_before), (file, _, number) = before[-1].rpartition(":"), now[-1].rpartition(":")
-    if file != file_before or before[:-1] != now[:-1]:
-        return False
-    return number.isdigit() and number_before.isdigit() and int(number) < int(number_before)
+def _is_loop_over_layers(recording: Recording, starts: list[int]) -> bool:
+    """Every turn calls modules that no other turn calls."""
+    by_turn: list[set[str]] = [set() for _ in range(len(starts) + 1)]
+    for a in recording.allocations:
+        if a.module and a.phase == "forward":
+            by_turn[bisect_right(starts, a.born)].add(a.module)
+    called = [modules for modules in by_turn[1:] if modules]
+    return len(called) > 1 and sum(map(len, called)) == len(set().union(*called))

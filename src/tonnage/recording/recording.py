@@ -15,6 +15,7 @@ from tonnage.recording.groups import Group, group_alike
 from tonnage.recording.records import Allocation, Header, Mark, Note, OutOfMemory, SegmentEvent, StandIn
 from tonnage.recording.timeline import PhasePeak, StepPeak, Timeline, peaks_by_phase, peaks_by_step
 
+_ACQUIRING = ("segment_alloc", "segment_map")
 Event = tuple[int, Literal["alloc", "free", "empty_cache"], Allocation | None]
 
 
@@ -35,6 +36,11 @@ class Recording:
         """Allocated and reserved bytes after each event."""
         return Timeline.of(self.allocations, self.segments)
 
+    @cached_property
+    def begins_at(self) -> int:
+        """The first event that was recorded. Of what stands before it only the result is known, not how it came to be."""
+        return next((mark.sequence for mark in self.marks if mark.kind == "begin"), 0)
+
     @property
     def peak_allocated_bytes(self) -> int:
         """The most bytes that blocks held at once."""
@@ -44,6 +50,17 @@ class Recording:
     def peak_reserved_bytes(self) -> int:
         """The most bytes that the allocator held from the device at once."""
         return self.timeline.peak_reserved_bytes
+
+    @cached_property
+    def own_peak_reserved_bytes(self) -> int:
+        """The most that was reserved when this recording's own requests took memory.
+
+        What was held before it began may be the cache of an older and higher peak, which nobody knows.
+        """
+        if not self.begins_at:
+            return self.peak_reserved_bytes
+        own = (e.sequence for e in self.segments if e.sequence >= self.begins_at and e.action in _ACQUIRING)
+        return max((self.timeline.reserved_bytes[moment] for moment in own), default=0)
 
     @property
     def peak_process_bytes(self) -> int:
@@ -57,8 +74,12 @@ class Recording:
 
     @property
     def unused_at_peak_bytes(self) -> int:
-        """Bytes that were reserved but in no block, when most was reserved: fragmentation and cache."""
-        return self.timeline.unused_at_reserved_peak_bytes
+        """Bytes that were reserved but in no block, when most was reserved: fragmentation and cache.
+
+        Of a recording that began in mid-run, when its own requests had most reserved.
+        """
+        peak = self.own_peak_reserved_bytes or self.peak_reserved_bytes
+        return self.timeline.unused_while_reserved(peak, since=max(self.begins_at - 1, 0))
 
     @cached_property
     def live_at_peak(self) -> list[Allocation]:

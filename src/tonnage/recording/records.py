@@ -13,7 +13,7 @@ from tonnage.ledger import Category
 
 Outcome = Literal["ok", "oom", "error"]
 Source = Literal["virtual", "cuda", "snapshot"]
-MarkKind = Literal["phase", "step", "empty_cache"]
+MarkKind = Literal["phase", "step", "empty_cache", "begin"]
 SegmentAction = Literal["segment_alloc", "segment_free", "segment_map", "segment_unmap"]
 NoteKind = Literal["not_modelled", "assumption"]
 
@@ -42,7 +42,10 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """From `sequence` on, this phase or step runs; or, at it, the cache was emptied. Steps are named "1", "2", ..."""
+    """From `sequence` on, this phase or step runs; or, at it, the cache was emptied. Steps are named "1", "2", ...
+
+    "begin": the recording began here, in mid-run; what stands before it is what there was already.
+    """
 
     sequence: int
     kind: MarkKind

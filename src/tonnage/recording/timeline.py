@@ -47,12 +47,10 @@ class Timeline:
         """The most that was reserved."""
         return max(self.reserved_bytes)
 
-    @property
-    def unused_at_reserved_peak_bytes(self) -> int:
-        """The least that was reserved but not allocated while most was reserved."""
-        peak = self.peak_reserved_bytes
-        pairs = zip(self.reserved_bytes, self.allocated_bytes, strict=True)
-        return min(reserved - allocated for reserved, allocated in pairs if reserved == peak)
+    def unused_while_reserved(self, size_bytes: int, since: int = 0) -> int:
+        """The least that was not allocated while so much was reserved, from an event on."""
+        pairs = zip(self.reserved_bytes[since:], self.allocated_bytes[since:], strict=True)
+        return min((reserved - allocated for reserved, allocated in pairs if reserved == size_bytes), default=0)
 
     def peak_between(self, start: int, end: int) -> int:
         """The most that was allocated from just before event `start` until before event `end`."""

@@ -13,6 +13,7 @@ from typing import TextIO
 from rich.text import Text
 
 from tonnage.explain import Advice, Fix
+from tonnage.explain.case import is_limited_by_itself
 from tonnage.ledger import Category
 from tonnage.recording import Allocation, Group, OutOfMemory, Recording
 from tonnage.report.lines import (
@@ -174,7 +175,7 @@ def to_save_memory(recording: Recording, advice: Advice) -> Iterator[Text]:
     yield from (Text(f"  {line}") for line in wrap(advice.why, WIDTH - 4))
     if advice.fixes:
         yield from _fix_rows(advice.fixes, died)
-    if died:
+    if died and not is_limited_by_itself(recording):
         larger = (
             f"the {advice.larger_card} gets past that line" if advice.larger_card else "no known card is large enough"
         )

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,50 @@ def test_a_snapshot_can_be_kept_as_a_recording(tmp_path: Path) -> None:
     assert again.allocations == recording.allocations
     assert again.oom == recording.oom
     assert again.header == recording.header
+
+
+def test_replay_and_explain_promise_the_same() -> None:
+    """What a setting saves is computed once, whoever tells it."""
+    path = str(DATA / "fragmented.pickle.gz")
+    replayed, explained = (
+        json.loads(CliRunner().invoke(app, [verb, path, "--json", "-"]).stdout) for verb in ("replay", "explain")
+    )
+    fix = next(fix for fix in explained["fixes"] if fix["name"] == "expandable segments")
+    assert replayed["expandable_segments_save_bytes"] == fix["saves_bytes"] == 408 * 2**20
+
+
+@pytest.mark.parametrize("verb", ["show", "explain"])
+def test_a_limit_of_its_own_asks_for_no_larger_card(verb: str) -> None:
+    """The card had 134 GiB free."""
+    done = CliRunner().invoke(app, [verb, str(DATA / "fragmented.pickle.gz")])
+    assert "a higher limit" in done.output
+    assert "larger card" not in done.output
+
+
+def test_every_verb_takes_a_snapshot_that_begins_in_mid_run(tmp_path: Path) -> None:
+    snapshot = pickle.loads(gzip.decompress((DATA / "normal.pickle.gz").read_bytes()))
+    trace = snapshot["device_traces"][0]
+    snapshot["device_traces"] = [trace[len(trace) // 2 :]]
+    path = tmp_path / "tail.pickle"
+    path.write_bytes(pickle.dumps(snapshot))
+    page = str(tmp_path / "page.html")
+    for words in (["show"], ["show", "--html", page], ["explain"], ["replay"], ["diff", str(path)]):
+        done = CliRunner().invoke(app, [words[0], str(path), *words[1:]])
+        assert done.exit_code == 0, (words, done.output)
+    assert "It begins in mid-run" in CliRunner().invoke(app, ["replay", str(path)]).stdout
+
+
+def test_blocks_in_no_segment_leave_nothing_negative(tmp_path: Path) -> None:
+    """As tools write them that make snapshots up: events at addresses that no segment has, and frees without requests."""
+    events = [
+        {"action": action, "addr": 2**50 + 7, "size": 90 * 2**20, "stream": 1, "frames": []}
+        for action in ("alloc", "free_completed", "alloc")
+    ]
+    path = tmp_path / "made-up.pickle"
+    path.write_bytes(pickle.dumps({"segments": [], "device_traces": [events]}))
+    recording = open_recording(path)
+    assert recording.peak_reserved_bytes == recording.peak_allocated_bytes == 90 * 2**20
+    assert recording.unused_at_peak_bytes == 0
+    done = CliRunner().invoke(app, ["replay", str(path)])
+    assert done.exit_code == 1
+    assert "2 blocks lie in no segment" in done.stdout

@@ -1,6 +1,7 @@
 """A snapshot says as a recording what its events say, to the byte: on real ones, and from any point of a run on."""
 
 import gzip
+import io
 import pickle
 from collections.abc import Iterator
 from itertools import accumulate
@@ -10,11 +11,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapshots import BACKWARD, DATA, FORWARD, INIT, MAIN, MOVE, UPDATE, Program, frame, read_dict, small_snapshot
+from snapshots import (
+    BACKWARD,
+    DATA,
+    FORWARD,
+    INIT,
+    MAIN,
+    MODULE,
+    MOVE,
+    TORCH,
+    UPDATE,
+    Program,
+    frame,
+    read_dict,
+    small_snapshot,
+)
 from tonnage.allocator import replay
+from tonnage.explain import diagnose
 from tonnage.ledger import Category
 from tonnage.recording import Recording
-from tonnage.recording.snapshot import read_events, read_snapshot
+from tonnage.recording.snapshot import Limits, Stream, load, read_snapshot, read_traced, snapshot_of, traced_of
 from tonnage.units import MIB
 
 REAL = sorted(path.name.removesuffix(".pickle.gz") for path in DATA.glob("*.gz"))
@@ -143,6 +159,46 @@ def test_the_tail_of_a_trace_has_the_levels_of_the_whole(settings: str, program:
         assert tail.timeline.reserved_bytes[-events:] == whole.timeline.reserved_bytes[-events:]
 
 
+def test_any_tail_of_a_real_trace_replays_to_the_same_end() -> None:
+    """From wherever the recording began: no crash, no block that the events contradict, and the same explanation."""
+    whole = raw("fragmented")
+    trace = whole["device_traces"][0]
+    for first in range(0, len(trace), 397):
+        whole["device_traces"] = [trace[first:]]
+        traced = traced_of(snapshot_of(load(as_stream(whole), Limits()), Limits()))
+        result = replay(traced.events, traced.settings, traced.start)
+        assert result.differences == [], first
+        assert result.unknown_frees == 0
+        diagnosis = diagnose(traced.recording)
+        assert not any(finding.rule == "resident-data" for finding in diagnosis.evidence)
+        assert diagnosis.larger_card is None
+
+
+@pytest.mark.parametrize("settings", ["", "expandable_segments:True", "max_split_size_mb:25"])
+@given(program=programs, choice=st.integers(0, 10**6))
+def test_any_tail_of_a_trace_is_replayed_and_explained(settings: str, program: list[int], choice: int) -> None:
+    running = run(program, settings)
+    first = choice % (len(running.trace) + 1)
+    snapshot = snapshot_of(load(as_stream(running.snapshot(first)), Limits()), Limits())
+    traced = traced_of(snapshot)
+    result = replay(traced.events, traced.settings, traced.start)
+    stats = running.allocator.memory_stats()
+    assert result.stats["allocated_bytes.all.current"] == stats["allocated_bytes.all.current"]
+    assert diagnose(traced.recording).cause in ("none", "fragmentation")
+    assert all(
+        allocated <= reserved
+        for allocated, reserved in zip(
+            traced.recording.timeline.allocated_bytes[traced.recording.begins_at :],
+            traced.recording.timeline.reserved_bytes[traced.recording.begins_at :],
+            strict=True,
+        )
+    )
+
+
+def as_stream(snapshot: dict[str, Any]) -> Stream:
+    return Stream(io.BytesIO(pickle.dumps(snapshot)), Limits())
+
+
 def test_blocks_from_before_the_trace_are_counted_and_said() -> None:
     program = Program()
     program.alloc(30 * MIB, MOVE)
@@ -269,9 +325,79 @@ def test_settings_are_the_snapshot_s() -> None:
     snapshot = run([MIB], "").snapshot()
     snapshot["allocator_settings"]["expandable_segments"] = True
     assert read_dict(snapshot).header.settings == "expandable_segments:True"
+    expandable = run([MIB], "expandable_segments:True").snapshot()
+    del expandable["allocator_settings"]
+    assert read_dict(expandable).header.settings == "expandable_segments:True"
 
 
 def test_events_go_through_the_allocator_as_a_trace_does() -> None:
-    events, settings = read_events(DATA / "fragmented.pickle.gz")
-    assert len(events) == len(raw("fragmented")["device_traces"][0])
-    assert replay(events, settings).differences == []
+    traced = read_traced(DATA / "fragmented.pickle.gz")
+    assert len(traced.events) == len(raw("fragmented")["device_traces"][0])
+    assert replay(traced.events, traced.settings, traced.start).differences == []
+
+
+LAYER = [frame("forward", "/home/me/model.py", 22), frame("_call_impl", MODULE, 1790)]
+PASS = [frame("forward", "/home/me/model.py", 50), frame("_call_impl", MODULE, 1790)]
+
+
+def forward_of(program: Program, layers: int, caller: list[dict[str, Any]]) -> None:
+    """One pass over layers, each of which keeps what backward would need."""
+    for _ in range(layers):
+        program.alloc(5 * MIB, [frame("forward", "/home/me/model.py", 20), LAYER[1], *PASS, *caller])
+        program.alloc(7 * MIB, [*LAYER, *PASS, *caller])
+
+
+def test_the_layers_of_one_forward_are_no_leak() -> None:
+    program = Program()
+    forward_of(program, 9, [MAIN])
+    recording = read_dict(program.snapshot())
+    assert [mark.name for mark in recording.marks if mark.kind == "step"] == ["1"]
+    assert diagnose(recording).cause == "none"
+
+
+def test_a_loop_of_the_script_s_own_over_forwards_is_one_of_steps() -> None:
+    program = Program()
+    for _ in range(6):
+        program.free(program.alloc(3 * MIB, [frame("<module>", "/home/me/train.py", 80)]))
+        forward_of(program, 3, [MAIN])
+    recording = read_dict(program.snapshot())
+    assert [step.step for step in recording.steps if step.step] == [1, 2, 3, 4, 5, 6]
+    assert diagnose(recording).cause == "leak"
+
+
+def test_older_blocks_are_no_data_and_have_no_purpose_unless_gradients_say_so() -> None:
+    program = Program()
+    for _ in range(3):  # a parameter and Adam's states
+        program.alloc(40 * MIB)
+    program.alloc(9 * MIB)
+    first = len(program.trace)
+    program.free(program.alloc(5 * MIB, FORWARD))
+    forward = read_dict(program.snapshot(first))
+    assert forward.ledger()[Category.EARLIER] == 129 * MIB
+    assert not any(finding.rule == "resident-data" for finding in diagnose(forward).evidence)
+    program.free(program.alloc(512, BACKWARD))
+    program.alloc(40 * MIB)
+    program.free(program.alloc(40 * MIB, UPDATE), UPDATE)
+    sizes = read_dict(program.snapshot(first)).ledger()
+    assert sizes[Category.PARAMETERS] == sizes[Category.GRADIENTS] == 40 * MIB
+    assert sizes[Category.OPTIMIZER_STATES] == 80 * MIB
+    assert sizes[Category.EARLIER] == 9 * MIB
+
+
+def test_what_was_reserved_before_is_neither_fragmentation_nor_saved() -> None:
+    """It may be the cache of an older peak; the script empties it."""
+    program = Program()
+    program.alloc(30 * MIB, MOVE)
+    for block in [program.alloc(50 * MIB) for _ in range(20)]:
+        program.free(block)
+    first = len(program.trace)
+    program.frames = [frame("empty_cache", TORCH + "cuda/memory.py", 200), MAIN]
+    program.allocator.empty_cache()
+    program.free(program.alloc(20 * MIB, FORWARD))
+    recording = read_dict(program.snapshot(first))
+    assert recording.peak_reserved_bytes == 1030 * MIB
+    assert recording.own_peak_reserved_bytes == 50 * MIB
+    assert recording.unused_at_peak_bytes == 0
+    assert [mark.kind for mark in recording.marks if mark.kind == "empty_cache"] == ["empty_cache"]
+    assert diagnose(recording).cause == "none"
+    assert not any("expandable" in fix.how for fix in diagnose(recording).fixes)

@@ -2,7 +2,7 @@
 
 from tonnage.explain.case import Case
 from tonnage.explain.findings import Finding, guilty_lines, lines_words
-from tonnage.ledger import Ledger
+from tonnage.ledger import Category, Ledger
 from tonnage.units import format_bytes
 
 
@@ -12,11 +12,21 @@ def capacity(case: Case) -> Finding | None:
         return None
     ledger = Ledger.of((a.category, a.block_bytes) for a in case.live)
     total = ledger.total_bytes
-    category, largest_bytes = next(ledger.ranked())
     lines = guilty_lines(case.live)
-    share = f"{category.label} are {format_bytes(largest_bytes)} of it"
     when = "were needed when it died" if case.death else "at the peak"
-    sentence = f"{format_bytes(total)} {when}; {share}, most{lines_words(lines)}"
+    sentence = f"{format_bytes(total)} {when}; {_largest_words(*next(ledger.ranked()), lines_words(lines))}"
     if case.death is None:
         return Finding("peak", sentence, total, lines=lines)
     return Finding("capacity", sentence, total, "capacity", lines=lines)
+
+
+def _largest_words(category: Category, size_bytes: int, where: str) -> str:
+    """What most of it is for, and where most was made."""
+    size, most = format_bytes(size_bytes), "most"
+    if category is Category.EARLIER:
+        words, most = f"{size} of it are older than the recording", "most of the rest"
+    elif category is Category.OTHER:
+        words = f"what {size} of it are for is not known"
+    else:
+        words = f"{category.label} are {size} of it"
+    return f"{words}, {most}{where}" if where else words

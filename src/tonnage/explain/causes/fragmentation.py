@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from tonnage.allocator import AllocatorSettings
 from tonnage.explain.case import Case
 from tonnage.explain.findings import Finding, Guilty, lines_words
-from tonnage.explain.fixes import Fix, allocator_setting
+from tonnage.explain.fixes import Fix, allocator_fix
 from tonnage.explain.holes import Holes, holes_at
-from tonnage.recording.replay import outcome_on
 from tonnage.units import MIB, format_bytes
 
 _FATAL_SHARE = 0.1
@@ -28,10 +27,10 @@ _CONFIGURATIONS = (
 
 def fragmentation(case: Case) -> Finding | None:
     """The unused bytes, the largest hole, the lines whose blocks pin them, and the setting that helps."""
-    unused = _unused_bytes(case)
-    if unused is None:
-        return None
     moment = case.moment if case.death else _reserved_peak(case)
+    unused = None if moment is None else _unused_bytes(case, moment)
+    if moment is None or unused is None:
+        return None
     segments = holes_at(case.recording, moment)
     hole = max((holes.largest_bytes for holes in segments), default=0)
     lines = _guilty_lines(segments)
@@ -46,29 +45,32 @@ def fragmentation(case: Case) -> Finding | None:
     )
 
 
-def _unused_bytes(case: Case) -> int | None:
+def _unused_bytes(case: Case, moment: int) -> int | None:
     """What lay in pieces, if that is why it died, or if it is much."""
     death = case.death
     if death is None:
-        unused, reserved = case.recording.unused_at_peak_bytes, case.recording.peak_reserved_bytes
+        timeline = case.recording.timeline
+        reserved = timeline.reserved_bytes[moment]
+        unused = reserved - timeline.allocated_bytes[moment]
         return unused if unused >= max(_LARGE_SHARE * reserved, _LARGE_BYTES) else None
     would_fit = death.requested_bytes <= death.free_bytes + death.unused_bytes
     return death.unused_bytes if would_fit and death.unused_bytes >= _FATAL_SHARE * death.reserved_bytes else None
 
 
-def _reserved_peak(case: Case) -> int:
-    """Of the moments when most was reserved, the one when most of it was in use."""
-    timeline = case.recording.timeline
-    peak = timeline.peak_reserved_bytes
-    moments = [i for i, reserved in enumerate(timeline.reserved_bytes) if reserved == peak]
-    return max(moments, key=timeline.allocated_bytes.__getitem__)
+def _reserved_peak(case: Case) -> int | None:
+    """Of the moments when most was reserved, the one when most of it was in use; None where it took no memory itself."""
+    timeline, peak = case.recording.timeline, case.recording.own_peak_reserved_bytes
+    since = range(case.recording.begins_at, len(timeline.reserved_bytes))
+    moments = [moment for moment in since if peak and timeline.reserved_bytes[moment] == peak]
+    return max(moments, key=timeline.allocated_bytes.__getitem__, default=None)
 
 
 def _sentence(case: Case, unused: int, hole: int, lines: tuple[Guilty, ...]) -> str:
     death = case.death
-    reserved = death.reserved_bytes if death else case.recording.peak_reserved_bytes
+    reserved = death.reserved_bytes if death else case.recording.own_peak_reserved_bytes
     pieces = f"{format_bytes(unused)} of the {format_bytes(reserved)} reserved lay unused in pieces"
-    largest = f"the largest hole {format_bytes(hole)}, because of blocks made{lines_words(lines)}" if hole else ""
+    because = f", because of blocks made{where}" if (where := lines_words(lines)) else ""
+    largest = f"the largest hole {format_bytes(hole)}{because}" if hole else ""
     asked = f" when {format_bytes(death.requested_bytes)} was asked for" if death else ""
     return ", ".join(filter(None, [f"{pieces}{asked}", largest]))
 
@@ -88,18 +90,13 @@ def _guilty_lines(segments: list[Holes]) -> tuple[Guilty, ...]:
 
 
 def _fixes(case: Case) -> Iterator[Fix]:
-    """Settings that help, tried through the allocator: the first that rescues, else each that saves."""
-    needed, present = case.needed, case.recording.header.settings
+    """The first setting that helps, tried through the allocator."""
+    present = case.recording.header.settings
     for configuration in _CONFIGURATIONS:
         if configuration.split(":")[0] in present:
             continue
-        settings = ",".join(filter(None, [present, configuration]))
         if AllocatorSettings.parse(present).expandable_segments and configuration.startswith("max_split"):
             continue
-        after = outcome_on(needed, settings=settings)
-        saved = max(0, case.recording.peak_reserved_bytes - after.peak_reserved_bytes)
-        rescues = after.failed is None if case.death else None
-        if rescues or (saved >= MIB and not case.death):
-            name = configuration.split(":")[0].replace("_", " ")
-            yield Fix(name, saved, "nothing", allocator_setting(needed, settings), rescues)
+        if fix := allocator_fix(case.recording, configuration):
+            yield fix
             return

@@ -16,7 +16,8 @@ def resident_data(case: Case) -> Finding | None:
     """The bytes that are there from before the first turn until after the last."""
     if not case.turns:
         return None
-    stays = [a for a in case.live if _is_resident(a, case.turns[0], case.turns[-1])]
+    begins = case.recording.begins_at  # what is older may be anything: a model, most likely
+    stays = [a for a in case.live if a.born >= begins and _is_resident(a, case.turns[0], case.turns[-1])]
     size = sum(a.block_bytes for a in stays)
     if size < _WORTH_SHARE * case.peak_bytes:
         return None

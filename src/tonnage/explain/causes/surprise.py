@@ -7,11 +7,12 @@ from tonnage.units import format_bytes
 
 _MUCH_SHARE = 0.3
 _TIMES_THE_NEXT = 4
+_EXPECTED = (Category.PARAMETERS, Category.OPTIMIZER_STATES, Category.EARLIER)
 
 
 def surprising_tensor(case: Case) -> Finding | None:
     """The largest block, if it is a third of the whole and far larger than what else there is."""
-    others = [a for a in case.live if a.category not in (Category.PARAMETERS, Category.OPTIMIZER_STATES)]
+    others = [a for a in case.live if a.category not in _EXPECTED]
     if not others:
         return None
     ranked = sorted(others, key=lambda a: -a.block_bytes)
@@ -21,5 +22,6 @@ def surprising_tensor(case: Case) -> Finding | None:
         return None
     size, words = largest.block_bytes, tensor_words(largest)
     share = 100 * size // case.peak_bytes
-    sentence = f"one tensor is {share} % of all that was needed: {format_bytes(size)}, {words}, at {largest.line}"
+    at = f", at {largest.line}" if largest.line else ""
+    sentence = f"one tensor is {share} % of all that was needed: {format_bytes(size)}, {words}{at}"
     return Finding("surprising-tensor", sentence, size, lines=(Guilty(largest.line, size, 1, words),))

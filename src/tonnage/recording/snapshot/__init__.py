@@ -4,18 +4,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tonnage.allocator.replay import Event
-from tonnage.allocator.settings import AllocatorSettings
+from tonnage.allocator import read_trace
 from tonnage.errors import BadSnapshot
 from tonnage.garbage import no_collection
 from tonnage.recording.recording import Recording
-from tonnage.recording.snapshot.convert import busiest_device, recording_of, settings_of
+from tonnage.recording.snapshot.convert import recording_of
 from tonnage.recording.snapshot.limits import Limits
-from tonnage.recording.snapshot.schema import ACTIONS, OOM, Snapshot, snapshot_of
+from tonnage.recording.snapshot.schema import Snapshot, snapshot_of
 from tonnage.recording.snapshot.stream import Stream, opening
+from tonnage.recording.snapshot.traced import Traced, snapshot_of_events, traced_of
 from tonnage.recording.snapshot.unpickle import load
 
-__all__ = ["Limits", "is_snapshot", "read_events", "read_snapshot"]
+__all__ = ["Limits", "Traced", "is_snapshot", "read_snapshot", "read_traced"]
 
 _PICKLE_MAGIC = 0x80
 
@@ -31,14 +31,12 @@ def read_snapshot(path: Path, *, device: int | None = None, limits: Limits | Non
         return recording_of(_read(path, limits or Limits()), device)
 
 
-def read_events(path: Path) -> tuple[list[Event], AllocatorSettings]:
-    """The busiest device's events as `tonnage.allocator.replay` takes them, and the settings they were made under."""
+def read_traced(path: Path) -> Traced:
+    """The busiest device's events as `tonnage.allocator.replay` takes them; a snapshot's, or those of a JSON trace."""
+    if not is_snapshot(path):
+        return traced_of(snapshot_of_events(read_trace(path)))
     with _named(path), no_collection():
-        snapshot = _read(path, Limits())
-        trace = snapshot.traces[busiest_device(snapshot)] if snapshot.traces else None
-        rows = trace.rows() if trace else ()
-        events = [(ACTIONS[row[0]], 0 if row[0] == OOM else row[1], row[2], row[3]) for row in rows]
-        return events, settings_of(snapshot)
+        return traced_of(_read(path, Limits()))
 
 
 def _read(path: Path, limits: Limits) -> Snapshot:

@@ -2,10 +2,12 @@
 
 A snapshot has no names of tensors. So a parameter is what the functions that move or make a model allocate; a gradient is
 what outlives the backward pass that made it and has a parameter's size; an optimizer's state is what outlives its step.
-What none of this tells stays `other`.
+What none of this tells stays `other`. Blocks that are older than the first event have no more than a stack, and mostly
+not that: if as many of them as there are gradients have the gradients' sizes, they are the parameters.
 """
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 
 from tonnage.ledger import Category
@@ -14,6 +16,7 @@ from tonnage.recording.snapshot.origins import Origin
 
 # What cuBLAS asks the allocator for, once a thread and stream: on Hopper and Blackwell, and on older cards.
 _CUBLAS_BYTES = (33_554_432, 8_519_680)
+_MOST_STATES = 2  # of a parameter, as Adam has
 
 
 def categorise(
@@ -31,6 +34,7 @@ def categorise(
             a.category = _of_start(origin)
         else:
             a.category = _category(a, origin, ends.of(a), sizes)
+    _match_gradients(allocations[:started], allocations[started:], shows_optimizer="optimizer" in ends.names)
 
 
 def _category(a: Allocation, origin: Origin, outlives_phase: bool, sizes: set[int]) -> Category:
@@ -54,7 +58,30 @@ def _of_start(origin: Origin) -> Category:
         "forward": Category.ACTIVATIONS,
         "cache": Category.KV_CACHE,
     }
-    return known.get(origin.about, Category.OTHER)
+    return known.get(origin.about, Category.EARLIER)
+
+
+def _match_gradients(older: Sequence[Allocation], made: Sequence[Allocation], *, shows_optimizer: bool) -> None:
+    """Older blocks of the gradients' sizes: parameters, then the states of an optimizer that steps and makes none."""
+    counts = max(_gradients_by_step(made).values(), key=Counter.total, default=Counter[int]())
+    has_states = shows_optimizer and not any(a.category is Category.OPTIMIZER_STATES for a in made)
+    by_size: dict[int, list[Allocation]] = {}
+    for a in older:
+        if a.category is Category.EARLIER and a.died is None and a.requested_bytes in counts:
+            by_size.setdefault(a.requested_bytes, []).append(a)
+    for size, alike in by_size.items():
+        count = counts[size]
+        whole = len(alike) // count * count
+        for place, a in enumerate(alike[: min(whole, (1 + _MOST_STATES) * count if has_states else count)]):
+            a.category = Category.PARAMETERS if place < count else Category.OPTIMIZER_STATES
+
+
+def _gradients_by_step(made: Sequence[Allocation]) -> dict[int, Counter[int]]:
+    found: dict[int, Counter[int]] = {}
+    for a in made:
+        if a.category is Category.GRADIENTS:
+            found.setdefault(a.step, Counter())[a.requested_bytes] += 1
+    return found
 
 
 def _is_workspace(a: Allocation, multiplied: set[tuple[int, str]]) -> bool:
@@ -72,6 +99,7 @@ class _PhaseEnds:
 
     def __init__(self, marks: Sequence[Mark]) -> None:
         self._starts = [mark.sequence for mark in marks if mark.kind == "phase"]
+        self.names = {mark.name for mark in marks if mark.kind == "phase"}
 
     def of(self, a: Allocation) -> bool:
         place = bisect_right(self._starts, a.born)

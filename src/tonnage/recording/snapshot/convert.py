@@ -13,7 +13,7 @@ from tonnage.recording.records import Header, Note, OutOfMemory
 from tonnage.recording.snapshot.categories import categorise
 from tonnage.recording.snapshot.history import History, Refusal, Walk
 from tonnage.recording.snapshot.origins import origin_of
-from tonnage.recording.snapshot.phases import Guide, Phases
+from tonnage.recording.snapshot.phases import Guide, Phases, mark_turns
 from tonnage.recording.snapshot.schema import Snapshot, Trace, flag, printable
 from tonnage.recording.snapshot.start import start_of
 from tonnage.recording.snapshot.unpickle import kind
@@ -42,12 +42,14 @@ def recording_of(snapshot: Snapshot, device: int | None = None, guide: Guide | N
     origins = [origin_of(frames) for frames in snapshot.stacks]
     phases = guide or Phases([origins[number] for number in sorted(set(trace.stacks))], snapshot.annotations)
     walk = Walk(origins, phases, settings)
-    walk.begin(start_of(trace, held))
+    walk.begin(start_of(trace, held, settings))
     walk.follow(trace)
     walk.end(held)
     history = walk.history
     if guide is None:
-        categorise(history.allocations, [origins[number] for number in history.stacks], phases.marks, history.started)
+        found = [origins[number] for number in history.stacks]
+        mark_turns(history.allocations[history.started :], found[history.started :], phases.marks)
+        categorise(history.allocations, found, phases.marks, history.started)
     return Recording(
         header=_header(history, settings),
         allocations=history.allocations,
@@ -65,6 +67,8 @@ def settings_of(snapshot: Snapshot) -> AllocatorSettings:
     if type(text) is not str:
         raise BadSnapshot(f"allocator_settings.PYTORCH_CUDA_ALLOC_CONF is {kind(text)}.")
     is_expandable = flag(fields, "expandable_segments", "allocator_settings")
+    if not fields:  # as old versions write it
+        is_expandable = any(segment.is_expandable for segment in snapshot.segments)
     try:
         settings = AllocatorSettings.parse(text)
         if is_expandable and not settings.expandable_segments:
@@ -144,6 +148,9 @@ def _notes(snapshot: Snapshot, device: int, trace: Trace, history: History) -> l
     if history.refusals and _is_limited(history.refusals[-1]):
         free = format_bytes(history.refusals[-1].device_free_bytes)
         notes.append(Note("assumption", "its own limit", 1, f"refused it; the device had {free} free"))
+    if history.strays:
+        words = "lie in no segment that the file tells of; reserved memory counts them as they are"
+        notes.append(Note("assumption", "blocks without a segment", history.strays, words))
     if history.overwritten:
         notes.append(Note("assumption", "blocks without an end", history.overwritten, "the address came again"))
     for name, count in trace.unknown_actions.items():

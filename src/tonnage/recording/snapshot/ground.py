@@ -36,8 +36,8 @@ class Ground:
             for start in self._starts.pop(address):
                 self._base_of.pop(start, None)
 
-    def lay(self, address: int, requested_bytes: int) -> int:
-        """A block begins here: the bytes that it holds."""
+    def lay(self, address: int, requested_bytes: int, end: int | None = None) -> int:
+        """A block begins here: the bytes that it holds. Where another was seen to begin behind it, `end` says so."""
         rounded = self._rounded.get(requested_bytes)
         if rounded is None:
             rounded = self._rounded[requested_bytes] = self._settings.rounded_bytes(requested_bytes)
@@ -48,7 +48,7 @@ class Ground:
             return rounded
         starts = self._starts[base]
         place = bisect_right(starts, address)
-        room = (starts[place] if place < len(starts) else self._ends[base]) - address
+        room = min(starts[place] if place < len(starts) else self._ends[base], end or self._ends[base]) - address
         if not place or starts[place - 1] != address:
             starts.insert(place, address)
         self._base_of[address] = base

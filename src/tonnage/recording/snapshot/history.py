@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from tonnage.allocator import AllocatorSettings
 from tonnage.errors import BadSnapshot
-from tonnage.recording.records import Allocation, SegmentAction, SegmentEvent
+from tonnage.recording.records import Allocation, Mark, SegmentAction, SegmentEvent
 from tonnage.recording.snapshot.ground import Ground
 from tonnage.recording.snapshot.origins import Origin
 from tonnage.recording.snapshot.phases import Guide
@@ -23,10 +23,13 @@ from tonnage.recording.snapshot.schema import (
     SEGMENT_ALLOC,
     SEGMENT_FREE,
     SEGMENT_MAP,
+    SEGMENT_UNMAP,
     HeldSegment,
     Trace,
 )
 from tonnage.recording.snapshot.start import MOST_RANGES, Start
+
+_RELEASING = (SEGMENT_FREE, SEGMENT_UNMAP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,7 @@ class History:
     refusals: list[Refusal] = field(default_factory=list)
     started: int = 0
     overwritten: int = 0
+    strays: int = 0
 
 
 class Walk:
@@ -67,28 +71,36 @@ class Walk:
         self._phases = phases
         self._ground = Ground(settings)
         self._live: dict[int, Allocation] = {}
+        self._strays: frozenset[int] = frozenset()
         self._segments: dict[int, int] = {}
         self._sequence = 0
+        self._released_at: int | None = None
+        self._is_asked = False
         self._allocated_bytes = 0
         self._reserved_bytes = 0
         self._peak_reserved_bytes = 0
 
     def begin(self, start: Start) -> None:
         """Lay down what there was before the first event."""
+        self._strays = start.strays
         for segment in start.segments:
             action = SEGMENT_MAP if segment.is_expandable else SEGMENT_ALLOC
             self._segment(action, segment.address, segment.size_bytes, segment.stream)
-        # From the highest address down: how far a block reaches depends on the next one.
-        sizes = {b.address: self._ground.lay(b.address, b.requested_bytes) for b in reversed(start.blocks)}
-        for block in start.blocks:
-            size = block.size_bytes or sizes[block.address]
-            self._allocate(block.address, block.requested_bytes, size, block.stream, block.stack)
-        self.history.started = len(start.blocks)
+        for block in reversed(start.blocks):  # how far a block reaches depends on the next one
+            self._ground.lay(block.address, block.requested_bytes)
+        blocks = [block for block in start.blocks if not block.is_pending]
+        for block in blocks:
+            self._allocate(block.address, block.requested_bytes, block.size_bytes, block.stream, block.stack)
+        self.history.started = len(blocks)
+        if self._sequence:
+            self._phases.marks.append(Mark(self._sequence, "begin"))
 
     def follow(self, trace: Trace) -> None:
         """Every event in order."""
         origins, phases = self._origins, self._phases
         for action, address, size, stream, time_us, stack in trace.rows():
+            if self._released_at is not None and action not in _RELEASING:
+                self._end_release(action)
             if action == FREE_COMPLETED:
                 self._ground.lift(address)
                 if address not in self._live:
@@ -107,7 +119,11 @@ class Walk:
             elif action == OOM:
                 self._refuse(address, size, stack)
             else:
+                if action in _RELEASING and self._released_at is None:
+                    self._released_at, self._is_asked = self._sequence, origin.operator == "empty_cache"
                 self._segment(action, address, size, stream)
+        if self._released_at is not None:
+            self._end_release(None)
 
     def end(self, held: Sequence[HeldSegment]) -> None:
         """Of blocks in use at the end the snapshot itself says what they hold."""
@@ -119,12 +135,22 @@ class Walk:
 
     # The parts of an event
 
+    def _end_release(self, action: int | None) -> None:
+        """Mark that the cache was emptied; not where it was because the device was full, which the next event shows."""
+        if self._is_asked or action not in (SEGMENT_ALLOC, SEGMENT_MAP, OOM):
+            assert self._released_at is not None
+            self._phases.marks.append(Mark(self._released_at, "empty_cache"))
+        self._released_at = None
+
     def _take(self) -> int:
         self._sequence += 1
         return self._sequence - 1
 
     def _allocate(self, address: int, requested: int, size: int, stream: int, stack: int) -> None:
         origin, phases, history = self._origins[stack], self._phases, self.history
+        if address in self._strays:
+            self._segment(SEGMENT_ALLOC, address, size, stream)
+            history.strays += 1
         allocation = Allocation(
             len(history.allocations), address, requested, size, stream, self._take(), None,
             operator=origin.operator, phase=phases.phase, step=phases.step,
@@ -140,16 +166,22 @@ class Walk:
         if allocation is not None:
             allocation.died = self._take()
             self._allocated_bytes -= allocation.block_bytes
+            if address in self._strays:
+                self._segment(SEGMENT_FREE, address, allocation.block_bytes, allocation.stream)
 
     def _segment(self, action: int, address: int, size: int, stream: int) -> None:
         gives = action in (SEGMENT_ALLOC, SEGMENT_MAP)
         if action == SEGMENT_ALLOC:
+            if address in self._segments:  # that it went back is an event that was lost
+                self._segment(SEGMENT_FREE, address, self._segments[address], stream)
             self._segments[address] = size
             self._ground.add_segment(address, size)
             if len(self._segments) > MOST_RANGES:
                 raise BadSnapshot(f"It has more than {MOST_RANGES:,} segments at once.")
         elif action == SEGMENT_FREE:
-            self._segments.pop(address, None)
+            if address not in self._segments:
+                return
+            size = self._segments.pop(address)
             self._ground.remove_segment(address)
         self._reserved_bytes += size if gives else -size
         self._peak_reserved_bytes = max(self._peak_reserved_bytes, self._reserved_bytes)

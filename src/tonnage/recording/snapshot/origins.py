@@ -17,7 +17,7 @@ _TORCH = re.compile(r"(^|/)torch/(nn|optim|autograd|utils|cuda|amp|distributed|f
 # Frames of our own stand between a script and PyTorch where hooks run or the script was started.
 _LIBRARY = re.compile(
     r"/(site|dist)-packages/|^(site|dist)-packages/|/lib/python\d|^<(?!ipython|stdin)"
-    r"|(^|/)tonnage/(script|commands|recording|virtual|integrations)/"
+    r"|/torchinductor_|(^|/)tonnage/(script|commands|recording|virtual|integrations)/"
 )
 _OPERATOR = re.compile(r"at::_ops::(\w+)::(?:call|redispatch)")
 _MAKES_EMPTY = ("empty", "resize_", "new_empty")
@@ -37,20 +37,22 @@ class Origin:
     operator: str = ""
     stack: tuple[str, ...] = ()
     makes_state: bool = False
+    outside: tuple[str, ...] = ()  # of `stack`, the lines outside every call of a module: the script's own loops
 
 
 def origin_of(frames: tuple[Frame, ...]) -> Origin:
     """What these frames (innermost first) say."""
     python = [Frame(f.name, f.filename.replace("\\", "/"), f.line) for f in frames if _is_python(f)]
-    lines = tuple(_line(frame) for frame in python if not _is_library(frame))
-    if not lines:
-        lines = tuple(_line(f) for f in python if not _TORCH.search(f.filename) and not f.filename.startswith("<"))
+    is_own = _is_own if any(_is_own(frame) for frame in python) else _is_installed
+    lines = tuple(_line(frame) for frame in python if is_own(frame))
+    calls = [place for place, frame in enumerate(python) if _calls_module(frame)]
     return Origin(
         about=_about(python, frames),
         line=lines[0] if lines else "",
         operator=_native_operator(frames) or _python_operator(python),
         stack=lines,
         makes_state=any(f.name == "_init_group" for f in python),
+        outside=tuple(_line(frame) for frame in python[calls[-1] if calls else 0 :] if is_own(frame)),
     )
 
 
@@ -58,8 +60,14 @@ def _is_python(frame: Frame) -> bool:
     return frame.filename.endswith(".py") or frame.filename.startswith("<")
 
 
-def _is_library(frame: Frame) -> bool:
-    return bool(_LIBRARY.search(frame.filename) or _TORCH.search(frame.filename))
+def _is_own(frame: Frame) -> bool:
+    """Of the script's own files."""
+    return not _LIBRARY.search(frame.filename) and not _TORCH.search(frame.filename)
+
+
+def _is_installed(frame: Frame) -> bool:
+    """Of a package that is not PyTorch."""
+    return not _TORCH.search(frame.filename) and not frame.filename.startswith("<")
 
 
 def _line(frame: Frame) -> str:

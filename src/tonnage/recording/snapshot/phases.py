@@ -2,13 +2,16 @@
 
 A phase begins with the first event that shows it. Backward runs on threads without Python frames, so an event without
 any is backward's, if other events have some. A step begins with the first forward after an optimizer's step; in a trace
-where no optimizer shows, with the first forward after a backward.
+where no optimizer shows, with the first forward after a backward; where neither does, with a turn of the script's own
+loop, which is one outside every module.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Protocol
 
-from tonnage.recording.records import Mark
+from tonnage.recording.loops import loop_starts
+from tonnage.recording.records import Allocation, Mark
 from tonnage.recording.snapshot.origins import Origin
 from tonnage.recording.snapshot.schema import Annotation
 
@@ -86,3 +89,16 @@ class Phases:
             self.marks.append(Mark(sequence, "phase", phase))
             if phase != "backward":
                 self.stack = ()
+
+
+def mark_turns(allocations: Sequence[Allocation], origins: Sequence[Origin], marks: list[Mark]) -> None:
+    """Of a trace of forwards alone: make each turn of the script's loop a step. `origins` are the allocations' own."""
+    steps = [mark for mark in marks if mark.kind == "step"]
+    if len(steps) != 1 or any(mark.name in _PASSING for mark in marks):
+        return
+    stacks = [(a.born, origin.outside[::-1]) for a, origin in zip(allocations, origins, strict=True)]
+    first = steps[0].sequence
+    starts = [first, *(start for start in loop_starts(stacks, goes_deeper=True)[1:] if start > first)]
+    marks.extend(Mark(start, "step", str(number)) for number, start in enumerate(starts[1:], start=2))
+    for a in allocations:
+        a.step = bisect_right(starts, a.born)

@@ -1,13 +1,19 @@
 """What there was before a trace began: blocks and segments that its events never make.
 
 A snapshot has the state at its end and, as often as not, only the last of the events. Whatever is freed without having
-been allocated, or is there at the end without having been allocated, was there at the start.
+been allocated, or is there at the end without having been allocated, was there at the start. Where the end contradicts
+the events (they were recorded no longer when it was taken), the events count.
 """
 
-from dataclasses import dataclass, field
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
+from tonnage.allocator import AllocatorSettings, LiveBlock, Segment, State
 from tonnage.errors import BadSnapshot
 from tonnage.recording.holes import Ranges
+from tonnage.recording.snapshot.ground import Ground
 from tonnage.recording.snapshot.schema import (
     ALLOC,
     FREE_COMPLETED,
@@ -16,87 +22,130 @@ from tonnage.recording.snapshot.schema import (
     SEGMENT_FREE,
     SEGMENT_MAP,
     SEGMENT_UNMAP,
-    HeldBlock,
     HeldSegment,
     Trace,
 )
 
 MOST_RANGES = 1 << 17
+_ACQUIRING = (SEGMENT_ALLOC, SEGMENT_MAP)
 
 
 @dataclass(frozen=True, slots=True)
-class StartSegment:
-    """Memory that the allocator held already."""
+class StartBlock(LiveBlock):
+    """A block that was in use already, with the number of its stack."""
 
-    address: int
-    size_bytes: int
-    stream: int
-    is_expandable: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StartBlock:
-    """A block that was in use already; `size_bytes` is known where it is in use at the end too."""
-
-    address: int
-    requested_bytes: int
-    stream: int
     stack: int = 0
-    size_bytes: int | None = None
 
 
 @dataclass(slots=True)
 class Start:
-    """The state before the first event."""
+    """The state before the first event, by address.
 
-    segments: list[StartSegment] = field(default_factory=list)
+    `strays` are the addresses that events allocate at and that lie in no segment that the file tells of.
+    """
+
+    segments: list[Segment] = field(default_factory=list)
     blocks: list[StartBlock] = field(default_factory=list)
+    strays: frozenset[int] = frozenset()
+
+    @property
+    def state(self) -> State:
+        """What the allocator's model begins with."""
+        return State(self.segments, self.blocks)
 
 
-def start_of(trace: Trace, held: list[HeldSegment]) -> Start:
+def start_of(trace: Trace, held: list[HeldSegment], settings: AllocatorSettings) -> Start:
     """The state from which the events of a device lead to what it holds at the end."""
-    blocks = _freed_only(trace) + _held_only(trace, held)
-    segments = _fixed_segments(trace, held) + _mapped_ranges(trace, held)
-    return Start(segments, sorted(blocks, key=lambda block: block.address))
+    segments = _apart([*_fixed_segments(trace, held), *_mapped_ranges(trace, held)])
+    freed, ends = _freed_only(trace)
+    blocks = sorted([*freed, *_held_only(trace, held)], key=lambda block: block.address)
+    return Start(segments, _sized(blocks, ends, segments, settings), _strays(trace, segments, blocks))
 
 
-def _freed_only(trace: Trace) -> list[StartBlock]:
-    found = []
+def _sized(
+    blocks: list[StartBlock], ends: dict[int, int], segments: list[Segment], settings: AllocatorSettings
+) -> list[StartBlock]:
+    """The blocks with the bytes that they hold, where the file does not say it."""
+    ground = Ground(settings)
+    for segment in segments:
+        if not segment.is_expandable:
+            ground.add_segment(segment.address, segment.size_bytes)
+    # From the highest address down: how far a block reaches depends on the next one.
+    sizes = {b.address: ground.lay(b.address, b.requested_bytes, ends.get(b.address)) for b in reversed(blocks)}
+    return [block if block.size_bytes else replace(block, size_bytes=sizes[block.address]) for block in blocks]
+
+
+def _freed_only(trace: Trace) -> tuple[list[StartBlock], dict[int, int]]:
+    """Freed, and no event allocated it; and where the next block was seen to begin before that.
+
+    A free that is only completed was requested before the trace began.
+    """
+    found: dict[int, StartBlock] = {}
+    ends: dict[int, int] = {}
+    starts: list[int] = []
+    seen: set[int] = set()
     live: set[int] = set()
     waiting: set[int] = set()
+    requests = FREE_REQUESTED in trace.actions
     for action, address, size, stream, _, _ in trace.rows():
         if action == ALLOC:
             live.add(address)
+            if address not in seen:
+                seen.add(address)
+                insort(starts, address)
         elif action == FREE_REQUESTED or (action == FREE_COMPLETED and address not in waiting):
-            if address not in live:
-                found.append(StartBlock(address, size, stream))
+            if address not in live and address not in seen and address not in found:
+                found[address] = StartBlock(address, 0, size, stream, action == FREE_COMPLETED and requests)
+                place = bisect_right(starts, address)
+                ends |= {address: starts[place]} if place < len(starts) else {}
             live.discard(address)
             if action == FREE_REQUESTED:
                 waiting.add(address)
         elif action == FREE_COMPLETED:
             waiting.discard(address)
-    return list({block.address: block for block in reversed(found)}.values())
+    return list(found.values()), ends
 
 
 def _held_only(trace: Trace, held: list[HeldSegment]) -> list[StartBlock]:
-    """In use at the end, and no event allocated it last."""
-    last: dict[int, int] = {}
-    for action, address in zip(trace.actions, trace.addresses, strict=True):
-        if action in (ALLOC, FREE_REQUESTED, FREE_COMPLETED):
-            last[address] = action
+    """In use at the end, and no event allocates or frees it, or allocates within it."""
+    touched = {
+        address
+        for action, address in zip(trace.actions, trace.addresses, strict=True)
+        if action in (ALLOC, FREE_REQUESTED, FREE_COMPLETED)
+    }
+    starts = sorted(touched)
     return [
-        StartBlock(block.address, block.requested_bytes, segment.stream, block.stack, block.size_bytes)
+        StartBlock(b.address, b.size_bytes, b.requested_bytes, segment.stream, not b.is_allocated, b.stack)
         for segment in held
-        for block in _allocated(segment)
-        if block.address not in last
+        for b in segment.blocks
+        if bisect_left(starts, b.address) == bisect_left(starts, b.address + b.size_bytes)
     ]
 
 
-def _allocated(segment: HeldSegment) -> list[HeldBlock]:
-    return [block for block in segment.blocks if block.is_allocated]
+def _apart(segments: Iterable[Segment]) -> list[Segment]:
+    """By address, without those that overlap another: memory is in one segment at a time."""
+    kept: list[Segment] = []
+    for segment in sorted(segments, key=lambda segment: segment.address):
+        if not kept or segment.address >= kept[-1].end:
+            kept.append(segment)
+    return kept
 
 
-def _fixed_segments(trace: Trace, held: list[HeldSegment]) -> list[StartSegment]:
+def _strays(trace: Trace, segments: list[Segment], blocks: list[StartBlock]) -> frozenset[int]:
+    given = {(low, low + size) for action, low, size, *_ in trace.rows() if action in _ACQUIRING}
+    pairs = sorted(given | {(segment.address, segment.end) for segment in segments})
+    starts = [low for low, _ in pairs]
+    reach = list(accumulate((high for _, high in pairs), max))
+
+    def is_stray(address: int) -> bool:
+        place = bisect_right(starts, address) - 1
+        return place < 0 or address >= reach[place]
+
+    made = {address for action, address in zip(trace.actions, trace.addresses, strict=True) if action == ALLOC}
+    return frozenset(filter(is_stray, made | {block.address for block in blocks}))
+
+
+def _fixed_segments(trace: Trace, held: list[HeldSegment]) -> list[Segment]:
     found = []
     given: set[int] = set()
     for action, address, size, stream, _, _ in trace.rows():
@@ -104,13 +153,13 @@ def _fixed_segments(trace: Trace, held: list[HeldSegment]) -> list[StartSegment]
             given.add(address)
         elif action == SEGMENT_FREE:
             if address not in given:
-                found.append(StartSegment(address, size, stream, False))
+                found.append(Segment(address, size, stream, False))
             given.discard(address)
     kept = [s for s in held if not s.is_expandable and s.address not in given]
-    return found + [StartSegment(s.address, s.size_bytes, s.stream, False) for s in kept]
+    return found + [Segment(s.address, s.size_bytes, s.stream, False) for s in kept]
 
 
-def _mapped_ranges(trace: Trace, held: list[HeldSegment]) -> list[StartSegment]:
+def _mapped_ranges(trace: Trace, held: list[HeldSegment]) -> list[Segment]:
     """Pages that were mapped at the start: those at the end, with the events taken back, last first."""
     ranges = Ranges()
     streams: dict[int, int] = {}
@@ -126,4 +175,4 @@ def _mapped_ranges(trace: Trace, held: list[HeldSegment]) -> list[StartSegment]:
             change(low, low + trace.sizes[place])
             if len(ranges) > MOST_RANGES:
                 raise BadSnapshot(f"Its memory lies in more than {MOST_RANGES:,} ranges.")
-    return [StartSegment(low, high - low, streams.get(low, 0), True) for low, high in ranges.pairs()]
+    return [Segment(low, high - low, streams.get(low, 0), True) for low, high in ranges.pairs()]

@@ -20,6 +20,7 @@ WHOLE_UP_TO_TIMES = 4
 MOST_SPANS = 20_000
 # From the bottom of the stack up: what stays long, then what comes and goes.
 STACKING = (
+    Category.EARLIER,
     Category.PARAMETERS,
     Category.OPTIMIZER_STATES,
     Category.GRADIENTS,
