@@ -7,18 +7,18 @@ replay without differences is a proof of the model and a basis for every figure.
 
 from __future__ import annotations
 
-import gzip
-import json
+import reprlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tonnage.allocator.blocks import Block
+from tonnage.allocator.blocks import ALLOCATED, PENDING, Block
 from tonnage.allocator.caching import CachingAllocator
 from tonnage.allocator.settings import AllocatorSettings
 from tonnage.allocator.stats import Counters
 from tonnage.errors import BadTrace
+from tonnage.untrusted import Unreadable, parse_json, read_bytes
 
 Event = tuple[str, int, int, int]
 ACQUIRING = ("segment_alloc", "segment_map")
@@ -26,6 +26,8 @@ RELEASING = ("segment_free", "segment_unmap")
 ACTIONS = frozenset(("alloc", "free_requested", "free_completed", "oom", "snapshot", *ACQUIRING, *RELEASING))
 # No trace says how large its device was, and a replay never asks for more than the device once gave.
 BOUNDLESS_BYTES = 2**44
+_MOST_BYTES = 128 * 2**20
+_HINT = "A trace is a JSON list of [action, address, size, stream], as torch.cuda.memory._snapshot() names them."
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,19 +124,24 @@ class ReplayResult:
 
 def read_trace(path: Path) -> list[Event]:
     """The events of a file: a JSON list of [action, address, size, stream], gzipped or not."""
-    hint = "A trace is a JSON list of [action, address, size, stream], as torch.cuda.memory._snapshot() names them."
     try:
-        data = path.read_bytes()
-        rows = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
-        events = [(str(action), int(address), int(size), int(stream)) for action, address, size, stream in rows]
-    except FileNotFoundError as error:
-        raise BadTrace(f"There is no file {path}.") from error
-    except (OSError, EOFError, ValueError, TypeError) as error:
-        raise BadTrace(f"{path} holds no trace: {error}.", hint=hint) from error
-    unknown = {event[0] for event in events} - ACTIONS
-    if unknown:
-        raise BadTrace(f"{path} holds no trace: it speaks of {', '.join(sorted(unknown))}.", hint=hint)
-    return events
+        rows = parse_json(read_bytes(path, _MOST_BYTES, inflate=True))
+    except Unreadable as error:
+        raise BadTrace(f"{path} holds no trace: it {error}.", hint=_HINT) from None
+    if not isinstance(rows, list):
+        raise BadTrace(f"{path} holds no trace: it is no list.", hint=_HINT)
+    wrong = next((number for number, row in enumerate(rows) if not _is_event(row)), None)
+    if wrong is not None:
+        raise BadTrace(f"{path} holds no trace: its event {wrong} is {reprlib.repr(rows[wrong])}.", hint=_HINT)
+    return [tuple(row) for row in rows]
+
+
+def _is_event(row: object) -> bool:
+    if not isinstance(row, list) or len(row) != 4 or not all(type(number) is int for number in row[1:]):
+        return False
+    action, address, size, stream = row
+    known = isinstance(action, str) and action in ACTIONS
+    return known and 0 <= address < 2**63 and 0 <= size < BOUNDLESS_BYTES and -(2**63) <= stream < 2**63
 
 
 def replay(events: Sequence[Event], settings: AllocatorSettings | None = None) -> ReplayResult:
@@ -154,13 +161,18 @@ def what_if(events: Sequence[Event], settings: AllocatorSettings) -> dict[str, i
     for action, address, size, stream in events:
         if action == "alloc":
             blocks[address] = allocator.malloc(size, stream)
-        elif action == "free_requested" and address in blocks:
+        elif action == "free_requested" and _is(blocks.get(address), ALLOCATED):
             allocator.request_free(blocks[address])
-        elif action == "free_completed" and address in blocks:
+        elif action == "free_completed" and _is(blocks.get(address), PENDING):
             allocator.complete_free(blocks.pop(address))
         elif action in RELEASING:
             allocator.empty_cache()
     return allocator.memory_stats()
+
+
+def _is(block: Block | None, state: int) -> bool:
+    """Whether a block is there and in this state; a trace that contradicts itself may free one twice."""
+    return block is not None and block.state == state
 
 
 class _Replay:
@@ -207,13 +219,13 @@ class _Replay:
             result.at_peak_reserved = Occupancy.of(counters)
 
     def _request_free(self, address: int, size: int, stream: int) -> None:
-        if address in self._blocks:
+        if _is(self._blocks.get(address), ALLOCATED):
             self._allocator.request_free(self._blocks[address])
         else:
             self._result.unknown_frees += 1
 
     def _complete_free(self, address: int, size: int, stream: int) -> None:
-        if address in self._blocks:
+        if _is(self._blocks.get(address), PENDING):
             self._allocator.complete_free(self._blocks.pop(address))
 
     def _release(self, address: int, size: int, stream: int) -> None:

@@ -14,6 +14,7 @@ from tonnage.recording.snapshot.limits import Limits
 from tonnage.recording.snapshot.schema import ACTIONS, OOM, Snapshot, snapshot_of
 from tonnage.recording.snapshot.stream import Stream, opening
 from tonnage.recording.snapshot.unpickle import load
+from tonnage.untrusted import open_file
 
 __all__ = ["Limits", "is_snapshot", "read_events", "read_snapshot"]
 
@@ -42,7 +43,7 @@ def read_events(path: Path) -> tuple[list[Event], AllocatorSettings]:
 
 
 def _read(path: Path, limits: Limits) -> Snapshot:
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return snapshot_of(load(Stream(file, limits), limits), limits)
 
 
