@@ -26,6 +26,7 @@ from tonnage.untrusted import Unreadable, parse_json, read_bytes
 
 FORMAT = 1
 _MOST_BYTES = 2**20
+_LARGEST = 1e30  # no card comes near it
 _DEFAULTS = Path(__file__).parent / "data" / "ceilings.toml"
 _NUMBERS = ("memory_bytes_per_s", "host_link_bytes_per_s", "kernel_floor_s", "launch_s")
 # What a card computes in where it lacks the type.
@@ -108,6 +109,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _positive(path: Path, key: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _LARGEST:
         raise BadProfile(f"{path}: {key} is {value!r}.", hint="Give a number above 0, or leave it out.")
     return float(value)
