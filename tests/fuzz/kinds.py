@@ -179,7 +179,7 @@ def _request(rng: Random, file: str) -> Call:
             kind = rng.choice((schemas.CompletionRequest, schemas.ChatRequest))
             return schemas.parse(kind, data)
         except ApiError as error:
-            raise RequestError(str(error)) from None
+            raise RequestError(json.dumps(str(error))) from None  # as it is sent
 
     return read
 
