@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tonnage.errors import BadSize
-from tonnage.units import GIB, budget_bytes, format_bytes, parse_bytes, unit_for
+from tonnage.units import GIB, budget_bytes, format_bytes, parse_bytes, parse_count, unit_for
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,9 @@ def test_sizes_are_read(text: str, size_bytes: int) -> None:
     assert parse_bytes(text) == size_bytes
 
 
-@pytest.mark.parametrize("text", ["", "GB", "80G", "80 GBB", "-1 GB", "1,5 GB", "eighty GB", "1 2 GB", "1e400"])
+@pytest.mark.parametrize(
+    "text", ["", "GB", "80G", "80 GBB", "-1 GB", "1,5 GB", "eighty GB", "1 2 GB", "1e400", "1e308 TiB"]
+)
 def test_what_is_no_size_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(BadSize) as caught:
         parse_bytes(text)
@@ -118,3 +120,10 @@ def test_none_of_the_host_s_memory_is_a_budget_too() -> None:
     assert budget_bytes(0, GIB, name="host", least_bytes=0) == 0
     with pytest.raises(BadSize, match="host is -1; it must be a finite number of bytes, 0 or more"):
         budget_bytes(-1, GIB, name="host", least_bytes=0)
+
+
+@pytest.mark.parametrize("text", ["", "k", "-1", "1e3", "nan", "9" * 400])
+def test_what_is_no_number_of_tokens_is_refused(text: str) -> None:
+    with pytest.raises(BadSize, match="not a number of tokens"):
+        parse_count(text)
+    assert parse_count("32k") == 32_768

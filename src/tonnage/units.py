@@ -35,7 +35,7 @@ def parse_bytes(text: str) -> int:
     """The number of bytes that a size such as "80GB" or "512 MiB" means."""
     match = _SIZE.fullmatch(text)
     factor = _FACTORS.get(match[2].lower()) if match else None
-    if match is None or factor is None or math.isinf(float(match[1])):
+    if match is None or factor is None or math.isinf(float(match[1]) * factor):
         raise BadSize(f"{text!r} is not a size in bytes.", hint="Write it like 80GB (10^9), 80GiB (2^30) or 512 MiB.")
     number = match[1]
     return int(number) * factor if number.isdigit() else round(float(number) * factor)
@@ -72,7 +72,7 @@ def _asked(size: str | SupportsFloat, free_bytes: int, name: str) -> float:
 def parse_count(text: str) -> int:
     """The number of tokens that "32k" (32,768), "1m" (1,048,576) or "4096" means."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([km]?)\s*", text, re.IGNORECASE)
-    if match is None:
+    if match is None or math.isinf(float(match[1]) * MIB):
         raise BadSize(f"{text!r} is not a number of tokens.", hint="Write it like 8192, 32k (32,768) or 1m.")
     return round(float(match[1]) * {"": 1, "k": KIB, "m": MIB}[match[2].lower()])
 

@@ -203,7 +203,13 @@ def test_plain_json_is_read_as_well(tmp_path: Path) -> None:
         (b'[["alloc", "x", 2, 3]]', "holds no trace"),
         (b"\x1f\x8bnonsense", "holds no trace"),
         (b"\xff\xfe", "holds no trace"),
-        (b'[["lunch", 1, 2, 3]]', "it speaks of lunch"),
+        (b"[" * 200_000, "nested too deeply"),
+        (b'[["alloc", 1, Infinity, 3]]', "event 0 is"),
+        (b'[["alloc", 1, 1e999, 3]]', "event 0 is"),
+        (b'[["alloc", 1, %d, 3]]' % 2**63, "event 0 is"),
+        (b'[["free_requested", 1, 1, 0], ["alloc", 1, null, 0]]', "event 1 is"),
+        (gzip.compress(b'[["alloc", 1, 2, 3]]')[:-12] + bytes(12), "is damaged"),
+        (b'[["lunch", 1, 2, 3]]', "event 0 is ..lunch"),
     ],
 )
 def test_bad_files_are_refused(tmp_path: Path, content: bytes, words: str) -> None:
@@ -214,5 +220,19 @@ def test_bad_files_are_refused(tmp_path: Path, content: bytes, words: str) -> No
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadTrace, match="There is no file"):
+    with pytest.raises(BadTrace, match="cannot be read: No such file"):
         read_trace(tmp_path / "nowhere.json")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        [("free_completed", 2**21, 512, 0)],
+        [("free_requested", 2**21, 512, 0), ("free_requested", 2**21, 512, 0)],
+        [("segment_alloc", 2**21, 2**21, 0), ("alloc", 2**21, 2**20, 0), ("free_requested", 2**21, 2**20, 0)] * 2,
+        [("alloc", 2**21, 512, 0), ("free_requested", 2**21, 512, 0), ("free_completed", 2**21, 512, 0)] * 2,
+    ],
+)
+def test_a_trace_that_contradicts_itself_is_replayed_all_the_same(more: list[tuple[str, int, int, int]]) -> None:
+    events = [("segment_alloc", 2**21, 2**21, 0), ("alloc", 2**21, 512, 0), *more]
+    assert replay(events).events == len(events)

@@ -76,7 +76,7 @@ LIKE = 'name = "x"\nlike = "h100"\n'
         ("name = ", "{} is not TOML", "memory_bytes ="),
         ("name = " + "9" * 5000, "{} is not TOML", "memory_bytes ="),
         ("a = " + "[" * 100_000, "{} is not TOML", "memory_bytes ="),
-        ("# " + "x" * 2**20, "{} is larger than a MiB", "ten lines"),
+        ("# " + "x" * 2**20, "{} holds more than 1 MiB", "ten lines"),
     ],
 )
 def test_a_wrong_field_is_named(tmp_path: Path, text: str, said: str, hint: str) -> None:

@@ -13,10 +13,8 @@ from tonnage.ledger import Category
 from tonnage.recording import Allocation, Header, Note, Recording, StandIn, read_recording, write_recording
 from tonnage.recording.layout import SCHEMAS
 
-words = st.text(max_size=20).map(
-    lambda text: text.replace("\n", " ").replace("\x00", "").encode("utf-8", "ignore").decode()
-)
-sizes = st.integers(0, 2**62)
+words = st.text(max_size=20).map(lambda text: "".join(character for character in text if character.isprintable()))
+sizes = st.integers(0, 2**50)
 shapes = st.one_of(st.none(), st.lists(sizes, max_size=4).map(tuple))
 allocations = st.builds(
     Allocation,
@@ -25,8 +23,8 @@ allocations = st.builds(
     requested_bytes=sizes,
     block_bytes=sizes,
     stream=sizes,
-    born=sizes,
-    died=st.one_of(st.none(), sizes),
+    born=st.integers(0, 9),
+    died=st.one_of(st.none(), st.integers(10, 20)),
     category=st.sampled_from(Category),
     operator=words,
     module=words,
@@ -139,6 +137,30 @@ def test_a_file_with_other_tables_is_refused(written: Path, statement: str) -> N
         "UPDATE context SET category = operator",
         "UPDATE context SET shape = category",
         "INSERT INTO oom VALUES ('[]')",
+        "INSERT INTO oom VALUES ('" + "[" * 100_000 + "')",
+        "UPDATE header SET value = '1e999' WHERE key = 'wall_seconds'",
+        "UPDATE header SET value = 'NaN' WHERE key = 'wall_seconds'",
+        "UPDATE header SET value = '-1' WHERE key = 'capacity_bytes'",
+        "UPDATE header SET value = '{\"context\": null}' WHERE key = 'overhead_parts'",
+        "UPDATE header SET value = '[1]' WHERE key = 'arguments'",
+        "UPDATE header SET value = '" + "[" * 100_000 + "' WHERE key = 'overhead_parts'",
+        "UPDATE context SET stack = '[7]'",
+        "UPDATE context SET shape = '[null]'",
+        "UPDATE context SET shape = '[1e999]'",
+        "UPDATE context SET module = NULL",
+        "UPDATE allocation SET block_bytes = NULL",
+        "UPDATE allocation SET block_bytes = -1",
+        "UPDATE allocation SET born = NULL",
+        "UPDATE allocation SET died = born",
+        "UPDATE allocation SET born = 4611686018427387904, died = NULL",
+        "UPDATE segment SET action = 'null'",
+        "UPDATE segment SET sequence = 4611686018427387904",
+        "UPDATE segment SET size_bytes = NULL",
+        "INSERT INTO mark VALUES (NULL, 'phase', 'x')",
+        "INSERT INTO mark VALUES (1, 'phase', NULL)",
+        "INSERT INTO mark VALUES (1, 'step', '99999999999999999999')",
+        "INSERT INTO note VALUES ('assumption', NULL, 1, 'x')",
+        "INSERT INTO stand_in VALUES ('item', 'x', NULL, 'x')",
     ],
 )
 def test_damaged_rows_are_refused_in_words(written: Path, statement: str) -> None:
@@ -177,3 +199,11 @@ def change(path: Path, statement: str) -> None:
 def rows(path: Path, table: str) -> int:
     with closing(sqlite3.connect(path)) as database:
         return database.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+
+
+def test_nothing_that_moves_a_cursor_comes_out_of_a_file(tmp_path: Path) -> None:
+    recording = Run(script="a\x1b[2Jb", error="one\ntwo\x07").recording
+    recording.notes.append(Note("assumption", "x\x1b]0;t\x07", 1, "fine"))
+    write_recording(tmp_path / "run.tonnage", recording)
+    found = read_recording(tmp_path / "run.tonnage")
+    assert (found.header.script, found.header.error, found.notes[0].operator) == ("a?[2Jb", "one\ntwo?", "x?]0;t?")

@@ -47,12 +47,13 @@ def test_the_card_that_was_asked_for_wins(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", "not JSON"),
-        ("[" * 100_000, "not JSON"),
+        ("{", "not JSON|nested too deeply"),
+        ("[" * 100_000, "not JSON|nested too deeply"),
         ("[]", "holds no ceilings"),
         ('{"tonnage_ceilings": 2}', "holds no ceilings"),
         ('{"tonnage_ceilings": 1}', "does not name its card"),
         ('{"tonnage_ceilings": 1, "gpu": "h200", "memory_bytes_per_s": -1}', "memory_bytes_per_s is -1"),
+        ('{"tonnage_ceilings": 1, "gpu": "h200", "launch_s": 1' + "0" * 400 + "}", "launch_s is 1000"),
         ('{"tonnage_ceilings": 1, "gpu": "h200", "launch_s": true}', "launch_s is True"),
         ('{"tonnage_ceilings": 1, "gpu": "h200", "rates": [1]}', "rates is not an object"),
         ('{"tonnage_ceilings": 1, "gpu": "h200", "rates": {"bf16": "fast"}}', "rates.bf16 is 'fast'"),

@@ -10,8 +10,7 @@ A trace may begin in mid-run: then the model begins with the state that is known
 
 from __future__ import annotations
 
-import gzip
-import json
+import reprlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,6 +24,7 @@ from tonnage.allocator.settings import AllocatorSettings
 from tonnage.allocator.stats import Counters
 from tonnage.errors import BadTrace
 from tonnage.units import format_bytes
+from tonnage.untrusted import Unreadable, parse_json, read_bytes
 
 Event = tuple[str, int, int, int]
 ACQUIRING = ("segment_alloc", "segment_map")
@@ -34,6 +34,8 @@ ACTIONS = frozenset(("alloc", "free_requested", "free_completed", "oom", "snapsh
 BOUNDLESS_BYTES = 2**44
 # No GPU has addresses from here on: the model's own segments, which the trace does not have, lie there.
 _OWN_ADDRESSES = 2**47
+_MOST_BYTES = 128 * 2**20
+_HINT = "A trace is a JSON list of [action, address, size, stream], as torch.cuda.memory._snapshot() names them."
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,19 +128,24 @@ class ReplayResult:
 
 def read_trace(path: Path) -> list[Event]:
     """The events of a file: a JSON list of [action, address, size, stream], gzipped or not."""
-    hint = "A trace is a JSON list of [action, address, size, stream], as torch.cuda.memory._snapshot() names them."
     try:
-        data = path.read_bytes()
-        rows = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
-        events = [(str(action), int(address), int(size), int(stream)) for action, address, size, stream in rows]
-    except FileNotFoundError as error:
-        raise BadTrace(f"There is no file {path}.") from error
-    except (OSError, EOFError, ValueError, TypeError) as error:
-        raise BadTrace(f"{path} holds no trace: {error}.", hint=hint) from error
-    unknown = {event[0] for event in events} - ACTIONS
-    if unknown:
-        raise BadTrace(f"{path} holds no trace: it speaks of {', '.join(sorted(unknown))}.", hint=hint)
-    return events
+        rows = parse_json(read_bytes(path, _MOST_BYTES, inflate=True))
+    except Unreadable as error:
+        raise BadTrace(f"{path} holds no trace: it {error}.", hint=_HINT) from None
+    if not isinstance(rows, list):
+        raise BadTrace(f"{path} holds no trace: it is no list.", hint=_HINT)
+    wrong = next((number for number, row in enumerate(rows) if not _is_event(row)), None)
+    if wrong is not None:
+        raise BadTrace(f"{path} holds no trace: its event {wrong} is {reprlib.repr(rows[wrong])}.", hint=_HINT)
+    return [tuple(row) for row in rows]
+
+
+def _is_event(row: object) -> bool:
+    if not isinstance(row, list) or len(row) != 4 or not all(type(number) is int for number in row[1:]):
+        return False
+    action, address, size, stream = row
+    known = isinstance(action, str) and action in ACTIONS
+    return known and 0 <= address < 2**63 and 0 <= size < BOUNDLESS_BYTES and -(2**63) <= stream < 2**63
 
 
 def replay(

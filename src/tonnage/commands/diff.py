@@ -6,6 +6,7 @@ from pathlib import Path
 import typer
 
 from tonnage.errors import RequestError
+from tonnage.untrusted import printable
 
 
 def diff(
@@ -48,4 +49,5 @@ def _ranks(words: str) -> tuple[int | None, int | None]:
 
 
 def _name(file: Path, rank: int | None) -> str:
-    return file.name if rank is None else f"{file.name} rank {rank}"
+    name = printable(file.name)
+    return name if rank is None else f"{name} rank {rank}"

@@ -7,6 +7,7 @@ import threading
 from typing import NoReturn
 
 from tonnage.errors import TonnageError
+from tonnage.untrusted import clipped
 
 
 def main() -> NoReturn:
@@ -14,7 +15,7 @@ def main() -> NoReturn:
     try:
         sys.exit(_run(sys.argv[1:]))
     except TonnageError as error:
-        print(f"tonnage: {error.words}", file=sys.stderr)
+        print(f"tonnage: {clipped(error.words)}", file=sys.stderr)
         sys.exit(error.exit_code)
     except BrokenPipeError:
         # The reader (`head`, say) has seen enough.

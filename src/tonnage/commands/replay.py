@@ -39,6 +39,7 @@ def replay(
     from tonnage.recording.layout import is_database
     from tonnage.recording.snapshot import read_traced
     from tonnage.report.lines import WIDTH
+    from tonnage.untrusted import printable
 
     if is_database(trace):
         raise BadTrace(f"{trace} is a recording, not a trace of events.", hint=f"Look at it with: tonnage show {trace}")
@@ -48,7 +49,7 @@ def replay(
     if json:
         _write(json, result, advice)
     console = Console(file=sys.stderr if json == "-" else sys.stdout, width=WIDTH, highlight=False)
-    for line in report(trace.name, result, traced.recording.notes, advice):
+    for line in report(printable(trace.name), result, traced.recording.notes, advice):
         console.print(line, soft_wrap=True)
     raise typer.Exit(bool(result.differences))
 

@@ -8,8 +8,10 @@ from typing import Any
 from tonnage.errors import OutputExists, RequestError
 from tonnage.fit.registry import make
 from tonnage.fit.technique import Technique
+from tonnage.untrusted import Unreadable, parse_json, read_bytes
 
 _VERSION = 1
+_MOST_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +54,9 @@ class Plan:
 def read_plan(path: str | Path) -> Plan:
     """A plan that was saved; a file that is none gets a clear error."""
     try:
-        body = json.loads(Path(path).read_text("utf-8"))
-    except OSError as error:
-        raise RequestError(
-            f"{path} cannot be read: {error.strerror}.", hint="Give the file that Plan.save wrote."
-        ) from None
-    except ValueError:
-        raise RequestError(f"{path} is not JSON.", hint="Give the file that Plan.save wrote.") from None
+        body = parse_json(read_bytes(Path(path), _MOST_BYTES))
+    except Unreadable as error:
+        raise RequestError(f"{path} {error}.", hint="Give the file that Plan.save wrote.") from None
     return plan_from_json(body, str(path))
 
 

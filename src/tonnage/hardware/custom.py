@@ -23,6 +23,7 @@ from tonnage.errors import BadGpu, BadSize
 from tonnage.hardware.catalogue import architecture_tables, build, find_gpu, gpu_tables, is_file
 from tonnage.hardware.gpu import Gpu
 from tonnage.units import parse_bytes
+from tonnage.untrusted import Unreadable, printable, read_bytes
 
 _MOST_BYTES = 2**20
 _REQUIRED = ("name", "architecture", "memory_bytes", "bandwidth_bytes_per_s", "sm_count", "clock_mhz", "rates")
@@ -85,12 +86,9 @@ def read_gpu(path: Path) -> Gpu:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
-            raw = file.read(_MOST_BYTES + 1)
-    except OSError as error:
-        raise BadGpu(f"Cannot read {path}: {error.strerror}.", hint="Name a TOML file that describes a card.") from None
-    if len(raw) > _MOST_BYTES:
-        raise BadGpu(f"{path} is larger than a MiB.", hint="A card takes some ten lines of TOML.")
+        raw = read_bytes(path, _MOST_BYTES)
+    except Unreadable as error:
+        raise BadGpu(f"{path} {error}.", hint="Name a TOML file that describes a card, in some ten lines.") from None
     try:
         return tomllib.loads(raw.decode("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -134,7 +132,7 @@ def _checked_text(path: Path, field: str, value: Any) -> str:
     known = [name for name in architecture_tables().texts if name != "overhead"]
     if field == "architecture" and value not in known:
         raise BadGpu(f"architecture in {path} is {value!r}.", hint=f"Write one of {', '.join(known)}.")
-    return value
+    return printable(value)
 
 
 def _checked_rates(path: Path, value: Any) -> Mapping[str, float]:

@@ -18,6 +18,7 @@ from tonnage.models.config import from_config
 from tonnage.models.files import INDEX, read_json
 from tonnage.models.presets import find_preset, unknown
 from tonnage.models.shape import ModelShape
+from tonnage.untrusted import printable
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _PATH_LIKE = re.compile(r"^[./~]|\.(json|safetensors|bin|pt|pth|gguf)$|/.*/")
@@ -73,7 +74,7 @@ def _from_path(path: Path) -> ModelShape:
 
 
 def _name(path: Path) -> str:
-    return path.parent.absolute().name if path.name == "config.json" else path.stem
+    return printable(path.parent.absolute().name if path.name == "config.json" else path.stem)
 
 
 def _checkpoint_in(folder: Path) -> Path | None:
@@ -86,8 +87,8 @@ def _from_folder(folder: Path) -> ModelShape:
     checkpoint = _checkpoint_in(folder)
     config = folder / "config.json"
     if checkpoint is None or checkpoint.name.startswith("adapter_"):
-        return from_config(read_json(config), folder.absolute().name)
-    return replace(_from_checkpoint(checkpoint), name=folder.absolute().name)
+        return from_config(read_json(config), printable(folder.absolute().name))
+    return replace(_from_checkpoint(checkpoint), name=printable(folder.absolute().name))
 
 
 def _from_checkpoint(path: Path) -> ModelShape:
@@ -106,7 +107,7 @@ def _from_checkpoint(path: Path) -> ModelShape:
     if shape is not None:
         return with_config(shape, tensors)
     _refuse_lone_shard(path)
-    return from_tensors(tensors, path.stem)
+    return from_tensors(tensors, _name(path))
 
 
 def _refuse_lone_shard(path: Path) -> None:

@@ -14,7 +14,7 @@ from tonnage.errors import BadModel
 from tonnage.models.expressions import evaluate
 from tonnage.models.fields import LARGEST, whole
 
-MOST_TURNS = 20_000
+MOST_TURNS = 4_096
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,19 +5,18 @@ Ranks are written and read one at a time, so that a file takes no more memory th
 
 import json
 import sqlite3
-from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, replace
 from functools import lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from tonnage.ledger import Category
+from tonnage.recording.checks import Kinds, check_values, is_count, is_outcome, is_sizes, is_word_list, is_words
 from tonnage.recording.cluster import ClusterRecording, ClusterSummary, RankSummary
 from tonnage.recording.layout import CLUSTER_LAYOUT_VERSION, opened, written
 from tonnage.recording.recording import Recording
-from tonnage.recording.records import Outcome
-from tonnage.recording.store import Contexts, insert_contexts, insert_run, read_recording
+from tonnage.recording.store import Contexts, decoded, insert_contexts, insert_run, read_recording
 
 _MOST_RANKS = 1_000_000  # as many as a cluster may have
 
@@ -75,14 +74,12 @@ def _spans(ranks: tuple[int, ...]) -> list[tuple[int, int]]:
 
 
 def _summary(database: sqlite3.Connection) -> ClusterSummary:
-    values = {key: json.loads(value) for key, value in database.execute("SELECT key, value FROM cluster")}
-    if set(values) != {field.name for field in fields(ClusterSummary)} - {"ranks"}:
-        raise ValueError("its summary is incomplete")
-    _check(values, _CLUSTER_KINDS)
+    values = {key: decoded(value) for key, value in database.execute("SELECT key, value FROM cluster")}
+    check_values(values, _CLUSTER_KINDS, "summary")
     if not 1 <= values["gpus"] <= _MOST_RANKS:
         raise ValueError(f"it says to be of {values['gpus']} GPUs")
     rows = database.execute("SELECT rank, summary FROM rank ORDER BY rank")
-    ranks = tuple(_rank(number, json.loads(text), values["gpus"]) for number, text in rows)
+    ranks = tuple(_rank(number, decoded(text), values["gpus"]) for number, text in rows)
     known = {rank.rank for rank in ranks}
     for key in ("worst", "dies_first"):
         if values[key] not in known | {None}:
@@ -91,9 +88,9 @@ def _summary(database: sqlite3.Connection) -> ClusterSummary:
 
 
 def _rank(number: int, values: dict[str, Any], gpus: int) -> RankSummary:
-    if set(values) != {field.name for field in fields(RankSummary)} or values["rank"] != number:
-        raise ValueError(f"its summary of rank {number} is incomplete")
-    _check(values, _RANK_KINDS)
+    check_values(values, _RANK_KINDS, f"summary of rank {number}")
+    if values["rank"] != number:
+        raise ValueError(f"its summary of rank {number} is that of {values['rank']}")
     spans = [(int(first), int(last)) for first, last in values["stands_for"]]
     count = sum(last - first + 1 for first, last in spans)
     if any(not 0 <= first <= last < gpus for first, last in spans) or not 1 <= count <= gpus:
@@ -105,51 +102,28 @@ def _rank(number: int, values: dict[str, Any], gpus: int) -> RankSummary:
 # What reports rely on: each value is of its kind
 
 
-def _is_words(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
-
-
-def _is_sizes(value: Any) -> bool:
-    return isinstance(value, dict) and all(map(_is_count, value.values()))
-
-
 def _is_ledger(value: Any) -> bool:
-    return _is_sizes(value) and set(value) <= {str(category) for category in Category}
+    return is_sizes(value) and set(value) <= {str(category) for category in Category}
 
 
 def _is_rank(value: Any) -> bool:
-    return value is None or _is_count(value)
+    return value is None or is_count(value)
 
 
-def _is_outcome(value: Any) -> bool:
-    return value in get_args(Outcome)
-
-
-Kinds = Mapping[str, Callable[[Any], bool]]
 _CLUSTER_KINDS: Kinds = {
-    **dict.fromkeys(("words", "gpu", "gpu_name", "trouble", "script"), _is_words),
-    **dict.fromkeys(("capacity_bytes", "gpus", "hosts", "gpus_per_host"), _is_count),
+    **dict.fromkeys(("words", "gpu", "gpu_name", "trouble", "script"), is_words),
+    **dict.fromkeys(("capacity_bytes", "gpus", "hosts", "gpus_per_host"), is_count),
     **dict.fromkeys(("worst", "dies_first"), _is_rank),
-    "outcome": _is_outcome,
+    "outcome": is_outcome,
     "exit_status": lambda value: isinstance(value, int),
-    "arguments": lambda value: isinstance(value, list) and all(map(_is_words, value)),
+    "arguments": is_word_list,
 }
 _RANK_KINDS: Kinds = {
-    **dict.fromkeys(("peak_allocated_bytes", "peak_reserved_bytes", "peak_process_bytes", "rank"), _is_count),
-    **dict.fromkeys(("engine_bytes", "stream_bytes", "overhead_parts"), _is_sizes),
+    **dict.fromkeys(("peak_allocated_bytes", "peak_reserved_bytes", "peak_process_bytes", "rank"), is_count),
+    **dict.fromkeys(("engine_bytes", "stream_bytes", "overhead_parts"), is_sizes),
     "ledger": _is_ledger,
-    "outcome": _is_outcome,
+    "outcome": is_outcome,
     "stopped": lambda value: isinstance(value, bool),
-    "error": _is_words,
+    "error": is_words,
     "stands_for": lambda value: isinstance(value, list),
 }
-
-
-def _check(values: Mapping[str, Any], kinds: Kinds) -> None:
-    for key, value in values.items():
-        if not kinds[key](value):
-            raise ValueError(f"its {key} is {str(value)[:80]!r}")

@@ -25,6 +25,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from tonnage.errors import BadRecording, OutputExists
+from tonnage.recording.checks import check_columns
+from tonnage.untrusted import printable_lines
 
 APPLICATION_ID = 0x544F4E4E  # "TONN"
 LAYOUT_VERSION = 1
@@ -103,7 +105,10 @@ def opened(path: Path) -> Iterator[tuple[sqlite3.Connection, int]]:
         raise BadRecording(f"There is no recording at {path}.", hint="Make one with: tonnage run -o FILE SCRIPT")
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as database:
-            yield database, _layout_of(database, path)
+            database.text_factory = lambda data: printable_lines(data.decode("utf-8"))
+            version = _layout_of(database, path)
+            check_columns(database)
+            yield database, version
     except (sqlite3.Error, ValueError, TypeError, KeyError, IndexError) as error:
         raise BadRecording(f"{path} is not a readable recording: {error}.", hint=REMAKE) from error
 

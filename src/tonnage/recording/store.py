@@ -4,14 +4,16 @@ The rows of a run are the same in a file of its own and in that of a cluster, wh
 """
 
 import json
+import reprlib
 import sqlite3
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, astuple, fields
+from dataclasses import asdict, astuple
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from tonnage.errors import BadRecording
 from tonnage.ledger import Category
+from tonnage.recording.checks import HEADER_KINDS, OOM_KINDS, check_values, is_shape, is_word_list
 from tonnage.recording.layout import CLUSTER_LAYOUT_VERSION, LAYOUT_VERSION, opened, written
 from tonnage.recording.recording import Recording
 from tonnage.recording.records import (
@@ -20,12 +22,11 @@ from tonnage.recording.records import (
     Mark,
     MarkKind,
     Note,
-    Outcome,
     OutOfMemory,
     SegmentEvent,
-    Source,
     StandIn,
 )
+from tonnage.untrusted import Unreadable, parse_json
 
 
 def write_recording(path: Path, recording: Recording, *, force: bool = False) -> None:
@@ -51,17 +52,25 @@ def read_recording(path: Path, rank: int | None = None) -> Recording:
 
 def _kept_under(database: sqlite3.Connection, path: Path, rank: int | None) -> int:
     """The rank under which the events of a rank are kept: a like one, or one that ran in its place."""
-    ranks = [(kept, json.loads(summary)) for kept, summary in database.execute("SELECT kept, summary FROM rank")]
+    ranks = [(kept, decoded(summary)) for kept, summary in database.execute("SELECT kept, summary FROM rank")]
     if not ranks:
         raise BadRecording(f"{path} is of a cluster of which no rank reported.", hint="See why with: tonnage show FILE")
     if rank is None:
         (value,) = database.execute("SELECT value FROM cluster WHERE key = 'worst'").fetchone()
-        rank = int(json.loads(value))
+        rank = int(decoded(value))
     for kept, summary in ranks:
         if any(first <= rank <= last for first, last in summary["stands_for"]):
             return int(kept)
     held = ", ".join(str(summary["rank"]) for _, summary in ranks)
     raise BadRecording(f"{path} does not hold rank {rank}.", hint=f"Name one that ran: {held}.")
+
+
+def decoded(value: str) -> Any:
+    """A cell that holds JSON."""
+    try:
+        return parse_json(value.encode())
+    except Unreadable as error:
+        raise ValueError(f"a value in it {error}") from None
 
 
 _Context = tuple[Category, str, str, str, str, tuple[str, ...], tuple[int, ...] | None, str]
@@ -126,33 +135,20 @@ def read_run(database: sqlite3.Connection, of_rank: int | None = None) -> Record
 
 
 def _header(rows: Iterable[tuple[Any, ...]]) -> Header:
-    values = {key: json.loads(value) for key, value in rows}
-    if set(values) != {f.name for f in fields(Header)}:
-        raise ValueError("its header is incomplete")
-    header = Header(**values | {"arguments": tuple(values["arguments"])})
-    _check_header(header)
-    return header
-
-
-def _check_header(header: Header) -> None:
-    """What reports rely on: each field is of its kind."""
-    plain = Header(gpu="", gpu_name="", capacity_bytes=0, torch_modelled="", torch_installed="")
-    for field in fields(Header):
-        value, kind = getattr(header, field.name), type(getattr(plain, field.name))
-        if not isinstance(value, (int, float) if kind is float else kind):
-            raise ValueError(f"its header's {field.name} is {value!r}")
-    if header.outcome not in get_args(Outcome) or header.source not in get_args(Source):
-        raise ValueError(f"its header says {header.outcome!r} of {header.source!r}")
+    values = {key: decoded(value) for key, value in rows}
+    check_values(values, HEADER_KINDS, "header")
+    return Header(**values | {"arguments": tuple(values["arguments"])})
 
 
 def _mark(sequence: int, kind: MarkKind, name: str) -> Mark:
-    if kind not in get_args(MarkKind) or (kind == "step" and not name.isdecimal()):
-        raise ValueError(f"it has a mark {kind!r} {name!r}")
+    if kind == "step" and not name.isdecimal():
+        raise ValueError(f"it has a step {name!r}")
     return Mark(sequence, kind, name)
 
 
 def _read_oom(value: str) -> OutOfMemory:
-    values = json.loads(value)
+    values = decoded(value)
+    check_values(values, OOM_KINDS, "failed request")
     shape = values["shape"]
     return OutOfMemory(**values | {"stack": tuple(values["stack"]), "shape": None if shape is None else tuple(shape)})
 
@@ -174,6 +170,8 @@ def _allocations(rows: Iterable[tuple[Any, ...]], contexts: dict[int, _Context])
 def _context(
     category: str, operator: str, module: str, phase: str, line: str, stack: str, shape: str, dtype: str
 ) -> _Context:
-    extents = json.loads(shape)
-    decoded_shape = None if extents is None else tuple(map(int, extents))
-    return Category(category), operator, module, phase, line, tuple(json.loads(stack)), decoded_shape, dtype
+    extents, frames = decoded(shape), decoded(stack)
+    if not is_shape(extents) or not is_word_list(frames):
+        raise ValueError(f"it has a tensor of shape {reprlib.repr(extents)}, made at {reprlib.repr(frames)}")
+    decoded_shape = None if extents is None else tuple(extents)
+    return Category(category), operator, module, phase, line, tuple(frames), decoded_shape, dtype

@@ -11,7 +11,6 @@ A measured ceiling is what programs reach, a stated one what nobody does: shares
 leave figures out. This module does not know kernels.
 """
 
-import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -23,8 +22,11 @@ from typing import Any
 from tonnage.errors import BadProfile
 from tonnage.hardware import Gpu, find_gpu
 from tonnage.hardware.hierarchy import reference_precision
+from tonnage.untrusted import Unreadable, parse_json, read_bytes
 
 FORMAT = 1
+_MOST_BYTES = 2**20
+_LARGEST = 1e30  # no card comes near it
 _DEFAULTS = Path(__file__).parent / "data" / "ceilings.toml"
 _NUMBERS = ("memory_bytes_per_s", "host_link_bytes_per_s", "kernel_floor_s", "launch_s")
 # What a card computes in where it lacks the type.
@@ -98,17 +100,15 @@ def _defaults() -> dict[str, float]:
 def _read(path: Path) -> dict[str, Any]:
     hint = "Write one with benchmarks/roofline_probe.py."
     try:
-        found = json.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise BadProfile(f"{path} cannot be read: {error.strerror}.", hint=hint) from None
-    except (ValueError, RecursionError):
-        raise BadProfile(f"{path} is not JSON.", hint=hint) from None
+        found = parse_json(read_bytes(path, _MOST_BYTES))
+    except Unreadable as error:
+        raise BadProfile(f"{path} {error}.", hint=hint) from None
     if not isinstance(found, dict) or found.get("tonnage_ceilings") != FORMAT:
         raise BadProfile(f'{path} holds no ceilings ("tonnage_ceilings": {FORMAT}).', hint=hint)
     return found
 
 
 def _positive(path: Path, key: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _LARGEST:
         raise BadProfile(f"{path}: {key} is {value!r}.", hint="Give a number above 0, or leave it out.")
     return float(value)

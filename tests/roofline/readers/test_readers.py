@@ -39,7 +39,7 @@ def test_contents_say_what_a_file_is(tmp_path: Path, name: str, kind: str) -> No
         (b"[]", "no trace of the PyTorch profiler"),
         (gzip.compress(b"hello")[:-6], "damaged"),
         (b"\x1f\x8bnothing", "damaged"),
-        (gzip.compress(b"hello" * 999).replace(b"\x08", b"\x09", 1), "cannot be read"),
+        (gzip.compress(b"hello" * 999).replace(b"\x08", b"\x09", 1), "damaged"),
         (gzip.compress(b"x" * 5000), "more than"),
     ],
 )

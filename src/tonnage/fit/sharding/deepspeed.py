@@ -5,7 +5,6 @@ batches are divided and weighed, so that a step is that of one process on all ra
 the others. Nothing is measured or chosen: a budget belongs to the plan.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -27,8 +26,10 @@ from tonnage.fit.stepping.batches import Weighting, change_tensors
 from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.training import Batch, Loss, Training
 from tonnage.fit.weighting import find_weighting
+from tonnage.untrusted import Unreadable, parse_json, read_bytes
 
 _OFFLOAD = ("cpu", "nvme")
+_MOST_BYTES = 16 * 2**20
 
 
 def fit_with_engine(engine: str, *args: Any, mesh: Any = None, **kwargs: Any) -> "EngineFitted":
@@ -86,11 +87,9 @@ def read_config(config: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
         return config
     hint = "Give DeepSpeed's settings, or the deepspeed.json that tonnage plan train --export wrote."
     try:
-        found = json.loads(Path(config).read_text("utf-8"))
-    except OSError as error:
-        raise RequestError(f"{config} cannot be read: {error.strerror}.", hint=hint) from None
-    except ValueError:
-        raise RequestError(f"{config} is not JSON.", hint=hint) from None
+        found = parse_json(read_bytes(Path(config), _MOST_BYTES))
+    except Unreadable as error:
+        raise RequestError(f"{config} {error}.", hint=hint) from None
     if not isinstance(found, dict):
         raise RequestError(f"{config} holds no settings.", hint=hint)
     return found

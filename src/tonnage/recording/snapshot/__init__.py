@@ -14,6 +14,7 @@ from tonnage.recording.snapshot.schema import Snapshot, snapshot_of
 from tonnage.recording.snapshot.stream import Stream, opening
 from tonnage.recording.snapshot.traced import Traced, snapshot_of_events, traced_of
 from tonnage.recording.snapshot.unpickle import load
+from tonnage.untrusted import open_file
 
 __all__ = ["Limits", "Traced", "is_snapshot", "read_snapshot", "read_traced"]
 
@@ -40,7 +41,7 @@ def read_traced(path: Path) -> Traced:
 
 
 def _read(path: Path, limits: Limits) -> Snapshot:
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return snapshot_of(load(Stream(file, limits), limits), limits)
 
 

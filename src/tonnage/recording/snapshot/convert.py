@@ -14,10 +14,11 @@ from tonnage.recording.snapshot.categories import categorise
 from tonnage.recording.snapshot.history import History, Refusal, Walk
 from tonnage.recording.snapshot.origins import origin_of
 from tonnage.recording.snapshot.phases import Guide, Phases, mark_turns
-from tonnage.recording.snapshot.schema import Snapshot, Trace, flag, printable
+from tonnage.recording.snapshot.schema import Snapshot, Trace, flag
 from tonnage.recording.snapshot.start import start_of
 from tonnage.recording.snapshot.unpickle import kind
 from tonnage.units import format_bytes
+from tonnage.untrusted import printable
 
 UNKNOWN_GPU = "GPU unknown"
 

@@ -13,6 +13,7 @@ from typing import NoReturn
 from tonnage.errors import BadSnapshot
 from tonnage.recording.snapshot.limits import Limits
 from tonnage.recording.snapshot.unpickle import Table, Value, kind
+from tonnage.untrusted import printable
 
 ALLOC, FREE_REQUESTED, FREE_COMPLETED, OOM = 0, 1, 2, 3
 SEGMENT_ALLOC, SEGMENT_FREE, SEGMENT_MAP, SEGMENT_UNMAP = 4, 5, 6, 7
@@ -331,11 +332,6 @@ def flag(fields: dict[str, Value], key: str, where: str) -> bool:
 
 def _shown(value: Value) -> str:
     return f"{value:,}" if type(value) in (int, float) else kind(value)
-
-
-def printable(text: str) -> str:
-    """Without what would move a terminal's cursor or colour."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _wrong(where: str, problem: str) -> NoReturn:

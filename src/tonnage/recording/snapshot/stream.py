@@ -10,8 +10,8 @@ from typing import BinaryIO
 from tonnage.errors import BadSnapshot
 from tonnage.recording.snapshot.limits import Limits
 from tonnage.units import format_bytes
+from tonnage.untrusted import GZIP_MAGIC, open_file
 
-GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_WINDOW = 31
 _CHUNK_BYTES = 1 << 18
 
@@ -74,7 +74,7 @@ class Stream:
 def opening(path: Path, count: int = 16) -> bytes:
     """The first bytes of a file, inflated where they are gzipped; nothing where that fails."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             return Stream(file, Limits()).read(count)
     except (OSError, BadSnapshot):
         return b""

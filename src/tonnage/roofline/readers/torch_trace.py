@@ -6,8 +6,10 @@ items of their own. Kernels of `torch.compile` carry the bytes that the compiler
 not guessed. This module does not know any card.
 """
 
+import reprlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from math import prod
 from typing import Any
 
 from tonnage.errors import BadProfile
@@ -25,6 +27,9 @@ _LARGEST = 1e18
 _SHORT_TYPES = {"c10::BFloat16": "bf16", "c10::Half": "fp16", "float": "fp32", "double": "fp64", "long int": "int64"}
 # Shapes that are said of a call.
 _SHAPES = 3
+# No operator takes more, no tensor has more: what goes beyond is no call.
+_MOST_ARGUMENTS = 10_000
+_MOST_EXTENTS = 64
 _HINT = "Make one with torch.profiler.profile(record_shapes=True) and export_chrome_trace(FILE)."
 
 Event = dict[str, Any]
@@ -159,30 +164,44 @@ def _measured(kernels: list[Event]) -> dict[str, Any]:
 def _blocks(kernels: list[Event]) -> int | None:
     """Of the kernel that took longest."""
     grid = _arguments(max(kernels, key=lambda kernel: float(kernel["dur"]))).get("grid")
-    if not isinstance(grid, list) or not all(isinstance(extent, int) for extent in grid):
-        return None
-    blocks = 1
-    for extent in grid:
-        blocks *= extent
-    return blocks
+    return prod(grid) if isinstance(grid, list) and _is_shape(grid) else None
 
 
 def _call(operator: Event, kernels: list[Event]) -> Call:
     arguments = _arguments(operator)
     return Call(
         name=operator["name"].removeprefix("aten::"),
-        shapes=_frozen(arguments.get("Input Dims")),
-        strides=_frozen(arguments.get("Input Strides")),
-        types=tuple(map(str, _frozen(arguments.get("Input type")))),
-        values=tuple(map(str, _frozen(arguments.get("Concrete Inputs")))),
+        shapes=tuple(map(_extents, _list(arguments.get("Input Dims")))),
+        strides=tuple(map(_extents, _list(arguments.get("Input Strides")))),
+        types=tuple(map(_words, _list(arguments.get("Input type")))),
+        values=tuple(map(_words, _list(arguments.get("Concrete Inputs")))),
         kernels=tuple(kernel["name"] for kernel in kernels),
     )
 
 
-def _frozen(value: object) -> tuple[Any, ...]:
-    if not isinstance(value, list):
-        return ()
-    return tuple(_frozen(entry) if isinstance(entry, list) else entry for entry in value)
+def _list(value: object) -> list[object]:
+    return value[:_MOST_ARGUMENTS] if isinstance(value, list) else []
+
+
+def _extents(value: object) -> tuple[Any, ...]:
+    """A tensor's shape or strides, or those of a list of tensors; nothing of what is neither."""
+    entries = _list(value)
+    if entries and all(isinstance(entry, list) for entry in entries):
+        return tuple(tuple(entry) for entry in entries if isinstance(entry, list) and _is_shape(entry))
+    return tuple(entries) if _is_shape(entries) else ()
+
+
+def _is_shape(value: list[Any]) -> bool:
+    return len(value) <= _MOST_EXTENTS and all(map(_is_extent, value))
+
+
+def _is_extent(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**48
+
+
+def _words(value: object) -> str:
+    """An argument as text; a list is written out, as the profiler does itself."""
+    return value if isinstance(value, str) else "" if value is None else reprlib.repr(value)
 
 
 def _compiled(operator: Event) -> Work | None:
