@@ -28,19 +28,20 @@ from tonnage.recording.records import (
 )
 
 
-def write_recording(path: Path, recording: Recording, *, force: bool = False) -> None:
+def write_recording(path: str | Path, recording: Recording, *, force: bool = False) -> None:
     """Write all or nothing; an existing file stays as it is unless `force`."""
-    with written(path, LAYOUT_VERSION, force=force) as database:
+    with written(Path(path), LAYOUT_VERSION, force=force) as database:
         contexts: Contexts = {}
         insert_run(database, recording, contexts)
         insert_contexts(database, contexts)
 
 
-def read_recording(path: Path, rank: int | None = None) -> Recording:
+def read_recording(path: str | Path, rank: int | None = None) -> Recording:
     """Read a file of ours; anything else is refused with the reason.
 
     Of a cluster's file this is one rank (None: the one that dies first or, where none does, needs most).
     """
+    path = Path(path)
     with opened(path) as (database, version):
         if version == CLUSTER_LAYOUT_VERSION:
             return read_run(database, _kept_under(database, path, rank))
