@@ -127,10 +127,10 @@ def read_run(database: sqlite3.Connection, of_rank: int | None = None) -> Record
 
 
 def _header(rows: Iterable[tuple[Any, ...]]) -> Header:
-    values = {key: json.loads(value) for key, value in rows}
+    values = {"command": [], "folder": ""} | {key: json.loads(value) for key, value in rows}  # older files lack these
     if set(values) != {f.name for f in fields(Header)}:
         raise ValueError("its header is incomplete")
-    header = Header(**values | {"arguments": tuple(values["arguments"])})
+    header = Header(**values | {key: tuple(values[key]) for key in ("arguments", "command")})
     _check_header(header)
     return header
 
