@@ -32,6 +32,15 @@ def test_python_s_traceback_shows_what_to_do_once() -> None:
     assert not hasattr(TonnageError("It broke."), "__notes__")
 
 
+def test_what_another_rank_said_keeps_what_to_do() -> None:
+    pytest.importorskip("torch")
+    from tonnage.fit.sharding.agreement import RankFailed, _words
+
+    told = RankFailed(1, _words(TonnageError("It broke.", hint="Mend it.")))
+    shown = "".join(traceback.format_exception(told))
+    assert "It broke.\nMend it." in shown and "Look at the log of rank 1." in shown
+
+
 def test_the_command_shows_what_to_do_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def broken(_: list[str]) -> None:
         raise UnknownGpu("It broke.", hint="Mend it.")

@@ -9,11 +9,12 @@ Will it fit, where did the memory go, and why did it run out: before a GPU is re
 `import tonnage` never imports torch; what needs it is loaded when it is first asked for.
 """
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from tonnage.errors import TonnageError
-    from tonnage.fit.fitting import fit
+    from tonnage.fit.calling import fit
     from tonnage.fit.limits import largest_batch, longest_sequence
     from tonnage.hardware import Gpu, find_gpu
     from tonnage.integrations.fit_trainer import fit_trainer
@@ -68,8 +69,23 @@ def __getattr__(name: str) -> Any:
         return import_module("tonnage.fit")
     if name not in _HOMES:
         raise AttributeError(f"module 'tonnage' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    try:
+        value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    except ImportError as error:
+        return _absent(name, error)
     return value
+
+
+def _absent(name: str, error: ImportError) -> Callable[..., NoReturn]:
+    """What stands for a function whose parts are not installed: it can be named and read about, and says so when called."""
+    from tonnage.errors import missing_part
+
+    def absent(*_: Any, **__: Any) -> NoReturn:
+        raise missing_part(f"tonnage.{name}", error) from error
+
+    absent.__name__ = absent.__qualname__ = name
+    absent.__doc__ = missing_part(f"tonnage.{name}", error).words
+    return absent
 
 
 def __dir__() -> list[str]:

@@ -97,3 +97,17 @@ class NotModelled(TonnageError):
 
 class MissingPart(TonnageError):
     """Something this needs is not installed."""
+
+
+def missing_part(what: str, error: ImportError) -> MissingPart:
+    """The error for something that could not be imported: what needs it, and what to install."""
+    package = (error.name or "").partition(".")[0]
+    if not isinstance(error, ModuleNotFoundError) or not package:
+        root: BaseException = error
+        while root.__cause__:
+            root = root.__cause__
+        problem = f"{what} cannot be used: a library that it needs does not import ({error}: {root})."
+        return MissingPart(problem, hint="Install builds of it and of torch that belong together.")
+    ours = {"torch": "'tonnage[fit]'", "scipy": "'tonnage[fit]'", "numpy": "'tonnage[fit]'"}
+    problem = f"{what} needs {package}, which is not installed in this environment."
+    return MissingPart(problem, hint=f"Install it: pip install {ours.get(package, package)}")

@@ -25,7 +25,7 @@ class Virtual(types.ModuleType):
         self.asked: dict = {}
 
     def run_script(self, script, arguments, *, gpu, torch_version, progress) -> Recording:
-        self.asked = {"script": script, "arguments": arguments, "gpu": gpu.key, "torch": torch_version}
+        self.asked = {"script": Path(script.name), "arguments": arguments, "gpu": gpu.key, "torch": torch_version}
         print("the script's own words")
         return training_run(gpu=gpu.key, **self.options)
 
@@ -108,6 +108,22 @@ def test_a_recording_that_is_there_is_not_overwritten(invoke, script: str, tmp_p
     done = invoke("--gpu", "h200", "-o", str(kept), "--force", script)
     assert done.exit_code == 0
     assert read_recording(kept).fits
+
+
+def test_a_run_that_failed_does_not_block_the_next(invoke, script: str, tmp_path: Path) -> None:
+    kept = tmp_path / "run.tonnage"
+    assert invoke("--gpu", "h200", "-o", str(kept), script, outcome="error", exit_status=7).exit_code == 7
+    assert read_recording(kept).header.outcome == "error"
+    assert invoke("--gpu", "h200", "-o", str(kept), script).exit_code == 0
+    with pytest.raises(OutputExists):
+        invoke("--gpu", "h200", "-o", str(kept), script)
+
+
+def test_a_run_out_of_memory_is_an_answer_and_stays(invoke, script: str, tmp_path: Path) -> None:
+    kept = tmp_path / "run.tonnage"
+    invoke("--gpu", "t4", "-o", str(kept), script, batch=64, outcome="oom")
+    with pytest.raises(OutputExists):
+        invoke("--gpu", "h200", "-o", str(kept), script)
 
 
 def test_json_on_stdout_is_data_alone(script: str) -> None:

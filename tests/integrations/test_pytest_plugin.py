@@ -2,7 +2,7 @@
 
 import pytest
 
-from tonnage.virtual.build import cache_folder
+from tonnage.virtual.cache import cache_folder
 
 pytest_plugins = ["pytester"]
 CACHE = cache_folder()  # inner runs have a home of their own, in which the virtual GPU would be built again

@@ -1,9 +1,10 @@
 """`tonnage record`: an unmodified script on the real GPU, with the report of what it took."""
 
-from argparse import REMAINDER, ArgumentParser
+from argparse import ArgumentParser
 from pathlib import Path
 
-from tonnage.commands.run import check_paths
+from tonnage.commands.run import add_program, read, tell_failed
+from tonnage.errors import BadLayout
 
 SUMMARY = "Run a script on this machine's GPU, and report what it allocated."
 _EXIT_STATUS = "Exits with the script's own status where it failed for its own reasons, 1 where it did not fit, else 0."
@@ -12,16 +13,22 @@ _EXIT_STATUS = "Exits with the script's own status where it failed for its own r
 def command(words: list[str]) -> int:
     """Parse the words after `tonnage record`, record, report; the exit status."""
     options = _parser().parse_args(words)
-    check_paths(options)
+    launch = read(options)
+    if launch.has_ranks:
+        raise BadLayout(
+            f"{options.script} starts {launch.hosts * launch.per_host} processes, and one is recorded.",
+            hint='Let the script say it in each: tonnage.record_on_oom(f"oom-{rank}.tonnage"), or predict: tonnage run',
+        )
     from tonnage.recording import write_recording
     from tonnage.recording.cuda import record_script
     from tonnage.report.output import publish
     from tonnage.report.streams import data_on_stdout
 
     with data_on_stdout(options.json == "-"):
-        recording = record_script(options.script, options.arguments, most_events=options.events)
+        recording = record_script(launch.program, list(launch.arguments), most_events=options.events)
     if options.output:
         write_recording(options.output, recording, force=options.force)
+        tell_failed(recording.header.outcome, options)
     publish([recording], json_target=options.json, verbose=options.verbose)
     if recording.header.outcome == "ok":
         return 0
@@ -31,7 +38,7 @@ def command(words: list[str]) -> int:
 def _parser() -> ArgumentParser:
     from tonnage.recording.cuda.recorder import MOST_EVENTS
 
-    usage = "tonnage record [OPTION]... SCRIPT [ARG]..."
+    usage = "tonnage record [OPTION]... SCRIPT | NOTEBOOK | -m MODULE [ARG]..."
     parser = ArgumentParser("tonnage record", usage=usage, description=SUMMARY, epilog=_EXIT_STATUS, allow_abbrev=False)
     add = parser.add_argument
     add("-o", "--output", type=Path, metavar="FILE", help="keep the recording for `tonnage show`, `diff` and `explain`")
@@ -39,6 +46,5 @@ def _parser() -> ArgumentParser:
     add("--json", default="", metavar="FILE", help="write the figures as JSON ('-': standard output)")
     add("--events", type=int, default=MOST_EVENTS, metavar="N", help=f"keep the last N events ({MOST_EVENTS:,})")
     add("-v", "--verbose", action="store_true", help="show every step and assumption")
-    add("script", type=Path, metavar="SCRIPT", help="the Python script to run, as it is")
-    add("arguments", nargs=REMAINDER, metavar="ARG", help="the script's own words, untouched")
+    add_program(parser)
     return parser

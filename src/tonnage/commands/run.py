@@ -4,17 +4,19 @@ Its words are parsed by argparse, unlike those of the other commands: typer, wit
 second to load, and here a script waits for it. The reporter is loaded after the run for the same reason.
 """
 
+import os
 import sys
 from argparse import REMAINDER, ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tonnage.errors import OutputExists, ScriptNotFound
+from tonnage.errors import OutputExists
 from tonnage.hardware import Gpu, find_cuda_gpu
-from tonnage.hardware.cluster import find_cuda_cluster
+from tonnage.hardware.cluster import Cluster, find_cuda_cluster
 
 if TYPE_CHECKING:
     from tonnage.recording import Recording
+    from tonnage.script.launchers import Launch
 
 SUMMARY = "Run a script on a GPU that is not there, and report what it would allocate."
 _EXIT_STATUS = (
@@ -28,22 +30,31 @@ def command(words: list[str]) -> int:
     options = parser.parse_args(words)
     if bool(options.gpu) == bool(options.gpus):
         parser.error("name the card with --gpu, or a cluster of them with --gpus")
-    if options.gpus:
-        return _on_cluster(options)
-    cards = list(dict.fromkeys(find_cuda_gpu(name) for name in options.gpu.split(",")))
-    check_paths(options)
+    names = options.gpu.split(",")
+    cards = list(dict.fromkeys(map(find_cuda_gpu, filter(None, names))))
+    cluster = find_cuda_cluster(options.gpus) if options.gpus else None
+    launch = read(options, gpus=cluster.gpus_per_host if cluster else 1)
+    if launch.has_ranks:
+        if len(cards) > 1:
+            parser.error("name one card with --gpu: a launcher's processes run on cards of one kind")
+        return _on_cluster(options, launch, launch.cluster(names[0], cluster))
+    if cluster:
+        return _on_cluster(options, launch, cluster)
 
     from tonnage.report.streams import data_on_stdout
 
     with data_on_stdout(options.json == "-"):
-        recording = _record(options, max(cards, key=lambda card: card.memory_bytes))
+        recording = _record(options, launch, max(cards, key=lambda card: card.memory_bytes))
     answers = _answers(recording, cards)
     _keep(recording, answers, options)
     return _exit_status(answers)
 
 
 def _parser() -> ArgumentParser:
-    usage = "tonnage run --gpu NAME[,NAME] | --gpus NxNAME [OPTION]... SCRIPT [ARG]..."
+    usage = (
+        "tonnage run --gpu NAME[,NAME] | --gpus NxNAME [OPTION]... SCRIPT | NOTEBOOK | -m MODULE [ARG]...\n"
+        "       tonnage run --gpu NAME [OPTION]... torchrun | accelerate launch | deepspeed | python [ARG]..."
+    )
     parser = ArgumentParser("tonnage run", usage=usage, description=SUMMARY, epilog=_EXIT_STATUS, allow_abbrev=False)
     add = parser.add_argument
     add("--gpu", default="", metavar="NAME[,NAME]", help="the card to run on, or several to compare")
@@ -53,44 +64,58 @@ def _parser() -> ArgumentParser:
     add("--force", action="store_true", help="replace the file that -o names")
     add("--json", default="", metavar="FILE", help="write the figures as JSON ('-': standard output)")
     add("-v", "--verbose", action="store_true", help="show every step, stand-in and assumption")
-    add("script", type=Path, metavar="SCRIPT", help="the Python script to run, as it is")
-    add("arguments", nargs=REMAINDER, metavar="ARG", help="the script's own words, untouched")
+    add_program(parser)
     return parser
 
 
-def check_paths(options: Namespace) -> None:
-    """Before the run, so that no one waits for a mistake."""
-    script, output = options.script, options.output
-    if not script.is_file():
-        found = "a folder" if script.is_dir() else "nothing"
-        raise ScriptNotFound(f"There is no script at {script}: found {found}.", hint="Name a Python file to run.")
+def add_program(parser: ArgumentParser) -> None:
+    """What is run, and its own words, which are the last."""
+    add = parser.add_argument
+    add("-m", dest="module", action="store_true", help="SCRIPT is the name of a module, as for python -m")
+    add("script", metavar="SCRIPT", help="the Python script, notebook or launcher's command to run, as it is")
+    add("arguments", nargs=REMAINDER, metavar="ARG", help="the script's own words, untouched")
+
+
+def read(options: Namespace, *, gpus: int = 1) -> "Launch":
+    """What is to run, and whether the recording can be kept: before the run, so that no one waits for a mistake."""
+    from tonnage.script.launchers import read_launch
+
+    output = options.output
     if output and output.exists() and not options.force:
-        raise OutputExists(f"{output} exists already.", hint="Choose another name, or pass --force to replace it.")
+        from tonnage.recording import ended_in_error
+
+        if not ended_in_error(output):
+            raise OutputExists(f"{output} exists already.", hint="Choose another name, or pass --force to replace it.")
+        options.force = True  # a run that failed is no answer: the next try may take its place
+    launch = read_launch([options.script, *options.arguments], is_module=options.module, gpus=gpus)
+    os.environ.update(launch.environment)
+    return launch
 
 
-def _record(options: Namespace, card: Gpu) -> "Recording":
+def _record(options: Namespace, launch: "Launch", card: Gpu) -> "Recording":
     from tonnage.report.progress import live_progress
     from tonnage.virtual import run_script
 
     with live_progress(card.memory_bytes) as progress:
-        return run_script(options.script, options.arguments, gpu=card, torch_version=options.torch, progress=progress)
+        return run_script(
+            launch.program, list(launch.arguments), gpu=card, torch_version=options.torch, progress=progress
+        )
 
 
-def _on_cluster(options: Namespace) -> int:
+def _on_cluster(options: Namespace, launch: "Launch", cards: Cluster) -> int:
     """The same on many cards: every distinct rank, and the one that needs most in full."""
-    cards = find_cuda_cluster(options.gpus)
-    check_paths(options)
     from tonnage.recording import write_cluster
     from tonnage.report.ranks import publish_ranks, tell_round
     from tonnage.report.streams import data_on_stdout
     from tonnage.virtual.cluster import recorded, run_cluster
 
     with data_on_stdout(options.json == "-"):
-        run = run_cluster(options.script, options.arguments, cards, torch_version=options.torch, progress=tell_round)
+        run = run_cluster(launch.program, launch.arguments, cards, torch_version=options.torch, progress=tell_round)
         sys.stderr.write(run.errors)
     cluster = recorded(run)
     if options.output:
         write_cluster(options.output, cluster, force=options.force)
+        tell_failed(run.outcome, options)
     publish_ranks(cluster, json_target=options.json, verbose=options.verbose)
     return run.exit_status
 
@@ -110,7 +135,14 @@ def _keep(recording: "Recording", answers: "list[Recording]", options: Namespace
 
     if options.output:
         write_recording(options.output, recording, force=options.force)
+        tell_failed(recording.header.outcome, options)
     publish(answers, json_target=options.json, verbose=options.verbose)
+
+
+def tell_failed(outcome: str, options: Namespace) -> None:
+    """Of a run that failed for reasons of its own, what becomes of the file that it left."""
+    if outcome == "error":
+        print(f"tonnage: {options.output} holds the run that failed, and the next one may replace it.", file=sys.stderr)
 
 
 def _exit_status(answers: "list[Recording]") -> int:

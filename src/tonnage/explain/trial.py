@@ -64,10 +64,12 @@ def _run(recording: Recording, change: Change) -> dict[str, Any] | None:
     header = recording.header
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.json"
-        words = ["run", "--gpu", header.gpu, "--torch", header.torch_modelled, "--json", str(answer), header.script]
+        words = ["run", "--gpu", header.gpu, "--torch", header.torch_modelled, "--json", str(answer)]
+        words += header.command or [header.script]
         try:
             subprocess.run(
                 [*_COMMAND, *words, *change.arguments], capture_output=True, check=False,
+                cwd=header.folder or None,
                 env={**os.environ, **change.environment}, timeout=_PATIENCE_S + 10 * header.wall_seconds,
             )  # fmt: skip
             figures: dict[str, Any] = json.loads(answer.read_text())

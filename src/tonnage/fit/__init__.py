@@ -7,24 +7,19 @@ The package is called like the function that it is about, so it answers a call i
 With `mesh=` it shards over ranks (`sharding.fitting`), with `engine="deepspeed"` it runs DeepSpeed (`sharding.deepspeed`).
 """
 
+import inspect
 import sys
 from types import ModuleType
 from typing import Any
 
+from tonnage.fit import calling
+
 
 class _CallablePackage(ModuleType):
-    def __call__(self, *args: Any, mesh: Any = None, engine: str = "torch", **kwargs: Any) -> Any:
-        if engine != "torch":
-            from tonnage.fit.sharding.deepspeed import fit_with_engine
+    __signature__ = inspect.signature(calling.fit)
 
-            return fit_with_engine(engine, *args, mesh=mesh, **kwargs)
-        if mesh is not None:
-            from tonnage.fit.sharding.fitting import fit_on_mesh
-
-            return fit_on_mesh(*args, mesh=mesh, **kwargs)
-        from tonnage.fit.fitting import fit
-
-        return fit(*args, **kwargs)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return calling.fit(*args, **kwargs)
 
 
 sys.modules[__name__].__class__ = _CallablePackage

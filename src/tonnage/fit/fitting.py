@@ -92,22 +92,7 @@ def fit(
     measure: bool = True,
     verbose: bool = False,
 ) -> Fitted:
-    """Make a training fit a byte budget at the least cost in speed, without changing its gradients.
-
-    | argument    | means                                                                                      |
-    |-------------|--------------------------------------------------------------------------------------------|
-    | `loss`      | `loss(model, batch)` gives a scalar                                                        |
-    | `sample`    | a batch as the loop will give it: one `step` is one of these                               |
-    | `budget`    | what PyTorch may reserve on the GPU: "40 GiB", "80%" of what it could hold; all unless told |
-    | `host`      | host memory that may be pinned; what is free unless told                                   |
-    | `exact`     | False: techniques that change the numerics are allowed too (8-bit states, FP8)             |
-    | `allow`     | names of such techniques to allow one by one                                               |
-    | `without`   | names of techniques to leave out                                                           |
-    | `weighting` | how much a part of a divided batch weighs, where that is not found ("rows", a function)    |
-    | `dropout`   | "resampled": parts of a divided batch may draw other random numbers, as accumulation does  |
-    | `plan`      | apply this plan, as it is, instead of choosing one                                         |
-    | `measure`   | False: no rehearsal and no proof; the peak stays a prediction                              |
-    """
+    """Fit a training on one GPU. `calling.fit`, which is `tonnage.fit`, says what the arguments mean."""
     device = check_request(model, optimizer, sample)
     stepper = Stepper(optimizer, clip_norm=clip_norm)
     training = Training(model=model, optimizer=optimizer, loss=loss, sample=sample, device=device, stepper=stepper)

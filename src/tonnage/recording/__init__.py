@@ -2,7 +2,7 @@
 
 from tonnage.recording.cluster import ClusterRecording, ClusterSummary, RankSummary
 from tonnage.recording.cluster_store import write_cluster
-from tonnage.recording.files import open_cluster, open_recording
+from tonnage.recording.files import ended_in_error, open_cluster, open_recording
 from tonnage.recording.groups import Group, alike_with_members, group_alike, module_pattern
 from tonnage.recording.recording import Recording
 from tonnage.recording.records import Allocation, Header, Mark, Note, OutOfMemory, SegmentEvent, StandIn
@@ -22,6 +22,7 @@ __all__ = [
     "SegmentEvent",
     "StandIn",
     "alike_with_members",
+    "ended_in_error",
     "group_alike",
     "module_pattern",
     "open_cluster",

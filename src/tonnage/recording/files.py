@@ -1,10 +1,12 @@
 """A file as a recording, whoever wrote it: ours, of one GPU or of a cluster, or a memory snapshot of PyTorch."""
 
+import json
 from pathlib import Path
 
 from tonnage.errors import BadRecording
 from tonnage.recording.cluster import ClusterRecording
 from tonnage.recording.cluster_store import read_cluster
+from tonnage.recording.layout import CLUSTER_LAYOUT_VERSION, opened
 from tonnage.recording.recording import Recording
 from tonnage.recording.store import read_recording
 
@@ -26,3 +28,17 @@ def open_cluster(path: Path) -> ClusterRecording | None:
     from tonnage.recording.snapshot import is_snapshot
 
     return None if is_snapshot(path) else read_cluster(path)
+
+
+def ended_in_error(path: Path) -> bool:
+    """Whether a file is our recording of a run that failed for reasons of its own: no answer, and no loss to replace it.
+
+    One that ran out of memory is an answer.
+    """
+    try:
+        with opened(path) as (database, version):
+            table = "cluster" if version == CLUSTER_LAYOUT_VERSION else "header"
+            row = database.execute(f"SELECT value FROM {table} WHERE key = 'outcome'").fetchone()
+            return row is not None and json.loads(row[0]) == "error"
+    except BadRecording:
+        return False

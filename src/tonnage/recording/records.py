@@ -114,7 +114,9 @@ class Header:
     outcome: Outcome = "ok"
     source: Source = "virtual"
     settings: str = ""
-    script: str = ""
+    script: str = ""  # the absolute path of its text
+    command: tuple[str, ...] = ()  # what named it after `tonnage run`, without its own arguments
+    folder: str = ""  # the working directory
     arguments: tuple[str, ...] = ()
     exit_status: int = 0
     error: str = ""
@@ -123,3 +125,9 @@ class Header:
     overhead_parts: dict[str, int] = field(default_factory=dict)
     pinned_host_bytes: int = 0
     ooms_caught: int = 0
+
+    @property
+    def program(self) -> str:
+        """What ran, in a few words: the script's path as seen from the folder that it ran in, or a launcher's command."""
+        shown = " ".join(self.command) or self.script
+        return shown.removeprefix(self.folder.rstrip("/") + "/") if self.folder else shown

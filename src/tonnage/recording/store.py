@@ -29,19 +29,20 @@ from tonnage.recording.records import (
 from tonnage.untrusted import Unreadable, parse_json
 
 
-def write_recording(path: Path, recording: Recording, *, force: bool = False) -> None:
+def write_recording(path: str | Path, recording: Recording, *, force: bool = False) -> None:
     """Write all or nothing; an existing file stays as it is unless `force`."""
-    with written(path, LAYOUT_VERSION, force=force) as database:
+    with written(Path(path), LAYOUT_VERSION, force=force) as database:
         contexts: Contexts = {}
         insert_run(database, recording, contexts)
         insert_contexts(database, contexts)
 
 
-def read_recording(path: Path, rank: int | None = None) -> Recording:
+def read_recording(path: str | Path, rank: int | None = None) -> Recording:
     """Read a file of ours; anything else is refused with the reason.
 
     Of a cluster's file this is one rank (None: the one that dies first or, where none does, needs most).
     """
+    path = Path(path)
     with opened(path) as (database, version):
         if version == CLUSTER_LAYOUT_VERSION:
             return read_run(database, _kept_under(database, path, rank))
@@ -135,9 +136,9 @@ def read_run(database: sqlite3.Connection, of_rank: int | None = None) -> Record
 
 
 def _header(rows: Iterable[tuple[Any, ...]]) -> Header:
-    values = {key: decoded(value) for key, value in rows}
+    values = {"command": [], "folder": ""} | {key: decoded(value) for key, value in rows}  # older files lack these
     check_values(values, HEADER_KINDS, "header")
-    return Header(**values | {"arguments": tuple(values["arguments"])})
+    return Header(**values | {key: tuple(values[key]) for key in ("arguments", "command")})
 
 
 def _mark(sequence: int, kind: MarkKind, name: str) -> Mark:

@@ -30,7 +30,7 @@ def diagnosis_sections(recording: Recording, diagnosis: Diagnosis, *, verbose: b
 
 def _cause(recording: Recording, diagnosis: Diagnosis) -> Iterator[Text]:
     header = recording.header
-    name = clip_start(header.script, 40) or header.gpu_name
+    name = clip_start(header.program, 40) or header.gpu_name
     card = f"{header.gpu_name}, {format_bytes(header.capacity_bytes)}" if header.capacity_bytes else header.gpu_name
     verdict = Text(diagnosis.cause, style=_STYLES.get(diagnosis.cause, "bold red"))
     yield spread(Text(clip(f"  {name} · {card}", WIDTH - 20), style="bold"), verdict)

@@ -3,10 +3,8 @@
 One function a section; each turns a recording into lines. Nothing is computed here but layout.
 """
 
-import linecache
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from pathlib import Path
 from textwrap import wrap
 from typing import TextIO
 
@@ -28,6 +26,7 @@ from tonnage.report.lines import (
     spread,
     table_unit,
 )
+from tonnage.script.notebook import source_line
 from tonnage.units import format_bytes
 
 _LARGEST = 5
@@ -250,20 +249,13 @@ def _at_line(recording: Recording, line: str) -> str:
     """ ", at train.py:88  loss.backward()": with its source where the script is at hand."""
     if not line:
         return ""
-    return f", at {line}  {_source_of(recording.header.script, line)}".rstrip()
+    return f", at {line}  {source_line(recording.header.script, line)}".rstrip()
 
 
 def _inside_library(at: Allocation | OutOfMemory) -> Iterator[Text]:
     """The library's line that the script's own line led to, where it led into one."""
     if at.stack and at.stack[0] != at.line:
         yield Text("  inside " + clip_start(at.stack[0], WIDTH - 9), style="dim")
-
-
-def _source_of(script: str, line: str) -> str:
-    name, _, number = line.rpartition(":")
-    if Path(script).name != Path(name).name or not number.isdigit():
-        return ""
-    return linecache.getline(script, int(number)).strip()
 
 
 def _short(size_bytes: int) -> str:

@@ -1,7 +1,6 @@
-"""Runs a script as `python script.py` would, and keeps its own output, traceback and exit status."""
+"""Runs a program as Python would, and keeps its own output, traceback and exit status."""
 
 import os
-import runpy
 import sys
 import traceback
 from contextlib import AbstractContextManager, nullcontext
@@ -11,6 +10,7 @@ from typing import Any
 
 from tonnage.errors import TonnageError
 from tonnage.recording.records import Outcome
+from tonnage.script.program import Program
 
 _NO_TRITON = (
     "A CPU build of torch comes without Triton. Install it (pip install triton): it imports without a GPU, and on a "
@@ -29,19 +29,17 @@ class Ending:
 
 
 def run_as_main(
-    script: Path,
+    program: Program | Path,
     arguments: list[str],
     torch: Any,
     around: AbstractContextManager[Any] | None = None,
     told_elsewhere: tuple[type[BaseException], ...] = (),
 ) -> Ending:
     """Run it to its end, whatever that is; `around` is entered for its time. Errors told elsewhere print nothing."""
-    saved_argv, saved_path = sys.argv, list(sys.path)
-    sys.argv = [str(script), *arguments]
-    sys.path.insert(0, str(script.resolve().parent))
+    program = program if isinstance(program, Program) else Program.of_file(program)
     try:
-        with around or nullcontext():
-            runpy.run_path(str(script), run_name="__main__")
+        with program.as_main(arguments), around or nullcontext():
+            program.run()
         return Ending("ok")
     except torch.OutOfMemoryError as error:
         _show(error)
@@ -56,7 +54,6 @@ def run_as_main(
         shortage = _cause(error, torch.OutOfMemoryError)
         return Ending("oom", 1, str(shortage)) if shortage else Ending("error", 1, _words(error))
     finally:
-        sys.argv, sys.path[:] = saved_argv, saved_path
         sys.stdout.flush()
 
 

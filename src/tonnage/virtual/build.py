@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 from tonnage.errors import MissingPart
+from tonnage.virtual.cache import cache_folder, check_code, make_safe
 
 NATIVE = Path(__file__).parent / "native"
 UNITS = tuple(path.name for path in sorted(NATIVE.glob("*.cpp")))
@@ -30,17 +31,7 @@ def native_library(torch_root: Path) -> Path:
             fcntl.flock(lock, fcntl.LOCK_EX)  # two runs may start at once: the second waits for the first
             if not target.exists():
                 _build(torch_root, target)
-    return target
-
-
-def cache_folder() -> Path:
-    """Where what was built or looked up once is kept."""
-    home = os.environ.get("TONNAGE_CACHE") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "tonnage"
-    )
-    folder = Path(home)
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    return check_code(target)
 
 
 def _fingerprint(torch_root: Path) -> str:
@@ -64,6 +55,7 @@ def _build(torch_root: Path, target: Path) -> None:
         objects = _compile(compiler, torch_root, Path(scratch))
         built = Path(scratch) / target.name
         _wait(_start([compiler, "-shared", "-o", str(built), *objects, *_link_flags(torch_root)]), "link")
+        make_safe(built)
         built.replace(target)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tonnage.virtual.build import cache_folder
+from tonnage.virtual.cache import cache_folder
 
 
 def keep_index(module: ModuleType) -> None:

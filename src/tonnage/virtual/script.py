@@ -6,6 +6,7 @@ from typing import Any
 
 from tonnage.hardware import Gpu
 from tonnage.recording import Recording
+from tonnage.script.program import Program
 from tonnage.script.running import Ending, run_as_main
 from tonnage.virtual.builds import new_session
 from tonnage.virtual.cuda.patches import Patches
@@ -15,9 +16,10 @@ from tonnage.virtual.session import Session
 
 
 def run_script(
-    script: Path, arguments: list[str], *, gpu: Gpu, torch_version: str | None = None, progress: Any = None
+    script: Program | Path, arguments: list[str], *, gpu: Gpu, torch_version: str | None = None, progress: Any = None
 ) -> Recording:
     """Run the script to its end, whatever that is, and return what was recorded."""
+    program = script if isinstance(script, Program) else Program.of_file(script)
     session = new_session(gpu, torch_version)
     session.open()
     if progress is not None:
@@ -27,18 +29,18 @@ def run_script(
     patches = Patches()
     alone.install(session, patches)
     try:
-        ending = run_as_main(script, arguments, session.torch, quick_imports())
+        ending = run_as_main(program, arguments, session.torch, quick_imports())
     finally:
         patches.undo()
         session.close()
-    return recorded(session, ending, script, arguments)
+    return recorded(session, ending, program, arguments)
 
 
-def recorded(session: Session, ending: Ending, script: Path, arguments: Sequence[str]) -> Recording:
+def recorded(session: Session, ending: Ending, program: Program, arguments: Sequence[str]) -> Recording:
     """What happened until a script ended, with how it ended."""
     recording = session.recording(
-        outcome=ending.outcome, script=str(script), arguments=tuple(arguments), exit_status=ending.exit_status,
-        error=ending.error, ooms_caught=len(session.device.ooms) - (ending.outcome == "oom"),
+        outcome=ending.outcome, **program.header, arguments=tuple(arguments), exit_status=ending.exit_status, error=ending.error,
+        ooms_caught=len(session.device.ooms) - (ending.outcome == "oom"),
     )  # fmt: skip
     if ending.outcome == "oom" and session.device.ooms:
         recording.oom = session.device.ooms[-1]

@@ -1,6 +1,9 @@
 """What is said where nothing fits."""
 
+import traceback
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 from fit.choose.test_placement import HELD
 from tonnage.fit.choose.outlook import does_not_fit
@@ -16,3 +19,12 @@ def test_parameters_are_told_apart_from_what_else_is_on_the_card() -> None:
     )
     assert held.held_bytes == 69 * MIB
     assert HELD.held_bytes == 16 * GIB
+
+
+def test_python_s_traceback_names_the_smallest_budget_and_the_next_card() -> None:
+    smallest: Any = SimpleNamespace(
+        layout=SimpleNamespace(micro_batches=4, slices=1), placement=SimpleNamespace(name="plain")
+    )
+    error = does_not_fit(HELD, 40 * MIB, smallest, 60 * GIB)
+    words = "".join(traceback.format_exception(error))
+    assert "The smallest budget that would do is 60.00 GiB, with 4 micro-batches; the next card that has it is" in words

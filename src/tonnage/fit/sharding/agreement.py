@@ -299,7 +299,7 @@ class _News:
 
 
 def _words(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {error.words if isinstance(error, TonnageError) else error}"
 
 
 def _from_a_backend(error: BaseException) -> bool:

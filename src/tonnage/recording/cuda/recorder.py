@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tonnage.errors import MissingPart, UnknownGpu
 from tonnage.hardware import find_gpu
@@ -25,6 +25,9 @@ from tonnage.recording.snapshot.schema import snapshot_of
 from tonnage.recording.snapshot.stream import Stream
 from tonnage.recording.snapshot.unpickle import load
 from tonnage.script.attribution import Attribution
+
+if TYPE_CHECKING:
+    from tonnage.script.program import Program
 
 MOST_EVENTS = 1_000_000
 
@@ -102,16 +105,18 @@ class Recorder:
         )
 
 
-def record_script(script: Path, arguments: list[str], *, most_events: int = MOST_EVENTS) -> Recording:
+def record_script(script: "Program | Path", arguments: list[str], *, most_events: int = MOST_EVENTS) -> Recording:
     """Run the script to its end, whatever that is, and return what was recorded."""
+    from tonnage.script.program import Program
     from tonnage.script.running import run_as_main
 
+    program = script if isinstance(script, Program) else Program.of_file(script)
     torch = _torch_with_cuda()
     recorder = Recorder(most_events=most_events)
     recorder.start()
-    ending = run_as_main(script, arguments, torch)
+    ending = run_as_main(program, arguments, torch)
     return recorder.stop(
-        outcome=ending.outcome, script=str(script), arguments=tuple(arguments), exit_status=ending.exit_status,
+        outcome=ending.outcome, **program.header, arguments=tuple(arguments), exit_status=ending.exit_status,
         error=ending.error,
     )  # fmt: skip
 

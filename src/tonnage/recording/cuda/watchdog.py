@@ -19,10 +19,10 @@ LAST_EVENTS = 100_000
 
 def record_on_oom(path: str | Path, *, last_events: int = LAST_EVENTS) -> Callable[[], None]:
     """Keep the last events; at an out-of-memory error write them to `path`, once. The result stops it."""
-    import torch
-
     recorder = Recorder(most_events=last_events, modules=False)
     recorder.start()
+    import torch  # after what says so where there is none
+
     target, written = Path(path), False
 
     def observe(device: int, requested: int, total: int, free: int) -> None:

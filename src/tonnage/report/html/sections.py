@@ -24,7 +24,7 @@ MOST_ROWS = 200
 def title_of(recording: Recording) -> str:
     """The script, or the card where no script is known."""
     header = recording.header
-    return " ".join((header.script or header.gpu_name, *header.arguments))
+    return " ".join((header.program or header.gpu_name, *header.arguments))
 
 
 def header_section(recording: Recording) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from tonnage.hardware.cluster import Cluster
 from tonnage.recording import Recording
 from tonnage.recording.records import Outcome
+from tonnage.script.program import Program
 from tonnage.virtual.cluster.calls import Payload, rank_names
 from tonnage.virtual.cluster.classes import checks, nearest, stand_ins
 from tonnage.virtual.cluster.echo import Echo
@@ -81,7 +82,7 @@ class ClusterRun:
 
 
 def run_cluster(
-    script: Path,
+    script: Program | Path,
     arguments: Sequence[str],
     cluster: Cluster,
     *,
@@ -90,7 +91,8 @@ def run_cluster(
 ) -> ClusterRun:
     """Run a torchrun script on a virtual cluster. What rank 0 prints is printed as it comes."""
     _load()
-    act = partial(run_rank, cluster=cluster, script=script, arguments=arguments, torch_version=torch_version)
+    program = script if isinstance(script, Program) else Program.of_file(script)
+    act = partial(run_rank, cluster=cluster, program=program, arguments=arguments, torch_version=torch_version)
     with tempfile.TemporaryDirectory(prefix="tonnage-") as folder:
         return _Search(cluster, act, Path(folder), progress).run()
 

@@ -3,10 +3,11 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from tonnage.hardware.cluster import Cluster
 from tonnage.recording import Recording
+from tonnage.script.launchers import LOCAL_RANK
+from tonnage.script.program import Program
 from tonnage.script.running import run_as_main
 from tonnage.virtual.builds import new_session
 from tonnage.virtual.cluster.environment import environment_of
@@ -30,12 +31,13 @@ def run_rank(
     exchange: HubExchange,
     *,
     cluster: Cluster,
-    script: Path,
+    program: Program,
     arguments: Sequence[str],
     torch_version: str | None,
 ) -> RankReport:
     """Run the script to its end as this rank."""
     os.environ.update(environment_of(rank, cluster))
+    own = [word.replace(LOCAL_RANK, os.environ["LOCAL_RANK"]) for word in arguments]
     session = new_session(cluster.gpu, torch_version, cards=cluster.gpus_per_host)
     session.open()
     from tonnage.virtual.cluster import spawning
@@ -50,13 +52,13 @@ def run_rank(
     spawning.install(rank, cluster, patches)
     engines.watch(patches)
     try:
-        ending = run_as_main(script, list(arguments), session.torch, quick_imports(), (PeerError,))
+        ending = run_as_main(program, own, session.torch, quick_imports(), (PeerError,))
     finally:
         patches.undo()
         session.close()
     if not member.has_groups and cluster.gpus > 1:
         words = "The script never calls init_process_group: no two ranks compute anything together."
         session.stand_ins.assume("torch.distributed", words)
-    recording = recorded(session, ending, script, arguments)
+    recording = recorded(session, ending, program, [word for word in arguments if LOCAL_RANK not in word])
     stopped = ending.error.startswith(f"{PeerError.__name__}:")
     return RankReport(recording, engines.bytes_by_name(recording.live_at_peak), stopped, member.calls)

@@ -22,7 +22,7 @@ def recorded(run: ClusterRun) -> ClusterRecording:
         trouble=run.trouble,
         dies_first=run.dies_first.rank if run.dies_first else None,
         worst=run.worst.rank if run.worst else None,
-        script=header.script if header else "",
+        script=header.program if header else "",
         arguments=header.arguments if header else (),
         ranks=tuple(
             RankSummary.of(rank.rank, rank.stands_for, rank.recording, rank.engine_bytes, rank.stopped)

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from types import ModuleType
 
-from tonnage.virtual.build import cache_folder
+from tonnage.virtual.cache import cache_folder
 from tonnage.virtual.cuda import forks
 from tonnage.virtual.cuda.patches import Patches
 

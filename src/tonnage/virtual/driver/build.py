@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tonnage.errors import MissingPart
-from tonnage.virtual.build import cache_folder
+from tonnage.virtual.cache import cache_folder, check_code, make_safe
 
 NATIVE = Path(__file__).parent / "native"
 SHIPPED = Path(__file__).parent / "lib"
@@ -62,7 +62,7 @@ def library_folder(cuda: int) -> Path:
             fcntl.flock(lock, fcntl.LOCK_EX)  # two runs may start at once: the second waits for the first
             if not target.exists():
                 _build_here(cuda, target)
-    return target
+    return check_code(target)
 
 
 def build(compiler: Sequence[str], cuda: int, folder: Path) -> None:
@@ -115,6 +115,7 @@ def _build_here(cuda: int, target: Path) -> None:
         made = Path(scratch) / "made"
         made.mkdir()
         build([compiler], cuda, made)
+        make_safe(made)
         made.replace(target)
 
 

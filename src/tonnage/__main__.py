@@ -1,0 +1,6 @@
+"""`python -m tonnage`: the `tonnage` command where it is not on the PATH."""
+
+from tonnage.commands.main import main
+
+if __name__ == "__main__":
+    main()

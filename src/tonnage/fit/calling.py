@@ -1,0 +1,94 @@
+"""What `tonnage.fit(...)` takes, and who does the work: one GPU, the ranks of a mesh, or DeepSpeed.
+
+Importing this does not import torch, so that `help(tonnage)`, `inspect.signature` and editors show it in any environment.
+"""
+
+from collections.abc import Mapping, Sequence
+from inspect import signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tonnage.errors import missing_part
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.optim import Optimizer
+
+    from tonnage.fit.fitted import Fitted
+    from tonnage.fit.plan import Plan
+    from tonnage.fit.sharding.shard import Shard
+    from tonnage.fit.stepping.batches import Weighting
+    from tonnage.fit.training import Batch, Loss
+
+
+def fit(
+    model: "nn.Module",
+    optimizer: "Optimizer | None",
+    *,
+    loss: "Loss",
+    sample: "Batch",
+    budget: str | int | None = None,
+    host: str | int | None = None,
+    exact: bool = True,
+    allow: Sequence[str] = (),
+    without: Sequence[str] = (),
+    clip_norm: float | None = None,
+    weighting: "Weighting" = "auto",
+    dropout: str = "same",
+    plan: "Plan | str | Path | None" = None,
+    measure: bool = True,
+    verbose: bool = False,
+    mesh: "DeviceMesh | None" = None,
+    shard: "Shard | None" = None,
+    engine: str = "torch",
+    config: "Mapping[str, Any] | str | Path | None" = None,
+) -> "Fitted":
+    """Make a training fit a byte budget at the least cost in speed, without changing its gradients.
+
+    | argument    | means                                                                                       |
+    |-------------|---------------------------------------------------------------------------------------------|
+    | `loss`      | `loss(model, batch)` gives a scalar                                                         |
+    | `sample`    | a batch as the loop will give it: one `step` is one of these                                |
+    | `budget`    | what PyTorch may reserve on the GPU: "40 GiB", "80%" of what it could hold; all unless told |
+    | `host`      | host memory that may be pinned; what is free unless told                                    |
+    | `exact`     | False: techniques that change the numerics are allowed too (8-bit states, FP8)              |
+    | `allow`     | names of such techniques to allow one by one                                                |
+    | `without`   | names of techniques to leave out                                                            |
+    | `clip_norm` | clip the norm of the gradients, as `clip_grad_norm_` would                                  |
+    | `weighting` | how much a part of a divided batch weighs, where that is not found ("rows", a function)     |
+    | `dropout`   | "resampled": parts of a divided batch may draw other random numbers, as accumulation does   |
+    | `plan`      | apply this plan, as it is, instead of choosing one                                          |
+    | `measure`   | False: no rehearsal and no proof; the peak stays a prediction                               |
+    | `verbose`   | print what is tried                                                                         |
+    | `mesh`      | shard over the ranks of this mesh, and fit each of them                                     |
+    | `shard`     | with `mesh`: how; the fastest way that fits unless told                                     |
+    | `engine`    | "deepspeed": DeepSpeed runs the training, by its `config`, and an `EngineFitted` comes back |
+    """
+    given = {name: value for name, value in locals().items() if value is not _PARAMETERS[name].default}
+    if engine == "torch":
+        given.pop("engine", None)
+    try:
+        callee = _callee(given)
+    except ModuleNotFoundError as error:
+        raise missing_part("tonnage.fit", error) from error
+    fitted: Fitted = callee(**given)
+    return fitted
+
+
+_PARAMETERS = signature(fit).parameters
+
+
+def _callee(given: dict[str, Any]) -> Any:
+    """The function for this call, whose defaults are the ones above."""
+    if "engine" in given:
+        from tonnage.fit.sharding.deepspeed import fit_with_engine
+
+        return fit_with_engine
+    if "mesh" in given:
+        from tonnage.fit.sharding.fitting import fit_on_mesh
+
+        return fit_on_mesh
+    from tonnage.fit.fitting import fit
+
+    return fit

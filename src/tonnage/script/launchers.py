@@ -1,0 +1,136 @@
+"""Reads a command line that starts a training: `python`, `torchrun`, `accelerate launch`, `deepspeed`, or a script alone.
+
+A launcher reads its own flags, environment and files: it is started in a process of its own, up to where it would start the
+ranks (`asking` stops it there), and says what it would have started. So a word means what the installed launcher takes it for.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tonnage.errors import BadLayout, MissingPart, RequestError, ScriptNotFound
+from tonnage.hardware.cluster import Cluster, find_cuda_cluster
+from tonnage.script.program import WHAT_RUNS, Program
+
+# What a launcher is called, as a command and as a module, and the package that it comes with.
+_LAUNCHERS = {
+    "torchrun": "torch", "torch.distributed.run": "torch", "torch.distributed.launch": "torch",
+    "accelerate": "accelerate", "accelerate-launch": "accelerate", "accelerate.commands.launch": "accelerate",
+    "deepspeed": "deepspeed", "deepspeed.launcher.runner": "deepspeed",
+}  # fmt: skip
+_OTHERS = (
+    "mpirun",
+    "mpiexec",
+    "srun",
+    "horovodrun",
+    "composer",
+    "ray",
+    "uv",
+    "poetry",
+    "conda",
+    "pipenv",
+    "env",
+    "nohup",
+)
+_FLAGS_OF_PYTHON = frozenset("bBdEiIOPqRsSuvx")
+_FLAGS_WITH_A_VALUE = ("-W", "-X")
+LOCAL_RANK = "${local_rank}"  # as torchrun writes it
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What is to run, with what words, and on how many processes: none where it is a program of one process."""
+
+    program: Program
+    arguments: tuple[str, ...] = ()  # of its own; LOCAL_RANK in them is each rank's
+    hosts: int = 0
+    per_host: int = 0
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def has_ranks(self) -> bool:
+        """Whether a launcher starts it, and each process finds its rank in the environment."""
+        return self.per_host > 0
+
+    def cluster(self, gpu: str, cluster: Cluster | None) -> Cluster:
+        """The cards that it needs: as many as the launcher starts processes, of that kind or of that cluster."""
+        if cluster is None:
+            return find_cuda_cluster(f"{self.hosts}x{self.per_host}x{gpu}")
+        if self.hosts > cluster.hosts or self.per_host > cluster.gpus_per_host:
+            raise BadLayout(
+                f"The launcher starts {self.hosts} × {self.per_host} processes (hosts × processes), and --gpus names "
+                f"{cluster.hosts} × {cluster.gpus_per_host} GPUs.",
+                hint=f"Leave the number to the launcher: --gpu {cluster.gpu.key}",
+            )
+        return replace(cluster, hosts=self.hosts, gpus_per_host=self.per_host)
+
+
+def read_launch(words: Sequence[str], *, is_module: bool = False, gpus: int = 1) -> Launch:
+    """What these words start on a host with so many GPUs; what cannot be run is refused with the reason."""
+    first, *rest = words
+    if is_module:
+        return _of_python(["-m", *words], ("-m", first), gpus)
+    name = Path(first).name
+    if name.startswith("python") and not name.endswith(".py"):
+        return _of_python(rest, (), gpus)
+    if name in _LAUNCHERS:
+        return _asked(name, rest, tuple(words), gpus)
+    if name in _OTHERS:
+        raise ScriptNotFound(
+            f"{name} is not a launcher that Tonnage knows, and the command was not started.",
+            hint=f"{WHAT_RUNS} For many GPUs without a launcher: tonnage run --gpus 8xh200 SCRIPT",
+        )
+    return Launch(Program.of_file(first).check(), tuple(rest))
+
+
+def _of_python(words: Sequence[str], command: tuple[str, ...], gpus: int) -> Launch:
+    """The words after `python`."""
+    words = list(words)
+    while words and words[0].startswith("-") and words[0] not in ("-m", "-c", "-"):
+        word = words.pop(0)
+        if word.startswith(_FLAGS_WITH_A_VALUE):
+            del words[: word in _FLAGS_WITH_A_VALUE]
+        elif not set(word[1:]) <= _FLAGS_OF_PYTHON:
+            raise ScriptNotFound(f"python {word} is not taken.", hint=WHAT_RUNS)
+    if len(words) < 1 + (words[:1] == ["-m"]) or words[0] in ("-c", "-"):
+        raise ScriptNotFound("There is no file in this command of python.", hint=WHAT_RUNS)
+    if words[0] == "-m":
+        _, name, *rest = words
+        if name in _LAUNCHERS:
+            return _asked(name, rest, ("-m", name, *rest), gpus)
+        return Launch(Program(name, "module", ("-m", name)).check(), tuple(rest))
+    return Launch(Program.of_file(words[0], command).check(), tuple(words[1:]))
+
+
+def _asked(launcher: str, words: Sequence[str], command: tuple[str, ...], gpus: int) -> Launch:
+    """What a launcher would start; its own complaints are printed by itself."""
+    if launcher == "accelerate":
+        if words[:1] != ["launch"]:
+            raise ScriptNotFound(
+                f"accelerate {' '.join(words[:1])} starts no training.", hint="Write: accelerate launch"
+            )
+        words = words[1:]
+    with tempfile.TemporaryDirectory(prefix="tonnage-") as folder:
+        answer = Path(folder) / "answer.json"
+        ask = [sys.executable, "-m", "tonnage.script.asking", str(answer), _LAUNCHERS[launcher], launcher, str(gpus)]
+        done = subprocess.run([*ask, *words], check=False)
+        if not answer.exists():
+            if done.returncode == 0:  # it was asked for its help
+                raise SystemExit(0)
+            raise RequestError(f"{launcher} did not take its words; what it says is above.", hint="Mend them.")
+        said = json.loads(answer.read_text())
+    if missing := said.get("missing"):
+        problem = f"{launcher} needs {missing}, which is not installed in this environment."
+        raise MissingPart(problem, hint=f"Install it: pip install {missing}")
+    if problem := said.get("problem"):
+        raise RequestError(
+            f"{launcher}: {problem}", hint="Mend its words, or run the script: tonnage run --gpus 8xh200 SCRIPT"
+        )
+    inner = _of_python(said["words"], (), gpus)
+    own = sum(LOCAL_RANK not in word for word in inner.arguments)
+    program = replace(inner.program, command=command[: len(command) - own])
+    return Launch(program, inner.arguments, said["hosts"], said["per_host"], said["environment"])

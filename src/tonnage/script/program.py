@@ -1,0 +1,114 @@
+"""What is run as the main program: a script, a module (`-m package.module`) or a notebook.
+
+Whether it exists is found without importing anything: a module's package may import torch, which must come after what stands
+in for CUDA.
+"""
+
+import importlib.util
+import os
+import runpy
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from typing import Any, Literal
+
+from tonnage.errors import ScriptNotFound
+
+Kind = Literal["script", "module", "notebook"]
+WHAT_RUNS = (
+    "Name a Python file, a notebook (.ipynb), -m MODULE, or a command of python, torchrun, accelerate or deepspeed."
+)
+
+
+@dataclass(frozen=True)
+class Program:
+    """One of them, by the name that it was given, in the folder that it was asked for in."""
+
+    name: str
+    kind: Kind = "script"
+    command: tuple[str, ...] = ()  # what to write after `tonnage run` to run it again, without its own arguments
+    folder: str = field(default_factory=os.getcwd)
+
+    @classmethod
+    def of_file(cls, path: str | Path, command: tuple[str, ...] = ()) -> "Program":
+        """A file, which is a notebook by its name or else a script."""
+        kind: Kind = "notebook" if Path(path).suffix == ".ipynb" else "script"
+        return cls(str(path), kind, command or (os.path.abspath(path),))
+
+    @property
+    def file(self) -> Path | None:
+        """Where its text is, whatever the folder is now; None where that cannot be found."""
+        if self.kind == "module":
+            found = _module_file(self.name, self.folder)
+            return Path(found) if found else None
+        return Path(self.folder, self.name)
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """What a recording's header says of it."""
+        return {"script": str(self.file or ""), "command": self.command, "folder": self.folder}
+
+    def check(self) -> "Program":
+        """The program, if it is there and can be run."""
+        file = self.file
+        if self.kind == "module":
+            if file is None:
+                raise ScriptNotFound(
+                    f"There is no module {self.name} to run: looked in {self.folder} and in what is installed.",
+                    hint="Name it as `python -m` takes it; a package needs a __main__.py.",
+                )
+            return self
+        assert file is not None
+        if not file.is_file():
+            found = "a folder" if file.is_dir() else "nothing"
+            raise ScriptNotFound(f"There is no script at {self.name}: found {found}.", hint=WHAT_RUNS)
+        if file.suffix in (".sh", ".bash", ".slurm", ".sbatch"):
+            raise ScriptNotFound(f"{self.name} is a script of the shell, not of Python.", hint=WHAT_RUNS)
+        return self
+
+    @contextmanager
+    def as_main(self, arguments: list[str]) -> Iterator[None]:
+        """While it runs: `sys.argv`, `sys.path` and, for a notebook, the folder are as it expects."""
+        saved, folder = (sys.argv, list(sys.path)), os.getcwd()
+        sys.argv = [self.name, *arguments]
+        sys.path.insert(0, self.folder if self.kind == "module" else str(Path(self.folder, self.name).resolve().parent))
+        if self.kind == "notebook":
+            os.chdir(Path(self.folder, self.name).parent)
+        try:
+            yield
+        finally:
+            sys.argv, sys.path[:] = saved
+            os.chdir(folder)
+
+    def run(self) -> None:
+        """Run it to its end."""
+        if self.kind == "module":
+            runpy.run_module(self.name, run_name="__main__", alter_sys=True)
+        elif self.kind == "notebook":
+            from tonnage.script.notebook import run_notebook
+
+            run_notebook(Path(self.folder, self.name))
+        else:
+            runpy.run_path(self.name, run_name="__main__")
+
+
+def _module_file(name: str, folder: str) -> str | None:
+    """The file that `python -m name` would run."""
+    first, *rest = name.split(".")
+    spec = PathFinder.find_spec(first, [folder]) or _installed(first)
+    for part in rest:
+        places = spec.submodule_search_locations if spec else None
+        spec = PathFinder.find_spec(part, list(places)) if places else None
+    if spec and spec.submodule_search_locations:
+        spec = PathFinder.find_spec("__main__", list(spec.submodule_search_locations))
+    return spec.origin if spec else None
+
+
+def _installed(name: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(name)  # of a name without a dot: nothing is imported
+    except (ImportError, ValueError):
+        return None

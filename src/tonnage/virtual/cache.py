@@ -1,0 +1,80 @@
+"""The folder in which what was built or looked up once is kept. Code is loaded from it, so nobody else may write there.
+
+A folder or a file is safe that belongs to this user or to root, and that neither a group nor everybody can write.
+"""
+
+import os
+import pwd
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from tonnage.errors import MissingPart
+
+
+def cache_folder() -> Path:
+    """The folder that TONNAGE_CACHE names, which must be safe, or else the first of the usual ones that is."""
+    if named := os.environ.get("TONNAGE_CACHE"):
+        folder = _made(Path(named))
+        if why := _why_unsafe(folder):
+            raise MissingPart(
+                f"TONNAGE_CACHE names {folder}, which {why}; the virtual GPU's compiled code is loaded from there.",
+                hint="Name a folder of your own that only you can write (chmod go-w), or leave TONNAGE_CACHE out.",
+            )
+        return folder
+    for folder in _usual_folders():
+        with suppress(OSError):
+            if not _why_unsafe(_made(folder)) and os.access(folder, os.W_OK):
+                return folder
+    raise MissingPart(
+        "There is no folder that only you can write, from which the virtual GPU's compiled code could be loaded: tried "
+        f"{', '.join(map(str, _usual_folders()))}.",
+        hint="Name one: export TONNAGE_CACHE=/a/folder/of/your/own",
+    )
+
+
+def check_code(path: Path) -> Path:
+    """A library, or a folder of libraries, that may be loaded; anything else is refused."""
+    for each in (path, *path.iterdir()) if path.is_dir() else (path,):
+        if why := _why_unsafe(each):
+            raise MissingPart(
+                f"{each} is compiled code of the virtual GPU, and {why}: it is not loaded.",
+                hint=f"Remove it, and it is built again: rm -r {path}",
+            )
+    return path
+
+
+def make_safe(path: Path) -> None:
+    """Take from others the right to write what was just built, whatever the umask gave them."""
+    for each in (path, *path.iterdir()) if path.is_dir() else (path,):
+        each.chmod(each.stat().st_mode & 0o755)
+
+
+def _usual_folders() -> Iterator[Path]:
+    with suppress(RuntimeError):  # a user without a home
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        yield home / "tonnage"
+        yield home / "tonnage-private"
+    yield Path(tempfile.gettempdir()) / f"tonnage-{os.geteuid()}"
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def _why_unsafe(path: Path) -> str:
+    """Why others could have put something there; "" where they could not."""
+    for status in (path.lstat(), path.stat()):  # a link belongs to somebody, too
+        if status.st_uid not in (os.geteuid(), 0):
+            return f"belongs to {_name_of(status.st_uid)}"
+    mode = path.stat().st_mode & 0o7777
+    return f"can be written by others (mode {mode:04o})" if mode & 0o022 else ""
+
+
+def _name_of(user: int) -> str:
+    try:
+        return f"the user {pwd.getpwuid(user).pw_name}"
+    except KeyError:
+        return f"user {user}"
