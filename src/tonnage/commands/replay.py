@@ -45,7 +45,9 @@ def replay(
     grown = what_if(events, AllocatorSettings(expandable_segments=True))["reserved_bytes.all.peak"]
     if json:
         _write(json, result, grown)
-    console = Console(file=sys.stderr if json == "-" else sys.stdout, width=WIDTH, highlight=False)
+    if json == "-":
+        return
+    console = Console(width=WIDTH, highlight=False)
     for line in report(trace.name, result, grown):
         console.print(line, soft_wrap=True)
     raise typer.Exit(bool(result.differences))

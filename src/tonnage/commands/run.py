@@ -9,6 +9,7 @@ from argparse import REMAINDER, ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tonnage.commands.pages import add_page_options, page_of
 from tonnage.errors import OutputExists, ScriptNotFound
 from tonnage.hardware import Gpu, find_cuda_gpu
 from tonnage.hardware.cluster import find_cuda_cluster
@@ -32,13 +33,14 @@ def command(words: list[str]) -> int:
         return _on_cluster(options)
     cards = list(dict.fromkeys(find_cuda_gpu(name) for name in options.gpu.split(",")))
     check_paths(options)
+    page = page_of(options)
 
     from tonnage.report.streams import data_on_stdout
 
     with data_on_stdout(options.json == "-"):
         recording = _record(options, max(cards, key=lambda card: card.memory_bytes))
     answers = _answers(recording, cards)
-    _keep(recording, answers, options)
+    _keep(recording, answers, options, page)
     return _exit_status(answers)
 
 
@@ -50,8 +52,9 @@ def _parser() -> ArgumentParser:
     add("--gpus", default="", metavar="NxNAME", help="a cluster for a torchrun script: 8xh200, or 64x8xh100")
     add("--torch", metavar="VERSION", help="the torch whose kernels are modelled (default: the installed one)")
     add("-o", "--output", type=Path, metavar="FILE", help="keep the recording for `tonnage show`")
-    add("--force", action="store_true", help="replace the file that -o names")
+    add("--force", action="store_true", help="replace files that are there")
     add("--json", default="", metavar="FILE", help="write the figures as JSON ('-': standard output)")
+    add_page_options(parser)
     add("-v", "--verbose", action="store_true", help="show every step, stand-in and assumption")
     add("script", type=Path, metavar="SCRIPT", help="the Python script to run, as it is")
     add("arguments", nargs=REMAINDER, metavar="ARG", help="the script's own words, untouched")
@@ -80,6 +83,7 @@ def _on_cluster(options: Namespace) -> int:
     """The same on many cards: every distinct rank, and the one that needs most in full."""
     cards = find_cuda_cluster(options.gpus)
     check_paths(options)
+    page = page_of(options)
     from tonnage.recording import write_cluster
     from tonnage.report.ranks import publish_ranks, tell_round
     from tonnage.report.streams import data_on_stdout
@@ -91,7 +95,7 @@ def _on_cluster(options: Namespace) -> int:
     cluster = recorded(run)
     if options.output:
         write_cluster(options.output, cluster, force=options.force)
-    publish_ranks(cluster, json_target=options.json, verbose=options.verbose)
+    publish_ranks(cluster, json_target=options.json, page=page, opens=options.open, verbose=options.verbose)
     return run.exit_status
 
 
@@ -104,13 +108,13 @@ def _answers(recording: "Recording", cards: list[Gpu]) -> "list[Recording]":
     return [recording if card.key == recording.header.gpu else replay_on(recording, card) for card in cards]
 
 
-def _keep(recording: "Recording", answers: "list[Recording]", options: Namespace) -> None:
+def _keep(recording: "Recording", answers: "list[Recording]", options: Namespace, page: Path | None) -> None:
     from tonnage.recording import write_recording
     from tonnage.report.output import publish
 
     if options.output:
         write_recording(options.output, recording, force=options.force)
-    publish(answers, json_target=options.json, verbose=options.verbose)
+    publish(answers, json_target=options.json, page=page, opens=options.open, verbose=options.verbose)
 
 
 def _exit_status(answers: "list[Recording]") -> int:

@@ -37,7 +37,7 @@ def packed_blocks(recording: Recording, most: int = MOST_BLOCKS) -> str:
     """The columns as JSON, compressed, in letters."""
     columns = blocks_of(recording.allocations, most) | _held(recording)
     plain = json.dumps(columns, separators=(",", ":"))
-    return b64encode(gzip.compress(plain.encode(), mtime=0)).decode()
+    return b64encode(gzip.compress(plain.encode(), compresslevel=6, mtime=0)).decode()
 
 
 def _held(recording: Recording) -> dict[str, object]:

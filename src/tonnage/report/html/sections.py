@@ -167,10 +167,8 @@ def advice_section(recording: Recording, advice: Advice, *, of: str = "") -> str
     died = recording.header.outcome == "oom"
     rows = [_fix(fix) for fix in advice.fixes[:MOST_ROWS]]
     parts = [f"<p>{text(advice.why, 2000)}</p>"] if advice.why else []
-    parts += [_fixes(rows[:_FIXES], name="fixes")] if rows else []
-    if rows[_FIXES:]:
-        more = _fixes(rows[_FIXES:], name="more-fixes")
-        parts.append(f"<details><summary>{len(rows) - _FIXES} more that save less</summary>{more}</details>")
+    columns = ("", "change", "saves", "costs", "how")
+    parts += [markup.folded(rows, _FIXES, columns, name="fixes", numbers=(2,), kind="fixes")] if rows else []
     if died and advice.larger_card:
         parts.append(f"<p>A larger card: the {text(advice.larger_card)} gets past that line.</p>")
     note = "✓ would get it past the line that died, ✗ would not." if died else ""
@@ -181,11 +179,6 @@ def _fix(fix: Fix) -> tuple[str, ...]:
     ran = ' <span class="note">run, not computed</span>' if fix.was_run else ""
     saves = size(fix.saves_bytes) if fix.saves_bytes else "–"
     return _RESCUES[fix.rescues], text(fix.change), saves, text(fix.costs), f"<code>{text(fix.how, 1000)}</code>{ran}"
-
-
-def _fixes(rows: list[tuple[str, ...]], *, name: str) -> str:
-    table = markup.table(("", "change", "saves", "costs", "how"), rows, name=name, numbers=(2,))
-    return table.replace("<table ", '<table class="fixes" ')
 
 
 def settings_section(recording: Recording) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from string import Template
 
 _DATA = Path(__file__).parent / "data"
 
@@ -24,6 +25,26 @@ def embedded(figures: dict[str, object]) -> str:
     """JSON in which no markup can begin or end."""
     plain = json.dumps(figures, separators=(",", ":"))
     return plain.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def simple_page(
+    title: str,
+    *parts: str,
+    styles: Iterable[str] = (),
+    scripts: Iterable[str] = (),
+    data: dict[str, object] | None = None,
+) -> str:
+    """A page of sections one below the other, in the house's style; with a script where it has a chart."""
+    style = "".join(map(read_part, ("page.css", *styles)))
+    script = "".join(map(read_part, scripts))
+    figures = f'<script type="application/json" id="data">{embedded(data)}</script>' if data is not None else ""
+    return Template(read_part("simple.html")).substitute(
+        policy=policy([style], [script]),
+        title=title,
+        style=style,
+        body="\n".join(filter(None, parts)),
+        scripts=f"{figures}\n<script>{script}</script>" if script else "",
+    )
 
 
 def policy(styles: Iterable[str], scripts: Iterable[str]) -> str:

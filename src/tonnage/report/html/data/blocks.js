@@ -29,9 +29,17 @@ const blocks = unpack("blocks").then((text) => {
   return { ...found, born, ends, kinds, kind, heldAt: sums(found.held_at), held: sums(found.held) };
 });
 
-function* aliveAt({ born, ends }, event) {
-  for (let at = 0; at < born.length && born[at] <= event; at += 1) if (ends[at] > event) yield at;
-}
+// The blocks that are alive after an event. The last answer is kept: the chart, the table and the pieces ask the same.
+const aliveAt = (() => {
+  let last = { event: -1, alive: [] };
+  return ({ born, ends }, event) => {
+    if (last.event === event) return last.alive;
+    const alive = [], after = lastUpTo(born, event) + 1;
+    for (let at = 0; at < after; at += 1) if (ends[at] > event) alive.push(at);
+    last = { event, alive };
+    return alive;
+  };
+})();
 
 // Bytes by category and reserved bytes after an event, exact between the chart's points too.
 function levelsAt(all, event) {
@@ -43,9 +51,10 @@ function levelsAt(all, event) {
 
 // The block at a height within its category, oldest at the bottom.
 function blockAt(all, event, category, height) {
+  const after = lastUpTo(all.born, event) + 1;
   let floor = 0;
-  for (const at of aliveAt(all, event)) {
-    if (all.kind(at).group.category !== category) continue;
+  for (let at = 0; at < after; at += 1) {
+    if (all.ends[at] <= event || all.kind(at).group.category !== category) continue;
     floor += all.bytes[at];
     if (floor > height) return at;
   }

@@ -168,6 +168,6 @@
   });
   blocks.then((found) => {
     all = found;
-    open([...aliveAt(all, run.peak)].some((at) => all.kind(at).module) ? "module" : "line");
+    open(aliveAt(all, run.peak).some((at) => all.kind(at).module) ? "module" : "line");
   }, () => {});
 })();

@@ -60,7 +60,7 @@
   }
 
   function title() {
-    const { event } = moment, made = [...aliveAt(all, event)].pop();
+    const { event } = moment, made = aliveAt(all, event).at(-1);
     const which = event === run.failure?.event ? "when it died" : event === run.peak ? "at the peak" : `after event ${event.toLocaleString("en")}`;
     id("moment-title").textContent = `Alive ${which}`;
     const bytes = rows.reduce((sum, row) => sum + row.bytes, 0), count = rows.reduce((sum, row) => sum + row.count, 0);
