@@ -5,6 +5,7 @@ anything. It does not know what a page shows.
 """
 
 import json
+import re
 from base64 import b64encode
 from collections.abc import Iterable
 from functools import cache
@@ -19,6 +20,12 @@ _DATA = Path(__file__).parent / "data"
 def read_part(name: str) -> str:
     """A template, a style or a script."""
     return (_DATA / name).read_text(encoding="utf-8")
+
+
+@cache
+def colours() -> dict[str, str]:
+    """The page's colours of categories, by the category's key; those on light paper, which suit dark paper too."""
+    return dict(re.findall(r"--c-(\w+): (#\w+)", read_part("page.css").partition("@media")[0]))
 
 
 def embedded(figures: dict[str, object]) -> str:
