@@ -1,13 +1,16 @@
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 from xml.etree import ElementTree
 
-from hypothesis import given
-from hypothesis import strategies as st
+import pytest
 
+import chromium
+from chromium import Browser
 from support import Run, training_run
 from tonnage.ledger import Category
-from tonnage.report.cell import _peaks, cell_html, cell_text
+from tonnage.report.cell import cell_html, cell_text
+from tonnage.report.html.shell import colours
 from tonnage.units import format_bytes
 
 
@@ -56,7 +59,7 @@ def test_names_cannot_bring_html_of_their_own() -> None:
 
 def test_it_is_well_formed_and_loads_nothing() -> None:
     html = cell_html(training_run())
-    ElementTree.fromstring(html.replace("<br>", "<br/>"))
+    ElementTree.fromstring(html.replace("<br>", "<br/>").replace("<wbr>", "<wbr/>"))
     assert not re.search(r"https?:|<script|<link|<img", html)
 
 
@@ -68,8 +71,33 @@ def test_the_text_is_the_terminal_s_report() -> None:
     assert "largest at the peak" in cell_text(training_run())
 
 
-@given(values=st.lists(st.integers(0, 2**40), min_size=1, max_size=2000))
-def test_a_timeline_of_few_columns_keeps_the_peak(values: list[int]) -> None:
-    columns = _peaks(values)
-    assert len(columns) <= 240
-    assert max(columns) == max(values)
+def test_the_chart_has_the_page_s_colours_and_its_steps() -> None:
+    recording = training_run(steps=3)
+    html = cell_html(recording)
+    for category, _ in recording.ledger().ranked():
+        assert f'fill="{colours()[str(category)]}"' in html and f"background:{colours()[str(category)]}" in html
+    assert re.findall(r">(step \d)</text>", html) == ["step 1", "step 2", "step 3"]
+
+
+@pytest.mark.parametrize("steps", [1, 40])
+def test_the_chart_of_few_columns_keeps_the_peak(steps: int) -> None:
+    recording = training_run(steps=steps)
+    lowest = min(
+        float(y) for y in re.findall(r",([\d.]+)", re.findall(r'<polygon points="([^"]*)"', cell_html(recording))[-1])
+    )
+    assert lowest == pytest.approx(120 * (1 - recording.peak_allocated_bytes / recording.peak_reserved_bytes), abs=0.1)
+
+
+@pytest.mark.skipif(chromium.BINARY is None, reason=chromium.ABSENT)
+def test_it_is_no_wider_than_a_narrow_notebook_and_its_words_keep_their_width(tmp_path: Path) -> None:
+    run = Run()
+    module = "base_model.model.model.layers.7.self_attn.q_proj.lora_A.default"
+    run.alloc(
+        2**26, Category.ACTIVATIONS, shape=(4, 1024, 5632), dtype="bfloat16", module=module, line="fine_tune.py:39"
+    )
+    page = tmp_path / "cell.html"
+    page.write_text(f"<!doctype html><meta charset=utf-8><body>{cell_html(run.recording)}")
+    with Browser(420, 900) as browser:
+        browser.open(page)
+        assert browser.evaluate("document.documentElement.scrollWidth") <= 420
+        assert browser.evaluate("Math.max(...[...document.querySelectorAll('tr')].map(r => r.clientHeight))") < 150

@@ -75,11 +75,35 @@ def test_several_cards_are_a_list_beside_the_first(tmp_path: Path) -> None:
     assert said["cards"][1]["outcome"] == "ok"
 
 
-def test_data_goes_to_stdout_and_words_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+def test_who_asks_for_data_on_stdout_gets_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
     publish([training_run()], json_target="-")
     out, err = capsys.readouterr()
     assert json.loads(out)["outcome"] == "ok"
-    assert "NVIDIA H200" in err
+    assert err == ""
+
+
+def test_who_asks_for_a_page_gets_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.html"
+    publish([training_run()], page=page)
+    assert capsys.readouterr() == (f"wrote {page}\n", "")
+    publish([training_run()], page=page, json_target="-")
+    out, err = capsys.readouterr()
+    assert json.loads(out)["outcome"] == "ok" and err == f"wrote {page}\n"
+
+
+def test_the_browser_is_given_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A browser of our own: it writes down what it is asked to show."""
+    seen, browser = tmp_path / "seen", tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {seen}\n')
+    browser.chmod(0o755)
+    monkeypatch.setenv("BROWSER", f"{browser} %s")
+    code = (
+        "from pathlib import Path; from tonnage.report.output import page_target, write_page;"
+        "write_page(page_target(None, opens=True, force=False), 'the page', opens=True)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    page = Path(done.stdout.removeprefix("wrote ").strip())
+    assert page.read_text() == "the page" and seen.read_text().strip() == page.as_uri()
 
 
 def test_words_go_to_stdout_otherwise(capsys: pytest.CaptureFixture[str]) -> None:

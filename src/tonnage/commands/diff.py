@@ -20,13 +20,17 @@ def diff(
     ),
     rows: int = typer.Option(8, "--rows", min=1, help="Lines of each table."),
     json: str = typer.Option("", "--json", metavar="FILE", help="Write the figures as JSON ('-': standard output)."),
+    html: Path = typer.Option(None, "--html", metavar="FILE", help="Write a page that opens offline."),
+    opens: bool = typer.Option(False, "--open", help="Show the page in the browser."),
+    force: bool = typer.Option(False, "--force", help="Replace the page that is there."),
 ) -> None:
     """What grew from A to B, by category, module and source line. Exits 1 past --fail-above."""
     from tonnage.explain.diff import GrowthLimit, compare, passes
     from tonnage.recording import open_recording
     from tonnage.report.diff import diff_figures, print_difference
-    from tonnage.report.output import write_json
+    from tonnage.report.output import page_target, wants_report, write_json, write_page
 
+    page = page_target(html, opens=opens, force=force)
     limit = GrowthLimit.parse(fail_above) if fail_above else None
     chosen = _ranks(ranks)
     runs = (open_recording(before, chosen[0]), open_recording(after, chosen[1]))
@@ -35,8 +39,12 @@ def diff(
     failed = limit is not None and passes(difference, limit)
     if json:
         write_json(json, diff_figures(names, runs, difference, limit, failed))
-    words = sys.stderr if json == "-" else sys.stdout
-    print_difference(names, runs, difference, limit, failed, stream=words, rows=rows)
+    if wants_report(json, page):
+        print_difference(names, runs, difference, limit, failed, stream=sys.stdout, rows=rows)
+    if page is not None:
+        from tonnage.report.html.diff_page import render_diff_page
+
+        write_page(page, render_diff_page(names, runs, difference, limit, failed), opens=opens, json_target=json)
     raise typer.Exit(int(failed))
 
 

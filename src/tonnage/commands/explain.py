@@ -10,6 +10,9 @@ def explain(
     file: Path = typer.Argument(help="A recording, or a memory snapshot of PyTorch (.pickle, gzipped or not)."),
     rank: int = typer.Option(None, "--rank", min=0, help="Of a cluster's recording: this rank, not the worst."),
     json: str = typer.Option("", "--json", metavar="FILE", help="Write the answer as JSON ('-': standard output)."),
+    html: Path = typer.Option(None, "--html", metavar="FILE", help="Write a page that opens offline."),
+    opens: bool = typer.Option(False, "--open", help="Show the page in the browser."),
+    force: bool = typer.Option(False, "--force", help="Replace the page that is there."),
     verbose: bool = typer.Option(False, "--verbose", "-v", help="Show every finding, line and fix."),
     run: bool = typer.Option(
         True, help="Of a virtual run, run its script with the changes that are flags or settings."
@@ -22,9 +25,10 @@ def explain(
     from tonnage.explain.trial import tried
     from tonnage.recording import open_cluster, open_recording
     from tonnage.report.explain import explain_figures, print_diagnosis
-    from tonnage.report.output import write_json
+    from tonnage.report.output import page_target, wants_report, write_json, write_page
     from tonnage.report.ranks import tell_rank
 
+    page = page_target(html, opens=opens, force=force)
     recording, cluster = open_recording(file, rank), open_cluster(file)
     diagnosis = diagnose(recording)
     script = recording.header.script
@@ -38,4 +42,9 @@ def explain(
         diagnosis = replace(diagnosis, fixes=fixes)
     if json:
         write_json(json, explain_figures(recording, diagnosis))
-    print_diagnosis(recording, diagnosis, stream=sys.stderr if json == "-" else sys.stdout, verbose=verbose)
+    if wants_report(json, page):
+        print_diagnosis(recording, diagnosis, stream=sys.stdout, verbose=verbose)
+    if page is not None:
+        from tonnage.report.html import render_page
+
+        write_page(page, render_page(recording, diagnosis=diagnosis), opens=opens, json_target=json)

@@ -21,7 +21,9 @@ def gpu(
     clusters = [find_cluster(name) for name in names or ()]
     if json:
         _write(json, clusters)
-    words = sys.stderr if json == "-" else sys.stdout
+    if json == "-":
+        return
+    words = sys.stdout
     if clusters:
         cards.print_cards(clusters, stream=words)
     elif hosts:

@@ -9,6 +9,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tonnage.commands.pages import add_page_options, page_of
 from tonnage.errors import OutputExists, RequestError
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ def command(words: list[str]) -> int:
     """Parse the words after `tonnage plan serve`, plan, report; the exit status."""
     options = _parser().parse_args(words)
     _check_export(options)
+    page = page_of(options)
     from tonnage.hardware import find_cluster
     from tonnage.models import find_model
     from tonnage.planner.serving import plan_serving
@@ -36,7 +38,7 @@ def command(words: list[str]) -> int:
     cluster, shape = find_cluster(options.gpus), find_model(options.model, online=options.online)
     pp = options.pp or len(asked.stage_layers)
     plan = plan_serving(shape, cluster, asked, model=options.model, tp=options.tp or 0, pp=pp)
-    _publish(plan, options)
+    _publish(plan, options, page)
     if options.export is not None and plan.fits:
         _export(plan, options)
     return 0 if plan.fits else 1
@@ -66,8 +68,9 @@ def _parser() -> ArgumentParser:
     add("--online", action="store_true", help="look a model up on the hub where it is no preset")
     add("--explain", action="store_true", help="print the arithmetic, term by term")
     add("--export", type=Path, metavar="DIR", help="write the files that launch it")
-    add("--force", action="store_true", help="replace files that --export would write")
+    add("--force", action="store_true", help="replace files that are there")
     add("--json", default="", metavar="FILE", help="write the figures as JSON ('-': standard output)")
+    add_page_options(parser)
     return parser
 
 
@@ -118,7 +121,7 @@ def _check_export(options: Namespace) -> None:
         raise OutputExists(f"{folder} is a file.", hint="Name a folder for --export.")
 
 
-def _publish(plan: "ServingPlan", options: Namespace) -> None:
+def _publish(plan: "ServingPlan", options: Namespace, page: Path | None) -> None:
     from rich.console import Console
 
     from tonnage.report.lines import WIDTH
@@ -128,8 +131,14 @@ def _publish(plan: "ServingPlan", options: Namespace) -> None:
         from tonnage.report.output import write_json
 
         write_json(options.json, serving_figures(plan))
-    words = sys.stderr if options.json == "-" else sys.stdout
-    console = Console(file=words, width=WIDTH, highlight=False)
+    if page is not None:
+        from tonnage.report.html.serving_page import render_serving_page
+        from tonnage.report.output import write_page
+
+        write_page(page, render_serving_page(plan), opens=options.open, json_target=options.json)
+    if page is not None or options.json == "-":
+        return
+    console = Console(width=WIDTH, highlight=False)
     for line in serving_lines(plan, explain=options.explain):
         console.print(line, soft_wrap=True, markup=False)
 

@@ -9,6 +9,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+from tonnage.commands.pages import add_page_options, page_of
 from tonnage.errors import BadLayout, OutputExists
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def command(words: list[str]) -> int:
     """Parse the words after `tonnage plan train`, plan, report; the exit status."""
     options = _parser().parse_args(words)
     _check_export(options)
+    page = page_of(options)
     from tonnage.hardware import find_cluster
     from tonnage.models import find_model
     from tonnage.planner.search import search
@@ -32,7 +34,7 @@ def command(words: list[str]) -> int:
     cluster, shape = find_cluster(options.gpus), find_model(options.model, online=options.online)
     start = time.perf_counter()
     findings = search(shape, cluster, request_of(options, shape.max_positions))
-    _publish(findings, options, time.perf_counter() - start)
+    _publish(findings, options, page, time.perf_counter() - start)
     if options.export is not None and findings.best is not None:
         _export(findings, options)
     return 0 if findings.fits else 1
@@ -71,8 +73,9 @@ def _parser() -> ArgumentParser:
     add("--online", action="store_true", help="look a model up on the hub where it is no preset")
     add("--explain", action="store_true", help="print the arithmetic, term by term, and every reason")
     add("--export", type=Path, metavar="DIR", help="write the files that launch it")
-    add("--force", action="store_true", help="replace files that --export would write")
+    add("--force", action="store_true", help="replace files that are there")
     add("--json", default="", metavar="FILE", help="write the figures as JSON ('-': standard output)")
+    add_page_options(parser)
     return parser
 
 
@@ -102,7 +105,7 @@ def _check_export(options: Namespace) -> None:
         raise OutputExists(f"{folder} is a file.", hint="Name a folder for --export.")
 
 
-def _publish(findings: "Findings", options: Namespace, seconds: float) -> None:
+def _publish(findings: "Findings", options: Namespace, page: Path | None, seconds: float) -> None:
     from tonnage.planner.reasons import rejected
     from tonnage.report.plan import print_plan
 
@@ -112,8 +115,13 @@ def _publish(findings: "Findings", options: Namespace, seconds: float) -> None:
         from tonnage.report.plan_figures import plan_figures
 
         write_json(options.json, plan_figures(findings, reasons, changes, seconds))
-    stream = sys.stderr if options.json == "-" else sys.stdout
-    print_plan(findings, reasons, changes, stream=stream, explain=options.explain, seconds=seconds)
+    if page is not None:
+        from tonnage.report.html.plan_page import render_plan_page
+        from tonnage.report.output import write_page
+
+        write_page(page, render_plan_page(findings, reasons, changes), opens=options.open, json_target=options.json)
+    elif options.json != "-":
+        print_plan(findings, reasons, changes, stream=sys.stdout, explain=options.explain, seconds=seconds)
 
 
 def _remedies(findings: "Findings") -> "list[Remedy]":

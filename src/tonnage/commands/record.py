@@ -3,6 +3,7 @@
 from argparse import ArgumentParser
 from pathlib import Path
 
+from tonnage.commands.pages import add_page_options, page_of
 from tonnage.commands.run import add_program, read, tell_failed
 from tonnage.errors import BadLayout
 
@@ -13,6 +14,7 @@ _EXIT_STATUS = "Exits with the script's own status where it failed for its own r
 def command(words: list[str]) -> int:
     """Parse the words after `tonnage record`, record, report; the exit status."""
     options = _parser().parse_args(words)
+    page = page_of(options)
     launch = read(options)
     if launch.has_ranks:
         raise BadLayout(
@@ -29,7 +31,7 @@ def command(words: list[str]) -> int:
     if options.output:
         write_recording(options.output, recording, force=options.force)
         tell_failed(recording.header.outcome, options)
-    publish([recording], json_target=options.json, verbose=options.verbose)
+    publish([recording], json_target=options.json, page=page, opens=options.open, verbose=options.verbose)
     if recording.header.outcome == "ok":
         return 0
     return recording.header.exit_status or 1
@@ -42,8 +44,9 @@ def _parser() -> ArgumentParser:
     parser = ArgumentParser("tonnage record", usage=usage, description=SUMMARY, epilog=_EXIT_STATUS, allow_abbrev=False)
     add = parser.add_argument
     add("-o", "--output", type=Path, metavar="FILE", help="keep the recording for `tonnage show`, `diff` and `explain`")
-    add("--force", action="store_true", help="replace the file that -o names")
+    add("--force", action="store_true", help="replace files that are there")
     add("--json", default="", metavar="FILE", help="write the figures as JSON ('-': standard output)")
+    add_page_options(parser)
     add("--events", type=int, default=MOST_EVENTS, metavar="N", help=f"keep the last N events ({MOST_EVENTS:,})")
     add("-v", "--verbose", action="store_true", help="show every step and assumption")
     add_program(parser)

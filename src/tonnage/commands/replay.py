@@ -48,7 +48,9 @@ def replay(
     advice = expandable_segments(traced.recording)
     if json:
         _write(json, result, advice)
-    console = Console(file=sys.stderr if json == "-" else sys.stdout, width=WIDTH, highlight=False)
+    if json == "-":
+        raise typer.Exit(bool(result.differences))
+    console = Console(width=WIDTH, highlight=False)
     for line in report(printable(trace.name), result, traced.recording.notes, advice):
         console.print(line, soft_wrap=True)
     raise typer.Exit(bool(result.differences))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from tonnage.errors import OutputExists, RequestError
+from tonnage.errors import RequestError
 
 if TYPE_CHECKING:
     from tonnage.roofline import Analysis, Ceilings, Profile
@@ -25,18 +25,22 @@ def roofline(
     rows: int = typer.Option(16, "--rows", min=1, help="Lines of the table."),
     json: str = typer.Option("", "--json", metavar="FILE", help="Write the figures as JSON ('-': standard output)."),
     html: Path = typer.Option(None, "--html", metavar="FILE", help="Write a page with the plot."),
+    opens: bool = typer.Option(False, "--open", help="Show the page in the browser."),
     force: bool = typer.Option(False, "--force", help="Replace the page that is there."),
 ) -> None:
     """Is it bound by memory, arithmetic or latency: each kernel or layer, how near its bound, and what to do."""
-    _check(file, model, html, force)
+    _check(file, model)
+    from tonnage.report.output import page_target
     from tonnage.roofline import analyse
+
+    page = page_target(html, opens=opens, force=force)
 
     profile = _profile(file, model, batch, seq, phase)
     analysis = analyse(profile, _ceilings(profile, gpu, ceilings))
-    _publish(analysis, json, html, rows)
+    _publish(analysis, json, page, opens, rows)
 
 
-def _check(file: Path | None, model: str, html: Path | None, force: bool) -> None:
+def _check(file: Path | None, model: str) -> None:
     """Before the work, so that no one waits for a mistake."""
     if bool(file) == bool(model):
         asked = "both a file and --model" if file else "nothing"
@@ -44,8 +48,6 @@ def _check(file: Path | None, model: str, html: Path | None, force: bool) -> Non
             f"A roofline is of one profile or of one model; {asked} was given.",
             hint="tonnage roofline profile.json.gz, or tonnage roofline --model llama-3.1-8b --gpu h200",
         )
-    if html is not None and html.exists() and not force:
-        raise OutputExists(f"{html} exists already.", hint="Choose another name, or pass --force to replace it.")
 
 
 def _profile(file: Path | None, model: str, batch: int, seq: str, phase: str) -> "Profile":
@@ -73,16 +75,15 @@ def _ceilings(profile: "Profile", gpu: str, ceilings: Path | None) -> "Ceilings"
     return catalogue_ceilings(find_gpu(name))
 
 
-def _publish(analysis: "Analysis", json: str, html: Path | None, rows: int) -> None:
-    from tonnage.report.output import write_json
+def _publish(analysis: "Analysis", json: str, page: Path | None, opens: bool, rows: int) -> None:
+    from tonnage.report.output import wants_report, write_json, write_page
     from tonnage.report.roofline import print_roofline, roofline_figures
 
     if json:
         write_json(json, roofline_figures(analysis))
-    words = sys.stderr if json == "-" else sys.stdout
-    print_roofline(analysis, stream=words, rows=rows)
-    if html is not None:
-        from tonnage.report.roofline_page import write_page
+    if wants_report(json, page):
+        print_roofline(analysis, stream=sys.stdout, rows=rows)
+    if page is not None:
+        from tonnage.report.roofline_page import roofline_page
 
-        write_page(analysis, html)
-        words.write(f"  wrote {html}\n\n")
+        write_page(page, roofline_page(analysis), opens=opens, json_target=json)

@@ -10,6 +10,7 @@ from argparse import REMAINDER, ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tonnage.commands.pages import add_page_options, page_of
 from tonnage.errors import OutputExists
 from tonnage.hardware import Gpu, find_cuda_gpu
 from tonnage.hardware.cluster import Cluster, find_cuda_cluster
@@ -33,20 +34,21 @@ def command(words: list[str]) -> int:
     names = options.gpu.split(",")
     cards = list(dict.fromkeys(map(find_cuda_gpu, filter(None, names))))
     cluster = find_cuda_cluster(options.gpus) if options.gpus else None
+    page = page_of(options)
     launch = read(options, gpus=cluster.gpus_per_host if cluster else 1)
     if launch.has_ranks:
         if len(cards) > 1:
             parser.error("name one card with --gpu: a launcher's processes run on cards of one kind")
-        return _on_cluster(options, launch, launch.cluster(names[0], cluster))
+        return _on_cluster(options, launch, launch.cluster(names[0], cluster), page)
     if cluster:
-        return _on_cluster(options, launch, cluster)
+        return _on_cluster(options, launch, cluster, page)
 
     from tonnage.report.streams import data_on_stdout
 
     with data_on_stdout(options.json == "-"):
         recording = _record(options, launch, max(cards, key=lambda card: card.memory_bytes))
     answers = _answers(recording, cards)
-    _keep(recording, answers, options)
+    _keep(recording, answers, options, page)
     return _exit_status(answers)
 
 
@@ -61,8 +63,9 @@ def _parser() -> ArgumentParser:
     add("--gpus", default="", metavar="NxNAME", help="a cluster for a torchrun script: 8xh200, or 64x8xh100")
     add("--torch", metavar="VERSION", help="the torch whose kernels are modelled (default: the installed one)")
     add("-o", "--output", type=Path, metavar="FILE", help="keep the recording for `tonnage show`")
-    add("--force", action="store_true", help="replace the file that -o names")
+    add("--force", action="store_true", help="replace files that are there")
     add("--json", default="", metavar="FILE", help="write the figures as JSON ('-': standard output)")
+    add_page_options(parser)
     add("-v", "--verbose", action="store_true", help="show every step, stand-in and assumption")
     add_program(parser)
     return parser
@@ -102,7 +105,7 @@ def _record(options: Namespace, launch: "Launch", card: Gpu) -> "Recording":
         )
 
 
-def _on_cluster(options: Namespace, launch: "Launch", cards: Cluster) -> int:
+def _on_cluster(options: Namespace, launch: "Launch", cards: Cluster, page: Path | None) -> int:
     """The same on many cards: every distinct rank, and the one that needs most in full."""
     from tonnage.recording import write_cluster
     from tonnage.report.ranks import publish_ranks, tell_round
@@ -116,7 +119,7 @@ def _on_cluster(options: Namespace, launch: "Launch", cards: Cluster) -> int:
     if options.output:
         write_cluster(options.output, cluster, force=options.force)
         tell_failed(run.outcome, options)
-    publish_ranks(cluster, json_target=options.json, verbose=options.verbose)
+    publish_ranks(cluster, json_target=options.json, page=page, opens=options.open, verbose=options.verbose)
     return run.exit_status
 
 
@@ -129,14 +132,14 @@ def _answers(recording: "Recording", cards: list[Gpu]) -> "list[Recording]":
     return [recording if card.key == recording.header.gpu else replay_on(recording, card) for card in cards]
 
 
-def _keep(recording: "Recording", answers: "list[Recording]", options: Namespace) -> None:
+def _keep(recording: "Recording", answers: "list[Recording]", options: Namespace, page: Path | None) -> None:
     from tonnage.recording import write_recording
     from tonnage.report.output import publish
 
     if options.output:
         write_recording(options.output, recording, force=options.force)
         tell_failed(recording.header.outcome, options)
-    publish(answers, json_target=options.json, verbose=options.verbose)
+    publish(answers, json_target=options.json, page=page, opens=options.open, verbose=options.verbose)
 
 
 def tell_failed(outcome: str, options: Namespace) -> None:

@@ -1,32 +1,27 @@
 """A recording as the output of a notebook's cell: the terminal's report as text, and as a small piece of HTML.
 
-The HTML has no script and no colours of its own for text, so that it is at home in a light and in a dark notebook; all
-that comes from the recording is escaped. Nothing is computed here but layout.
+The chart and the colours of categories are the page's. There is no script and no colour of its own for text, so that it is
+at home in a light and in a dark notebook; all that comes from the recording is escaped. Nothing is computed here but layout.
 """
 
 import io
 from collections.abc import Iterable, Iterator
 from html import escape
+from itertools import accumulate
 
 from tonnage.explain import Advice, advise
-from tonnage.ledger import Category
 from tonnage.recording import Group, Recording
+from tonnage.recording.failure import until_failure
+from tonnage.report.html import markup
+from tonnage.report.html.series import series_of
+from tonnage.report.html.shell import colours
 from tonnage.report.terminal import print_report
 from tonnage.units import format_bytes
 
 _LARGEST = 5
 _FIXES = 4
 _COLUMNS = 240
-_WIDTH, _HEIGHT = 640, 90
-_COLOURS = {
-    Category.PARAMETERS: "#4477aa",
-    Category.GRADIENTS: "#66ccee",
-    Category.OPTIMIZER_STATES: "#228833",
-    Category.ACTIVATIONS: "#ccbb44",
-    Category.WORKSPACE: "#ee6677",
-    Category.KV_CACHE: "#aa3377",
-}
-_OTHER_COLOUR = "#999999"
+_WIDTH, _HEIGHT = 640, 120
 _VERDICTS = {"ok": "fits", "oom": "does not fit", "error": "the cell failed"}
 
 
@@ -61,27 +56,62 @@ def _headline(recording: Recording) -> str:
 
 
 def _timeline(recording: Recording) -> str:
-    """Allocated bytes over the run's events as an area, reserved ones as a line above it; every peak is kept."""
-    allocated = _peaks(recording.timeline.allocated_bytes)
-    reserved = _peaks(recording.timeline.reserved_bytes)
+    """As the page draws it: allocated bytes stacked by category, reserved ones as a line, the steps below."""
+    series = series_of(until_failure(recording), _COLUMNS)
+    reserved = list(accumulate(series["reserved"]))
+    stacked = [(c["key"], list(accumulate(c["levels"]))) for c in series["categories"]]
+    allocated = [sum(levels) for levels in zip(*(levels for _, levels in stacked), strict=True)]
+    places = _columns(list(accumulate(series["points"])), series["events"], allocated)
     full = max(*reserved, *allocated, 1)
-    area = f"0,{_HEIGHT} {_points(allocated, full)} {_WIDTH},{_HEIGHT}"
+    floor, areas = [0] * len(places), []
+    for key, levels in stacked:
+        roof = [below + levels[at] for below, (_, at) in zip(floor, places, strict=True)]
+        edge = [*_steps(places, roof, full), *reversed(_steps(places, floor, full))]
+        areas.append(f'<polygon points="{" ".join(edge)}" fill="{colours()[key]}"/>')
+        floor = roof
+    line = " ".join(_steps(places, [reserved[at] for _, at in places], full))
+    strip = "".join(_strip(series["steps"], series["events"]))
     return (
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="100%" role="img" aria-label="memory over the run">'
-        f'<polygon points="{area}" fill="#4477aa" fill-opacity="0.6"/>'
-        f'<polyline points="{_points(reserved, full)}" fill="none" stroke="currentColor" stroke-opacity="0.6"/></svg>'
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT + 18}" width="100%" role="img" aria-label="memory over the run, by category">'
+        f'{"".join(areas)}<polyline points="{line}" fill="none" stroke="currentColor" stroke-opacity="0.7"/>{strip}</svg>'
     )
 
 
-def _peaks(values: list[int]) -> list[int]:
-    """At most so many columns, each the highest of its stretch."""
-    width = max(1, -(-len(values) // _COLUMNS))
-    return [max(values[start : start + width]) for start in range(0, len(values), width)]
+def _columns(events: list[int], length: int, allocated: list[int]) -> list[tuple[float, int]]:
+    """(x, point): of the points that fall into one column, the highest."""
+    best: dict[int, int] = {}
+    for at, event in enumerate(events):
+        column = event * _COLUMNS // max(length, 1)
+        if column not in best or allocated[at] > allocated[best[column]]:
+            best[column] = at
+    return [(_WIDTH * column / _COLUMNS, at) for column, at in best.items()]
 
 
-def _points(values: list[int], full: int) -> str:
-    last = max(1, len(values) - 1)
-    return " ".join(f"{_WIDTH * i / last:.1f},{_HEIGHT * (1 - value / full):.1f}" for i, value in enumerate(values))
+def _steps(places: list[tuple[float, int]], levels: list[int], full: int) -> list[str]:
+    """A level stays until the next event: a staircase to the right edge."""
+    ends = [*(x for x, _ in places[1:]), float(_WIDTH)]
+    found = []
+    for (x, _), end, level in zip(places, ends, levels, strict=True):
+        y = _HEIGHT * (1 - level / full)
+        found += [f"{x:.1f},{y:.1f}", f"{end:.1f},{y:.1f}"]
+    return found
+
+
+def _strip(steps: list[tuple[int, int, str]], length: int) -> Iterator[str]:
+    """A box for each step, with its name where there is room."""
+    for number, (start, end, name) in enumerate(steps[:_COLUMNS]):
+        left, width = _WIDTH * start / length, _WIDTH * (end - start) / length
+        if name == "0":
+            continue
+        yield (
+            f'<rect x="{left:.1f}" y="{_HEIGHT + 3}" width="{width:.1f}" height="14" fill="currentColor" '
+            f'fill-opacity="{0.14 if number % 2 else 0.22}"/>'
+        )
+        if width > 7 * len(f"step {name}"):
+            yield (
+                f'<text x="{left + width / 2:.1f}" y="{_HEIGHT + 14}" text-anchor="middle" font-size="11" '
+                f'fill="currentColor">step {escape(name)}</text>'
+            )
 
 
 def _ledger(recording: Recording) -> str:
@@ -89,11 +119,12 @@ def _ledger(recording: Recording) -> str:
     rows = []
     for category, size_bytes in found.ranked():
         share = 100 * size_bytes / found.total_bytes
-        colour = _COLOURS.get(category, _OTHER_COLOUR)
+        colour = colours()[str(category)]
         bar = f'<div style="background:{colour};height:0.8em;width:{share:.1f}%;min-width:1px"></div>'
         rows.append((category.label, format_bytes(size_bytes), f"{share:.1f} %", bar))
     return _table(
-        (escape(label), size, share, f'<div style="width:220px">{bar}</div>') for label, size, share, bar in rows
+        (escape(label), size, share, f'<div style="width:min(220px,24vw)">{bar}</div>')
+        for label, size, share, bar in rows
     )
 
 
@@ -105,8 +136,8 @@ def _group(group: Group) -> tuple[str, ...]:
     count = f"{group.count} × " if group.count > 1 else ""
     shape = "" if group.shape is None else str(list(group.shape))
     maker = group.operator.removeprefix("aten::")
-    words = (f"{group.dtype} {shape}".strip(), maker, group.module or group.category.label, group.line)
-    return (f"{count}{format_bytes(group.each_bytes)}", *map(escape, words))
+    names = map(markup.name, (maker, group.module or group.category.label, group.line))
+    return f"{count}{format_bytes(group.each_bytes)}", escape(f"{group.dtype} {shape}".strip()), *names
 
 
 def _fixes(advice: Advice) -> str:
@@ -125,11 +156,17 @@ def _fixes(advice: Advice) -> str:
 
 def _table(rows: Iterable[tuple[str, ...]]) -> str:
     """Cells are HTML already."""
-    return f'<table style="font-size:inherit">{"".join(_rows(rows))}</table>'
+    return f'<div style="overflow-x:auto"><table style="font-size:inherit">{"".join(_rows(rows))}</table></div>'
 
 
 def _rows(rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
-    """Only the last cell of a row may wrap."""
-    for *cells, last in rows:
-        held = "".join(f'<td style="text-align:left;white-space:nowrap">{cell}</td>' for cell in cells)
-        yield f'<tr>{held}<td style="text-align:left;overflow-wrap:anywhere">{last}</td></tr>'
+    """Sizes and what a cell of one word says are on one line; where names may be broken (at a `wbr`) they are."""
+    for row in rows:
+        held = "".join(f'<td style="text-align:left;vertical-align:top;{_wrapping(cell)}">{cell}</td>' for cell in row)
+        yield f"<tr>{held}</tr>"
+
+
+def _wrapping(cell: str) -> str:
+    if "<br>" in cell:
+        return "min-width:12em;overflow-wrap:anywhere"
+    return "min-width:7em" if "<wbr>" in cell else "white-space:nowrap"

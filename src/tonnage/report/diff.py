@@ -41,7 +41,7 @@ def print_difference(
 
 def _headline(names: _Names, runs: _Runs, difference: Difference) -> Iterator[Text]:
     grew = difference.peaks[0].grew_bytes
-    words = "no change" if not grew else f"{_signed(grew)} ({_percent(difference.peaks[0])})"
+    words = "no change" if not grew else f"{signed(grew)} ({percent(difference.peaks[0])})"
     yield spread(Text(clip("  allocated, at the peak", WIDTH), style="bold"), Text(words, _style(grew)))
     for letter, name, run in zip("AB", names, runs, strict=True):
         header = run.header
@@ -58,10 +58,10 @@ def _table(title: str, growths: Sequence[Growth], unit: str, rows: int) -> Itera
         name = clip_start(growth.name or "elsewhere", _NAME_CELLS - 1)
         sizes = f"{column(growth.before_bytes, unit)} {column(growth.after_bytes, unit)}"
         row = Text(f"  {name:<{_NAME_CELLS}}{sizes}")
-        yield row + Text(f"{_signed(growth.grew_bytes, unit):>13}", _style(growth.grew_bytes))
+        yield row + Text(f"{signed(growth.grew_bytes, unit):>13}", _style(growth.grew_bytes))
     rest = growths[rows:]
     if rest:
-        yield Text(f"  and {len(rest)} more, together {_signed(sum(g.grew_bytes for g in rest))}: --rows", style="dim")
+        yield Text(f"  and {len(rest)} more, together {signed(sum(g.grew_bytes for g in rest))}: --rows", style="dim")
 
 
 def _labelled(growths: Sequence[Growth]) -> list[Growth]:
@@ -72,24 +72,26 @@ def _verdict(difference: Difference, limit: GrowthLimit | None, failed: bool) ->
     if limit is None:
         return
     growth = difference.largest_growth
-    words = f"{growth.name} memory grew by {_signed(growth.grew_bytes)} ({_percent(growth)})"
+    words = f"{growth.name} memory grew by {signed(growth.grew_bytes)} ({percent(growth)})"
     if failed:
         yield Text(f"  {words}: more than {limit.text}", style="bold red")
         worst = next((line for line in difference.lines if line.grew_bytes > 0), None)
         if worst:
-            yield Text(f"  look at {worst.name or 'what has no line'}: {_signed(worst.grew_bytes)}")
+            yield Text(f"  look at {worst.name or 'what has no line'}: {signed(worst.grew_bytes)}")
         return
     yield Text(f"  {words}: within {limit.text}", style="green")
 
 
-def _signed(size_bytes: int, unit: str | None = None) -> str:
+def signed(size_bytes: int, unit: str | None = None) -> str:
+    """A change of size: "+1.50 GiB", "-1.50 GiB", or a dash."""
     words = format_bytes(size_bytes, unit)
     if unit and size_bytes and words.lstrip("-").startswith("0.00"):
         words = format_bytes(size_bytes)
     return f"+{words}" if size_bytes > 0 else words if size_bytes else "–"
 
 
-def _percent(growth: Growth) -> str:
+def percent(growth: Growth) -> str:
+    """The same in percent of what was there before."""
     return f"{100 * growth.grew_bytes / growth.before_bytes:+.1f} %" if growth.before_bytes else "from nothing"
 
 

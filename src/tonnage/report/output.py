@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import mkdtemp
 
 from tonnage.errors import OutputExists, RequestError
 from tonnage.recording import Recording
@@ -12,9 +13,14 @@ STANDARD_OUTPUT = "-"
 
 
 def publish(
-    answers: Sequence[Recording], *, json_target: str = "", page: Path | None = None, verbose: bool = False
+    answers: Sequence[Recording],
+    *,
+    json_target: str = "",
+    page: Path | None = None,
+    opens: bool = False,
+    verbose: bool = False,
 ) -> None:
-    """One run's answers, a card each: a report for people and, where asked for, figures for programs and a page."""
+    """One run's answers, a card each: a report for people, or what was asked for instead of it."""
     from tonnage.explain import Advice, advice_for
     from tonnage.report.figures import figures_of
     from tonnage.report.terminal import print_report
@@ -24,13 +30,37 @@ def publish(
     advice = [advice_for(answer) if answer is ran or answer.oom else Advice() for answer in answers]
     if json_target:
         write_json(json_target, figures_of(answers, advice))
-    words = sys.stderr if json_target == STANDARD_OUTPUT else sys.stdout
-    print_report(answers, ran, advice[answers.index(ran)], stream=words, verbose=verbose)
+    if wants_report(json_target, page):
+        print_report(answers, ran, advice[answers.index(ran)], stream=sys.stdout, verbose=verbose)
     if page is not None:
         from tonnage.report.html import render_page
 
-        write_text(page, render_page(ran, advice[answers.index(ran)]))
-        words.write(f"  wrote {page}\n\n")
+        write_page(page, render_page(ran, advice[answers.index(ran)]), opens=opens, json_target=json_target)
+
+
+def wants_report(json_target: str, page: Path | None) -> bool:
+    """Whether the report for people is printed: who asks for data on standard output or for a page wants just that."""
+    return json_target != STANDARD_OUTPUT and page is None
+
+
+def page_target(html: Path | None, *, opens: bool, force: bool) -> Path | None:
+    """The file for a page, checked before any work is done: the one named, or for `--open` alone a temporary one."""
+    if html is not None:
+        check_free(html, force=force)
+        return html
+    return Path(mkdtemp(prefix="tonnage-")) / "report.html" if opens else None
+
+
+def write_page(path: Path, text: str, *, opens: bool = False, json_target: str = "") -> None:
+    """A page to its file, one line that says so and, where asked for, the browser."""
+    write_text(path, text)
+    stream = sys.stderr if json_target == STANDARD_OUTPUT else sys.stdout
+    stream.write(f"wrote {path}\n")
+    if opens:
+        import webbrowser
+
+        if not webbrowser.open(path.resolve().as_uri()):
+            print("tonnage: no browser is known here: open that file in one.", file=sys.stderr)
 
 
 def write_json(target: str, figures: dict[str, object]) -> None:

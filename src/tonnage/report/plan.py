@@ -67,7 +67,9 @@ def headline(findings: Findings) -> Iterator[Line]:
     used = f"{plan.total_bytes / GIB:,.1f} of {plan.capacity_bytes / GIB:,.1f} GiB a GPU"
     if findings.fits:
         tokens = plan.configuration.global_batch * plan.configuration.seq
-        used = f"{plan.tokens_per_s:,.0f} tokens/s   {_time(plan.step_time_s)} a step of {tokens:,} tokens   {used}"
+        used = (
+            f"{plan.tokens_per_s:,.0f} tokens/s   {time_words(plan.step_time_s)} a step of {tokens:,} tokens   {used}"
+        )
     yield [(f"  {used}", "")]
     for text in _wrapped(flags(plan).replace(" ", "\xa0").replace("\xa0\xa0", "  "), WIDTH - 2):
         yield [(f"  {text}".replace("\xa0", " "), "")]
@@ -161,9 +163,12 @@ def step(plan: Plan) -> Iterator[Line]:
     for name, seconds in sorted(plan.parts_s.items(), key=lambda item: -item[1]):
         share = seconds / total
         if share >= 0.0005:
-            yield [(f"  {name:<17}{_time(seconds):>11}  {100 * share:4.1f} %  ", ""), (bar(share, _BAR_CELLS), "bar")]
+            yield [
+                (f"  {name:<17}{time_words(seconds):>11}  {100 * share:4.1f} %  ", ""),
+                (bar(share, _BAR_CELLS), "bar"),
+            ]
     if plan.hidden_s > 0.0005 * total:
-        yield [(f"  and {_time(plan.hidden_s)} of transfers run behind the arithmetic", "dim")]
+        yield [(f"  and {time_words(plan.hidden_s)} of transfers run behind the arithmetic", "dim")]
 
 
 def next_best(findings: Findings) -> Iterator[Line]:
@@ -233,12 +238,13 @@ def arithmetic(plan: Plan) -> Iterator[Line]:
 def _formula(formula: str, numbers: dict[str, object]) -> Iterator[Line]:
     for number, text in enumerate(_wrapped(formula, WIDTH - 17)):
         yield [(f"{'':15}{' ' if number else '='} {text}", "dim")]
-    words = ", ".join(f"{name} {_number(value)}" for name, value in numbers.items())
+    words = ", ".join(f"{name} {number_words(value)}" for name, value in numbers.items())
     for text in _wrapped(words, WIDTH - 17):
         yield [(f"{'':17}{text}", "dim")]
 
 
-def _number(value: object) -> str:
+def number_words(value: object) -> str:
+    """A number that was put into a formula."""
     if isinstance(value, bool | str):
         return str(value)
     number = float(value)  # type: ignore[arg-type]
@@ -268,7 +274,7 @@ def clock(findings: Findings) -> Iterator[Line]:
             "to the host", shares.host_link_ceiling, cluster.host_link_bytes_per_s / 1e9, "GB/s of a GPU's link"
         )
     issue_s = shares.host_forward_s_per_layer + shares.host_backward_s_per_layer
-    yield [(f"   {'issuing a layer':<17}{_time(issue_s)} of the CPU, forward and backward, in eager mode", "")]
+    yield [(f"   {'issuing a layer':<17}{time_words(issue_s)} of the CPU, forward and backward, in eager mode", "")]
     yield [("   measured on one H200, where ten steps come out within 3 %; borrowed elsewhere", "dim")]
 
 
@@ -288,7 +294,8 @@ def _hints(findings: Findings, explain: bool) -> Iterable[Line]:
         yield [("  to launch it: --export DIR" + ("" if explain else "   the arithmetic: --explain"), "bold")]
 
 
-def _time(seconds: float) -> str:
+def time_words(seconds: float) -> str:
+    """ "2.31 s", "41.0 ms"."""
     if seconds >= 100:
         return f"{seconds:,.0f} s"
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"

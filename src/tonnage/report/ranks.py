@@ -19,7 +19,7 @@ from tonnage.recording.cluster import COMMUNICATORS
 from tonnage.report.figures import card_figures
 from tonnage.report.lines import WIDTH, column, heading, print_sections, spread, table_unit
 from tonnage.report.odd_ranks import Comparison, Kind, compare_ranks, spans_of
-from tonnage.report.output import STANDARD_OUTPUT, write_json, write_text
+from tonnage.report.output import wants_report, write_json, write_page
 from tonnage.report.terminal import report_sections
 from tonnage.units import format_bytes
 
@@ -30,20 +30,24 @@ _MOST_ODD = 4
 
 
 def publish_ranks(
-    cluster: ClusterRecording, *, json_target: str = "", page: Path | None = None, verbose: bool = False
+    cluster: ClusterRecording,
+    *,
+    json_target: str = "",
+    page: Path | None = None,
+    opens: bool = False,
+    verbose: bool = False,
 ) -> None:
-    """A report for people and, where asked for, figures for programs and a page."""
+    """A report for people, or what was asked for instead of it."""
     worst = cluster.summary.worst
     advice = advice_for(cluster.recording_of(worst)) if worst is not None else Advice()
     if json_target:
         write_json(json_target, cluster_figures(cluster, advice))
-    words = sys.stderr if json_target == STANDARD_OUTPUT else sys.stdout
-    print_ranks(cluster, advice, stream=words, verbose=verbose)
+    if wants_report(json_target, page):
+        print_ranks(cluster, advice, stream=sys.stdout, verbose=verbose)
     if page is not None:
         from tonnage.report.html import render_cluster_page
 
-        write_text(page, render_cluster_page(cluster, advice))
-        words.write(f"  wrote {page}\n\n")
+        write_page(page, render_cluster_page(cluster, advice), opens=opens, json_target=json_target)
 
 
 def tell_round(words: str) -> None:

@@ -1,42 +1,19 @@
-"""A roofline as one page that opens offline: the plot, what the classes mean, every row. No script, nothing to fetch."""
+"""A roofline as one page that opens offline: the plot, what the classes mean, every row. Nothing to fetch."""
 
 from collections.abc import Iterator
 from html import escape
-from pathlib import Path
 
-from tonnage.errors import RequestError
+from tonnage.report.html.shell import simple_page
 from tonnage.report.roofline import fixes_of, intensity_words, seconds_words
-from tonnage.report.roofline_plot import Plane, plane_of, svg
+from tonnage.report.roofline_plot import NARROW_HEIGHT, NARROW_WIDTH, Plane, plane_of, svg
 from tonnage.roofline import MEANINGS, Analysis, Row
-
-_STYLE = Path(__file__).parent / "data" / "roofline.css"
-
-
-def write_page(analysis: Analysis, path: Path) -> None:
-    """The page to a file."""
-    try:
-        path.write_text(roofline_page(analysis), encoding="utf-8")
-    except OSError as error:
-        raise RequestError(
-            f"Cannot write {path}: {error.strerror}.", hint="Name a file in a folder that exists."
-        ) from None
 
 
 def roofline_page(analysis: Analysis) -> str:
     """The page."""
     title = escape(f"{analysis.profile.source} · {analysis.ceilings.gpu}")
-    return "\n".join(
-        (
-            "<!doctype html>",
-            '<html lang="en"><head><meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{title}</title>",
-            f"<style>{_STYLE.read_text('utf-8')}</style></head><body>",
-            f"<h1>{title}</h1>",
-            *_body(analysis),
-            "</body></html>\n",
-        )
-    )
+    body = [f"<h1>{title}</h1>", *_body(analysis), '<div id="tip" class="tip" role="status" hidden></div>']
+    return simple_page(title, *body, styles=("roofline.css",), scripts=("tips.js",))
 
 
 def _body(analysis: Analysis) -> Iterator[str]:
@@ -50,7 +27,8 @@ def _body(analysis: Analysis) -> Iterator[str]:
     yield from _timeline(analysis)
     plane = plane_of(analysis)
     if plane is not None:
-        yield f"<figure>{svg(plane, describe)}{_caption(analysis, plane)}</figure>"
+        wide, narrow = svg(plane, describe), svg(plane, describe, width=NARROW_WIDTH, height=NARROW_HEIGHT)
+        yield f'<figure><div class="wide">{wide}</div><div class="narrow">{narrow}</div>{_caption(analysis, plane)}</figure>'
     yield from _classes(analysis)
     yield from _fixes(analysis)
     yield from _table(analysis)
@@ -70,7 +48,7 @@ def describe(row: Row) -> str:
 def _caption(analysis: Analysis, plane: Plane) -> str:
     absent = len(analysis.rows) - len(plane.points)
     others = f" {absent} without counted arithmetic or bytes are in the table alone." if absent else ""
-    return f"<figcaption>Areas are times; hover over a mark for its figures.{others}</figcaption>"
+    return f"<figcaption>Areas are times; point at a mark for its figures.{others}</figcaption>"
 
 
 def _timeline(analysis: Analysis) -> Iterator[str]:
@@ -84,7 +62,7 @@ def _timeline(analysis: Analysis) -> Iterator[str]:
 
 
 def _classes(analysis: Analysis) -> Iterator[str]:
-    yield "<h2>Time by bound</h2><table><tbody>"
+    yield '<h2>Time by bound</h2><div class="scroll"><table id="bounds"><tbody>'
     for bound, seconds in analysis.seconds_by_bound().items():
         name = bound.removesuffix("-bound")
         share = analysis.part(seconds)
@@ -92,23 +70,23 @@ def _classes(analysis: Analysis) -> Iterator[str]:
             f'<tr><td><span class="key {name}"></span>{bound}</td><td class="n">{seconds_words(seconds)}</td>'
             f'<td class="n">{share:.1%}</td><td>{escape(MEANINGS[bound])}</td></tr>'
         )
-    yield "</tbody></table>"
+    yield "</tbody></table></div>"
 
 
 def _fixes(analysis: Analysis) -> Iterator[str]:
-    yield "<h2>What to do</h2><table><tbody>"
+    yield '<h2>What to do</h2><div class="scroll"><table id="changes"><tbody>'
     for seconds, what, change in fixes_of(analysis)[:12]:
         yield f'<tr><td class="n">{seconds_words(seconds)}</td><td>{escape(what)}</td><td>{escape(change)}</td></tr>'
-    yield "</tbody></table>"
+    yield "</tbody></table></div>"
 
 
 def _table(analysis: Analysis) -> Iterator[str]:
     columns = ("time", "calls", "bound", "of DRAM", "of the SMs", "FLOP/B", "what")
-    yield f"<h2>All {len(analysis.rows)}</h2><table><thead><tr>"
+    yield f'<h2>All {len(analysis.rows)}</h2><div class="scroll"><table id="rows"><thead><tr>'
     yield "".join(f"<th>{column}</th>" for column in columns) + "</tr></thead><tbody>"
     for row in analysis.rows:
         yield _table_row(row)
-    yield "</tbody></table>"
+    yield "</tbody></table></div>"
 
 
 def _table_row(row: Row) -> str:

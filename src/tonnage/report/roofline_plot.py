@@ -5,18 +5,21 @@ Where operations are counted the axes are FLOP a byte and FLOP a second, and eac
 Colours are the page's. It judges nothing.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from math import atan2, ceil, degrees, floor, log10, sqrt
+from math import ceil, floor, log10, sqrt
 
 from tonnage.roofline import Analysis, Bound, Row
 
 WIDTH, HEIGHT = 960, 560
-_LEFT, _RIGHT, _TOP, _BOTTOM = 76, 24, 20, 56
+NARROW_WIDTH, NARROW_HEIGHT = 400, 420  # for a phone: the same letters on a smaller sheet
+_LEFT, _RIGHT, _TOP, _BOTTOM = 68, 16, 20, 56
 _SMALLEST, _LARGEST = 4.0, 18.0
 # Decades that an axis shows at most: what lies beyond is drawn at its edge.
 _DECADES = 9
+_LETTER = 7.2  # pixels that a letter takes
+_NAMED = 10
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 
@@ -111,19 +114,23 @@ def _roofs(analysis: Analysis, points: Sequence[Point]) -> Iterator[Roof]:
         yield Roof(f"{name} {ceilings.rate(name) / 1e12:,.0f} TFLOP/s", ceilings.rate(name), ceilings.ridge(name))
 
 
-def svg(plane: Plane, describe: Callable[[Row], str]) -> str:
+def svg(plane: Plane, describe: Callable[[Row], str], *, width: int = WIDTH, height: int = HEIGHT) -> str:
     """The whole picture."""
-    x, y = _axes(plane)
-    parts = [*_grid(plane, x, y), *_roof_lines(plane, x, y), *_marks(plane, x, y, describe)]
+    x, y = _axes(plane, width, height)
+    marks = list(_placed(plane, x, y))
+    labels = Labels(x.end, [(m.x - m.size, m.y - m.size, m.x + m.size, m.y + m.size) for m in marks])
+    lines = [*_grid(plane, x, y), *_roof_lines(plane, x, y)]
+    words = [*_roof_names(plane, x, y, labels), *_names(marks, labels)]
+    parts = [*lines, *(_mark(mark, describe) for mark in marks), *filter(None, words)]
     label = f"Roofline: {plane.y_name} against {plane.x_name}"
     return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">\n'
+        f'<svg viewBox="0 0 {width} {height}" role="group" aria-label="{escape(label)}">\n'
         + "\n".join(parts)
         + "\n</svg>"
     )
 
 
-def _axes(plane: Plane) -> tuple[Axis, Axis]:
+def _axes(plane: Plane, width: int, height: int) -> tuple[Axis, Axis]:
     xs = [point.x for point in plane.points] + [
         value for roof in plane.roofs for value in (roof.ridge / 10, roof.ridge * 10)
     ]
@@ -132,20 +139,20 @@ def _axes(plane: Plane) -> tuple[Axis, Axis]:
     top = max(ceil(log10(max(ys) * 1.2)), floor(log10(min(ys))) + 1)
     left = max(floor(log10(min(xs))), right - _DECADES)
     bottom = max(floor(log10(min(ys))), top - _DECADES)
-    return Axis(left, right, _LEFT, WIDTH - _RIGHT), Axis(bottom, top, HEIGHT - _BOTTOM, _TOP)
+    return Axis(left, right, _LEFT, width - _RIGHT), Axis(bottom, top, height - _BOTTOM, _TOP)
 
 
 def _grid(plane: Plane, x: Axis, y: Axis) -> Iterator[str]:
     for decade in x.ticks():
         at = x(10.0**decade)
-        yield f'<line class="grid" x1="{at:.1f}" y1="{_TOP}" x2="{at:.1f}" y2="{HEIGHT - _BOTTOM}"/>'
-        yield f'<text x="{at:.1f}" y="{HEIGHT - _BOTTOM + 18}" text-anchor="middle">{_power(decade)}</text>'
+        yield f'<line class="grid" x1="{at:.1f}" y1="{_TOP}" x2="{at:.1f}" y2="{y.start}"/>'
+        yield f'<text x="{at:.1f}" y="{y.start + 18}" text-anchor="middle">{_power(decade)}</text>'
     for decade in y.ticks():
         at = y(10.0**decade)
-        yield f'<line class="grid" x1="{_LEFT}" y1="{at:.1f}" x2="{WIDTH - _RIGHT}" y2="{at:.1f}"/>'
+        yield f'<line class="grid" x1="{_LEFT}" y1="{at:.1f}" x2="{x.end}" y2="{at:.1f}"/>'
         yield f'<text x="{_LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{_power(decade)}</text>'
-    middle = (_TOP + HEIGHT - _BOTTOM) / 2
-    yield f'<text x="{(_LEFT + WIDTH - _RIGHT) / 2}" y="{HEIGHT - 12}" text-anchor="middle">{escape(plane.x_name)}</text>'
+    middle = (y.start + y.end) / 2
+    yield f'<text x="{(x.start + x.end) / 2}" y="{y.start + 44}" text-anchor="middle">{escape(plane.x_name)}</text>'
     yield (f'<text transform="translate(16 {middle}) rotate(-90)" text-anchor="middle">{escape(plane.y_name)}</text>')
 
 
@@ -158,44 +165,97 @@ def _power(decade: int) -> str:
     return f"1e{decade}"
 
 
-def _roof_lines(plane: Plane, x: Axis, y: Axis) -> Iterator[str]:
-    """One slope for the memory, as far as the highest roof; each roof from its ridge on."""
+@dataclass(slots=True)
+class Labels:
+    """Finds room for words: none lies over a mark, over other words or beyond the edge."""
+
+    edge: float
+    taken: list[tuple[float, float, float, float]]
+
+    def place(self, spots: Iterable[tuple[float, float]], words: str, *, always: bool = False) -> str:
+        """The words, from the first of the spots (their start, on the baseline) where they are free; else nothing."""
+        boxes = [(x, y - 11, x + _LETTER * len(words), y + 4) for x, y in spots]
+        free = [box for box in boxes if self._crossed(box) == 0]
+        if not free and not always:
+            return ""
+        box = free[0] if free else min(boxes, key=self._crossed)
+        self.taken.append(box)
+        return f'<text class="{"roof" if always else "name"}" x="{box[0]:.1f}" y="{box[1] + 11:.1f}">{escape(words)}</text>'
+
+    def _crossed(self, box: tuple[float, float, float, float]) -> int:
+        left, top, right, bottom = box
+        over = sum(left < r and right > x and top < b and bottom > y for x, y, r, b in self.taken)
+        return over + 2 * (right > self.edge + 2 or left < _LEFT)
+
+
+def _slope(plane: Plane, x: Axis, y: Axis) -> tuple[float, float, float, float]:
+    """From where the memory's slope enters the plot as far as the highest roof."""
     highest = max(plane.roofs, key=lambda roof: roof.rate)
     slope = highest.rate / highest.ridge
     # The slope enters at the left edge, or at the bottom where that comes first.
     start = max(10.0**x.first, 10.0**y.first / slope)
-    ends = x(start), y(start * slope), x(highest.ridge), y(highest.rate)
-    yield _line(*ends)
-    yield _along(*ends, plane.slope_name)
+    return x(start), y(start * slope), x(highest.ridge), y(highest.rate)
+
+
+def _roof_lines(plane: Plane, x: Axis, y: Axis) -> Iterator[str]:
+    """One slope for the memory; each roof from its ridge on."""
+    yield _line(*_slope(plane, x, y))
     for roof in plane.roofs:
-        yield _line(x(roof.ridge), y(roof.rate), WIDTH - _RIGHT, y(roof.rate))
-        yield _label(x(roof.ridge) + 6, y(roof.rate) - 6, roof.name)
+        yield _line(x(roof.ridge), y(roof.rate), x.end, y(roof.rate))
 
 
-def _along(x1: float, y1: float, x2: float, y2: float, words: str) -> str:
-    """A word above the middle of a slope."""
-    turned = degrees(atan2(y2 - y1, x2 - x1))
-    at = f'transform="translate({(x1 + x2) / 2:.1f} {(y1 + y2) / 2 - 8:.1f}) rotate({turned:.1f})"'
-    return f'<text class="roof" {at} text-anchor="middle">{escape(words)}</text>'
-
-
-def _label(x: float, y: float, words: str) -> str:
-    return f'<text class="roof" x="{x:.1f}" y="{y:.1f}">{escape(words)}</text>'
+def _roof_names(plane: Plane, x: Axis, y: Axis, labels: Labels) -> Iterator[str]:
+    x1, y1, x2, y2 = _slope(plane, x, y)
+    # Above the slope and left of it, wherever there is room.
+    wide = _LETTER * len(plane.slope_name) + 8
+    along = ((x1 + (x2 - x1) * at / 20, y1 + (y2 - y1) * at / 20) for at in (10, 12, 8, 14, 6, 16, 4, 18, 2, 20))
+    yield labels.place([(left - wide, top - 4) for left, top in along], plane.slope_name, always=True)
+    for roof in plane.roofs:
+        left, top = x(roof.ridge), y(roof.rate)
+        wide = _LETTER * len(roof.name)
+        starts = (left + 6, x.end - wide, left - wide - 6)
+        yield labels.place([(at, top + up) for up in (-6, 15, -22) for at in starts], roof.name, always=True)
 
 
 def _line(x1: float, y1: float, x2: float, y2: float) -> str:
     return f'<line class="roof" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
 
 
-def _marks(plane: Plane, x: Axis, y: Axis, describe: Callable[[Row], str]) -> Iterator[str]:
-    """Areas are times; the smallest are drawn last, on top."""
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A row on the sheet."""
+
+    x: float
+    y: float
+    size: float
+    row: Row
+
+
+def _placed(plane: Plane, x: Axis, y: Axis) -> Iterator[Mark]:
+    """Areas are times; the smallest come last, on top."""
     longest = max(point.row.seconds for point in plane.points)
     for point in sorted(plane.points, key=lambda point: -point.row.seconds):
         size = max(_SMALLEST, _LARGEST * sqrt(point.row.seconds / longest))
-        bound = point.row.verdict.bound
-        yield (
-            f'<g class="mark {bound.removesuffix("-bound")}" tabindex="0"><title>{escape(describe(point.row))}</title>'
-            f"{_shape(bound, x(point.x), y(point.y), size)}</g>"
+        yield Mark(x(point.x), y(point.y), size, point.row)
+
+
+def _mark(mark: Mark, describe: Callable[[Row], str]) -> str:
+    bound = mark.row.verdict.bound
+    return (
+        f'<g class="mark {bound.removesuffix("-bound")}" tabindex="0"><title>{escape(describe(mark.row))}</title>'
+        f"{_shape(bound, mark.x, mark.y, mark.size)}</g>"
+    )
+
+
+def _names(marks: Sequence[Mark], labels: Labels) -> Iterator[str]:
+    """The names of those that take longest, each where there is room beside its mark."""
+    for mark in marks[:_NAMED]:
+        words = mark.row.item.name
+        words = words if len(words) <= 24 else words[:23] + "…"
+        wide, reach = _LETTER * len(words), mark.size + 4
+        beside = [(mark.x + reach, mark.y + 4), (mark.x - reach - wide, mark.y + 4)]
+        yield labels.place(
+            [*beside, (mark.x - wide / 2, mark.y + reach + 11), (mark.x - wide / 2, mark.y - reach)], words
         )
 
 

@@ -21,7 +21,7 @@ from tonnage.report.html.shell import embedded, policy, read_part
 from tonnage.report.odd_ranks import Comparison, Kind, compare_ranks
 
 MOST_KINDS = 100
-_SCRIPTS = ("common.js", "drawing.js", "cluster.js")
+_SCRIPTS = ("common.js", "drawing.js", "lines.js", "cluster.js")
 _SAMPLES = 6_000
 _FEWEST_SAMPLES, _FEWEST_STRETCHES = 200, 400
 
@@ -33,7 +33,7 @@ def render_cluster_page(cluster: ClusterRecording, advice: Advice | None = None)
     worst = cluster.recording_of(summary.worst) if summary.worst is not None else None
     lines: list[dict[str, object]] = []
     reports = "\n".join(_reports(cluster, shown, found, lines))
-    style, script = page_style() + read_part("cluster.css"), "".join(map(read_part, _SCRIPTS))
+    style, script = page_style() + read_part("lines.css") + read_part("cluster.css"), "".join(map(read_part, _SCRIPTS))
     return Template(read_part("cluster.html")).substitute(
         policy=policy([style, page_style()], [script, page_script()]),
         title=text(sections.title_of(summary)),

@@ -5,6 +5,7 @@ It does not know what the pieces say.
 
 from collections.abc import Iterable, Sequence
 from html import escape
+from typing import Any
 
 from tonnage.units import format_bytes
 
@@ -45,8 +46,10 @@ def swatch(category: str) -> str:
     return f'<span class="swatch c-{category}"></span>'
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, name: str, numbers: Sequence[int] = ()) -> str:
-    """A table of cells that are markup already; the columns in `numbers` are flush right."""
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, name: str, numbers: Sequence[int] = (), kind: str = ""
+) -> str:
+    """A table of cells that are markup already; the columns in `numbers` are flush right, `kind` is a class."""
     kinds = [' class="n"' if column in numbers else "" for column in range(len(columns))]
     head = "".join(f"<th{kind}>{column}</th>" for kind, column in zip(kinds, columns, strict=True))
     body = "\n".join(
@@ -54,7 +57,33 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, name: str, n
         for row in rows
     )
     heading = f"<thead><tr>{head}</tr></thead>" if any(columns) else ""
-    return f'<div class="scroll"><table id="{name}">{heading}<tbody>\n{body}\n</tbody></table></div>'
+    styled = f' class="{kind}"' if kind else ""
+    return f'<div class="scroll"><table id="{name}"{styled}>{heading}<tbody>\n{body}\n</tbody></table></div>'
+
+
+def head(title: str, verdict: str, kind: str, facts: str, *parts: str) -> str:
+    """The top of a page: what it is of, the verdict (`kind`: ok, oom or error), the facts; all markup already."""
+    pill = f'<span id="verdict" class="verdict {kind}">{verdict}</span>' if verdict else ""
+    return f'<header><div class="head"><h1>{title}</h1>{pill}</div><p id="card">{facts}</p>{"".join(parts)}</header>'
+
+
+def tiles(entries: Iterable[tuple[str, str, str]]) -> str:
+    """(name, figure, note) side by side."""
+    each = (
+        f'<div><dt>{name}</dt><dd class="figure">{figure}</dd><dd class="note">{note}</dd></div>'
+        for name, figure, note in entries
+    )
+    return f'<dl class="tiles">{"".join(each)}</dl>'
+
+
+def folded(rows: Sequence[Sequence[str]], shown: int, columns: Sequence[str], **options: Any) -> str:
+    """A table of the first rows; the others behind a word that opens them."""
+    name = options.pop("name")
+    first = table(columns, rows[:shown], name=name, **options)
+    if len(rows) <= shown:
+        return first
+    rest = table(columns, rows[shown:], name=f"{name}-more", **options)
+    return f"{first}<details><summary>{len(rows) - shown:,} more</summary>{rest}</details>"
 
 
 def section(title: str, *parts: str, name: str, note: str = "") -> str:

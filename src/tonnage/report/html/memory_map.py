@@ -4,6 +4,7 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 
 from tonnage.recording import Allocation, Recording
+from tonnage.recording.failure import moment_of_failure
 from tonnage.recording.holes import SegmentState, segments_at
 
 
@@ -28,15 +29,13 @@ class Segment:
 
 def moment_of(recording: Recording) -> int:
     """The request that failed, else the fullest moment while most was reserved."""
+    died = moment_of_failure(recording)
+    if died is not None:
+        return died
     timeline = recording.timeline
-    levels = list(zip(timeline.allocated_bytes, timeline.reserved_bytes, strict=True))
-    if recording.oom is not None:
-        then = (recording.oom.allocated_bytes, recording.oom.reserved_bytes)
-        moment = next((at for at in range(len(levels) - 1, -1, -1) if levels[at] == then), None)
-        if moment is not None:
-            return moment
     peak = timeline.peak_reserved_bytes
-    return max((at for at, (_, reserved) in enumerate(levels) if reserved == peak), key=lambda at: levels[at][0])
+    fullest = (at for at, reserved in enumerate(timeline.reserved_bytes) if reserved == peak)
+    return max(fullest, key=lambda at: timeline.allocated_bytes[at])
 
 
 def memory_map(recording: Recording, moment: int) -> list[Segment]:

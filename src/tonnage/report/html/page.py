@@ -7,17 +7,18 @@ their hashes) and nothing else, so whatever a recording says cannot run or fetch
 
 from string import Template
 
-from tonnage.explain import Advice
+from tonnage.explain import Advice, Diagnosis
 from tonnage.recording import Recording
+from tonnage.recording.failure import moment_of_failure, until_failure
 from tonnage.report.html import sections
+from tonnage.report.html.blocks import packed_blocks
+from tonnage.report.html.cause import cause_section
 from tonnage.report.html.markup import text
 from tonnage.report.html.segments import segments_section
 from tonnage.report.html.series import STRETCHES, series_of
 from tonnage.report.html.shell import embedded, policy, read_part
-from tonnage.report.html.tensors import tensors_section
-from tonnage.report.html.trees import by_line, by_module, tree_of
 
-_SCRIPTS = ("common.js", "drawing.js", "timeline.js", "controls.js", "icicle.js")
+_SCRIPTS = ("common.js", "drawing.js", "timeline.js", "blocks.js", "controls.js", "moment.js", "icicle.js")
 
 
 def page_style() -> str:
@@ -30,34 +31,44 @@ def page_script() -> str:
     return "".join(map(read_part, _SCRIPTS))
 
 
-def render_page(recording: Recording, advice: Advice | None = None, *, stretches: int = STRETCHES) -> str:
-    """The page; of a long run it keeps the highest and lowest moments of so many stretches."""
+def render_page(
+    recording: Recording,
+    advice: Advice | None = None,
+    *,
+    diagnosis: Diagnosis | None = None,
+    stretches: int = STRETCHES,
+) -> str:
+    """The page; of a long run the chart keeps the highest and lowest moments of so many stretches."""
     style, script = page_style(), page_script()
+    shown = until_failure(recording)
     return Template(read_part("page.html")).substitute(
         policy=policy([style], [script]),
         title=text(sections.title_of(recording)),
         style=style,
         header=sections.header_section(recording),
+        cause=cause_section(diagnosis) if diagnosis else "",
+        advice=sections.advice_section(recording, _advice(diagnosis) if diagnosis else advice or Advice()),
         ledger=sections.ledger_section(recording),
         outside=sections.outside_section(recording),
-        tensors=tensors_section(recording),
-        segments=segments_section(recording),
-        course=sections.course_section(recording),
-        advice=sections.advice_section(recording, advice or Advice()),
+        segments=segments_section(shown),
+        course=sections.course_section(shown),
         settings=sections.settings_section(recording),
         basis=sections.basis_section(recording),
-        data=embedded(_figures(recording, stretches)),
+        data=embedded({"timeline": series_of(shown, stretches), "failure": _failure(recording)}),
+        blocks=packed_blocks(shown),
         script=script,
     )
 
 
-def _figures(recording: Recording, stretches: int) -> dict[str, object]:
-    live = recording.live_at_peak
-    return {
-        "timeline": series_of(recording, stretches),
-        "trees": {
-            "module": tree_of(live, by_module, "all modules"),
-            "line": tree_of(live, by_line, "all lines"),
-        },
-        "tree": "module" if any(a.module for a in live) else "line",
-    }
+def _advice(diagnosis: Diagnosis) -> Advice:
+    """Its sentence is said in a section of its own."""
+    return Advice(diagnosis.fixes, diagnosis.larger_card)
+
+
+def _failure(recording: Recording) -> dict[str, int] | None:
+    """The request that failed, where the chart has a place for it."""
+    moment, oom = moment_of_failure(recording), recording.oom
+    if moment is None or oom is None:
+        return None
+    sizes = {"asked": oom.requested_bytes, "free": oom.free_bytes, "reserved": oom.reserved_bytes}
+    return {"event": moment, **sizes}

@@ -5,7 +5,7 @@ from dataclasses import fields
 
 from tonnage import __version__
 from tonnage.allocator import AllocatorSettings, BadAllocatorSettings
-from tonnage.explain import Advice
+from tonnage.explain import Advice, Fix
 from tonnage.recording import Recording
 from tonnage.report.html import markup
 from tonnage.report.html.markup import share, size, text
@@ -19,6 +19,7 @@ SOURCES = {
 }
 _RESCUES = {True: "✓", False: "✗", None: ""}
 MOST_ROWS = 200
+_FIXES = 4
 
 
 def title_of(recording: Recording) -> str:
@@ -50,7 +51,7 @@ def _tiles(recording: Recording) -> Iterator[str]:
         ("allocated", recording.peak_allocated_bytes, "in tensors, at most"),
         ("reserved", recording.peak_reserved_bytes, "held by PyTorch, at most"),
         ("process", process, of_card),
-        ("unused", unused, f"{share(unused, recording.peak_reserved_bytes) or '0 %'} of what was reserved"),
+        ("unused", unused, f"{share(unused, recording.peak_reserved_bytes) or '0 %'}, when most was reserved"),
     ]
     for name, size_bytes, words in tiles:
         yield f'<div id="peak-{name}"><dt>{name}</dt><dd>{size(size_bytes)}</dd><dd class="note">{words}</dd></div>'
@@ -164,21 +165,20 @@ def advice_section(recording: Recording, advice: Advice, *, of: str = "") -> str
     if not advice.fixes and not advice.larger_card:
         return ""
     died = recording.header.outcome == "oom"
-    rows = [
-        (
-            _RESCUES[fix.rescues],
-            text(fix.change),
-            size(fix.saves_bytes),
-            text(fix.costs),
-            f"<code>{text(fix.how)}</code>",
-        )
-        for fix in advice.fixes[:MOST_ROWS]
-    ]
-    parts = [markup.table(("", "change", "saves", "costs", "how"), rows, name="fixes", numbers=(2,))] if rows else []
+    rows = [_fix(fix) for fix in advice.fixes[:MOST_ROWS]]
+    parts = [f"<p>{text(advice.why, 2000)}</p>"] if advice.why else []
+    columns = ("", "change", "saves", "costs", "how")
+    parts += [markup.folded(rows, _FIXES, columns, name="fixes", numbers=(2,), kind="fixes")] if rows else []
     if died and advice.larger_card:
         parts.append(f"<p>A larger card: the {text(advice.larger_card)} gets past that line.</p>")
     note = "✓ would get it past the line that died, ✗ would not." if died else ""
     return markup.section(f"What to do for {of}" if of else "What to do", *parts, name="advice", note=note)
+
+
+def _fix(fix: Fix) -> tuple[str, ...]:
+    ran = ' <span class="note">run, not computed</span>' if fix.was_run else ""
+    saves = size(fix.saves_bytes) if fix.saves_bytes else "–"
+    return _RESCUES[fix.rescues], text(fix.change), saves, text(fix.costs), f"<code>{text(fix.how, 1000)}</code>{ran}"
 
 
 def settings_section(recording: Recording) -> str:

@@ -8,6 +8,7 @@ Levels are written as differences, which are short. It does not know how they ar
 from collections.abc import Sequence
 from heapq import nlargest
 from itertools import accumulate, pairwise
+from typing import Any
 
 from tonnage.ledger import Category
 from tonnage.recording import Allocation, Recording
@@ -34,7 +35,7 @@ STACKING = (
 )
 
 
-def series_of(recording: Recording, stretches: int = STRETCHES) -> dict[str, object]:
+def series_of(recording: Recording, stretches: int = STRETCHES) -> dict[str, Any]:
     """What the page draws: levels by category and reserved bytes at the points that are kept, phases and steps."""
     timeline = recording.timeline
     length = len(timeline.allocated_bytes)

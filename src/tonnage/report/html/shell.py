@@ -5,11 +5,13 @@ anything. It does not know what a page shows.
 """
 
 import json
+import re
 from base64 import b64encode
 from collections.abc import Iterable
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from string import Template
 
 _DATA = Path(__file__).parent / "data"
 
@@ -20,10 +22,36 @@ def read_part(name: str) -> str:
     return (_DATA / name).read_text(encoding="utf-8")
 
 
+@cache
+def colours() -> dict[str, str]:
+    """The page's colours of categories, by the category's key; those on light paper, which suit dark paper too."""
+    return dict(re.findall(r"--c-(\w+): (#\w+)", read_part("page.css").partition("@media")[0]))
+
+
 def embedded(figures: dict[str, object]) -> str:
     """JSON in which no markup can begin or end."""
     plain = json.dumps(figures, separators=(",", ":"))
     return plain.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def simple_page(
+    title: str,
+    *parts: str,
+    styles: Iterable[str] = (),
+    scripts: Iterable[str] = (),
+    data: dict[str, object] | None = None,
+) -> str:
+    """A page of sections one below the other, in the house's style; with a script where it has a chart."""
+    style = "".join(map(read_part, ("page.css", *styles)))
+    script = "".join(map(read_part, scripts))
+    figures = f'<script type="application/json" id="data">{embedded(data)}</script>' if data is not None else ""
+    return Template(read_part("simple.html")).substitute(
+        policy=policy([style], [script]),
+        title=title,
+        style=style,
+        body="\n".join(filter(None, parts)),
+        scripts=f"{figures}\n<script>{script}</script>" if script else "",
+    )
 
 
 def policy(styles: Iterable[str], scripts: Iterable[str]) -> str:

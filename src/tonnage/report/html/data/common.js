@@ -26,3 +26,27 @@ function sized(bytes) {
 function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }
+
+// Levels from their differences.
+function sums(differences) {
+  const levels = new Float64Array(differences.length);
+  differences.reduce((level, difference, at) => (levels[at] = level + difference), 0);
+  return levels;
+}
+
+// The last of ascending numbers that is at most this; -1 where none is.
+function lastUpTo(numbers, most) {
+  let low = -1, high = numbers.length - 1;
+  while (low < high) {
+    const middle = (low + high + 1) >> 1;
+    if (numbers[middle] <= most) low = middle;
+    else high = middle - 1;
+  }
+  return low;
+}
+
+// What was packed into the page.
+async function unpack(name) {
+  const packed = Uint8Array.from(atob(document.getElementById(name).textContent), (letter) => letter.charCodeAt(0));
+  return new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+}

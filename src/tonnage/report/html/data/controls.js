@@ -5,7 +5,7 @@
   const plot = id("plot"), overview = id("overview"), chart = id("chart");
   const NARROWEST = Math.min(8, run.events);
   const view = { from: 0, to: run.events };
-  let cursor = null, dragged = null, drawn = null, strip = null, waiting = false;
+  let cursor = null, dragged = null, drawn = null, strip = null, waiting = false, all = null;
 
   function show(from, to) {
     const span = Math.min(Math.max(to - from, NARROWEST), run.events);
@@ -24,33 +24,75 @@
 
   function draw() {
     waiting = false;
-    drawn = drawPlot(plot, view, cursor, dragged);
+    const pointed = drawn && blockUnder();
+    drawn = drawPlot(plot, view, cursor?.x ?? null, dragged, pointed);
     strip = drawOverview(overview, view);
     chart.dataset.from = view.from;
     chart.dataset.to = view.to;
     read();
+    tell(pointed);
   }
 
-  // What lies under the pointer, else the highest point in view.
+  // The point drawn in the column under the pointer; -1 where there is none.
+  function pointUnder() {
+    const column = cursor === null ? -1 : Math.floor(cursor.x - drawn.box.x);
+    return column >= 0 && column < drawn.shown.length ? drawn.shown[column] : -1;
+  }
+
+  // What the pointer is on: a block, or what is reserved and unused.
+  function blockUnder() {
+    const at = pointUnder();
+    if (at < 0 || dragged || !all) return null;
+    let height = drawn.top * (1 - (cursor.y - drawn.box.y) / drawn.box.height);
+    if (height < 0) return null;
+    for (const { key, levels } of run.categories) {
+      if (height < levels[at]) return describe(blockAt(all, run.points[at], key, height));
+      height -= levels[at];
+    }
+    return null;
+  }
+
+  function describe(at) {
+    if (at < 0) return null;
+    const { group, module } = all.kind(at), born = all.born[at], end = all.ends[at];
+    const maker = [group.operator, module].filter(Boolean).join(" · ");
+    const from = placeAt(born) || "setup", until = end === Infinity ? (run.failure ? "the failure" : "the end") : placeAt(end) || "setup";
+    return { bytes: all.bytes[at], name: nameOf(group), category: group.category, maker, line: group.line, inner: group.inner, life: `${from} → ${until}`, born, end };
+  }
+
+  // A label beside the pointer with the tensor's name and line.
+  function tell(pointed) {
+    const tip = id("tip");
+    tip.hidden = !pointed;
+    if (!pointed) return;
+    const { bytes, name, category, maker, line, inner, life } = pointed;
+    const head = make("strong", "", `${inWords(bytes)}  ${name}`);
+    head.prepend(make("span", `swatch c-${category}`));
+    tip.replaceChildren(head, ...[maker, line, inner].filter(Boolean).map((words, at) => make("span", at ? "line" : "", words)), make("span", "faint", life));
+    const right = cursor.x + 16 + tip.offsetWidth > plot.clientWidth;
+    tip.style.left = `${Math.max(0, right ? cursor.x - 16 - tip.offsetWidth : cursor.x + 16)}px`;
+    tip.style.top = `${Math.max(0, Math.min(cursor.y + 14, plot.clientHeight - tip.offsetHeight))}px`;
+  }
+
+  // What lies under the pointer, else the moment that was chosen.
   function read() {
-    const column = cursor === null ? -1 : Math.floor(cursor - drawn.box.x);
-    const inside = column >= 0 && column < drawn.shown.length;
-    let at = inside ? drawn.shown[column] : drawn.shown[0];
-    if (!inside) for (const other of drawn.shown) if (run.allocated[other] > run.allocated[at]) at = other;
-    const event = run.points[at];
-    const step = spanAt(run.steps, event), phase = spanAt(run.phases, event);
-    const words = [inside ? "" : "highest here:", `event ${event.toLocaleString("en")}`];
-    const place = [step && step !== "0" ? `step ${step}` : "", phase].filter(Boolean).join(", ");
-    const line = id("readout");
-    line.replaceChildren(words.filter(Boolean).join(" "), place ? ` · ${place}` : "", " · allocated ");
-    line.append(sized(run.allocated[at]), " · reserved ", sized(run.reserved[at]));
-    legend(at);
+    const under = pointUnder(), event = under < 0 ? moment.event : run.points[under];
+    const at = pointAt(event), exact = under < 0 && all && !all.left_out ? levelsAt(all, event) : null;
+    const levels = run.categories.map(({ key, levels }) => (exact ? exact.levels[key] : levels[at]));
+    const allocated = levels.reduce((sum, level) => sum + level, 0), reserved = exact ? exact.reserved : run.reserved[at];
+    const place = placeAt(event), line = id("readout");
+    line.replaceChildren(make("b", "", `event ${event.toLocaleString("en")}`), place ? ` · ${place}` : "", " · allocated ");
+    line.append(sized(allocated), " · reserved ", sized(reserved));
+    legend(levels, allocated, reserved);
+    chart.setAttribute("aria-valuemin", 0);
+    chart.setAttribute("aria-valuemax", run.events - 1);
+    chart.setAttribute("aria-valuenow", moment.event);
+    chart.setAttribute("aria-valuetext", line.textContent);
   }
 
-  function legend(at) {
-    const entries = run.categories.map(({ key, label, levels }) => entry(`c-${key}`, label, levels[at])).reverse();
-    entries.push(entry("c-fragmentation", "reserved, unused", run.reserved[at] - run.allocated[at]));
-    entries.push(entry("rule", "reserved", run.reserved[at]));
+  function legend(levels, allocated, reserved) {
+    const entries = run.categories.map(({ key, label }, at) => entry(`c-${key}`, label, levels[at])).reverse();
+    entries.push(entry("c-fragmentation", "reserved, unused", reserved - allocated), entry("rule", "reserved", reserved));
     id("legend").replaceChildren(...entries);
   }
 
@@ -62,30 +104,38 @@
     return made;
   }
 
-  function zoom(factor, around = (view.from + view.to) / 2) {
+  function zoom(factor, around = inView() ? moment.event : (view.from + view.to) / 2) {
     show(around - (around - view.from) * factor, around + (view.to - around) * factor);
   }
 
-  function move(share) {
-    const by = Math.round((view.to - view.from) * share) || Math.sign(share);
-    const from = Math.min(Math.max(view.from + by, 0), run.events - (view.to - view.from));
-    show(from, from + (view.to - view.from));
+  const inView = () => moment.event >= view.from && moment.event < view.to;
+
+  // To another moment; the view follows it.
+  function go(by) {
+    moment.choose(moment.event + by);
+    if (inView()) return;
+    const span = view.to - view.from, from = moment.event < view.from ? moment.event - span * 0.1 : moment.event - span * 0.9;
+    show(Math.min(Math.max(from, 0), run.events - span), Math.min(Math.max(from, 0), run.events - span) + span);
   }
 
-  function toPeak() {
+  function around(event) {
     const half = Math.max(run.events / 40, NARROWEST);
-    show(run.peak - half, run.peak + half);
+    moment.choose(event);
+    show(event - half, event + half);
   }
 
+  const toPeak = () => around(run.peak);
+  const toFailure = () => run.failure && around(run.failure.event);
   const whole = () => show(0, run.events);
   const zooms = { whole, peak: toPeak, in: () => zoom(0.5), out: () => zoom(2) };
   for (const button of document.querySelectorAll("[data-zoom]")) button.addEventListener("click", zooms[button.dataset.zoom]);
 
-  const keys = { ArrowLeft: () => move(-0.1), ArrowRight: () => move(0.1), "+": zooms.in, "=": zooms.in, "-": zooms.out, Home: whole, p: toPeak, P: toPeak };
+  const tenth = () => Math.max(1, Math.round((view.to - view.from) / 10));
+  const keys = { ArrowLeft: (far) => go(far ? -tenth() : -1), ArrowRight: (far) => go(far ? tenth() : 1), f: toFailure, F: toFailure, "+": zooms.in, "=": zooms.in, "-": zooms.out, Home: whole, p: toPeak, P: toPeak };
   chart.addEventListener("keydown", (event) => {
     if (!keys[event.key] || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
-    keys[event.key]();
+    keys[event.key](event.shiftKey);
   });
 
   const typed = () => {
@@ -99,23 +149,35 @@
 
   const placeOf = (canvas, event) => event.clientX - canvas.getBoundingClientRect().left;
   const eventAt = (x) => view.from + ((x - drawn.box.x) / drawn.box.width) * (view.to - view.from);
+  const momentAt = () => drawn.box.x + (drawn.box.width * (moment.event + 0.5 - view.from)) / (view.to - view.from);
 
+  // A click chooses the moment, a drag zooms; the line of the moment is dragged along.
+  let carried = false;
   plot.addEventListener("pointerdown", (event) => {
+    const x = placeOf(plot, event);
     plot.setPointerCapture(event.pointerId);
-    dragged = [placeOf(plot, event), placeOf(plot, event)];
+    carried = inView() && Math.abs(x - momentAt()) < 5;
+    if (!carried) dragged = [x, x];
   });
   plot.addEventListener("pointermove", (event) => {
-    cursor = placeOf(plot, event);
-    if (dragged) dragged[1] = cursor;
+    cursor = { x: placeOf(plot, event), y: event.clientY - plot.getBoundingClientRect().top };
+    if (carried) moment.choose(eventAt(cursor.x) - 0.5);
+    if (dragged) dragged[1] = cursor.x;
+    plot.style.cursor = carried || (inView() && Math.abs(cursor.x - momentAt()) < 5) ? "ew-resize" : "";
     later();
   });
-  plot.addEventListener("pointerup", () => {
+  plot.addEventListener("pointerup", (event) => {
     const [first, last] = (dragged || [0, 0]).map(eventAt).sort((a, b) => a - b);
-    const far = dragged && Math.abs(dragged[1] - dragged[0]) > 4;
+    const far = dragged && Math.abs(dragged[1] - dragged[0]) > 4, near = dragged && !far;
     dragged = null;
+    carried = false;
     if (far) show(first, last);
+    cursor = { x: placeOf(plot, event), y: event.clientY - plot.getBoundingClientRect().top };
+    const under = near ? pointUnder() : -1;
+    if (under >= 0) moment.choose(run.points[under]);
+    later();
   });
-  plot.addEventListener("pointercancel", () => (dragged = null));
+  plot.addEventListener("pointercancel", () => (dragged = carried = null));
   plot.addEventListener("pointerleave", () => {
     cursor = null;
     later();
@@ -162,6 +224,12 @@
     ? `All ${run.events.toLocaleString("en")} events are here.`
     : `${run.points.length.toLocaleString("en")} of ${run.events.toLocaleString("en")} events are here: the highest and lowest of every stretch.`;
 
+  id("key-failure").hidden = !run.failure;
+  moment.follow(later);
+  blocks.then((found) => {
+    all = found;
+    later();
+  }, () => {});
   new ResizeObserver(later).observe(chart);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", later);
   show(0, run.events);

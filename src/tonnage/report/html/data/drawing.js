@@ -36,7 +36,7 @@ function drawGrid(pen, box, lines, y) {
   }
 }
 
-function drawCeiling(pen, box, height) {
+function drawCeiling(pen, box, height, side = "right") {
   pen.strokeStyle = pen.fillStyle = colour("bad");
   pen.setLineDash([6, 4]);
   pen.beginPath();
@@ -44,7 +44,7 @@ function drawCeiling(pen, box, height) {
   pen.lineTo(box.x + box.width, height);
   pen.stroke();
   pen.setLineDash([]);
-  pen.textAlign = "right";
+  pen.textAlign = side;
   pen.textBaseline = "bottom";
-  pen.fillText("all that the card has for PyTorch", box.x + box.width - 4, height - 2);
+  pen.fillText("all that the card has for PyTorch", side === "left" ? box.x + 4 : box.x + box.width - 4, height - 2);
 }

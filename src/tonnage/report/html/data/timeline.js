@@ -1,29 +1,17 @@
 
 // The run as levels at the points that were kept, and how a stretch of it is drawn.
 const run = (() => {
-  const sums = (differences) => {
-    const levels = new Float64Array(differences.length);
-    differences.reduce((level, difference, at) => (levels[at] = level + difference), 0);
-    return levels;
-  };
-  const { timeline } = data;
+  const { timeline, failure } = data;
   const categories = timeline.categories.map(({ key, label, levels }) => ({ key, label, levels: sums(levels) }));
   const points = sums(timeline.points);
   const allocated = new Float64Array(points.length);
   for (const { levels } of categories) for (let at = 0; at < levels.length; at += 1) allocated[at] += levels[at];
-  return { ...timeline, categories, points, allocated, reserved: sums(timeline.reserved) };
+  if (failure) EDGE.right = 40;
+  return { ...timeline, failure, categories, points, allocated, reserved: sums(timeline.reserved) };
 })();
 
 // The last point at or before an event.
-function pointAt(event) {
-  let low = 0, high = run.points.length - 1;
-  while (low < high) {
-    const middle = (low + high + 1) >> 1;
-    if (run.points[middle] <= event) low = middle;
-    else high = middle - 1;
-  }
-  return low;
-}
+const pointAt = (event) => Math.max(lastUpTo(run.points, event), 0);
 
 // For each column of pixels the point to show, highest of those within, so that no peak is lost at any width.
 function columnsOf(from, to, count) {
@@ -59,14 +47,16 @@ function spanAt(spans, event) {
   return "";
 }
 
-function drawPlot(canvas, view, cursor, dragged) {
+function drawPlot(canvas, view, cursor, dragged, pointed) {
   const { pen, width, height } = sheet(canvas);
   const box = { x: EDGE.left, y: EDGE.top, width: Math.max(width - EDGE.left - EDGE.right, 10), height: height - EDGE.top - EDGE.bottom };
   const count = Math.floor(box.width);
   const { shown, reserved } = columnsOf(view.from, view.to, count);
-  const highest = highestOf(shown, reserved);
+  const failure = run.failure && view.to === run.events ? run.failure : null;
+  const highest = Math.max(highestOf(shown, reserved), failure ? failure.reserved + failure.asked : 0);
   const showsCeiling = run.ceiling > 0 && run.ceiling <= 1.6 * highest;
-  const top = (showsCeiling ? Math.max(highest, run.ceiling) : highest) * 1.06;
+  const most = showsCeiling ? Math.max(highest, run.ceiling) : highest;
+  const top = most * (1 + 26 / box.height);
   const y = (bytes) => box.y + box.height * (1 - bytes / top);
   const x = (event) => box.x + (box.width * (event - view.from)) / (view.to - view.from);
   drawGrid(pen, box, ticks(top, 6), y);
@@ -74,12 +64,78 @@ function drawPlot(canvas, view, cursor, dragged) {
   drawStack(pen, box, shown, y);
   drawSteps(pen, box, view, x);
   drawLevel(pen, box, reserved, y);
-  if (showsCeiling) drawCeiling(pen, box, y(run.ceiling));
+  if (showsCeiling) drawCeiling(pen, box, y(run.ceiling), failure ? "left" : "right");
   drawSpans(pen, box, box.y + box.height + 4, run.phases, view, x);
   drawSpans(pen, box, box.y + box.height + 22, run.steps, view, x, "step ");
   drawEvents(pen, box, view, height);
+  if (pointed) drawLife(pen, box, view, x, pointed);
+  drawMoment(pen, box, view, x);
+  drawPeak(pen, box, view, x, y);
+  if (failure) drawFailure(pen, box, failure, y);
   drawPointer(pen, box, cursor, dragged);
-  return { box, shown, reserved };
+  return { box, shown, reserved, top };
+}
+
+// Words beside a mark, on the side that has room; the paper shows through behind them.
+function drawLabel(pen, box, left, height, words, name) {
+  const wide = pen.measureText(words).width + 10;
+  const start = left + wide + 8 > box.x + box.width ? left - wide - 4 : left + 4;
+  pen.fillStyle = colour("paper");
+  pen.globalAlpha = 0.85;
+  pen.fillRect(start, height - 9, wide, 18);
+  pen.globalAlpha = 1;
+  pen.fillStyle = colour(name);
+  pen.textAlign = "left";
+  pen.textBaseline = "middle";
+  pen.fillText(words, start + 5, height);
+}
+
+function drawPeak(pen, box, view, x, y) {
+  if (run.peak < view.from || run.peak >= view.to || !run.allocated.length) return;
+  const bytes = run.allocated[pointAt(run.peak)], middle = x(run.peak + 0.5), tip = y(bytes) - 2;
+  if (!bytes) return;
+  pen.fillStyle = colour("ink");
+  pen.beginPath();
+  pen.moveTo(middle, tip);
+  pen.lineTo(middle - 6, tip - 9);
+  pen.lineTo(middle + 6, tip - 9);
+  pen.fill();
+  drawLabel(pen, box, middle + (middle > box.x + box.width * 0.7 ? -4 : 4), tip - 8, `peak ${inWords(bytes)}`, "ink");
+}
+
+// The request that failed, on top of what was held then, to the right of the last event.
+function drawFailure(pen, box, failure, y) {
+  const left = box.x + box.width + 4, wide = EDGE.right - 10;
+  const above = y(failure.reserved + failure.asked), below = Math.max(y(failure.reserved), above + 3);
+  pen.fillStyle = pen.strokeStyle = colour("bad");
+  pen.globalAlpha = 0.22;
+  pen.fillRect(left, above, wide, below - above);
+  pen.globalAlpha = 1;
+  pen.lineWidth = 1.5;
+  pen.strokeRect(left, above, wide, below - above);
+  pen.beginPath();
+  pen.moveTo(left - 4, y(0));
+  pen.lineTo(left - 4, above);
+  pen.stroke();
+  const words = `died here: asked for ${inWords(failure.asked)}, ${inWords(failure.free)} free`;
+  drawLabel(pen, { x: 0, width: left + wide }, left + wide, Math.max(above - 13, box.y + 6), words, "bad");
+}
+
+function drawMoment(pen, box, view, x) {
+  if (moment.event < view.from || moment.event >= view.to) return;
+  const middle = Math.round(x(moment.event + 0.5));
+  pen.fillStyle = colour("accent");
+  pen.fillRect(middle - 1, box.y, 2, box.height + 4);
+  pen.beginPath();
+  pen.arc(middle, box.y + box.height + 2, 5, 0, 7);
+  pen.fill();
+}
+
+// How long the block under the pointer lives, along the floor of the chart.
+function drawLife(pen, box, view, x, { born, end }) {
+  const left = Math.max(x(born), box.x), right = Math.min(x(Math.min(end, run.events)), box.x + box.width);
+  pen.fillStyle = colour("ink");
+  pen.fillRect(left, box.y + box.height - 5, Math.max(right - left, 2), 5);
 }
 
 function drawStack(pen, box, shown, y) {

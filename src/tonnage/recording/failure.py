@@ -1,0 +1,33 @@
+"""The moment at which a run died, and the run up to it. What follows are frees, as the script unwinds."""
+
+from dataclasses import replace
+
+from tonnage.recording.recording import Recording
+
+
+def moment_of_failure(recording: Recording) -> int | None:
+    """The last event before the request that failed; None where none did, or where its levels are not to be found."""
+    oom = recording.oom
+    if oom is None:
+        return None
+    levels = recording.timeline
+    wanted = (oom.allocated_bytes, oom.reserved_bytes)
+    both = enumerate(zip(levels.allocated_bytes, levels.reserved_bytes, strict=True))
+    return max((event for event, found in both if found == wanted), default=None)
+
+
+def until_failure(recording: Recording) -> Recording:
+    """The run without its unwinding: what was alive when it died stays alive."""
+    moment = moment_of_failure(recording)
+    if moment is None:
+        return recording
+    return replace(
+        recording,
+        allocations=[
+            a if a.died is None or a.died <= moment else replace(a, died=None)
+            for a in recording.allocations
+            if a.born <= moment
+        ],
+        segments=[event for event in recording.segments if event.sequence <= moment],
+        marks=[mark for mark in recording.marks if mark.sequence <= moment],
+    )

@@ -1,0 +1,84 @@
+"""Every block of a run in a few columns, so that the page can say what was alive at any moment.
+
+Blocks that differ in nothing but their life share a kind, and kinds that differ in the layer's number or the stack alone
+share a group: a row of the page's table. What would be too much for a page is left out, smallest first, and counted.
+It does not know how anything is shown.
+"""
+
+import gzip
+import json
+from base64 import b64encode
+from collections.abc import Sequence
+from heapq import nlargest
+from typing import Any
+
+from tonnage.recording import Allocation, Recording
+from tonnage.recording.groups import module_pattern
+from tonnage.report.html.markup import clean
+from tonnage.report.html.series import differences
+
+MOST_BLOCKS = 1_000_000
+MOST_KINDS = 50_000
+FRAMES = 64
+
+
+Key = tuple[Any, ...]
+
+
+class _Numbers(dict[Any, int]):
+    """Numbers values in order of appearance, as [] asks for them."""
+
+    def __missing__(self, value: Any) -> int:
+        self[value] = number = len(self)
+        return number
+
+
+def packed_blocks(recording: Recording, most: int = MOST_BLOCKS) -> str:
+    """The columns as JSON, compressed, in letters."""
+    columns = blocks_of(recording.allocations, most) | _held(recording)
+    plain = json.dumps(columns, separators=(",", ":"))
+    return b64encode(gzip.compress(plain.encode(), compresslevel=6, mtime=0)).decode()
+
+
+def _held(recording: Recording) -> dict[str, object]:
+    """Reserved bytes wherever they change."""
+    levels = recording.timeline.reserved_bytes
+    changes = [event for event, level in enumerate(levels) if level != (levels[event - 1] if event else 0)]
+    return {"held_at": differences(changes), "held": differences([levels[event] for event in changes])}
+
+
+def blocks_of(allocations: Sequence[Allocation], most: int = MOST_BLOCKS) -> dict[str, object]:
+    """Blocks by birth (`life` 0: until the end), with their kinds; of these the group, the module and the stack."""
+    kept = nlargest(most, allocations, key=lambda a: a.block_bytes) if len(allocations) > most else allocations
+    kept = sorted(kept, key=lambda a: a.born)
+    words, stacks, groups, kinds = _Numbers(), _Numbers(), _Numbers(), _Numbers()
+    kind_of = [_kind(a, kinds) for a in kept]
+    rows = [(groups[_group(kind)], words[clean(kind[2])], stacks[kind[4][:FRAMES]]) for kind in kinds]
+    return {
+        "born": differences([a.born for a in kept]),
+        "life": [0 if a.died is None else a.died - a.born for a in kept],
+        "bytes": [a.block_bytes for a in kept],
+        "spare": [a.block_bytes - a.requested_bytes for a in kept],
+        "kind": kind_of,
+        "kinds": rows,
+        "groups": [[words[clean(text)] for text in group[:-1]] for group in groups],
+        "stacks": [[words[clean(frame)] for frame in stack] for stack in stacks],
+        "words": list(words),
+        "left_out": len(allocations) - len(kept),
+    }
+
+
+def _kind(a: Allocation, kinds: _Numbers) -> int:
+    """The number of a block's kind; where there are too many, its category is all that is kept."""
+    key: Key = (a.category, a.operator, a.module, a.line, a.stack, a.dtype, a.shape, 0 if a.shape else a.block_bytes)
+    if len(kinds) >= MOST_KINDS and key not in kinds:
+        key = (a.category, "", "", "", (), "", None, 0)
+    return kinds[key]
+
+
+def _group(kind: Key) -> Key:
+    """What a row of the table has in common: category, operator, modules, line, the line inside a library, tensor."""
+    category, operator, module, line, stack, dtype, shape, size = kind
+    inner = stack[0] if stack and stack[0] != line else ""
+    tensor = dtype if shape is None else f"{dtype} {list(shape)}".strip()
+    return str(category), operator.removeprefix("aten::"), module_pattern(module), line, inner, tensor, size

@@ -1,0 +1,122 @@
+"""What grew from one run to another as one page that opens offline: both runs in one chart, and every table in full."""
+
+from collections.abc import Sequence
+from string import Template
+
+from tonnage.explain.diff import Difference, Growth, GrowthLimit
+from tonnage.ledger import Category
+from tonnage.recording import Recording
+from tonnage.report.diff import percent, signed
+from tonnage.report.html import markup
+from tonnage.report.html.cluster_series import line_of
+from tonnage.report.html.markup import size, text
+from tonnage.report.html.sections import SOURCES, VERDICTS
+from tonnage.report.html.shell import read_part, simple_page
+
+_SAMPLES = 3_000
+_ROWS, _MOST_ROWS = 15, 400
+_NOTE = (
+    "Both runs over each other, step by step: within a step each line is as wide as the other, whatever happens there. "
+    "Point at a line to read it; choose a name to bring its line to the front."
+)
+
+
+def render_diff_page(
+    names: tuple[str, str],
+    runs: tuple[Recording, Recording],
+    difference: Difference,
+    limit: GrowthLimit | None = None,
+    failed: bool = False,
+) -> str:
+    """The page."""
+    peaks = difference.peaks
+    lines = [{"name": f"{letter}  {name}", "word": "", "role": None} for letter, name in zip("AB", names, strict=True)]
+    return simple_page(
+        text(f"{names[0]} → {names[1]}"),
+        _header(names, runs, peaks, limit, failed),
+        Template(read_part("lines.html")).substitute(note=_NOTE),
+        _table("At the peak, by category", [_labelled(growth) for growth in difference.categories], "categories"),
+        _table("By module", difference.modules, "modules"),
+        _table("By line", difference.lines, "lines-of-code"),
+        styles=("lines.css",),
+        scripts=("common.js", "drawing.js", "lines.js"),
+        data={
+            "lines": [head | line_of(run, _SAMPLES) for head, run in zip(lines, runs, strict=True)],
+            "ceiling": _ceiling(runs),
+        },
+    )
+
+
+def _header(
+    names: tuple[str, str],
+    runs: tuple[Recording, Recording],
+    peaks: Sequence[Growth],
+    limit: GrowthLimit | None,
+    failed: bool,
+) -> str:
+    grew = peaks[0].grew_bytes
+    verdict = f"{signed(grew)} ({percent(peaks[0])})" if grew else "no change"
+    # Growth is red, as in the terminal; with a limit the verdict is whether it holds.
+    kind = ("oom" if failed else "ok") if limit else "oom" if grew > 0 else "ok"
+    tiles = [
+        (text(peak.name), size(peak.after_bytes), f"{signed(peak.grew_bytes)} from {size(peak.before_bytes)}")
+        for peak in peaks
+    ]
+    rows = [
+        (f"<strong>{letter}</strong>", text(name), *map(text, _facts(run)))
+        for letter, name, run in zip("AB", names, runs, strict=True)
+    ]
+    table = markup.table(("", "", "", "", ""), rows, name="runs")
+    title = f"{text(names[0])} → {text(names[1])}"
+    said = _limit_words(limit, failed) if limit else ""
+    return markup.head(title, verdict, kind, "what grew from A to B, at the peak", markup.tiles(tiles), said, table)
+
+
+def _facts(run: Recording) -> tuple[str, ...]:
+    header = run.header
+    return header.gpu_name, SOURCES[header.source], VERDICTS[header.outcome]
+
+
+def _limit_words(limit: GrowthLimit, failed: bool) -> str:
+    words = f"Grew by more than {text(limit.text)}." if failed else f"Within {text(limit.text)}."
+    return f'<p class="failure">{words}</p>' if failed else f"<p>{words}</p>"
+
+
+def _labelled(growth: Growth) -> Growth:
+    return Growth(Category(growth.name).label, growth.before_bytes, growth.after_bytes)
+
+
+def _table(title: str, growths: Sequence[Growth], name: str) -> str:
+    """Entries that changed, most first, with a bar to either side; nothing where there is nothing to tell apart."""
+    if [growth.name for growth in growths] in ([], [""]):
+        return ""
+    most = max(1, *(abs(growth.grew_bytes) for growth in growths))
+    rows = [_row(growth, most) for growth in growths[:_MOST_ROWS]]
+    body = markup.folded(rows, _ROWS, ("", "A", "B", "grew", ""), name=name, numbers=(1, 2, 3), kind="growths")
+    left_out = len(growths) - len(rows)
+    note = f"and {left_out:,} that changed less are left out" if left_out else ""
+    return markup.section(title, body, name=f"{name}-section", note=note)
+
+
+def _row(growth: Growth, most: int) -> tuple[str, ...]:
+    grew = growth.grew_bytes
+    style = "grew" if grew > 0 else "shrank" if grew else "note"
+    words = f'<span class="{style}" data-bytes="{grew}">{signed(grew)}</span>'
+    name = markup.name(growth.name) or "elsewhere"
+    return name, size(growth.before_bytes), size(growth.after_bytes), words, _bar(grew, most)
+
+
+def _bar(grew: int, most: int) -> str:
+    width = 500 * abs(grew) / most
+    less = ' class="less"' if grew < 0 else ""
+    start = 500 - width if grew < 0 else 500
+    return (
+        '<svg class="growth" viewBox="0 0 1000 1" preserveAspectRatio="none" aria-hidden="true">'
+        f'<rect{less} x="{start:.2f}" y="0" width="{width:.2f}" height="1"/><line x1="500" x2="500" y1="0" y2="1"/></svg>'
+    )
+
+
+def _ceiling(runs: tuple[Recording, Recording]) -> int:
+    """What the card has for PyTorch, where both ran on the same."""
+    found = {max(run.header.capacity_bytes - run.header.overhead_bytes, 0) for run in runs}
+    return found.pop() if len(found) == 1 else 0

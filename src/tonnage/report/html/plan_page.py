@@ -1,0 +1,161 @@
+"""A training plan as one page that opens offline: the plan, its ledger, its step, the others, why not, every term."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from tonnage.budget.terms import Term
+from tonnage.ledger import Category
+from tonnage.planner.reasons import Reason
+from tonnage.planner.remedies import Remedy
+from tonnage.planner.search import Findings, Plan
+from tonnage.report.html import markup
+from tonnage.report.html.markup import share, size, text
+from tonnage.report.html.sections import bar
+from tonnage.report.html.shell import simple_page
+from tonnage.report.lines import table_unit
+from tonnage.report.plan import brief, flags, notes, number_words, time_words
+
+_ROWS = 12
+
+
+def render_plan_page(findings: Findings, reasons: list[Reason], remedies: list[Remedy]) -> str:
+    """The page; of what does not fit it is that of the closest plan, with what would fit above it."""
+    plan = findings.closest
+    return simple_page(
+        text(f"{findings.shape.name} · {findings.cluster.words}"),
+        _header(findings),
+        _would_fit(remedies),
+        f'<div class="pair">{ledger_section(plan)}{_step(plan) if findings.fits else ""}</div>',
+        _next_best(findings),
+        _why_not(reasons),
+        terms_section(plan.terms, plan.total_bytes),
+    )
+
+
+def _header(findings: Findings) -> str:
+    plan, shape = findings.closest, findings.shape
+    tokens = plan.configuration.global_batch * plan.configuration.seq
+    used = f"{share(plan.total_bytes, plan.capacity_bytes)} of {size(plan.capacity_bytes)}"
+    tiles = [("memory a GPU", size(plan.total_bytes), used)]
+    if findings.fits:
+        tiles = [
+            ("tokens a second", f"{plan.tokens_per_s:,.0f}", f"on {findings.cluster.gpus:,} GPUs"),
+            ("a step", time_words(plan.step_time_s), f"of {tokens:,} tokens"),
+            *tiles,
+        ]
+    looked = f"{findings.fitting:,} of them fit"
+    tiles.append(("configurations", f"{findings.searched:,}", looked))
+    said = "".join(f'<p class="note">{text(words)}</p>' for words in notes(findings))
+    verdict, kind = ("fits", "ok") if findings.fits else ("does not fit", "oom")
+    facts = text(f"{shape.parameters / 1e9:,.2f} B parameters · {findings.cluster.words}")
+    chosen = f"<pre>{text(flags(plan), 1000)}</pre>"
+    return markup.head(text(shape.name), verdict, kind, facts, markup.tiles(tiles), chosen, said)
+
+
+def ledger_section(plan: Plan) -> str:
+    """Bytes by category at the peak of one GPU, and what is left of it."""
+    whole = max(plan.capacity_bytes, plan.total_bytes)
+    unit = table_unit(whole)
+    parts = [(str(category), category.label, part) for category, part in plan.ledger.ranked()]
+    parts += (
+        [("free", "free", plan.capacity_bytes - plan.total_bytes)] if plan.total_bytes < plan.capacity_bytes else []
+    )
+    return markup.section(
+        "One GPU at its peak", ledger_table(parts, whole, unit), name="ledger", note=f"in the {text(plan.moment)}"
+    )
+
+
+def ledger_table(parts: Sequence[tuple[str, str, int]], whole: int, unit: str) -> str:
+    """(colour, name, bytes) with their shares of the whole: all in one bar, then a row each."""
+    rows = [
+        (markup.swatch(kind) + text(name), size(part, unit), share(part, whole), bar([(kind, part)], whole))
+        for kind, name, part in parts
+    ]
+    filled = f'<div class="card">{bar([(kind, part) for kind, _, part in parts], whole)}</div>'
+    return filled + markup.table(("", "", "", ""), rows, name="ledger-rows", numbers=(1, 2), kind="bars")
+
+
+def _step(plan: Plan) -> str:
+    total = plan.step_time_s
+    rows = [
+        (
+            text(name),
+            time_words(seconds),
+            f"{100 * seconds / total:.1f} %",
+            bar([("tensors", round(seconds * 1e9))], round(total * 1e9)),
+        )
+        for name, seconds in sorted(plan.parts_s.items(), key=lambda item: -item[1])
+        if seconds >= 0.0005 * total
+    ]
+    hidden = (
+        f"and {time_words(plan.hidden_s)} of transfers run behind the arithmetic"
+        if plan.hidden_s > 0.0005 * total
+        else ""
+    )
+    table = markup.table(("", "", "", ""), rows, name="step-parts", numbers=(1, 2), kind="bars")
+    return markup.section("Where a step goes", table, name="step", note=hidden)
+
+
+def _next_best(findings: Findings) -> str:
+    best = findings.best
+    if best is None or not findings.alternatives:
+        return ""
+    most = max(plan.tokens_per_s for plan in (best, *findings.alternatives))
+    rows = [
+        (
+            text(brief(plan)),
+            f"{plan.tokens_per_s:,.0f}",
+            f"{100 * (plan.tokens_per_s / best.tokens_per_s - 1):+.0f} %" if plan is not best else "best",
+            size(plan.total_bytes, "GiB"),
+            bar([("activations", round(plan.tokens_per_s))], round(most)),
+        )
+        for plan in (best, *findings.alternatives)
+    ]
+    columns = ("", "tokens/s", "", "a GPU", "")
+    table = markup.table(columns, rows, name="alternatives", numbers=(1, 2, 3), kind="plans")
+    return markup.section("This plan and the next best", table, name="next")
+
+
+def _why_not(reasons: list[Reason]) -> str:
+    if not reasons:
+        return ""
+    rows = [(text(f"{reason.choice} {reason.value}"), text(reason.words, 1000)) for reason in reasons]
+    return markup.section("Why not", markup.folded(rows, _ROWS, ("", ""), name="reasons", kind="bars"), name="why-not")
+
+
+def _would_fit(remedies: list[Remedy]) -> str:
+    if not remedies:
+        return ""
+    rows = [
+        (
+            text(r.change),
+            size(r.total_bytes, "GiB"),
+            size(r.capacity_bytes, "GiB"),
+            f"<code>{text(r.flag, 1000)}</code>",
+        )
+        for r in remedies
+    ]
+    columns = ("change", "needs", "of", "how")
+    return markup.section("What would fit", markup.table(columns, rows, name="remedies", numbers=(1, 2)), name="advice")
+
+
+def terms_section(terms: Sequence[Term], total_bytes: int) -> str:
+    """Every term: its bytes, the formula, what was put into it and where the figure comes from."""
+    ordered = sorted(terms, key=lambda term: (list(Category).index(term.category), -float(term.size_bytes)))
+    rows = [
+        (
+            markup.swatch(str(term.category)) + text(term.name),
+            size(round(float(term.size_bytes))),
+            share(round(float(term.size_bytes)), total_bytes),
+            f'{text(term.formula, 1000)}<br><span class="faint">{text(_numbers(term), 1000)}</span>',
+            text(term.source),
+        )
+        for term in ordered
+    ]
+    columns = ("term", "bytes", "", "arithmetic", "from")
+    table = markup.table(columns, rows, name="terms", numbers=(1, 2), kind="terms")
+    return markup.section("Term by term, at the peak", table, name="arithmetic")
+
+
+def _numbers(term: Any) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {number_words(value)}" for name, value in term.numbers.items())

@@ -1,0 +1,111 @@
+"""A serving plan as one page that opens offline: what a GPU holds, the KV cache, other layouts, how to launch it."""
+
+import shlex
+from collections.abc import Iterator
+
+from tonnage.planner.serving import Layout, ServingPlan
+from tonnage.report.html import markup
+from tonnage.report.html.markup import size, text
+from tonnage.report.html.plan_page import ledger_table, terms_section
+from tonnage.report.html.shell import simple_page
+from tonnage.report.lines import table_unit
+from tonnage.report.serving import launch_words, ledger_rows
+
+_KINDS = ("parameters", "kv_cache", "activations", "gradients", "workspace", "context")
+
+
+def render_serving_page(plan: ServingPlan) -> str:
+    """The page; of what does not fit, what would comes first."""
+    budget = plan.best.budget
+    return simple_page(
+        text(f"{plan.shape.name} · {plan.cluster.words}"),
+        _header(plan),
+        _shortage(plan),
+        _offers(plan),
+        f'<div class="pair">{_ledger(plan)}{_cache(plan)}</div>',
+        _launch(plan),
+        _layouts(plan),
+        terms_section(budget.terms, budget.total_bytes),
+        "".join(f'<p class="note">{text(note, 1000)}</p>' for note in budget.notes),
+    )
+
+
+def _header(plan: ServingPlan) -> str:
+    best, asked = plan.best, plan.best.configuration
+    engine = f"vLLM {asked.engine_version}" if asked.engine == "vllm" else "tonnage"
+    layout = [f"{word} {number}" for word, number in (("tp", asked.tp), ("pp", asked.pp)) if number > 1]
+    layout += [f"{best.replicas} copies"] if best.replicas > 1 else []
+    facts = [plan.cluster.words, engine, *layout, f"{asked.weights} weights, {asked.kv} cache"]
+    tiles = [
+        ("asked for", f"{plan.users:,} × {asked.context:,}", "users × tokens"),
+        ("most users", f"{best.most_users:,}", f"at {asked.context:,} tokens"),
+        ("longest context", f"{best.longest_context:,}", f"for {plan.users:,} user{'s' * (plan.users != 1)}"),
+    ]
+    if plan.fits:
+        tiles.append(
+            ("decoded tokens a second", f"{best.tokens_per_s:,.0f}", f"at most; {1 / best.decode_step_s:,.1f} a user")
+        )
+    verdict, kind = ("fits", "ok") if plan.fits else ("does not fit", "oom")
+    return markup.head(text(plan.shape.name), verdict, kind, text(" · ".join(facts)), markup.tiles(tiles))
+
+
+def _shortage(plan: ServingPlan) -> str:
+    if plan.fits:
+        return ""
+    budget = plan.best.budget
+    return f'<p class="failure">A GPU needs {size(budget.needed_bytes)} for this and has {size(budget.available_bytes)}.</p>'
+
+
+def _offers(plan: ServingPlan) -> str:
+    if not plan.changes:
+        return ""
+    rows = [(f"<code>{text(change.flag)}</code>", text(change.words)) for change in plan.changes]
+    title = "What leaves more room" if plan.fits else "What would fit"
+    return markup.section(title, markup.table(("", ""), rows, name="changes", kind="bars"), name="advice")
+
+
+def _ledger(plan: ServingPlan) -> str:
+    budget = plan.best.budget
+    parts = [(kind, name, part) for kind, (name, part) in zip(_KINDS, ledger_rows(budget), strict=True) if part]
+    free = budget.capacity_bytes - budget.total_bytes
+    parts += [("free", "free", free)] if free > 0 else []
+    whole = max(budget.capacity_bytes, budget.total_bytes)
+    table = ledger_table(parts, whole, table_unit(whole))
+    return markup.section("Each GPU", table, name="ledger", note=f"of {size(budget.capacity_bytes)}")
+
+
+def _cache(plan: ServingPlan) -> str:
+    kv, needed = plan.best.budget.kv, plan.best.budget.needed_blocks
+    rows = [
+        ("a token, on one GPU", size(kv.layout.bytes_per_token)),
+        (f"blocks of {kv.layout.block} tokens", f"{kv.blocks:,}"),
+        ("needed of them", f"{needed:,}"),
+        ("tokens in all", f"{kv.tokens:,}"),
+    ]
+    return markup.section("KV cache", markup.table(("", ""), rows, name="kv-rows", numbers=(1,)), name="kv")
+
+
+def _launch(plan: ServingPlan) -> str:
+    if not plan.fits:
+        return ""
+    copies = f", {plan.best.replicas} times behind a balancer" if plan.best.replicas > 1 else ""
+    command = f"<pre>{text(shlex.join(launch_words(plan)), 4000)}</pre>"
+    return markup.section(f"To launch it{copies}", command, name="launch")
+
+
+def _layouts(plan: ServingPlan) -> str:
+    if not plan.others:
+        return ""
+    rows = [tuple(_layout(layout)) for layout in (plan.best, *plan.others)]
+    columns = ("", "users", "longest context", "tokens/s at most", "")
+    table = markup.table(columns, rows, name="layouts", numbers=(1, 2, 3), kind="plans")
+    return markup.section("This layout and others", table, name="others")
+
+
+def _layout(layout: Layout) -> Iterator[str]:
+    asked = layout.configuration
+    yield f"tp {asked.tp} pp {asked.pp} × {layout.replicas}"
+    yield f"{layout.most_users:,}"
+    yield f"{layout.longest_context:,}"
+    yield f"{layout.tokens_per_s:,.0f}"
+    yield "" if layout.fits else f"lacks {size(layout.missing_bytes)}"

@@ -1,0 +1,134 @@
+"""The pages of diff, explain and plans: their figures, nothing to fetch, nothing wider than its window, readable."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import chromium
+from chromium import Browser
+from hostile_recordings import hostile_recording
+from html_tags import Tags
+from support import training_run
+from tonnage.budget.serving import ServingConfiguration
+from tonnage.explain import compare, diagnose
+from tonnage.explain.diff import GrowthLimit
+from tonnage.hardware import find_cluster
+from tonnage.models import find_model
+from tonnage.planner.reasons import rejected
+from tonnage.planner.remedies import remedies
+from tonnage.planner.request import TrainingRequest
+from tonnage.planner.search import search
+from tonnage.planner.serving import plan_serving
+from tonnage.report.html import render_page
+from tonnage.report.html.diff_page import render_diff_page
+from tonnage.report.html.plan_page import render_plan_page
+from tonnage.report.html.serving_page import render_serving_page
+
+CONTRAST = (Path(__file__).parent / "contrast.js").read_text()
+
+
+def diff_page(limit: str = "") -> str:
+    runs = (training_run(batch=4), training_run(batch=8, layers=6))
+    asked = GrowthLimit.parse(limit) if limit else None
+    return render_diff_page(("a.tonnage", "b.tonnage"), runs, compare(*runs), asked, failed=bool(limit))
+
+
+def explain_page() -> str:
+    recording = training_run(gpu="t4", batch=64)
+    return render_page(recording, diagnosis=diagnose(recording))
+
+
+def plan_page(model: str, gpus: str) -> str:
+    findings = search(find_model(model), find_cluster(gpus), TrainingRequest(seq=4096))
+    return render_plan_page(findings, rejected(findings), [] if findings.fits else remedies(findings))
+
+
+def serving_page(gpus: str) -> str:
+    asked = ServingConfiguration(context=8192, users=16)
+    return render_serving_page(
+        plan_serving(find_model("llama-3.1-8b"), find_cluster(gpus), asked, model="llama-3.1-8b")
+    )
+
+
+PAGES = {
+    "diff": diff_page,
+    "explain": explain_page,
+    "plan": lambda: plan_page("llama-3.1-8b", "8xh200"),
+    "plan that does not fit": lambda: plan_page("llama-3.1-70b", "rtx-4090"),
+    "serve": lambda: serving_page("h200"),
+    "serve that does not fit": lambda: serving_page("t4"),
+}
+
+
+@pytest.fixture(scope="module", params=PAGES)
+def page(request: pytest.FixtureRequest) -> str:
+    return PAGES[request.param]()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with Browser() as found:
+        yield found
+
+
+def test_nothing_is_fetched(page: str) -> None:
+    assert not re.search(r"\bsrc=|href=|url\(|@import|\bfetch\(", page)
+    assert "default-src 'none'" in page
+
+
+@pytest.mark.skipif(chromium.BINARY is None, reason=chromium.ABSENT)
+def test_it_opens_fits_its_window_and_reads_well(browser: Browser, page: str, tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    file.write_text(page, encoding="utf-8")
+    browser.requests.clear()
+    browser.complaints.clear()
+    for width in (420, 800, 1400):
+        browser.resize(width, 900)
+        browser.open(file)
+        assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    for scheme in ("light", "dark"):
+        browser.prefer(scheme)
+        contrast, where = browser.evaluate(CONTRAST)
+        assert contrast >= 4.5, where
+    assert set(browser.requests) == {file.as_uri()} and browser.complaints == []
+
+
+def test_a_diff_has_every_growth_and_both_lines() -> None:
+    page = diff_page()
+    difference = compare(training_run(batch=4), training_run(batch=8, layers=6))
+    for growth in (*difference.categories, *difference.lines):
+        assert f'data-bytes="{growth.grew_bytes}"' in page
+    assert "a.tonnage → b.tonnage" in page and '"name":"A  a.tonnage"' in page
+    assert "Grew by more than 5%" in diff_page("5%")
+
+
+def test_a_diff_of_hostile_recordings_is_words() -> None:
+    runs = (training_run(), hostile_recording())
+    page = render_diff_page(("<b>a", "b"), runs, compare(*runs))
+    assert {tag for tag, _ in Tags(page).found} <= {tag for tag, _ in Tags(diff_page()).found} | {"details", "summary"}
+    assert "<b>a" not in page
+
+
+def test_an_explanation_stands_above_the_chart() -> None:
+    recording = training_run(gpu="t4", batch=64)
+    found, page = diagnose(recording), explain_page()
+    assert found.cause in page and page.index('id="cause"') < page.index('id="fixes"') < page.index('id="chart"')
+    for finding in found.evidence:
+        assert f'data-bytes="{finding.size_bytes}"' in page
+
+
+def test_a_plan_says_its_ledger_and_what_would_fit() -> None:
+    findings = search(find_model("llama-3.1-8b"), find_cluster("8xh200"), TrainingRequest(seq=4096))
+    page = PAGES["plan"]()
+    for _, size in findings.closest.ledger.ranked():
+        assert f'data-bytes="{size}"' in page
+    assert f"{findings.closest.tokens_per_s:,.0f}" in page and "Term by term" in page
+    failed = PAGES["plan that does not fit"]()
+    assert "does not fit" in failed and 'id="remedies"' in failed
+
+
+def test_a_serving_plan_says_how_to_launch_it_or_what_would_fit() -> None:
+    assert "vllm serve" in PAGES["serve"]() and "most users" in PAGES["serve"]()
+    assert "What would fit" in PAGES["serve that does not fit"]()
