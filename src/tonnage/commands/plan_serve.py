@@ -119,9 +119,7 @@ def _check_export(options: Namespace) -> None:
 
 
 def _publish(plan: "ServingPlan", options: Namespace) -> None:
-    from rich.console import Console
-
-    from tonnage.report.lines import WIDTH
+    from tonnage.report.lines import print_lines
     from tonnage.report.serving import serving_figures, serving_lines
 
     if options.json:
@@ -129,9 +127,7 @@ def _publish(plan: "ServingPlan", options: Namespace) -> None:
 
         write_json(options.json, serving_figures(plan))
     words = sys.stderr if options.json == "-" else sys.stdout
-    console = Console(file=words, width=WIDTH, highlight=False)
-    for line in serving_lines(plan, explain=options.explain):
-        console.print(line, soft_wrap=True, markup=False)
+    print_lines(serving_lines(plan, explain=options.explain), words)
 
 
 def _export(plan: "ServingPlan", options: Namespace) -> None:

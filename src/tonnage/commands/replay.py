@@ -29,14 +29,12 @@ def replay(
 
     Exits 1 where the model and the trace disagree.
     """
-    from rich.console import Console
-
     from tonnage.allocator import AllocatorSettings, read_trace, what_if
     from tonnage.allocator import replay as replay_events
     from tonnage.errors import BadTrace
     from tonnage.recording.layout import is_database
     from tonnage.recording.snapshot import is_snapshot, read_events
-    from tonnage.report.lines import WIDTH
+    from tonnage.report.lines import print_lines
 
     if is_database(trace):
         raise BadTrace(f"{trace} is a recording, not a trace of events.", hint=f"Look at it with: tonnage show {trace}")
@@ -45,9 +43,7 @@ def replay(
     grown = what_if(events, AllocatorSettings(expandable_segments=True))["reserved_bytes.all.peak"]
     if json:
         _write(json, result, grown)
-    console = Console(file=sys.stderr if json == "-" else sys.stdout, width=WIDTH, highlight=False)
-    for line in report(trace.name, result, grown):
-        console.print(line, soft_wrap=True)
+    print_lines(report(trace.name, result, grown), sys.stderr if json == "-" else sys.stdout)
     raise typer.Exit(bool(result.differences))
 
 
@@ -55,13 +51,13 @@ def report(name: str, result: ReplayResult, expandable_reserved_bytes: int) -> I
     """The lines that people read."""
     from rich.text import Text
 
-    from tonnage.report.lines import clip_start, spread, table_unit
+    from tonnage.report.lines import cut, packed, report_width, spread, table_unit
     from tonnage.units import format_bytes
 
     verdict = Text(f"{len(result.differences)} differences", "red") if result.differences else Text("exact", "green")
-    yield spread(Text(f"  {clip_start(name, 34)} · {result.events:,} events"), verdict)
+    yield from spread(Text(f"  {cut(name, report_width() - 46)} · {result.events:,} events"), verdict)
     peaks = (("allocated", result.peak_allocated_bytes), ("reserved", result.peak_reserved_bytes))
-    yield "  peak " + "   ".join(f"{word} {format_bytes(size)}" for word, size in peaks)
+    yield from packed((f"{word} {format_bytes(size)}" for word, size in peaks), first="  peak ")
     if result.ooms:
         yield f"  {result.ooms} out of memory"
     yield from _notes(result)
@@ -73,16 +69,20 @@ def report(name: str, result: ReplayResult, expandable_reserved_bytes: int) -> I
 
 
 def _notes(result: ReplayResult) -> Iterator[str]:
+    from tonnage.report.lines import wrapped
+
     for difference in result.differences[:DIFFERENCE_ROWS]:
-        yield f"   event {difference.event}: {difference.words}"
+        yield from wrapped(difference.words, first=f"   event {difference.event}: ", rest="     ")
     if len(result.differences) > DIFFERENCE_ROWS:
         yield f"   and {len(result.differences) - DIFFERENCE_ROWS} more: --json"
     if result.unknown_frees:
-        yield f"  {result.unknown_frees} blocks were freed that the trace never allocated: it begins in mid-run"
+        words = "blocks were freed that the trace never allocated: it begins in mid-run"
+        yield from wrapped(f"{result.unknown_frees} {words}")
 
 
 def _occupancy(title: str, moment: Occupancy, unit: str) -> Iterator[Text | str]:
     from tonnage.report.lines import bar, column, heading
+    from tonnage.units import percent
 
     rows = [
         ("requested", moment.allocated_bytes + moment.pending_bytes - moment.rounding_bytes),
@@ -93,7 +93,7 @@ def _occupancy(title: str, moment: Occupancy, unit: str) -> Iterator[Text | str]
     yield heading(title)
     for word, size in rows:
         share = size / max(moment.reserved_bytes, 1)
-        yield f"  {word:<18}{column(size, unit)}  {share:5.1%}  {bar(share, 36)}".rstrip()
+        yield f"  {word:<18}{column(size, unit)}  {percent(share):>6}  {bar(share, 36)}".rstrip()
 
 
 def _segments(result: ReplayResult, unit: str) -> Iterator[Text | str]:

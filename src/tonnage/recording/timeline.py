@@ -48,11 +48,16 @@ class Timeline:
         return max(self.reserved_bytes)
 
     @property
+    def reserved_peak_sequence(self) -> int:
+        """The event at which most was reserved; of several, the first of those at which most of that was allocated."""
+        peak = self.peak_reserved_bytes
+        moments = (moment for moment, reserved in enumerate(self.reserved_bytes) if reserved == peak)
+        return max(moments, key=self.allocated_bytes.__getitem__)
+
+    @property
     def unused_at_reserved_peak_bytes(self) -> int:
         """The least that was reserved but not allocated while most was reserved."""
-        peak = self.peak_reserved_bytes
-        pairs = zip(self.reserved_bytes, self.allocated_bytes, strict=True)
-        return min(reserved - allocated for reserved, allocated in pairs if reserved == peak)
+        return self.peak_reserved_bytes - self.allocated_bytes[self.reserved_peak_sequence]
 
     def peak_between(self, start: int, end: int) -> int:
         """The most that was allocated from just before event `start` until before event `end`."""
@@ -112,6 +117,11 @@ def spans(marks: Sequence[Mark], kind: MarkKind, length: int) -> Iterator[tuple[
     for (name, start), end in zip(starts, ends, strict=True):
         if start < end:
             yield name, start, end
+
+
+def name_at(marks: Sequence[Mark], kind: MarkKind, sequence: int) -> str:
+    """The phase or the step that runs at an event; "" before the first."""
+    return next((name for name, start, end in spans(marks, kind, sequence + 1) if start <= sequence < end), "")
 
 
 def _last_sequence(allocations: Sequence[Allocation], segments: Sequence[SegmentEvent]) -> int:
