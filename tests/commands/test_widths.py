@@ -64,11 +64,7 @@ def _dying() -> Recording:
 
 def calls(folder: Path) -> dict[str, list[str]]:
     fits, dies = (str(long_run(name, folder)) for name in ("fits", "dies"))
-    trace = folder / "trace.json"
-    events: list[list[object]] = [["alloc", 4096 * n, 30 * MIB, 0] for n in range(1, 9)]
-    for action in ("free_requested", "free_completed"):
-        events += [[action, 4096 * n, 30 * MIB, 0] for n in (1, 2, 3)]
-    trace.write_text(str([*events, ["alloc", 999424, 50 * MIB, 0]]).replace("'", '"'))
+    trace = Path(__file__).parents[1] / "allocator" / "data" / "default-mlp_train-32.json.gz"
     return {
         "show": ["show", fits],
         "show --verbose": ["show", fits, "--verbose"],

@@ -78,7 +78,7 @@ def _catalogue_cells(gpu: Gpu) -> tuple[str, ...]:
 
 def _hosts(hosts: Sequence[Host]) -> Iterator[Text]:
     heads = ("host", "cards", "memory", "link, cards", "net")
-    head, *rows = table([heads, *map(_host_cells, hosts)], align="<<><>", names=(0,), spare=(3,))
+    head, *rows = table([heads, *map(_host_cells, hosts)], align="<<><>", names=(0,), spare=(3,), gap=" ")
     yield Text(head, "bold")
     yield from map(Text, rows)
     yield Text()
