@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tonnage.errors import BadSize
-from tonnage.units import GIB, budget_bytes, format_bytes, parse_bytes, unit_for
+from tonnage.units import GIB, budget_bytes, format_bytes, parse_bytes, percent, unit_for
 
 
 @pytest.mark.parametrize(
@@ -118,3 +118,7 @@ def test_none_of_the_host_s_memory_is_a_budget_too() -> None:
     assert budget_bytes(0, GIB, name="host", least_bytes=0) == 0
     with pytest.raises(BadSize, match="host is -1; it must be a finite number of bytes, 0 or more"):
         budget_bytes(-1, GIB, name="host", least_bytes=0)
+
+
+def test_a_share_in_percent_has_a_space() -> None:
+    assert (percent(0.415), percent(0.0041, 2), percent(1, 0)) == ("41.5 %", "0.41 %", "100 %")

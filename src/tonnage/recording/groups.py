@@ -59,7 +59,7 @@ def alike_with_members(allocations: Iterable[Allocation]) -> list[tuple[Group, l
 
 
 def _group(members: list[Allocation]) -> Group:
-    first, largest = members[0], max(members, key=lambda a: a.block_bytes)
+    first, largest = members[0], max(members, key=lambda a: (a.block_bytes, a.requested_bytes))
     modules = {a.module for a in members}
     return Group(
         each_bytes=largest.block_bytes,
