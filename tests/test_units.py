@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tonnage.errors import BadSize
-from tonnage.units import GIB, budget_bytes, format_bytes, parse_bytes, parse_count, unit_for
+from tonnage.units import GIB, budget_bytes, format_bytes, parse_bytes, parse_count, percent, unit_for
 
 
 @pytest.mark.parametrize(
@@ -127,3 +127,7 @@ def test_what_is_no_number_of_tokens_is_refused(text: str) -> None:
     with pytest.raises(BadSize, match="not a number of tokens"):
         parse_count(text)
     assert parse_count("32k") == 32_768
+
+
+def test_a_share_in_percent_has_a_space() -> None:
+    assert (percent(0.415), percent(0.0041, 2), percent(1, 0)) == ("41.5 %", "0.41 %", "100 %")

@@ -89,3 +89,8 @@ def format_bytes(size_bytes: int, unit: str | None = None) -> str:
     if unit == "B":
         return f"{size_bytes} B"
     return f"{size_bytes / _BINARY[unit]:.2f} {unit}"
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """ "41.5 %" of a share of 0.415."""
+    return f"{100 * share:.{digits}f} %"

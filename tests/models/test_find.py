@@ -252,3 +252,9 @@ def test_an_unknown_architecture_says_that_it_is_not_exact():
 
 def test_the_class_names_the_type_where_nothing_else_does():
     assert from_config({k: v for k, v in LLAMA.items() if k != "model_type"}).architecture == "llama"
+
+
+def test_an_unknown_hub_id_is_told_of_online() -> None:
+    with pytest.raises(UnknownModel) as caught:
+        find_model("somebody/Something-7B")
+    assert "--online" in caught.value.hint

@@ -109,7 +109,7 @@ def test_alike_tensors_of_layers_are_one_group() -> None:
     by_module = {(group.module, group.operator): group for group in groups}
     assert by_module["layers.*.mlp", "gelu"].count == 4
     assert by_module["lm_head", "linear"].count == 1
-    assert [group.each_bytes for group in groups] == sorted((group.each_bytes for group in groups), reverse=True)
+    assert [group.total_bytes for group in groups] == sorted((group.total_bytes for group in groups), reverse=True)
     assert by_module["", "log_softmax"].shape == (8, 1024, 50304)
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from tonnage.hardware import all_gpus, all_hosts, find_cluster
 from tonnage.report.cards import print_cards, print_catalogue, print_hosts
+from tonnage.report.lines import cut
 
 
 def shown(*asked: str) -> list[str]:
@@ -46,7 +47,7 @@ def test_every_card_fits_80_columns(card) -> None:
 def test_every_host_fits_80_columns(host) -> None:
     lines = shown(host.key)
     assert max(map(len, lines)) <= 80
-    assert f"in {host.name}"[:30] in "\n".join(lines)
+    assert f"in {cut(host.name, 30)}" in "\n".join(lines)
 
 
 def test_lists_are_aligned_and_fit_80_columns() -> None:

@@ -53,7 +53,7 @@ def test_a_plan_that_fits_ends_with_what_to_do() -> None:
 def test_one_that_does_not_names_the_gap_and_the_change() -> None:
     findings = found("does not fit")
     said = report(findings)
-    assert said.splitlines()[1].endswith("does not fit")
+    assert said.splitlines()[2].endswith("does not fit")
     assert "GiB over; its largest terms:" in said
     assert "what would fit" in said and "--gpus" in said
 
@@ -75,8 +75,9 @@ def test_explain_gives_every_reason() -> None:
 
 def test_flags_leave_out_degrees_of_one() -> None:
     plan = found("one card").closest
-    assert "tp" not in flags(plan) and "zero" not in flags(plan)
-    assert "micro-batch" in flags(plan)
+    words = " ".join(flags(plan))
+    assert "tp" not in words and "zero" not in words
+    assert "micro-batch" in words
 
 
 def test_a_terminal_gets_colours(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ def test_the_frame_shows_every_part_of_the_pool() -> None:
     lines = words(kv_frame(LEDGER, Load(running=12, waiting=3, tokens_per_s=4812.4, hit_rate=0.255, preemptions=7)))
     assert lines[0].startswith("  12 running · 3 waiting · 4,812 tokens/s  ")
     assert lines[0].endswith("pool 48.14 GiB")
-    assert lines.pop() == "  26% prefix hits · 7 preempted"
+    assert lines.pop() == "  26 % prefix hits · 7 preempted"
     assert [line.split()[0] for line in lines[1:]] == ["used", "shared", "cached", "slack", "reserved", "free"]
     assert sum(float(line.split()[3]) for line in lines[1:]) == pytest.approx(100, abs=0.3)
     assert max(map(len, lines)) <= 80
@@ -84,7 +84,7 @@ def test_the_frame_shows_every_part_of_the_pool() -> None:
 def test_a_line_for_logs() -> None:
     line = kv_line(replace(LEDGER, shared_bytes=0), Load(running=1))
     assert line == (
-        "1 running · 0 waiting · 0 tokens/s · used 63.6%, cached 10.6%, slack 0.3%, reserved 0.0%, free 25.5%"
+        "1 running · 0 waiting · 0 tokens/s · used 63.6 %, cached 10.6 %, slack 0.3 %, reserved 0.0 %, free 25.5 %"
     )
 
 

@@ -19,7 +19,7 @@ def watched(*moments: Moment) -> str:
     history = History()
     for moment in moments:
         history.add(moment)
-    return "\n".join([*(line.plain for line in frame(history)), footer(history, 1.0, "").plain])
+    return "\n".join([*(line.plain for line in (*frame(history), *footer(history, 1.0, "")))])
 
 
 @given(values=st.lists(st.integers(0, 2**40), max_size=100), full=st.integers(0, 2**40), cells=st.integers(1, 50))

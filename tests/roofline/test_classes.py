@@ -85,3 +85,9 @@ def test_a_class_does_not_depend_on_the_size_of_the_work(factor: float) -> None:
     one = item(0.6, 0.5)
     work = Work(one.work.operations * factor, one.work.moved_bytes * factor, "bf16")
     assert judge(replace(one, seconds=one.seconds * factor, work=work), H200).bound is Bound.MEMORY
+
+
+def test_a_part_that_waits_for_its_launch_does_not_claim_the_memory() -> None:
+    verdict = judge(Item(name="part", launches=2, work=Work(10.0, 10.0)), H200)
+    assert verdict.bound is Bound.LATENCY
+    assert verdict.memory_share is not None and verdict.memory_share < NEAR

@@ -145,3 +145,39 @@ def test_a_subclass_that_wraps_tensors_is_told_by_what_it_wraps() -> None:
         model(torch.randn(8, 256, device="cuda"))
         kept = [a for a in gpu.recording.allocations if a.category is Category.PARAMETERS]
     assert [a.requested_bytes for a in kept] == [256 * 256 * 4]
+
+
+def test_validation_is_no_step_of_a_training() -> None:
+    import torch
+
+    with tonnage.virtual_gpu("h200", torch="2.11") as gpu:
+        model = torch.nn.Linear(64, 64).cuda()
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(3):
+            model.eval()
+            with torch.no_grad():
+                for _ in range(4):
+                    model(torch.ones(8, 64, device="cuda"))
+            model.train()
+            model(torch.ones(8, 64, device="cuda")).sum().backward()
+            optimizer.step()
+        recording = gpu.recording
+    assert [step.step for step in recording.steps if step.step] == [1, 2, 3]
+    assert "evaluation" in [phase.name for phase in recording.phases]
+
+
+def test_a_step_with_a_closure_ends_in_the_optimizer() -> None:
+    import torch
+
+    with tonnage.virtual_gpu("h200", torch="2.11") as gpu:
+        model = torch.nn.Linear(64, 64).cuda()
+        optimizer = torch.optim.AdamW(model.parameters())
+
+        def closure() -> float:
+            model(torch.ones(8, 64, device="cuda")).sum().backward()
+            return 0.0
+
+        optimizer.step(closure)
+        recording = gpu.recording
+    states = [a for a in recording.allocations if a.category is Category.OPTIMIZER_STATES]
+    assert {a.phase for a in states} == {"optimizer"}

@@ -1,9 +1,12 @@
 """Every command as one typer application; `run`, `record` and `serve` are listed here and parse their own words."""
 
+from inspect import getdoc
+
 import typer
 
 from tonnage import __version__
 from tonnage.commands import diff, explain, gpu, plan, record, replay, roofline, run, serve, show, watch
+from tonnage.report.lines import report_width
 
 app = typer.Typer(
     name="tonnage",
@@ -11,8 +14,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": report_width()},
 )
+_OWN_WORDS = {"ignore_unknown_options": True, "help_option_names": []}
 
 
 @app.callback(invoke_without_command=True)
@@ -23,29 +27,25 @@ def options(version: bool = typer.Option(False, "--version", help="Print the ver
         raise typer.Exit
 
 
-@app.command("run", help=run.SUMMARY, context_settings={"ignore_unknown_options": True, "help_option_names": []})
+# A command's short help is given, as typer would cut the first sentence of the long one.
+@app.command("run", short_help=run.SUMMARY, context_settings=_OWN_WORDS)
 def run_command(words: list[str] = typer.Argument(None)) -> None:
     """Listed for `tonnage --help`; `commands.main` calls the command itself."""
     raise typer.Exit(run.command(words))
 
 
-@app.command("record", help=record.SUMMARY, context_settings={"ignore_unknown_options": True, "help_option_names": []})
+@app.command("record", short_help=record.SUMMARY, context_settings=_OWN_WORDS)
 def record_command(words: list[str] = typer.Argument(None)) -> None:
     """Listed for `tonnage --help`; `commands.main` calls the command itself."""
     raise typer.Exit(record.command(words))
 
 
-@app.command("serve", help=serve.SUMMARY, context_settings={"ignore_unknown_options": True, "help_option_names": []})
+@app.command("serve", short_help=serve.SUMMARY, context_settings=_OWN_WORDS)
 def serve_command(words: list[str] = typer.Argument(None)) -> None:
     """Listed for `tonnage --help`; `commands.main` calls the command itself."""
     raise typer.Exit(serve.command(words))
 
 
-app.command("gpu")(gpu.gpu)
 app.add_typer(plan.app, name="plan")
-app.command("show")(show.show)
-app.command("diff")(diff.diff)
-app.command("explain")(explain.explain)
-app.command("replay")(replay.replay)
-app.command("roofline")(roofline.roofline)
-app.command("watch")(watch.watch)
+for command in (gpu.gpu, show.show, diff.diff, explain.explain, replay.replay, roofline.roofline, watch.watch):
+    app.command(command.__name__, short_help=(getdoc(command) or "").partition("\n\n")[0])(command)

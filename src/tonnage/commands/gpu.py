@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def gpu(
-    names: list[str] = typer.Argument(None, metavar="[NAME]...", help="Cards, hosts (dgx-h100) or files (mine.toml)."),
+    names: list[str] = typer.Argument(None, metavar="NAME", help="Cards, hosts (dgx-h100) or files (mine.toml)."),
     hosts: bool = typer.Option(False, "--hosts", help="List hosts and cloud shapes instead of cards."),
     json: str = typer.Option("", "--json", metavar="FILE", help="Write the figures as JSON ('-': standard output)."),
 ) -> None:

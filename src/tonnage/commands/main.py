@@ -12,15 +12,31 @@ from tonnage.untrusted import clipped
 
 def main() -> NoReturn:
     """Run a command; exit 0 it fits or worked, 1 it does not fit, 2 the request was wrong."""
+    from tonnage.report.streams import use_look_alikes
+
+    use_look_alikes(sys.stdout, sys.stderr)
     try:
-        sys.exit(_run(sys.argv[1:]))
+        status = _status()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader (`head`, say) has seen enough. Python flushes once more at its end: to nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        status = 0
+    sys.exit(status)
+
+
+def _status() -> str | int | None:
+    """The exit status of the command, after it is said what was wrong with it."""
+    try:
+        return _run(sys.argv[1:])
     except TonnageError as error:
         print(f"tonnage: {clipped(error.words)}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except BrokenPipeError:
-        # The reader (`head`, say) has seen enough.
-        sys.stderr.close()
-        sys.exit(0)
+        return error.exit_code
+    except SystemExit as leaving:
+        # Typer turns a reader that left into exit status 1.
+        if isinstance(leaving.__context__, BrokenPipeError):
+            raise leaving.__context__ from None
+        return leaving.code
 
 
 def _run(words: list[str]) -> int | None:

@@ -11,13 +11,13 @@ app = typer.Typer(
 _OWN_WORDS = {"ignore_unknown_options": True, "help_option_names": []}
 
 
-@app.command("train", help=plan_train.SUMMARY, context_settings=_OWN_WORDS)
+@app.command("train", short_help=plan_train.SUMMARY, context_settings=_OWN_WORDS)
 def train(words: list[str] = typer.Argument(None)) -> None:
     """Listed for `tonnage plan --help`; `commands.main` calls the command itself."""
     raise typer.Exit(plan_train.command(words))
 
 
-@app.command("serve", help=plan_serve.SUMMARY, context_settings=_OWN_WORDS)
+@app.command("serve", short_help=plan_serve.SUMMARY, context_settings=_OWN_WORDS)
 def serve(words: list[str] = typer.Argument(None)) -> None:
     """Listed likewise."""
     raise typer.Exit(plan_serve.command(words))

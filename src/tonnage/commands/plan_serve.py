@@ -122,9 +122,7 @@ def _check_export(options: Namespace) -> None:
 
 
 def _publish(plan: "ServingPlan", options: Namespace, page: Path | None) -> None:
-    from rich.console import Console
-
-    from tonnage.report.lines import WIDTH
+    from tonnage.report.lines import print_lines
     from tonnage.report.serving import serving_figures, serving_lines
 
     if options.json:
@@ -138,9 +136,7 @@ def _publish(plan: "ServingPlan", options: Namespace, page: Path | None) -> None
         write_page(page, render_serving_page(plan), opens=options.open, json_target=options.json)
     if page is not None or options.json == "-":
         return
-    console = Console(width=WIDTH, highlight=False)
-    for line in serving_lines(plan, explain=options.explain):
-        console.print(line, soft_wrap=True, markup=False)
+    print_lines(serving_lines(plan, explain=options.explain), sys.stdout)
 
 
 def _export(plan: "ServingPlan", options: Namespace) -> None:

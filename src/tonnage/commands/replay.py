@@ -31,14 +31,12 @@ def replay(
 
     Exits 1 where the model and the trace disagree.
     """
-    from rich.console import Console
-
     from tonnage.allocator import replay as replay_events
     from tonnage.errors import BadTrace
     from tonnage.explain.fixes import expandable_segments
     from tonnage.recording.layout import is_database
     from tonnage.recording.snapshot import read_traced
-    from tonnage.report.lines import WIDTH
+    from tonnage.report.lines import print_lines
     from tonnage.untrusted import printable
 
     if is_database(trace):
@@ -48,11 +46,8 @@ def replay(
     advice = expandable_segments(traced.recording)
     if json:
         _write(json, result, advice)
-    if json == "-":
-        raise typer.Exit(bool(result.differences))
-    console = Console(width=WIDTH, highlight=False)
-    for line in report(printable(trace.name), result, traced.recording.notes, advice):
-        console.print(line, soft_wrap=True)
+    if json != "-":
+        print_lines(report(printable(trace.name), result, traced.recording.notes, advice), sys.stdout)
     raise typer.Exit(bool(result.differences))
 
 
@@ -60,16 +55,17 @@ def report(name: str, result: ReplayResult, notes: Sequence[Note], advice: Fix |
     """The lines that people read."""
     from rich.text import Text
 
-    from tonnage.report.lines import clip_start, spread, table_unit
+    from tonnage.report.lines import cut, packed, report_width, spread, table_unit, wrapped
     from tonnage.units import format_bytes
 
     verdict = Text(f"{len(result.differences):,} differences", "red") if result.differences else Text("exact", "green")
-    yield spread(Text(f"  {clip_start(name, 34)} · {result.events:,} events"), verdict)
+    yield from spread(Text(f"  {cut(name, report_width() - 46)} · {result.events:,} events"), verdict)
     peaks = (("allocated", result.peak_allocated_bytes), ("reserved", result.peak_reserved_bytes))
-    yield "  peak " + "   ".join(f"{word} {format_bytes(size)}" for word, size in peaks)
+    yield from packed((f"{word} {format_bytes(size)}" for word, size in peaks), first="  peak ")
     if result.ooms:
         yield f"  {result.ooms} out of memory"
-    yield from _wrapped(_not_known(result, notes))
+    for sentence in _not_known(result, notes):
+        yield from wrapped(sentence)
     yield from _differences(result)
     unit = table_unit(result.peak_reserved_bytes)
     yield from _occupancy("at the peak of allocated memory", result.at_peak_allocated, unit)
@@ -78,7 +74,7 @@ def report(name: str, result: ReplayResult, notes: Sequence[Note], advice: Fix |
     if advice:
         yield ""
         yield f"  to save {format_bytes(advice.saves_bytes)} of reserved memory"
-        yield f"   {advice.how}"
+        yield from wrapped(advice.how, first="   ")
 
 
 def _not_known(result: ReplayResult, notes: Sequence[Note]) -> Iterator[str]:
@@ -97,24 +93,18 @@ def _not_known(result: ReplayResult, notes: Sequence[Note]) -> Iterator[str]:
         yield f"{strays:,} blocks lie in no segment that the file tells of: where the model would put them is its own guess."
 
 
-def _wrapped(sentences: Iterator[str]) -> Iterator[str]:
-    from textwrap import wrap
-
-    from tonnage.report.lines import WIDTH
-
-    for sentence in sentences:
-        yield from (f"  {line}" for line in wrap(sentence, WIDTH - 4))
-
-
 def _differences(result: ReplayResult) -> Iterator[str]:
+    from tonnage.report.lines import wrapped
+
     for difference in result.differences[:DIFFERENCE_ROWS]:
-        yield f"   event {difference.event}: {difference.words}"
+        yield from wrapped(difference.words, first=f"   event {difference.event}: ", rest="     ")
     if len(result.differences) > DIFFERENCE_ROWS:
         yield f"   and {len(result.differences) - DIFFERENCE_ROWS:,} more: --json"
 
 
 def _occupancy(title: str, moment: Occupancy, unit: str) -> Iterator[Text | str]:
     from tonnage.report.lines import bar, column, heading
+    from tonnage.units import percent
 
     rows = [
         ("requested", moment.allocated_bytes + moment.pending_bytes - moment.rounding_bytes),
@@ -125,7 +115,7 @@ def _occupancy(title: str, moment: Occupancy, unit: str) -> Iterator[Text | str]
     yield heading(title)
     for word, size in rows:
         share = size / max(moment.reserved_bytes, 1)
-        yield f"  {word:<18}{column(size, unit)}  {share:5.1%}  {bar(share, 36)}".rstrip()
+        yield f"  {word:<18}{column(size, unit)}  {percent(share):>6}  {bar(share, 36)}".rstrip()
 
 
 def _segments(result: ReplayResult, unit: str) -> Iterator[Text | str]:

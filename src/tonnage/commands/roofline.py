@@ -21,6 +21,7 @@ def roofline(
     batch: int = typer.Option(1, "--batch", help="With --model: sequences."),
     seq: str = typer.Option("4k", "--seq", metavar="TOKENS", help="With --model: tokens of each, like 8192 or 8k."),
     phase: str = typer.Option("decode", "--phase", metavar="PHASE", help="With --model: prefill, decode or train."),
+    online: bool = typer.Option(False, "--online", help="With --model: look it up on the hub where it is no preset."),
     ceilings: Path = typer.Option(None, "--ceilings", metavar="FILE", help="The card's own, measured by a probe."),
     rows: int = typer.Option(16, "--rows", min=1, help="Lines of the table."),
     json: str = typer.Option("", "--json", metavar="FILE", help="Write the figures as JSON ('-': standard output)."),
@@ -35,7 +36,7 @@ def roofline(
 
     page = page_target(html, opens=opens, force=force)
 
-    profile = _profile(file, model, batch, seq, phase)
+    profile = _profile(file, model, batch, seq, phase, online)
     analysis = analyse(profile, _ceilings(profile, gpu, ceilings))
     _publish(analysis, json, page, opens, rows)
 
@@ -50,7 +51,7 @@ def _check(file: Path | None, model: str) -> None:
         )
 
 
-def _profile(file: Path | None, model: str, batch: int, seq: str, phase: str) -> "Profile":
+def _profile(file: Path | None, model: str, batch: int, seq: str, phase: str, online: bool) -> "Profile":
     from tonnage.roofline import PHASES, model_profile, read_profile
 
     if file:
@@ -60,7 +61,7 @@ def _profile(file: Path | None, model: str, batch: int, seq: str, phase: str) ->
 
     if phase not in PHASES:
         raise RequestError(f"There is no phase {phase!r}.", hint=f"Use one of: {', '.join(PHASES)}.")
-    return model_profile(find_model(model), phase, batch=batch, seq=parse_count(seq))
+    return model_profile(find_model(model, online=online), phase, batch=batch, seq=parse_count(seq))
 
 
 def _ceilings(profile: "Profile", gpu: str, ceilings: Path | None) -> "Ceilings":

@@ -128,16 +128,11 @@ def _budget(text: str) -> float | str:
 
 
 def _announce(engine: "Engine", name: str, options: Namespace, stream: TextIO) -> None:
-    from rich.console import Console
-
-    from tonnage.report.lines import WIDTH
+    from tonnage.report.lines import print_lines
     from tonnage.report.serve import card_figures, card_lines
 
     if options.json:
         from tonnage.report.output import write_json
 
         write_json(options.json, card_figures(engine.card))
-    console = Console(file=stream, width=WIDTH, highlight=False)
-    console.print()
-    for line in card_lines(engine.card, model=name):
-        console.print(line, soft_wrap=True, markup=False)
+    print_lines(["", *card_lines(engine.card, model=name)], stream)

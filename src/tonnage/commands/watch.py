@@ -62,16 +62,15 @@ def _shown(history: "History", interval_s: float, served: str, stream: TextIO, o
     from rich.console import Console, Group
     from rich.live import Live
 
-    from tonnage.report.lines import WIDTH
+    from tonnage.report.lines import print_lines
     from tonnage.report.watch import footer, frame, plain_lines
 
     if once:
-        console = Console(file=stream, width=WIDTH, highlight=False, emoji=False)
-        yield lambda moment: console.print("", *frame(history), sep="\n", end="", no_wrap=True, crop=False)
+        yield lambda moment: print_lines(["", *frame(history)], stream)
     elif stream.isatty():
         with Live(console=Console(file=stream, highlight=False, emoji=False), auto_refresh=False) as live:
             yield lambda moment: live.update(
-                Group("", *frame(history), footer(history, interval_s, served)), refresh=True
+                Group("", *frame(history), *footer(history, interval_s, served)), refresh=True
             )
     else:
         if served:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from tonnage.errors import BadSize
-from tonnage.recording import Allocation, Recording, module_pattern
+from tonnage.recording import Allocation, Recording, module_pattern, telling_lines
 from tonnage.units import parse_bytes
 
 _PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?)\s*%\s*")
@@ -80,7 +80,7 @@ def compare(before: Recording, after: Recording) -> Difference:
         ),
         categories=_by(before, after, lambda a: a.category.value),
         modules=_by(before, after, lambda a: module_pattern(a.module)),
-        lines=_by(before, after, lambda a: a.line),
+        lines=_by(before, after, _line_of(before, after)),
     )
 
 
@@ -93,6 +93,19 @@ def _by(before: Recording, after: Recording, name_of: Callable[[Allocation], str
     first, second = (_sums(recording.live_at_peak, name_of) for recording in (before, after))
     rows = [Growth(name, first.get(name, 0), second.get(name, 0)) for name in {**first, **second}]
     return tuple(sorted(rows, key=lambda row: (-abs(row.grew_bytes), -row.after_bytes, row.name)))
+
+
+def _line_of(*runs: Recording) -> Callable[[Allocation], str]:
+    """The script's line or, where it leads into several of a library in either run, that one.
+
+    Some sources know the script's lines alone: beside those, only these are compared.
+    """
+    places = [{(a.line, a.stack[:1]) for a in run.live_at_peak} for run in runs]
+    if not all(any(stack and stack[0] != line for line, stack in known) for known in places):
+        return lambda a: a.line
+    every = sorted(set().union(*places))
+    names = dict(zip(every, telling_lines(every), strict=True))
+    return lambda a: names[a.line, a.stack[:1]]
 
 
 def _sums(allocations: Iterable[Allocation], name_of: Callable[[Allocation], str]) -> dict[str, int]:

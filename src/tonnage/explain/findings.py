@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tonnage.explain.fixes import Fix
-from tonnage.recording import Allocation
+from tonnage.recording import Allocation, telling_lines
 
 Cause = Literal[
     "capacity", "fragmentation", "leak", "outside", "other-process", "pinned-host", "unbounded-cache", "none"
@@ -44,11 +44,14 @@ class Finding:
 
 
 def guilty_lines(allocations: Iterable[Allocation], count: int = LINES) -> tuple[Guilty, ...]:
-    """The lines that made these blocks, most bytes first; each with its largest block in words."""
-    by_line: dict[str, list[Allocation]] = {}
+    """The lines that made these blocks, most bytes first; each with its largest block in words.
+
+    A line that leads into several lines of a library, as a framework's does, is shown as those.
+    """
+    by_place: dict[tuple[str, tuple[str, ...]], list[Allocation]] = {}
     for a in allocations:
-        by_line.setdefault(a.line, []).append(a)
-    rows = [_guilty(line, members) for line, members in by_line.items()]
+        by_place.setdefault((a.line, a.stack[:1]), []).append(a)
+    rows = [_guilty(line, members) for line, members in zip(telling_lines(by_place), by_place.values(), strict=True)]
     return tuple(sorted(rows, key=lambda row: -row.size_bytes)[:count])
 
 

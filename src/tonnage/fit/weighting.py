@@ -31,6 +31,7 @@ from tonnage.fit.stepping.batches import (
 from tonnage.fit.technique import NotApplicable
 from tonnage.fit.training import Batch, Training
 from tonnage.fit.virtual import on_virtual_gpu
+from tonnage.units import percent
 
 _ROWS = 4  # that are tried together and alone
 _ELEMENTS = 1 << 14  # of each gradient
@@ -123,7 +124,7 @@ def _fitting(
     best = min(errors, key=errors.__getitem__)
     raise NotApplicable(
         f"No known weighting makes the gradients of {batch_rows(chosen)} rows out of those of each alone; the nearest "
-        f"({best}) is off by {errors[best]:.1%} in a parameter. The loss is no mean or sum over rows or tokens.",
+        f"({best}) is off by {percent(errors[best])} in a parameter. The loss is no mean or sum over rows or tokens.",
         hint=_HINT,
     )
 

@@ -36,8 +36,10 @@ def find_model(name_or_path: str, *, online: bool = False) -> ModelShape:
         raise BadModel(f"The folder {path} holds no model.", hint="It needs a config.json or .safetensors files.")
     if _PATH_LIKE.search(name_or_path):
         raise UnknownModel(f"There is no file or folder {name_or_path!r}.", hint="Check the path.")
-    if online and _HUB_ID.fullmatch(name_or_path):
-        return _from_hub(name_or_path)
+    if _HUB_ID.fullmatch(name_or_path):
+        if online:
+            return _from_hub(name_or_path)
+        raise unknown(name_or_path, hint="If it is on the hub, add --online to read its config.json there.")
     raise unknown(name_or_path)
 
 

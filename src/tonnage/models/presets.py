@@ -43,14 +43,15 @@ def hub_id(name: str) -> str:
     return next((each for each in _presets()[key]["names"] if "/" in each), name) if key and "/" not in name else name
 
 
-def unknown(name: str) -> UnknownModel:
-    """The error for a name that nothing answers to, with the closest presets."""
+def unknown(name: str, *, hint: str = "") -> UnknownModel:
+    """The error for a name that nothing answers to, with the closest presets and what else to do."""
     from difflib import get_close_matches
 
     close = [_by_name()[match] for match in get_close_matches(_plain(name), _by_name(), n=8, cutoff=0.5)]
     offered = ", ".join(list(dict.fromkeys(close))[:4])
-    hint = f"Did you mean one of: {offered}?" if offered else "Give a preset, a config.json, a folder or a checkpoint."
-    return UnknownModel(f"There is no preset, file or folder called {name!r}.", hint=hint)
+    known = f"Did you mean one of: {offered}?" if offered else "Give a preset, a config.json, a folder or a checkpoint."
+    problem = f"There is no preset, file or folder called {name!r}."
+    return UnknownModel(problem, hint=f"{hint}\n{known}".lstrip())
 
 
 def preset_config(key: str) -> Mapping[str, Any]:

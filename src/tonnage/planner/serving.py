@@ -262,7 +262,9 @@ def _roomier(
         gain = found.budget.kv.tokens / max(best.budget.kv.tokens, 1)
         if gain > _WORTH_SAYING:
             change = _change(flag, found)
-            yield replace(change, words=f"{found.budget.kv.tokens:,} tokens ({gain - 1:+.0%}), {change.words}")
+            yield replace(
+                change, words=f"{found.budget.kv.tokens:,} tokens ({100 * (gain - 1):+.0f} %), {change.words}"
+            )
 
 
 def _surest_utilization(budget: ServingBudget) -> float:

@@ -3,7 +3,7 @@
 from tonnage.recording.cluster import ClusterRecording, ClusterSummary, RankSummary
 from tonnage.recording.cluster_store import write_cluster
 from tonnage.recording.files import ended_in_error, open_cluster, open_recording
-from tonnage.recording.groups import Group, alike_with_members, group_alike, module_pattern
+from tonnage.recording.groups import Group, alike_with_members, group_alike, module_pattern, telling_lines
 from tonnage.recording.recording import Recording
 from tonnage.recording.records import Allocation, Header, Mark, Note, OutOfMemory, SegmentEvent, StandIn
 from tonnage.recording.store import read_recording, write_recording
@@ -28,6 +28,7 @@ __all__ = [
     "open_cluster",
     "open_recording",
     "read_recording",
+    "telling_lines",
     "write_cluster",
     "write_recording",
 ]

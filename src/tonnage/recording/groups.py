@@ -1,6 +1,7 @@
 """Tensors that are alike (the same in every layer) as one row. This module does not know what is worth showing."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,7 +14,7 @@ _INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Blocks of one kind: `count` of them, each as large as the largest."""
+    """Blocks of one kind: `count` of them, `each_bytes` and `shape` of the largest, `stack` of the first."""
 
     each_bytes: int
     total_bytes: int
@@ -24,6 +25,15 @@ class Group:
     line: str
     shape: tuple[int, ...] | None
     dtype: str
+    stack: tuple[str, ...] = ()
+    shapes: int = 1
+
+    @property
+    def what(self) -> str:
+        """ "48 × bfloat16 [8, 2048, 8192]": how many tensors of which type and shape, or of shapes up to which."""
+        shape = "" if self.shape is None else f"{'up to ' * (self.shapes > 1)}{list(self.shape)}"
+        count = f"{self.count:,} ×" if self.count > 1 else ""
+        return " ".join(filter(None, [count, self.dtype, shape]))
 
 
 @lru_cache(maxsize=65536)
@@ -33,7 +43,7 @@ def module_pattern(module: str) -> str:
 
 
 def group_alike(allocations: Iterable[Allocation]) -> list[Group]:
-    """Group by all but the layer's number; largest block first."""
+    """Group by all but the layer's number; of a cache, whose tensors grow, by all but their shapes. Largest sum first."""
     return [group for group, _ in alike_with_members(allocations)]
 
 
@@ -41,23 +51,43 @@ def alike_with_members(allocations: Iterable[Allocation]) -> list[tuple[Group, l
     """The same, each with the blocks that it stands for."""
     groups: dict[tuple[object, ...], list[Allocation]] = {}
     for a in allocations:
-        key = (a.category, a.operator, module_pattern(a.module), a.line, a.shape or a.block_bytes, a.dtype)
+        extent = None if a.category is Category.KV_CACHE else a.shape or a.block_bytes
+        key = (a.category, a.operator, module_pattern(a.module), a.line, extent, a.dtype)
         groups.setdefault(key, []).append(a)
     rows = [(_group(members), members) for members in groups.values()]
-    return sorted(rows, key=lambda row: (-row[0].each_bytes, -row[0].total_bytes))
+    return sorted(rows, key=lambda row: (-row[0].total_bytes, -row[0].each_bytes))
 
 
 def _group(members: list[Allocation]) -> Group:
-    first = members[0]
+    first, largest = members[0], max(members, key=lambda a: (a.block_bytes, a.requested_bytes))
     modules = {a.module for a in members}
     return Group(
-        each_bytes=max(a.block_bytes for a in members),
+        each_bytes=largest.block_bytes,
         total_bytes=sum(a.block_bytes for a in members),
         count=len(members),
         category=first.category,
         operator=first.operator,
         module=first.module if len(modules) == 1 else module_pattern(first.module),
         line=first.line,
-        shape=first.shape,
+        shape=largest.shape,
         dtype=first.dtype,
+        stack=first.stack,
+        shapes=len({a.shape for a in members}),
     )
+
+
+def telling_lines(places: Iterable[tuple[str, tuple[str, ...]]]) -> list[str]:
+    """For each (line, stack) one line: the script's own or, where others share it, the deepest that tells them apart.
+
+    Under a framework everything happens at `trainer.train()`. Then the innermost line of the script's or a library's that
+    no other stack has is shown, by its file alone ("modeling_llama.py:254"), or else the one that fewest others have.
+    """
+    places = list(places)
+    stacks: dict[str, set[tuple[str, ...]]] = {}
+    for line, stack in places:
+        stacks.setdefault(line, set()).add(stack)
+    seen = {line: Counter(at for stack in sharing for at in set(stack)) for line, sharing in stacks.items()}
+    return [
+        min(stack, key=seen[line].__getitem__).rpartition("/")[2] if stack and len(stacks[line]) > 1 else line
+        for line, stack in places
+    ]

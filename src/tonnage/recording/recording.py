@@ -74,12 +74,15 @@ class Recording:
 
     @property
     def unused_at_peak_bytes(self) -> int:
-        """Bytes that were reserved but in no block, when most was reserved: fragmentation and cache.
+        """Bytes that were reserved but in no block, when most was reserved: fragmentation and cache."""
+        moment, timeline = self.reserved_peak_sequence, self.timeline
+        return 0 if moment is None else timeline.reserved_bytes[moment] - timeline.allocated_bytes[moment]
 
-        Of a recording that began in mid-run, when its own requests had most reserved.
-        """
+    @property
+    def reserved_peak_sequence(self) -> int | None:
+        """The event at which most was reserved; of a recording that began in mid-run, by its own requests."""
         peak = self.own_peak_reserved_bytes or self.peak_reserved_bytes
-        return self.timeline.unused_while_reserved(peak, since=max(self.begins_at - 1, 0))
+        return self.timeline.best_used(peak, since=max(self.begins_at - 1, 0))
 
     @cached_property
     def live_at_peak(self) -> list[Allocation]:

@@ -18,6 +18,7 @@ from tonnage.recording.records import Allocation, Header, Mark, Outcome, OutOfMe
 
 _CATEGORY_BY_PHASE = {
     "forward": Category.ACTIVATIONS,
+    "evaluation": Category.ACTIVATIONS,
     "backward": Category.ACTIVATIONS,
     "optimizer": Category.OPTIMIZER_STATES,
 }

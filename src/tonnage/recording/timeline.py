@@ -47,10 +47,12 @@ class Timeline:
         """The most that was reserved."""
         return max(self.reserved_bytes)
 
-    def unused_while_reserved(self, size_bytes: int, since: int = 0) -> int:
-        """The least that was not allocated while so much was reserved, from an event on."""
-        pairs = zip(self.reserved_bytes[since:], self.allocated_bytes[since:], strict=True)
-        return min((reserved - allocated for reserved, allocated in pairs if reserved == size_bytes), default=0)
+    def best_used(self, reserved_bytes: int, since: int = 0) -> int | None:
+        """The first event from `since` on at which so much was reserved and most of it allocated."""
+        moments = (
+            moment for moment in range(since, len(self.reserved_bytes)) if self.reserved_bytes[moment] == reserved_bytes
+        )
+        return max(moments, key=self.allocated_bytes.__getitem__, default=None)
 
     def peak_between(self, start: int, end: int) -> int:
         """The most that was allocated from just before event `start` until before event `end`."""
@@ -110,6 +112,11 @@ def spans(marks: Sequence[Mark], kind: MarkKind, length: int) -> Iterator[tuple[
     for (name, start), end in zip(starts, ends, strict=True):
         if start < end:
             yield name, start, end
+
+
+def name_at(marks: Sequence[Mark], kind: MarkKind, sequence: int) -> str:
+    """The phase or the step that runs at an event; "" before the first."""
+    return next((name for name, start, end in spans(marks, kind, sequence + 1) if start <= sequence < end), "")
 
 
 def _last_sequence(allocations: Sequence[Allocation], segments: Sequence[SegmentEvent]) -> int:

@@ -1,4 +1,4 @@
-"""Cards for people, in 80 columns: the list of the catalogue, and one card or two side by side, level by level.
+"""Cards for people: the list of the catalogue, and as many cards side by side as there is room for, level by level.
 
 Nothing is computed here but layout.
 """
@@ -7,12 +7,11 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TextIO
 
-from rich.console import Console
 from rich.text import Text
 
 from tonnage.hardware import Cluster, Gpu, Host
 from tonnage.hardware.hierarchy import LATENCIES_NS, Level, levels_of, reference_precision
-from tonnage.report.lines import WIDTH, clip, heading
+from tonnage.report.lines import cut, heading, print_sections, report_width, table, wrapped
 from tonnage.units import GIB, KIB, MIB, TIB
 
 _ABSENT = "–"
@@ -29,76 +28,83 @@ _CARD = 34
 
 def print_catalogue(gpus: Sequence[Gpu], *, stream: TextIO) -> None:
     """Every card, by family."""
-    _print(_catalogue(gpus), stream)
+    print_sections([_catalogue(gpus)], stream)
 
 
 def print_hosts(hosts: Sequence[Host], *, stream: TextIO) -> None:
     """Every host."""
-    _print(_hosts(hosts), stream)
+    print_sections([_hosts(hosts)], stream)
 
 
 def print_cards(clusters: Sequence[Cluster], *, stream: TextIO) -> None:
-    """Cards in their hosts, two side by side."""
-    for start in range(0, len(clusters), 2):
-        _print(_comparison(clusters[start : start + 2]), stream)
-
-
-def _print(lines: Iterator[Text], stream: TextIO) -> None:
-    console = Console(file=stream, width=WIDTH, highlight=False, emoji=False)
-    console.print()
-    for line in lines:
-        console.print(line, overflow="ignore", no_wrap=True, crop=False)
-    console.print()
+    """Cards in their hosts, as many side by side as there is room for."""
+    count = max(1, (report_width() - _LABEL) // _CARD)
+    for start in range(0, len(clusters), count):
+        print_sections([_comparison(clusters[start : start + count])], stream)
 
 
 def _catalogue(gpus: Sequence[Gpu]) -> Iterator[Text]:
-    columns = f"{'memory':>8}{'':9}{'TB/s':>6}{'bf16':>6}{'fp8':>7}  {'link, GB/s':<13}{'W':>5}"
-    for number, (family, members) in enumerate(groupby(gpus, key=lambda gpu: gpu.family)):
+    heads = ("", "memory", "", "TB/s", "bf16 ", "fp8", "link, GB/s", "W")
+    head, *rows = table([heads, *map(_catalogue_cells, gpus)], align="<><>>><>", spare=(6, 7), first="   ")
+    named = zip(gpus, rows, strict=True)
+    for number, (family, members) in enumerate(groupby(named, key=lambda pair: pair[0].family)):
         if number:
             yield Text()
         title = heading(_FAMILIES[family])
-        yield title if number else title.append(columns, style="not bold dim")
-        yield from (_catalogue_row(gpu) for gpu in members)
+        yield title if number else title.append(head[len(title.plain) :], style="not bold dim")
+        yield from (Text(row) for _, row in members)
     yield Text()
     notes = (
         f"{len(gpus)} cards. bf16, fp8: dense TFLOP/s (*: fp16, as the card has no bf16).",
         "In full: tonnage gpu h200 rtx-4090, or of your own: tonnage gpu mine.toml.",
         "The hosts that they sit in: tonnage gpu --hosts.",
     )
-    yield from (Text(f"  {note}", "dim") for note in notes)
+    yield from (Text(line, "dim") for note in notes for line in wrapped(note))
 
 
-def _catalogue_row(gpu: Gpu) -> Text:
+def _catalogue_cells(gpu: Gpu) -> tuple[str, ...]:
     precision = reference_precision(gpu)
-    rate = f"{gpu.rates[precision] / 1e12:.0f}{' ' if precision == 'bf16' else '*'}"
-    fp8 = f"{gpu.rates['fp8'] / 1e12:.0f}" if "fp8" in gpu.rates else _ABSENT
-    link = f"{gpu.link.removeprefix('Infinity ')} {gpu.nvlink_bytes_per_s / 1e9:.0f}" if gpu.link else _ABSENT
-    memory = f"{gpu.memory_bytes / GIB:.1f} GiB"
-    return Text(
-        f"   {gpu.key:<18}{memory:>9}  {gpu.memory_kind:<6}{gpu.bandwidth_bytes_per_s / 1e12:>6.2f}"
-        f"{rate:>7}{fp8:>6}  {link:<14}{gpu.power_w:>4}"
+    return (
+        gpu.key,
+        f"{gpu.memory_bytes / GIB:.1f} GiB",
+        gpu.memory_kind,
+        f"{gpu.bandwidth_bytes_per_s / 1e12:.2f}",
+        f"{gpu.rates[precision] / 1e12:.0f}{' ' if precision == 'bf16' else '*'}",
+        f"{gpu.rates['fp8'] / 1e12:.0f}" if "fp8" in gpu.rates else _ABSENT,
+        f"{gpu.link.removeprefix('Infinity ')} {gpu.nvlink_bytes_per_s / 1e9:.0f}" if gpu.link else _ABSENT,
+        f"{gpu.power_w}",
     )
 
 
 def _hosts(hosts: Sequence[Host]) -> Iterator[Text]:
-    yield Text(f"  {'host':<27}{'cards':<17}{'memory':>9}  {'link, cards':<17}{'net':>6}", "bold")
-    for host in hosts:
-        cards = f"{host.gpus} × {host.gpu or 'any'}"
-        link = f"{host.link} {host.link_gpus}" if host.link_gpus else host.link
-        memory = _size(host.memory_bytes) if host.memory_bytes else _ABSENT
-        network = _short(host.network_bytes_per_s / 1e9)
-        yield Text(f"  {host.key:<27}{cards:<17}{memory:>9}  {link:<17}{network:>6}")
+    heads = ("host", "cards", "memory", "link, cards", "net")
+    head, *rows = table([heads, *map(_host_cells, hosts)], align="<<><>", names=(0,), spare=(3,), gap=" ")
+    yield Text(head, "bold")
+    yield from map(Text, rows)
     yield Text()
-    yield Text("  net: GB/s for each card, in one direction.", "dim")
-    yield Text("  In words: dgx-h100, 4xp5.48xlarge; or by cards alone: 16xh100, 2x4xl40s.", "dim")
+    notes = (
+        "net: GB/s for each card, in one direction.",
+        "In words: dgx-h100, 4xp5.48xlarge; or by cards alone: 16xh100, 2x4xl40s.",
+    )
+    yield from (Text(line, "dim") for note in notes for line in wrapped(note))
+
+
+def _host_cells(host: Host) -> tuple[str, ...]:
+    return (
+        host.key,
+        f"{host.gpus} × {host.gpu or 'any'}",
+        _size(host.memory_bytes) if host.memory_bytes else _ABSENT,
+        f"{host.link} {host.link_gpus}" if host.link_gpus else host.link,
+        _short(host.network_bytes_per_s / 1e9),
+    )
 
 
 def _comparison(clusters: Sequence[Cluster]) -> Iterator[Text]:
     gpus = [cluster.gpu for cluster in clusters]
-    yield _row("", [clip(gpu.name, _CARD - 1) for gpu in gpus], "bold")
+    yield _row("", [cut(gpu.name, _CARD - 1) for gpu in gpus], "bold")
     yield _row("", [f"{gpu.generation}, {gpu.architecture}" for gpu in gpus])
     yield _row("", [f"{gpu.sm_count} {_unit_name(gpu)}, {gpu.clock_mhz} MHz{_power(gpu)}" for gpu in gpus])
-    yield _row("", [clip(f"in {cluster.host.name}", _CARD - 1) for cluster in clusters])
+    yield _row("", [f"in {cut(cluster.host.name, _CARD - 4)}" for cluster in clusters])
     yield Text()
     yield from _level_table(clusters)
     yield Text()
@@ -161,7 +167,7 @@ def _rate_cells(gpu: Gpu, precision: str) -> str:
 def _link_table(clusters: Sequence[Cluster]) -> Iterator[Text]:
     tables = [{level.name: level.what for level in levels_of(cluster)} for cluster in clusters]
     for name in ("memory", "peers", "host", "network"):
-        cells = [clip(_link_words(name, pair), _CARD - 1) for pair in zip(tables, clusters, strict=True)]
+        cells = [cut(_link_words(name, pair), _CARD - 1) for pair in zip(tables, clusters, strict=True)]
         yield _row(name, cells)
 
 
@@ -177,14 +183,15 @@ def _link_words(name: str, pair: tuple[dict[str, str], Cluster]) -> str:
 def _footnotes(clusters: Sequence[Cluster]) -> Iterator[Text]:
     named = dict.fromkeys(reference_precision(cluster.gpu) for cluster in clusters)
     for cluster in clusters:
-        yield Text(clip(f"  {cluster.gpu.key}: memory {cluster.gpu.memory_source}", WIDTH), "dim")
+        words = f"{cluster.gpu.key}: memory {cluster.gpu.memory_source}"
+        yield from (Text(line, "dim") for line in wrapped(words, rest="    "))
     notes = (
-        f"FLOP/B: operations on each byte from which a level no longer limits {'/'.join(named)}.",
-        "Speeds: peaks in one direction. Registers: SMs × FP32 lanes × 12 B × clock;",
-        "shared: SMs × 128 B × clock; L2: a model, from published microbenchmarks; the",
-        "rest as stated. Host and NVMe: one card's share. Latency: order of magnitude.",
+        f"FLOP/B: operations on each byte from which a level no longer limits {'/'.join(named)}. "
+        "Speeds: peaks in one direction. Registers: SMs × FP32 lanes × 12 B × clock; shared: SMs × 128 B × clock; "
+        "L2: a model, from published microbenchmarks; the rest as stated. Host and NVMe: one card's share. "
+        "Latency: order of magnitude."
     )
-    yield from (Text(f"  {note}", "dim") for note in notes)
+    yield from (Text(line, "dim") for line in wrapped(notes))
 
 
 def _size(size_bytes: int) -> str:

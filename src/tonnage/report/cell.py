@@ -10,13 +10,13 @@ from html import escape
 from itertools import accumulate
 
 from tonnage.explain import Advice, advise
-from tonnage.recording import Group, Recording
+from tonnage.recording import Group, Recording, telling_lines
 from tonnage.recording.failure import until_failure
 from tonnage.report.html import markup
 from tonnage.report.html.series import series_of
 from tonnage.report.html.shell import colours
 from tonnage.report.terminal import print_report
-from tonnage.units import format_bytes
+from tonnage.units import format_bytes, percent
 
 _LARGEST = 5
 _FIXES = 4
@@ -121,7 +121,7 @@ def _ledger(recording: Recording) -> str:
         share = 100 * size_bytes / found.total_bytes
         colour = colours()[str(category)]
         bar = f'<div style="background:{colour};height:0.8em;width:{share:.1f}%;min-width:1px"></div>'
-        rows.append((category.label, format_bytes(size_bytes), f"{share:.1f} %", bar))
+        rows.append((category.label, format_bytes(size_bytes), percent(share / 100), bar))
     return _table(
         (escape(label), size, share, f'<div style="width:min(220px,24vw)">{bar}</div>')
         for label, size, share, bar in rows
@@ -129,15 +129,15 @@ def _ledger(recording: Recording) -> str:
 
 
 def _largest(recording: Recording) -> str:
-    return "<p><b>largest at the peak</b></p>" + _table(_group(group) for group in recording.largest(_LARGEST))
+    groups = recording.largest(_LARGEST)
+    lines = telling_lines((group.line, group.stack) for group in groups)
+    return "<p><b>largest at the peak</b></p>" + _table(map(_group, groups, lines))
 
 
-def _group(group: Group) -> tuple[str, ...]:
-    count = f"{group.count} × " if group.count > 1 else ""
-    shape = "" if group.shape is None else str(list(group.shape))
+def _group(group: Group, line: str) -> tuple[str, ...]:
     maker = group.operator.removeprefix("aten::")
-    names = map(markup.name, (maker, group.module or group.category.label, group.line))
-    return f"{count}{format_bytes(group.each_bytes)}", escape(f"{group.dtype} {shape}".strip()), *names
+    names = map(markup.name, (maker, group.module or group.category.label, line))
+    return format_bytes(group.total_bytes), escape(group.what), *names
 
 
 def _fixes(advice: Advice) -> str:

@@ -1,4 +1,4 @@
-"""What grew from one run to another, for people in 80 columns and for programs. Nothing is computed here but layout."""
+"""What grew from one run to another, for people and for programs. Nothing is computed here but layout."""
 
 from collections.abc import Iterator, Sequence
 from typing import TextIO
@@ -8,10 +8,11 @@ from rich.text import Text
 from tonnage.explain.diff import Difference, Growth, GrowthLimit
 from tonnage.ledger import Category
 from tonnage.recording import Recording
-from tonnage.report.lines import WIDTH, clip, clip_start, column, print_sections, spread, table_unit
-from tonnage.units import format_bytes
+from tonnage.report.lines import beside, column, cut, print_sections, report_width, spread, table_unit, wrapped
+from tonnage.units import format_bytes, percent
 
 _NAME_CELLS = 34
+_SIZE_CELLS = 11 + 1 + 11 + 13
 _Names = tuple[str, str]
 _Runs = tuple[Recording, Recording]
 
@@ -41,23 +42,26 @@ def print_difference(
 
 def _headline(names: _Names, runs: _Runs, difference: Difference) -> Iterator[Text]:
     grew = difference.peaks[0].grew_bytes
-    words = "no change" if not grew else f"{signed(grew)} ({percent(difference.peaks[0])})"
-    yield spread(Text(clip("  allocated, at the peak", WIDTH), style="bold"), Text(words, _style(grew)))
+    words = "no change" if not grew else f"{signed(grew)} ({growth_percent(difference.peaks[0])})"
+    yield from spread(Text("  allocated, at the peak", style="bold"), Text(words, _style(grew)))
+    cells = min(max(map(len, names)), report_width() // 2)
     for letter, name, run in zip("AB", names, runs, strict=True):
         header = run.header
         card = " · ".join(filter(None, [header.gpu_name, header.source, header.outcome]))
-        yield Text(clip(f"  {letter}  {clip_start(name, 34):<34}  {card}", WIDTH))
+        yield from map(Text, wrapped(f"{cut(name, cells):<{cells}}  {card}", first=f"  {letter}  "))
 
 
 def _table(title: str, growths: Sequence[Growth], unit: str, rows: int) -> Iterator[Text]:
     """Entries that changed, and how many did not; nothing where there is nothing to tell apart."""
     if [growth.name for growth in growths] in ([], [""]):
         return
-    yield Text(f"  {title:<{_NAME_CELLS}}{'A':>11}{'B':>12}{'grew':>13}", style="bold")
+    longest = max(len(growth.name) + 1 for growth in growths[:rows])
+    cells = min(max(_NAME_CELLS, longest), report_width() - 2 - _SIZE_CELLS)
+    yield from (Text(line, style="bold") for line in beside(title, cells, f"{'A':>11}{'B':>12}{'grew':>13}"))
     for growth in growths[:rows]:
-        name = clip_start(growth.name or "elsewhere", _NAME_CELLS - 1)
+        name = cut(growth.name or "elsewhere", cells - 1)
         sizes = f"{column(growth.before_bytes, unit)} {column(growth.after_bytes, unit)}"
-        row = Text(f"  {name:<{_NAME_CELLS}}{sizes}")
+        row = Text(f"  {name:<{cells}}{sizes}")
         yield row + Text(f"{signed(growth.grew_bytes, unit):>13}", _style(growth.grew_bytes))
     rest = growths[rows:]
     if rest:
@@ -72,14 +76,14 @@ def _verdict(difference: Difference, limit: GrowthLimit | None, failed: bool) ->
     if limit is None:
         return
     growth = difference.largest_growth
-    words = f"{growth.name} memory grew by {signed(growth.grew_bytes)} ({percent(growth)})"
+    words = f"{growth.name} memory grew by {signed(growth.grew_bytes)} ({growth_percent(growth)})"
     if failed:
-        yield Text(f"  {words}: more than {limit.text}", style="bold red")
+        yield from (Text(line, style="bold red") for line in wrapped(f"{words}: more than {limit.text}"))
         worst = next((line for line in difference.lines if line.grew_bytes > 0), None)
         if worst:
-            yield Text(f"  look at {worst.name or 'what has no line'}: {signed(worst.grew_bytes)}")
+            yield from map(Text, wrapped(f"look at {worst.name or 'what has no line'}: {signed(worst.grew_bytes)}"))
         return
-    yield Text(f"  {words}: within {limit.text}", style="green")
+    yield from (Text(line, style="green") for line in wrapped(f"{words}: within {limit.text}"))
 
 
 def signed(size_bytes: int, unit: str | None = None) -> str:
@@ -90,9 +94,11 @@ def signed(size_bytes: int, unit: str | None = None) -> str:
     return f"+{words}" if size_bytes > 0 else words if size_bytes else "–"
 
 
-def percent(growth: Growth) -> str:
-    """The same in percent of what was there before."""
-    return f"{100 * growth.grew_bytes / growth.before_bytes:+.1f} %" if growth.before_bytes else "from nothing"
+def growth_percent(growth: Growth) -> str:
+    """A change of size in percent of what was there before."""
+    if not growth.before_bytes:
+        return "from nothing"
+    return f"{'+' * (growth.grew_bytes >= 0)}{percent(growth.grew_bytes / growth.before_bytes)}"
 
 
 def _style(grew_bytes: int) -> str:

@@ -1,15 +1,16 @@
-"""Why a run ran out of memory, for people in 80 columns and for programs. Nothing is computed here but layout."""
+"""Why a run ran out of memory, for people and for programs. Nothing is computed here but layout."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from textwrap import wrap
 from typing import Any, TextIO
 
 from rich.text import Text
 
 from tonnage.explain import Diagnosis, Finding, Fix
+from tonnage.explain.findings import Guilty
 from tonnage.recording import Recording
-from tonnage.report.lines import WIDTH, clip, clip_start, heading, print_sections, spread
+from tonnage.report.fixes import fix_lines
+from tonnage.report.lines import cut, heading, print_sections, report_width, spread, table, wrapped
 from tonnage.units import format_bytes
 
 _FINDINGS = 4
@@ -30,12 +31,11 @@ def diagnosis_sections(recording: Recording, diagnosis: Diagnosis, *, verbose: b
 
 def _cause(recording: Recording, diagnosis: Diagnosis) -> Iterator[Text]:
     header = recording.header
-    name = clip_start(header.program, 40) or header.gpu_name
+    name = cut(header.program, report_width() // 2) or header.gpu_name
     card = f"{header.gpu_name}, {format_bytes(header.capacity_bytes)}" if header.capacity_bytes else header.gpu_name
     verdict = Text(diagnosis.cause, style=_STYLES.get(diagnosis.cause, "bold red"))
-    yield spread(Text(clip(f"  {name} · {card}", WIDTH - 20), style="bold"), verdict)
-    for line in wrap(diagnosis.sentence, WIDTH - 4):
-        yield Text(f"  {line}")
+    yield from spread(Text(f"  {name} · {card}", style="bold"), verdict)
+    yield from map(Text, wrapped(diagnosis.sentence))
 
 
 def _evidence(diagnosis: Diagnosis, verbose: bool) -> Iterator[Text]:
@@ -52,33 +52,23 @@ def _evidence(diagnosis: Diagnosis, verbose: bool) -> Iterator[Text]:
 
 
 def _finding(finding: Finding, words: str, verbose: bool) -> Iterator[Text]:
-    size = format_bytes(finding.size_bytes)
-    first, *rest = wrap(words, WIDTH - 17)
-    yield Text(f"  {size:>11}   {first}")
-    yield from (Text(f"{'':16}{line}") for line in rest)
-    for guilty in finding.lines if verbose else finding.lines[:_LINES]:
-        count = f"{guilty.count} × " if guilty.count > 1 else ""
-        row = f"{format_bytes(guilty.size_bytes):>11}  {guilty.line or 'no line known':<22} {count}{guilty.what}"
-        yield Text(clip(f"{'':16}{row}".rstrip(), WIDTH), style="dim")
+    yield from map(Text, wrapped(words, first=f"  {format_bytes(finding.size_bytes):>11}   "))
+    lines = finding.lines if verbose else finding.lines[:_LINES]
+    rows = [(format_bytes(g.size_bytes), g.line or "no line known", _tensors(g)) for g in lines]
+    yield from (
+        Text(row, style="dim") for row in (table(rows, align="><<", names=(1, 2), first=" " * 9) if rows else ())
+    )
+
+
+def _tensors(guilty: Guilty) -> str:
+    return f"{guilty.count:,} × {guilty.what}" if guilty.count > 1 else guilty.what
 
 
 def _what_to_do(diagnosis: Diagnosis, verbose: bool) -> Iterator[Text]:
     fixes = diagnosis.fixes if verbose else diagnosis.fixes[:_FIXES]
-    if fixes:
-        yield Text(f"  {'what to do':<29}{'saves':>11}   costs", style="bold")
-    for fix in fixes:
-        yield from _fix(fix)
+    yield from fix_lines("what to do", fixes, how_below=True)
     if diagnosis.larger_card:
         yield Text(f"  a larger card: the {diagnosis.larger_card} gets past that line")
-
-
-def _fix(fix: Fix) -> Iterator[Text]:
-    mark = {True: "✓", False: "✗", None: " "}[fix.rescues]
-    saves = format_bytes(fix.saves_bytes) if fix.saves_bytes else "–"
-    yield Text(clip(f" {mark} {clip(fix.change, 27):<28}{saves:>11}   {fix.costs}", WIDTH))
-    how = f"{fix.how}   (run, not computed)" if fix.was_run else fix.how
-    for line in wrap(how, WIDTH - 6):
-        yield Text(f"     {line}", style="dim")
 
 
 def explain_figures(recording: Recording, diagnosis: Diagnosis) -> dict[str, object]:

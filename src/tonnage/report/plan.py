@@ -1,4 +1,4 @@
-"""The report of a training plan for people, in 80 columns: the plan, its ledger, its step, the next best, why not, what to do.
+"""The report of a training plan for people: the plan, its ledger, its step, the next best, why not, what to do.
 
 One function a section; each turns findings into lines. Nothing is computed here but layout. Styles are plain terminal codes:
 a plan is made in less time than a library for them takes to load.
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, TextIO
 
 from tonnage.budget.roofline import peak_rate
 from tonnage.ledger import Category
-from tonnage.report.lines import WIDTH, bar, clip, column, table_unit
-from tonnage.units import GIB, format_bytes
+from tonnage.report.lines import bar, beside, column, cut, packed, report_width, table_unit, wrapped
+from tonnage.units import GIB, format_bytes, percent
 
 if TYPE_CHECKING:
     from tonnage.planner.reasons import Reason
@@ -62,27 +62,31 @@ def headline(findings: Findings) -> Iterator[Line]:
     """The model, the cards, the verdict; speed and size; the flags."""
     shape, plan = findings.shape, findings.closest
     verdict = ("fits", "good") if findings.fits else ("does not fit", "bad")
-    left = clip(f"  {shape.name}, {shape.parameters / 1e9:,.2f} B · {findings.cluster.words}", WIDTH - 16)
-    yield [(left, "bold"), (" " * (WIDTH - 2 - len(left) - len(verdict[0])), ""), verdict]
+    room = report_width() - 4 - len(verdict[0])
+    *lines, last = wrapped(f"{shape.name}, {shape.parameters / 1e9:,.2f} B · {findings.cluster.words}", width=room)
+    yield from _lines(lines, "bold")
+    yield [(last, "bold"), (" " * (room + 2 - len(last)), ""), verdict]
     used = f"{plan.total_bytes / GIB:,.1f} of {plan.capacity_bytes / GIB:,.1f} GiB a GPU"
+    speed = []
     if findings.fits:
         tokens = plan.configuration.global_batch * plan.configuration.seq
-        used = (
-            f"{plan.tokens_per_s:,.0f} tokens/s   {time_words(plan.step_time_s)} a step of {tokens:,} tokens   {used}"
-        )
-    yield [(f"  {used}", "")]
-    for text in _wrapped(flags(plan).replace(" ", "\xa0").replace("\xa0\xa0", "  "), WIDTH - 2):
-        yield [(f"  {text}".replace("\xa0", " "), "")]
+        speed = [f"{plan.tokens_per_s:,.0f} tokens/s", f"{time_words(plan.step_time_s)} a step of {tokens:,} tokens"]
+    yield from _lines(packed([*speed, used]))
+    yield from _lines(packed(flags(plan), gap="  "))
     for text in notes(findings):
-        yield [(clip(f"  {text}", WIDTH), "dim")]
+        yield from _lines(wrapped(text, rest="    "), "dim")
 
 
-def flags(plan: Plan) -> str:
+def _lines(texts: Iterable[str], style: str = "") -> Iterator[Line]:
+    return ([(text, style)] for text in texts)
+
+
+def flags(plan: Plan) -> list[str]:
     """The choices of a plan, as its flags without their dashes; degrees of one are left out."""
     chosen = plan.configuration
     batch = f"micro-batch {chosen.micro_batch}" + (f" × {chosen.accumulate}" if chosen.accumulate > 1 else "")
     words = [*_spread(plan), batch, f"checkpoint {chosen.checkpoint}", f"loss {chosen.loss}"]
-    return "  ".join([*words, *_offload(plan)])
+    return [*words, *_offload(plan)]
 
 
 def brief(plan: Plan) -> str:
@@ -130,7 +134,7 @@ def does_not_fit(findings: Findings) -> Iterator[Line]:
     else:
         over = plan.host_bytes - plan.host_capacity_bytes
         words = f"the closest of {findings.searched:,} configurations needs {format_bytes(over)} more of its host"
-    yield [(f"  {words}; its largest terms:", "bad")]
+    yield from _lines(wrapped(f"{words}; its largest terms:"), "bad")
     for term in sorted(plan.terms, key=lambda term: -float(term.size_bytes))[:_TERMS]:
         yield [(f"  {column(round(float(term.size_bytes)), 'GiB')}  {term.name}", "")]
 
@@ -143,7 +147,7 @@ def ledger(plan: Plan) -> Iterator[Line]:
         yield _row(category.label, size, unit, size / whole)
     free = plan.capacity_bytes - plan.total_bytes
     if free > 0:
-        yield [(f"  {'free':<17}{column(free, unit)}  {100 * free / whole:4.1f} %", "dim")]
+        yield [(f"  {'free':<17}{column(free, unit)}  {percent(free / whole):>6}", "dim")]
     yield [(f"  peak in the {plan.moment.partition(',')[0]}{_stage(plan)}", "dim")]
 
 
@@ -153,7 +157,7 @@ def _stage(plan: Plan) -> str:
 
 
 def _row(label: str, size: int, unit: str, share: float) -> Line:
-    return [(f"  {label:<17}{column(size, unit)}  {100 * share:4.1f} %  ", ""), (bar(share, _BAR_CELLS), "bar")]
+    return [(f"  {label:<17}{column(size, unit)}  {percent(share):>6}  ", ""), (bar(share, _BAR_CELLS), "bar")]
 
 
 def step(plan: Plan) -> Iterator[Line]:
@@ -164,7 +168,7 @@ def step(plan: Plan) -> Iterator[Line]:
         share = seconds / total
         if share >= 0.0005:
             yield [
-                (f"  {name:<17}{time_words(seconds):>11}  {100 * share:4.1f} %  ", ""),
+                (f"  {name:<17}{time_words(seconds):>11}  {percent(share):>6}  ", ""),
                 (bar(share, _BAR_CELLS), "bar"),
             ]
     if plan.hidden_s > 0.0005 * total:
@@ -176,11 +180,12 @@ def next_best(findings: Findings) -> Iterator[Line]:
     best = findings.best
     if best is None or not findings.alternatives:
         return
-    yield [(f"  {'next best':<54}{'tokens/s':>9}{'GiB':>15}", "bold")]
+    width = min(report_width() - 3 - 25, max(52, *(len(brief(plan)) + 1 for plan in findings.alternatives)))
+    yield [(f"  {'next best':<{width + 2}}{'tokens/s':>9}{'GiB':>15}", "bold")]
     for plan in findings.alternatives:
         change = 100 * (plan.tokens_per_s / best.tokens_per_s - 1)
-        speed = f"{plan.tokens_per_s:>10,.0f} {change:+4.0f} %"
-        yield [(f"   {clip(brief(plan), 51):<52}{speed}{plan.total_bytes / GIB:>8,.1f}", "")]
+        figures = f"{plan.tokens_per_s:>10,.0f} {change:+4.0f} %{plan.total_bytes / GIB:>8,.1f}"
+        yield from _lines(beside(brief(plan), width, figures, first="   ", rest="     "))
 
 
 def why_not(reasons: list[Reason], *, all_of_them: bool) -> Iterator[Line]:
@@ -194,7 +199,7 @@ def why_not(reasons: list[Reason], *, all_of_them: bool) -> Iterator[Line]:
         if len(name) > _NAME:
             yield [(f"   {name}", "")]
             name = ""
-        yield [(clip(f"   {name:<{_NAME}}  {reason.words}", WIDTH), "")]
+        yield from _lines(wrapped(reason.words, first=f"   {name:<{_NAME}}  "))
     if len(shown) < len(reasons):
         yield [(f"   and {len(reasons) - len(shown)} more: --explain", "dim")]
 
@@ -216,11 +221,12 @@ def would_fit(remedies: list[Remedy]) -> Iterator[Line]:
     yield [("  what would fit", "bold")]
     for remedy in remedies:
         sizes = f"{remedy.total_bytes / GIB:,.1f} of {remedy.capacity_bytes / GIB:,.1f} GiB"
-        row = f"   {remedy.change:<24}{sizes:>21}   "
-        beside = len(row) + len(remedy.flag) <= WIDTH
-        yield [(row + (remedy.flag if beside else ""), "")]
-        if not beside:
-            yield [(clip(f"     {remedy.flag}", WIDTH), "")]
+        row = f"   {remedy.change:<24}{sizes:>21}"
+        if len(row) + 3 + len(remedy.flag) <= report_width():
+            yield [(f"{row}   {remedy.flag}", "")]
+            continue
+        yield [(row, "")]
+        yield from _lines(wrapped(remedy.flag, first="     "))
 
 
 def arithmetic(plan: Plan) -> Iterator[Line]:
@@ -230,17 +236,17 @@ def arithmetic(plan: Plan) -> Iterator[Line]:
         for term in plan.terms:
             if term.category is category:
                 size = column(round(float(term.size_bytes)), "GiB")
-                name = clip(f"{category.label}: {term.name}", 46)
-                yield [(f"  {size}  {name:<46}  {clip(term.source, 17)}", "")]
+                name, width = f"{category.label}: {term.name}", min(report_width() - 34, 60)
+                yield from _lines(
+                    beside(name, width, f"  {cut(term.source, 17)}", first=f"  {size}  ", rest=f"{'':15}")
+                )
                 yield from _formula(term.formula, dict(term.numbers))
 
 
 def _formula(formula: str, numbers: dict[str, object]) -> Iterator[Line]:
-    for number, text in enumerate(_wrapped(formula, WIDTH - 17)):
-        yield [(f"{'':15}{' ' if number else '='} {text}", "dim")]
+    yield from _lines(wrapped(formula, first=f"{'':15}= "), "dim")
     words = ", ".join(f"{name} {number_words(value)}" for name, value in numbers.items())
-    for text in _wrapped(words, WIDTH - 17):
-        yield [(f"{'':17}{text}", "dim")]
+    yield from _lines(wrapped(words, first=f"{'':17}"), "dim")
 
 
 def number_words(value: object) -> str:
@@ -251,35 +257,33 @@ def number_words(value: object) -> str:
     return f"{number:,.0f}" if number == int(number) else f"{number:,.4g}"
 
 
-def _wrapped(text: str, width: int) -> Iterator[str]:
-    from textwrap import wrap
-
-    return iter(wrap(text, width))
-
-
 def clock(findings: Findings) -> Iterator[Line]:
     """What the seconds rest on: the peaks, and the share of each that is reached."""
     shares, cluster, plan = findings.clock.shares, findings.cluster, findings.closest
     gpu, rate = cluster.gpu, peak_rate(cluster.gpu, plan.configuration.precision)
     yield [("  seconds rest on", "bold")]
-    yield _share("matrix products", shares.matmul_ceiling, rate / 1e12, "Tflop/s; less for sides of a few hundred")
-    yield _share("attention", shares.attention_ceiling, rate / 1e12, "Tflop/s")
-    yield _share("other kernels", shares.memory_ceiling, gpu.bandwidth_bytes_per_s / 1e12, "TB/s of the card's memory")
+    yield from _share("matrix products", shares.matmul_ceiling, rate / 1e12, "Tflop/s; less for sides of a few hundred")
+    yield from _share("attention", shares.attention_ceiling, rate / 1e12, "Tflop/s")
+    yield from _share(
+        "other kernels", shares.memory_ceiling, gpu.bandwidth_bytes_per_s / 1e12, "TB/s of the card's memory"
+    )
     if cluster.gpus > 1:
-        yield _share("within a host", shares.link_ceiling, cluster.peer_bytes_per_s / 1e9, "GB/s of a GPU's link")
+        yield from _share("within a host", shares.link_ceiling, cluster.peer_bytes_per_s / 1e9, "GB/s of a GPU's link")
     if cluster.hosts > 1:
-        yield _share("between hosts", shares.link_ceiling, cluster.network_bytes_per_s / 1e9, "GB/s for each GPU")
+        yield from _share("between hosts", shares.link_ceiling, cluster.network_bytes_per_s / 1e9, "GB/s for each GPU")
     if plan.offload.words != "none":
-        yield _share(
+        yield from _share(
             "to the host", shares.host_link_ceiling, cluster.host_link_bytes_per_s / 1e9, "GB/s of a GPU's link"
         )
     issue_s = shares.host_forward_s_per_layer + shares.host_backward_s_per_layer
-    yield [(f"   {'issuing a layer':<17}{time_words(issue_s)} of the CPU, forward and backward, in eager mode", "")]
-    yield [("   measured on one H200, where ten steps come out within 3 %; borrowed elsewhere", "dim")]
+    words = f"{time_words(issue_s)} of the CPU, forward and backward, in eager mode"
+    yield from _lines(wrapped(words, first=f"   {'issuing a layer':<17}"))
+    words = "measured on one H200, where ten steps come out within 3 %; borrowed elsewhere"
+    yield from _lines(wrapped(words, first="   "), "dim")
 
 
-def _share(name: str, share: float, peak: float, unit: str) -> Line:
-    return [(f"   {name:<17}{100 * share:.0f} % of {peak:,.4g} {unit}", "")]
+def _share(name: str, share: float, peak: float, unit: str) -> Iterator[Line]:
+    return _lines(wrapped(f"{percent(share, 0)} of {peak:,.4g} {unit}", first=f"   {name:<17}"))
 
 
 def footer(findings: Findings, seconds: float, explain: bool) -> Iterator[Line]:
@@ -291,7 +295,8 @@ def footer(findings: Findings, seconds: float, explain: bool) -> Iterator[Line]:
 
 def _hints(findings: Findings, explain: bool) -> Iterable[Line]:
     if findings.fits:
-        yield [("  to launch it: --export DIR" + ("" if explain else "   the arithmetic: --explain"), "bold")]
+        hints = ["to launch it: --export DIR", *([] if explain else ["the arithmetic: --explain"])]
+        yield from _lines(packed(hints), "bold")
 
 
 def time_words(seconds: float) -> str:

@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
+from tonnage.report.lines import cut, report_width
+
 _INTERVAL_S = 0.1
 _WIPE = "\r\x1b[2K"
-_WIDTH = 79
 
 
 class Progress:
@@ -35,9 +36,9 @@ class Progress:
         if now_s < self._next_s or self.script_mid_line:
             return
         self._next_s = now_s + _INTERVAL_S
-        width = shutil.get_terminal_size().columns
         text = line(step, phase, module, peak_bytes, self._capacity_bytes, now_s - self._start_s)
-        self._stream.write(f"{_WIPE}{text[: width - 1]}")
+        # A report may be wider than a very narrow terminal, but a line that wraps cannot be wiped.
+        self._stream.write(f"{_WIPE}{text[: shutil.get_terminal_size().columns - 1]}")
         self._stream.flush()
         self._drawn = True
 
@@ -50,21 +51,20 @@ class Progress:
 
 
 def line(step: int, phase: str, module: str, peak_bytes: int, capacity_bytes: int, elapsed_s: float) -> str:
-    """The words of the line, in 80 columns."""
+    """The words of the line, one column less than the terminal has: in the last one it would wrap."""
     where = f"  step {step}  {phase:<9}" if step else f"  {phase or 'starting':<17}"
     minutes, seconds = divmod(int(elapsed_s), 60)
     peak = f"peak {peak_bytes / 2**30:.1f} GiB"
-    left, right = f"{where}  {_shorten(module, 16):<16}  {peak:<14}  ", f"  {minutes}:{seconds:02d}"
-    return left + _bar(peak_bytes / capacity_bytes, _WIDTH - len(left) - len(right)) + right
+    width = report_width() - 1
+    # Of a wider line the module and the bar share what is more.
+    cells = max(6, 16 + (width - 79) // 2)
+    left, right = f"{where}  {cut(module, cells):<{cells}}  {peak:<14}  ", f"  {minutes}:{seconds:02d}"
+    return left + _bar(peak_bytes / capacity_bytes, width - len(left) - len(right)) + right
 
 
 def _bar(share: float, cells: int) -> str:
     halves = min(2 * cells, round(2 * cells * share))
     return ("━" * (halves // 2) + "╸" * (halves % 2)).ljust(cells)
-
-
-def _shorten(text: str, width: int) -> str:
-    return text if len(text) <= width else "…" + text[1 - width :]
 
 
 class _Watched:

@@ -5,11 +5,10 @@ but layout.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from textwrap import wrap
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from rich.text import Text
 
@@ -17,7 +16,7 @@ from tonnage.explain import Advice, advice_for
 from tonnage.recording import ClusterRecording, ClusterSummary, RankSummary
 from tonnage.recording.cluster import COMMUNICATORS
 from tonnage.report.figures import card_figures
-from tonnage.report.lines import WIDTH, column, heading, print_sections, spread, table_unit
+from tonnage.report.lines import column, heading, packed, print_sections, report_width, spread, table_unit, wrapped
 from tonnage.report.odd_ranks import Comparison, Kind, compare_ranks, spans_of
 from tonnage.report.output import wants_report, write_json, write_page
 from tonnage.report.terminal import report_sections
@@ -25,8 +24,10 @@ from tonnage.units import format_bytes
 
 _VERDICTS = {"ok": ("fits", "bold green"), "oom": ("does not fit", "bold red"), "error": ("failed", "bold yellow")}
 _NAMES_WIDTH = 23
+_WIDE = 80
 _ODD = "◂"
 _MOST_ODD = 4
+T = TypeVar("T")
 
 
 def publish_ranks(
@@ -111,47 +112,56 @@ def print_ranks(cluster: ClusterRecording, advice: Advice, *, stream: TextIO, ve
 
 
 def _headline(summary: ClusterSummary) -> Iterator[Text]:
-    yield spread(Text(f"  {summary.words}", style="bold"), Text(*_VERDICTS[summary.outcome]))
+    yield from spread(Text(f"  {summary.words}", style="bold"), Text(*_VERDICTS[summary.outcome]))
     if summary.ranks and summary.outcome != "error":
         ran, every = len(summary.ranks), summary.gpus
         yield Text(f"  {ran} of {every} ranks ran and stand for all" if ran < every else "  every rank ran")
 
 
 def _trouble(summary: ClusterSummary) -> Iterator[Text]:
-    yield from (Text(f"  {line}", style="red") for line in wrap(summary.trouble, WIDTH - 4))
+    yield from (Text(line, style="red") for line in wrapped(summary.trouble))
 
 
 def _table(found: Comparison) -> Iterator[Text]:
     """Ranks with the same figures in one line; then in words what the odd ones have that most do not."""
     if not found.kinds:
         return
-    yield Text(f"  {'rank':<{_NAMES_WIDTH}}{'allocated':>11}{'reserved':>13}{'process':>13}", style="bold")
+    heads = "".join(f"{head:>13}" for head in _shown(("allocated", "reserved", "process")))
+    yield Text(f"  {'rank':<{_names_width() - 2}}{heads}", style="bold")
     unit = table_unit(max(kind.first.peak_reserved_bytes for kind in found.kinds))
     for kind in found.kinds:
         yield _row(kind, unit, is_odd=kind in found.odd)
     for kind in found.odd[:_MOST_ODD]:
-        lines = wrap(found.words_of(kind), WIDTH - 6)
-        yield from (Text(f"  {_ODD if number == 0 else ' '} {line}") for number, line in enumerate(lines))
+        yield from map(Text, wrapped(found.words_of(kind), first=f"  {_ODD} "))
     if len(found.odd) > _MOST_ODD:
         yield Text(f"    and {len(found.odd) - _MOST_ODD} kinds more that stand out")
 
 
 def _row(kind: Kind, unit: str, *, is_odd: bool) -> Text:
     rank = kind.first
-    sizes = (rank.peak_allocated_bytes, rank.peak_reserved_bytes, rank.peak_process_bytes)
+    sizes = _shown((rank.peak_allocated_bytes, rank.peak_reserved_bytes, rank.peak_process_bytes))
     cells = "  ".join(column(size, unit) for size in sizes)
     style = {"out of memory": "red", "failed": "yellow"}.get(kind.verdict, "")
-    row = Text(f"  {_names(kind.ranks):<{_NAMES_WIDTH}}{cells}  ") + Text(kind.verdict, style=style)
+    row = Text(f"  {_names(kind.ranks):<{_names_width()}}{cells}  ") + Text(kind.verdict, style=style)
     if is_odd:
         row.append(f" {_ODD}" if kind.verdict else _ODD, style="bold")
     row.rstrip()
     return row
 
 
+def _shown(sizes: Sequence[T]) -> Sequence[T]:
+    """A narrow report has no room for what is allocated: what the process holds decides."""
+    return sizes[int(report_width() < _WIDE) :]
+
+
+def _names_width() -> int:
+    return _NAMES_WIDTH if report_width() >= _WIDE else _NAMES_WIDTH - 6
+
+
 def _names(ranks: tuple[int, ...]) -> str:
     """ "0–3, 8 (5)": as many spans as there is room for."""
     count = f" ({len(ranks)})" if len(ranks) > 1 else ""
-    return spans_of(ranks, _NAMES_WIDTH - 1 - len(count)) + count
+    return spans_of(ranks, _names_width() - 1 - len(count)) + count
 
 
 def _engines(worst: RankSummary | None) -> Iterator[Text]:
@@ -159,8 +169,8 @@ def _engines(worst: RankSummary | None) -> Iterator[Text]:
     if worst and held:
         yield heading(f"held by the engines at the peak of rank {worst.rank}")
     for name, size in held.items():
-        beside = "   (beside the allocator)" if name == COMMUNICATORS else ""
-        yield Text(f"  {name:<25}{format_bytes(size):>11}{beside}")
+        beside = "(beside the allocator)" if name == COMMUNICATORS else ""
+        yield from map(Text, packed((f"{name:<25}{format_bytes(size):>11}", beside)))
 
 
 def _which(summary: ClusterSummary) -> str:

@@ -1,17 +1,16 @@
-"""A roofline for people, in 80 columns, and as figures for programs. It computes nothing but shares and sums for display."""
+"""A roofline for people, and as figures for programs. It computes nothing but shares and sums for display."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from textwrap import wrap
 from typing import Any, TextIO
 
-from rich.console import Console
 from rich.text import Text
 
 from tonnage import __version__
-from tonnage.report.lines import WIDTH, bar, clip, heading
+from tonnage.report.lines import bar, cut, heading, packed, print_sections, report_width, wrapped
 from tonnage.roofline import MEANINGS, Analysis, Bound, Ceilings, Row, Timeline
+from tonnage.units import percent
 
 ROWS = 16
 _FIXES = 6
@@ -28,11 +27,7 @@ _COLOURS = {
 
 def print_roofline(analysis: Analysis, *, stream: TextIO, rows: int = ROWS) -> None:
     """The report."""
-    console = Console(file=stream, width=WIDTH, highlight=False, emoji=False)
-    console.print()
-    for line in roofline_lines(analysis, rows=rows):
-        console.print(line, overflow="ignore", no_wrap=True, crop=False, markup=False)
-    console.print()
+    print_sections([roofline_lines(analysis, rows=rows)], stream)
 
 
 def roofline_lines(analysis: Analysis, *, rows: int = ROWS) -> Iterator[Text | str]:
@@ -49,9 +44,7 @@ def roofline_lines(analysis: Analysis, *, rows: int = ROWS) -> Iterator[Text | s
     yield from _fixes(analysis)
     for note in analysis.profile.notes:
         yield ""
-        yield from (
-            Text(line, style="yellow") for line in wrap(note, WIDTH, initial_indent="  ", subsequent_indent="  ")
-        )
+        yield from (Text(line, style="yellow") for line in wrapped(note))
 
 
 def seconds_words(seconds: float) -> str:
@@ -68,30 +61,30 @@ def _three(number: float) -> str:
 
 def _headline(analysis: Analysis) -> Iterator[Text | str]:
     ceilings = analysis.ceilings
-    yield Text(clip(f"  {analysis.profile.source} · {ceilings.gpu}", WIDTH), style="bold")
+    yield from (Text(line, style="bold") for line in wrapped(f"{analysis.profile.source} · {ceilings.gpu}"))
     precision = ceilings.precision
     measured = {name.removeprefix("rates.") for name in ceilings.measured}
     known = "measured" if {"memory_bytes_per_s", precision} <= measured else "partly measured" if measured else "stated"
-    yield (
-        f"  ceilings, {known}: {ceilings.memory_bytes_per_s / 1e12:.2f} TB/s · {precision} "
+    yield from wrapped(
+        f"ceilings, {known}: {ceilings.memory_bytes_per_s / 1e12:.2f} TB/s · {precision} "
         f"{ceilings.rate(precision) / 1e12:,.0f} TFLOP/s · they meet at {ceilings.ridge(precision):.0f} FLOP/B"
     )
 
 
 def _timeline(timeline: Timeline) -> Iterator[Text | str]:
     idle_s = timeline.host_s + timeline.queue_s
-    yield heading(
-        f"{seconds_words(timeline.span_s)} from the first of {timeline.launches:,} kernels and copies to the last"
-    )
+    words = f"{seconds_words(timeline.span_s)} from the first of {timeline.launches:,} kernels and copies to the last"
+    yield from (Text(line, style="bold") for line in wrapped(words))
     for word, seconds in (
         ("card busy", timeline.busy_s),
         ("waits for the host", timeline.host_s),
         ("waits in the queue", timeline.queue_s),
     ):
         share = seconds / timeline.span_s if timeline.span_s else 0.0
-        yield f"   {word:<20}{seconds_words(seconds):>9} {share:7.1%}  {bar(share, _BAR)}".rstrip()
+        yield f"   {word:<20}{seconds_words(seconds):>9} {percent(share):>8}  {bar(share, _BAR)}".rstrip()
     if idle_s > _WAITING * timeline.span_s and timeline.host_s > timeline.queue_s:
-        yield "   the host is late: CUDA graphs or torch.compile, larger batches, fewer .item()"
+        words = "the host is late: CUDA graphs or torch.compile, larger batches, fewer .item()"
+        yield from wrapped(words, first="   ")
 
 
 def _sums(analysis: Analysis) -> Iterator[Text | str]:
@@ -99,44 +92,52 @@ def _sums(analysis: Analysis) -> Iterator[Text | str]:
     yield heading(f"{seconds_words(total)} " + ("of kernels and copies" if analysis.measured else "at best"))
     for bound, seconds in analysis.seconds_by_bound().items():
         share = analysis.part(seconds)
-        line = Text(f"   {bound:<20}{seconds_words(seconds):>9} {share:7.1%}")
+        line = Text(f"   {bound:<20}{seconds_words(seconds):>9} {percent(share):>8}")
         filled = bar(share, _BAR)
         yield line.append(f"  {filled}", style=_COLOURS[bound]) if filled else line
     if not analysis.measured:
         launches = sum(row.item.launches for row in analysis.rows)
         each = seconds_words(analysis.ceilings.launch_s)
-        yield f"   {'the host, eager':<20}{seconds_words(analysis.host_s):>9}          {launches:,} launches of {each}, beside it"
+        first = f"   {'the host, eager':<20}{seconds_words(analysis.host_s):>9}           "
+        yield from wrapped(f"{launches:,} launches of {each}, beside it", first=first)
     for bound in analysis.seconds_by_bound():
-        yield Text(f"   {bound}: {MEANINGS[bound]}", style="dim")
+        yield from (
+            Text(line, style="dim") for line in wrapped(f"{bound}: {MEANINGS[bound]}", first="   ", rest="     ")
+        )
 
 
 def _table(analysis: Analysis, rows: int) -> Iterator[Text | str]:
     columns = f"{'DRAM':>5} {'SMs':>5}" if analysis.measured else f"{'FLOP/B':>7}"
-    yield heading(f"{'time':>8} {'%':>6} {'calls':>6}  {'bound':<8}{columns}  what")
+    yield heading(f"{'time':>8} {'share':>7} {'calls':>6}  {'bound':<8}{columns}  what")
     for row in analysis.rows[:rows]:
-        yield _table_row(analysis, row)
+        yield from _table_row(analysis, row)
     left = analysis.rows[rows:]
     if left:
         seconds = sum(row.seconds for row in left)
-        yield f"  {seconds_words(seconds):>8} {analysis.part(seconds):6.1%}  {len(left)} more: --rows {len(analysis.rows)}"
+        yield f"  {seconds_words(seconds):>8} {percent(analysis.part(seconds)):>7}  {len(left)} more: --rows {len(analysis.rows)}"
     if analysis.measured:
-        yield Text("   DRAM, SMs: how much of the time its bytes and its operations explain", style="dim")
+        words = "DRAM, SMs: how much of the time its bytes and its operations explain"
+        yield from (Text(line, style="dim") for line in wrapped(words, first="   "))
 
 
-def _table_row(analysis: Analysis, row: Row) -> Text:
+def _table_row(analysis: Analysis, row: Row) -> Iterator[Text]:
+    """The name whole where it can be: what does not fit beside it stands below, and a kernel's name is cut."""
     item, verdict = row.item, row.verdict
-    line = Text(f"  {seconds_words(row.seconds):>8} {analysis.part(row.seconds):6.1%} {item.calls:>6,}  ")
+    line = Text(f"  {seconds_words(row.seconds):>8} {percent(analysis.part(row.seconds)):>7} {item.calls:>6,}  ")
     line.append(f"{verdict.bound.removesuffix('-bound'):<8}", style=_COLOURS[verdict.bound])
     if analysis.measured:
         memory = verdict.share if verdict.bound is Bound.LINK else verdict.memory_share
         line.append(f"{_percent(memory):>5} {_percent(verdict.compute_share):>5}  ")
     else:
         line.append(f"{intensity_words(item.work.intensity):>7}  ")
-    return line.append(clip(f"{item.name}  {item.detail}".strip(), WIDTH - line.cell_len))
+    first = " " * line.cell_len
+    words = packed([cut(item.name, report_width() - len(first)), item.detail], first=first, gap="  ")
+    yield line.append(words[0][len(first) :])
+    yield from map(Text, words[1:])
 
 
 def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{share:.0%}"
+    return "–" if share is None else percent(share, 0)
 
 
 def intensity_words(intensity: float | None) -> str:
@@ -152,8 +153,8 @@ def _fixes(analysis: Analysis) -> Iterator[Text | str]:
         return
     yield heading("what to do" + (", by the time beyond its bound" if analysis.measured else ", by time"))
     for seconds, name, advice in fixes:
-        yield clip(f"  {seconds_words(seconds):>8}  {name}", WIDTH)
-        yield from wrap(advice, WIDTH, initial_indent=" " * 12, subsequent_indent=" " * 12)
+        yield from wrapped(name, first=f"  {seconds_words(seconds):>8}  ")
+        yield from wrapped(advice, first=" " * 12)
 
 
 def fixes_of(analysis: Analysis) -> list[tuple[float, str, str]]:

@@ -7,6 +7,7 @@ from tonnage.report.html.shell import simple_page
 from tonnage.report.roofline import fixes_of, intensity_words, seconds_words
 from tonnage.report.roofline_plot import NARROW_HEIGHT, NARROW_WIDTH, Plane, plane_of, svg
 from tonnage.roofline import MEANINGS, Analysis, Row
+from tonnage.units import percent
 
 
 def roofline_page(analysis: Analysis) -> str:
@@ -41,7 +42,7 @@ def describe(row: Row) -> str:
     parts = [f"{item.name} {item.detail}".strip(), f"{seconds_words(row.seconds)} in {item.calls:,} calls"]
     if item.work.intensity is not None:
         parts.append(f"{intensity_words(item.work.intensity)} FLOP/B")
-    near = "" if verdict.share is None else f", {verdict.share:.0%} of its ceiling"
+    near = "" if verdict.share is None else f", {percent(verdict.share, 0)} of its ceiling"
     return "\n".join([*parts, f"{verdict.bound}{near}", row.advice])
 
 
@@ -56,8 +57,8 @@ def _timeline(analysis: Analysis) -> Iterator[str]:
     if timeline is not None and timeline.span_s:
         busy, host, queue = (part / timeline.span_s for part in (timeline.busy_s, timeline.host_s, timeline.queue_s))
         yield (
-            f"<p>Of {seconds_words(timeline.span_s)} the card was busy {busy:.1%}; it waited for the host {host:.1%} "
-            f"and in the queue {queue:.1%}.</p>"
+            f"<p>Of {seconds_words(timeline.span_s)} the card was busy {percent(busy)}; it waited for the host {percent(host)} "
+            f"and in the queue {percent(queue)}.</p>"
         )
 
 
@@ -68,7 +69,7 @@ def _classes(analysis: Analysis) -> Iterator[str]:
         share = analysis.part(seconds)
         yield (
             f'<tr><td><span class="key {name}"></span>{bound}</td><td class="n">{seconds_words(seconds)}</td>'
-            f'<td class="n">{share:.1%}</td><td>{escape(MEANINGS[bound])}</td></tr>'
+            f'<td class="n">{percent(share)}</td><td>{escape(MEANINGS[bound])}</td></tr>'
         )
     yield "</tbody></table></div>"
 
@@ -92,7 +93,7 @@ def _table(analysis: Analysis) -> Iterator[str]:
 def _table_row(row: Row) -> str:
     item, verdict = row.item, row.verdict
     shares = (verdict.memory_share, verdict.compute_share)
-    numbers = ["–" if share is None else f"{share:.0%}" for share in shares] + [intensity_words(item.work.intensity)]
+    numbers = ["–" if share is None else percent(share, 0) for share in shares] + [intensity_words(item.work.intensity)]
     cells = "".join(f'<td class="n">{number}</td>' for number in numbers)
     what = escape(" ".join(filter(None, (item.group, item.name, item.detail))))
     kernels = escape("\n".join(item.kernels))

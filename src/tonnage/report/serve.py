@@ -15,8 +15,8 @@ from rich.text import Text
 
 from tonnage.budget.own_engine import GRAPHS, OwnCard
 from tonnage.ledger import Category
-from tonnage.report.lines import bar, clip, column, spread, table_unit
-from tonnage.units import format_bytes
+from tonnage.report.lines import bar, column, packed, spread, table_unit, wrapped
+from tonnage.units import format_bytes, percent
 
 if TYPE_CHECKING:
     from tonnage.serve.accounts import KvLedger
@@ -43,7 +43,7 @@ class Load:
     @property
     def more(self) -> str:
         """What is worth saying only where it happened."""
-        parts = [] if self.hit_rate is None else [f"{self.hit_rate:.0%} prefix hits"]
+        parts = [] if self.hit_rate is None else [f"{percent(self.hit_rate, 0)} prefix hits"]
         return " · ".join(parts + ([f"{self.preemptions:,} preempted"] if self.preemptions else []))
 
 
@@ -62,17 +62,20 @@ def card_rows(card: OwnCard) -> list[tuple[str, int]]:
 
 
 def card_lines(card: OwnCard, *, model: str) -> Iterator[Text | str]:
-    """The ledger of the whole card, in 80 columns."""
+    """The ledger of the whole card."""
     limits, pool, unit = card.limits, card.pool, table_unit(card.capacity_bytes)
     budget = f"budget {format_bytes(card.limit_bytes, unit)} of {format_bytes(card.capacity_bytes, unit)}"
-    yield spread(Text(clip(f"  {model} · {card.name}", 46), style="bold"), Text(budget))
-    yield f"  {limits.weights} weights, {limits.kv} cache · {limits.max_seqs:,} sequences × {limits.context:,} tokens"
+    yield from spread(Text(f"  {model} · {card.name}", style="bold"), Text(budget))
+    yield from wrapped(
+        f"{limits.weights} weights, {limits.kv} cache · {limits.max_seqs:,} sequences × {limits.context:,} tokens"
+    )
     yield ""
     for word, size in card_rows(card):
         if size or word in ("KV blocks", "left"):
             yield _row(word, size, card.capacity_bytes, unit)
     yield ""
-    yield f"  {pool.blocks:,} blocks × {format_bytes(pool.block_bytes)} · {pool.tokens:,} tokens in pages of {pool.block}"
+    each = format_bytes(pool.block_bytes)
+    yield from wrapped(f"{pool.blocks:,} blocks × {each} · {pool.tokens:,} tokens in pages of {pool.block}")
     sequences = max(pool.blocks - 1, 0) // -(-limits.context // pool.block)
     yield f"  {sequences:,} sequences at the full context of {limits.context:,} tokens"
     yield from _measured(card)
@@ -80,7 +83,7 @@ def card_lines(card: OwnCard, *, model: str) -> Iterator[Text | str]:
 
 def _row(word: str, size: int, whole: int, unit: str) -> str:
     share = size / whole if whole else 0.0
-    return f"  {word:<14}{column(size, unit)} {100 * share:5.1f} %  {bar(share, _BAR)}".rstrip()
+    return f"  {word:<14}{column(size, unit)} {percent(share):>7}  {bar(share, _BAR)}".rstrip()
 
 
 def _measured(card: OwnCard) -> Iterator[Text | str]:
@@ -88,12 +91,10 @@ def _measured(card: OwnCard) -> Iterator[Text | str]:
     if card.measured_bytes is None:
         return
     planned, unit = card.total_bytes, table_unit(card.capacity_bytes)
-    words = f"  planned {format_bytes(planned, unit)}   measured {format_bytes(card.measured_bytes, unit)}"
     over = card.measured_bytes - card.limit_bytes
-    if over > 0:
-        yield Text(f"{words}: {format_bytes(over)} over the budget", style="yellow")
-    else:
-        yield words
+    beyond = f": {format_bytes(over)} over the budget" if over > 0 else ""
+    words = [f"planned {format_bytes(planned, unit)}", f"measured {format_bytes(card.measured_bytes, unit)}{beyond}"]
+    yield from (Text(line, style="yellow" if over > 0 else "") for line in packed(words))
 
 
 def kv_rows(ledger: "KvLedger") -> list[tuple[str, int]]:
@@ -105,7 +106,7 @@ def kv_frame(ledger: "KvLedger", load: Load) -> Iterator[Text]:
     """The pool at this moment, to be drawn again and again."""
     rows = kv_rows(ledger)
     whole = sum(size for _, size in rows)
-    yield spread(Text(f"  {load.pace}", style="bold"), Text(f"pool {format_bytes(whole)}"))
+    yield from spread(Text(f"  {load.pace}", style="bold"), Text(f"pool {format_bytes(whole)}"))
     for word, size in rows:
         yield Text(_row(word, size, whole, table_unit(whole)), style=_STYLES[word])
     if load.more:
@@ -116,7 +117,7 @@ def kv_line(ledger: "KvLedger", load: Load) -> str:
     """The same as one plain line, for logs."""
     rows = kv_rows(ledger)
     whole = sum(size for _, size in rows) or 1
-    parts = ", ".join(f"{word} {size / whole:.1%}" for word, size in rows if size)
+    parts = ", ".join(f"{word} {percent(size / whole)}" for word, size in rows if size)
     return " · ".join(filter(None, (load.pace, load.more, parts)))
 
 

@@ -5,7 +5,6 @@ It computes nothing but shares and sums for display.
 
 import shlex
 from collections.abc import Iterator, Sequence
-from textwrap import wrap
 from typing import Any
 
 from rich.text import Text
@@ -19,15 +18,27 @@ from tonnage.budget.vllm import GRAPHS
 from tonnage.ledger import Category
 from tonnage.models.presets import hub_id
 from tonnage.planner.serving import Layout, ServingPlan
-from tonnage.report.lines import bar, clip, column, heading, spread, table_unit
-from tonnage.units import format_bytes
+from tonnage.report.lines import (
+    bar,
+    beside,
+    column,
+    cut,
+    heading,
+    packed,
+    report_width,
+    spread,
+    table,
+    table_unit,
+    wrapped,
+)
+from tonnage.units import format_bytes, percent
 
 OTHERS = 4
 _BAR = 34
 
 
 def serving_lines(plan: ServingPlan, *, explain: bool = False) -> Iterator[Text | str]:
-    """The report, in 80 columns."""
+    """The report."""
     yield from _headline(plan)
     yield ""
     yield from _ledger(plan.best.budget)
@@ -42,7 +53,7 @@ def serving_lines(plan: ServingPlan, *, explain: bool = False) -> Iterator[Text 
     yield from _offers(plan)
     yield from _layouts(plan)
     for note in plan.best.budget.notes:
-        yield from (Text(line, style="yellow") for line in wrap(note, 80, initial_indent="  ", subsequent_indent="  "))
+        yield from (Text(line, style="yellow") for line in wrapped(note))
     if plan.fits:
         yield ""
         yield from _launch(plan)
@@ -53,13 +64,13 @@ def _headline(plan: ServingPlan) -> Iterator[Text | str]:
     engine = f"vLLM {asked.engine_version}" if asked.engine == "vllm" else "tonnage"
     count = f"{plan.cluster.gpus} × " if plan.cluster.gpus > 1 else ""
     verdict = Text("fits", "green") if plan.fits else Text("does not fit", "red")
-    yield spread(Text(clip(f"  {plan.shape.name} · {count}{gpu.name} · {engine}", 64)), verdict)
+    yield from spread(Text(f"  {plan.shape.name} · {count}{gpu.name} · {engine}"), verdict)
     parts = [f"{_users(plan.users)} × {asked.context:,} tokens"]
     parts += [f"{word} {number}" for word, number in (("tp", asked.tp), ("pp", asked.pp)) if number > 1]
     parts += [f"{plan.best.replicas} copies"] if plan.best.replicas > 1 else []
-    yield "  " + " · ".join([*parts, f"{asked.weights} weights, {asked.kv} cache"])
+    yield from wrapped(" · ".join([*parts, f"{asked.weights} weights, {asked.kv} cache"]))
     if asked.stage_layers:
-        yield f"  layers of the stages: {', '.join(map(str, asked.stage_layers))}"
+        yield from wrapped(f"layers of the stages: {', '.join(map(str, asked.stage_layers))}", rest="    ")
 
 
 def _users(number: int) -> str:
@@ -87,7 +98,7 @@ def _ledger(budget: ServingBudget) -> Iterator[Text | str]:
     yield heading(f"each GPU, of {format_bytes(budget.capacity_bytes, unit)}")
     for word, size in rows:
         share = size / budget.capacity_bytes
-        yield f"  {word:<14}{column(size, unit)} {share:6.1%}  {bar(share, _BAR)}".rstrip()
+        yield f"  {word:<14}{column(size, unit)} {percent(share):>7}  {bar(share, _BAR)}".rstrip()
 
 
 def _cache(plan: ServingPlan) -> Iterator[Text | str]:
@@ -95,23 +106,24 @@ def _cache(plan: ServingPlan) -> Iterator[Text | str]:
     kv, layout = best.budget.kv, best.budget.kv.layout
     groups = f" in {len(layout.groups)} groups" if len(layout.groups) > 1 else ""
     yield heading("KV cache")
-    yield (
-        f"  {format_bytes(layout.bytes_per_token)} a token a GPU · "
+    yield from wrapped(
+        f"{format_bytes(layout.bytes_per_token)} a token a GPU · "
         f"{kv.blocks:,} blocks of {layout.block}{groups} · {kv.tokens:,} tokens"
     )
-    yield _row(f"most users at {asked.context:,} tokens", best.most_users)
+    yield from _row(f"most users at {asked.context:,} tokens", best.most_users)
     limit = plan.shape.max_positions
     beyond = f"the model has {limit:,}" if 0 < limit < best.longest_context else ""
-    yield _row(f"longest context for {_users(plan.users)}", best.longest_context, beyond)
+    yield from _row(f"longest context for {_users(plan.users)}", best.longest_context, beyond)
     yield from _waste(plan)
     if plan.fits:
-        yield _row(
+        yield from _row(
             "decoded tokens a second, at most", round(best.tokens_per_s), f"{1 / best.decode_step_s:,.1f} a user"
         )
 
 
-def _row(words: str, number: int, more: str = "") -> str:
-    return f"  {words:<40}{number:>12,}  {more}".rstrip()
+def _row(words: str, number: int, more: str = "") -> list[str]:
+    """A number behind its words, and behind it what there is to say of it: what lacks room stands below."""
+    return packed([f"{words:<40}{number:>12,}", more], gap="  ")
 
 
 def _waste(plan: ServingPlan) -> Iterator[str]:
@@ -120,8 +132,10 @@ def _waste(plan: ServingPlan) -> Iterator[str]:
     half = -(-asked.context // 2)
     found = average_waste(asked.users, half, asked.context, best.budget.kv.layout.block)
     paged = best.replicas * best.budget.kv.most_users(half, min(asked.shared_prefix, half))
-    yield _row("half grown, users in pages", paged, f"{found.paged_share:.2%} wasted")
-    yield _row("half grown, users in contiguous rows", best.most_users, f"{found.contiguous_share:.0%} wasted")
+    yield from _row("half grown, users in pages", paged, f"{percent(found.paged_share, 2)} wasted")
+    yield from _row(
+        "half grown, users in contiguous rows", best.most_users, f"{percent(found.contiguous_share, 0)} wasted"
+    )
 
 
 def _shortage(plan: ServingPlan) -> Iterator[Text | str]:
@@ -131,11 +145,9 @@ def _shortage(plan: ServingPlan) -> Iterator[Text | str]:
     largest = sorted([pool, *rest], reverse=True)[:3]
     words = ", ".join(f"{word} {format_bytes(size, 'GiB')}" for size, word in largest)
     yield heading("what is missing")
-    yield (
-        f"  needed {format_bytes(budget.needed_bytes, 'GiB')}   available {format_bytes(budget.available_bytes, 'GiB')}"
-        f"   a GPU"
-    )
-    yield f"  largest: {words}"
+    sizes = (("needed", budget.needed_bytes), ("available", budget.available_bytes))
+    yield from packed([*(f"{word} {format_bytes(size, 'GiB')}" for word, size in sizes), "a GPU"])
+    yield from wrapped(f"largest: {words}", rest="    ")
 
 
 def _offers(plan: ServingPlan) -> Iterator[Text | str]:
@@ -145,19 +157,24 @@ def _offers(plan: ServingPlan) -> Iterator[Text | str]:
     yield heading("what leaves more room" if plan.fits else "what would fit")
     width = max(len(change.flag) for change in plan.changes)
     for change in plan.changes:
-        yield f"   {change.flag:<{width}}  {change.words}"
+        yield from wrapped(change.words, first=f"   {change.flag:<{width}}  ")
 
 
 def _layouts(plan: ServingPlan) -> Iterator[Text | str]:
     if not plan.others:
         return
     yield ""
-    yield heading("other layouts          users   longest context   tokens/s at most")
-    for layout in plan.others[:OTHERS]:
-        asked = layout.configuration
-        name = f"tp {asked.tp} pp {asked.pp} × {layout.replicas}"
-        why = "" if layout.fits else f"lacks {format_bytes(layout.missing_bytes)}"
-        yield f"   {name:<16}{layout.most_users:>10,}{layout.longest_context:>18,}{layout.tokens_per_s:>15,.0f}  {why}".rstrip()
+    heads = ("other layouts", "users", "longest context", "tokens/s at most", "")
+    head, *rows = table([heads, *map(_layout_cells, plan.others[:OTHERS])], align="<>>><", spare=(2,))
+    yield Text(head, style="bold")
+    yield from rows
+
+
+def _layout_cells(layout: Layout) -> tuple[str, ...]:
+    asked = layout.configuration
+    numbers = (layout.most_users, layout.longest_context, round(layout.tokens_per_s))
+    why = "" if layout.fits else f"lacks {format_bytes(layout.missing_bytes)}"
+    return f" tp {asked.tp} pp {asked.pp} × {layout.replicas}", *(f"{number:,}" for number in numbers), why
 
 
 def _launch(plan: ServingPlan) -> Iterator[Text | str]:
@@ -168,20 +185,22 @@ def _launch(plan: ServingPlan) -> Iterator[Text | str]:
     first = words.index("serve") + 2
     line = "   " + shlex.join(words[:first])
     for flag in _pairs(words[first:]):
-        if len(line) + len(flag) + 3 > 80:
+        if len(line) + len(flag) + 3 > report_width():
             yield line + " \\"
             line = "    "
         line += " " + flag
     yield line
     if hosts > 1:
-        yield Text("  --export DIR writes what starts Ray on each host, waits for all, then serves", style="dim")
+        hint = "--export DIR writes what starts Ray on each host, waits for all, then serves"
+        yield from (Text(line, style="dim") for line in wrapped(hint))
     weights = plan.best.configuration.weights
     if (
         plan.best.configuration.engine == "vllm"
         and weights in ("int8", "int4", "mxfp4")
         and weights != plan.shape.dtype
     ):
-        yield Text(f"  name a checkpoint of this model that is quantised to {weights}", style="dim")
+        hint = f"name a checkpoint of this model that is quantised to {weights}"
+        yield from (Text(line, style="dim") for line in wrapped(hint))
 
 
 def _pairs(words: Sequence[str]) -> Iterator[str]:
@@ -230,7 +249,7 @@ def explain_lines(budget: ServingBudget) -> Iterator[Text | str]:
     """The arithmetic, term by term."""
     yield heading("the arithmetic")
     share = budget.configuration.utilization
-    yield f"  share of the card: {budget.capacity_bytes:,} × {share:g} = {budget.limit_bytes:,} B"
+    yield from wrapped(f"share of the card: {budget.capacity_bytes:,} × {share:g} = {budget.limit_bytes:,} B")
     for term in budget.terms:
         yield from _explained(term)
     yield from _explained_blocks(budget)
@@ -238,21 +257,25 @@ def explain_lines(budget: ServingBudget) -> Iterator[Text | str]:
 
 def _explained_blocks(budget: ServingBudget) -> Iterator[str]:
     asked, layout = budget.configuration, budget.kv.layout
-    yield f"  a block: {layout.bytes_per_block:,} B; a token: {layout.bytes_per_token:,} B in {len(layout.groups)} group(s)"
+    groups = f"{len(layout.groups)} group{'s' * (len(layout.groups) > 1)}"
+    yield from wrapped(f"a block: {layout.bytes_per_block:,} B; a token: {layout.bytes_per_token:,} B in {groups}")
     each = layout.sequence_blocks(asked.context, budget.kv.batched_tokens)
-    yield f"  a sequence of {asked.context:,} tokens: {each:,} blocks"
-    yield f"  {asked.users:,} of them and the null block: {budget.needed_blocks:,} blocks of {budget.kv.blocks:,}"
+    yield from wrapped(f"a sequence of {asked.context:,} tokens: {each:,} blocks")
+    yield from wrapped(
+        f"{asked.users:,} of them and the null block: {budget.needed_blocks:,} blocks of {budget.kv.blocks:,}"
+    )
 
 
 def _explained(term: Term) -> Iterator[str]:
     label = "weights" if term.category is Category.PARAMETERS else term.category.label
-    yield f"  {clip(f'{label}: {term.name}', 36):<36}{int(term.size_bytes):>18,} B  {clip(term.source, 20)}"
+    figures = f"{int(term.size_bytes):>18,} B  {cut(term.source, 20)}"
+    yield from beside(f"{label}: {term.name}", min(36, report_width() - 2 - len(figures)), figures, rest="    ")
     numbers = [
         f"{name.replace('_', ' ')} {value:,}" if isinstance(value, int) else f"{name.replace('_', ' ')} {value}"
         for name, value in term.numbers.items()
     ]
     for words in (f"= {term.formula}", ", ".join(numbers)):
-        yield from wrap(words, 80, initial_indent="     ", subsequent_indent="       ")
+        yield from wrapped(words, first="     ", rest="       ")
 
 
 def serving_figures(plan: ServingPlan) -> dict[str, Any]:

@@ -1,33 +1,35 @@
-"""The report of a run for people, in 80 columns: what it takes, where it went, and what to do.
+"""The report of a run for people: what it takes, where it went, and what to do.
 
 One function a section; each turns a recording into lines. Nothing is computed here but layout.
 """
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from textwrap import wrap
 from typing import TextIO
 
 from rich.text import Text
 
-from tonnage.explain import Advice, Fix
+from tonnage.explain import Advice
 from tonnage.explain.case import is_limited_by_itself
 from tonnage.ledger import Category
-from tonnage.recording import Allocation, Group, OutOfMemory, Recording
+from tonnage.recording import Allocation, Group, OutOfMemory, Recording, telling_lines
+from tonnage.recording.timeline import name_at
+from tonnage.report.fixes import fix_lines
 from tonnage.report.lines import (
-    WIDTH,
-    aligned,
     bar,
-    clip,
-    clip_start,
     column,
+    cut,
     heading,
+    packed,
     print_sections,
+    report_width,
     spread,
+    table,
     table_unit,
+    wrapped,
 )
 from tonnage.script.notebook import source_line
-from tonnage.units import format_bytes
+from tonnage.units import format_bytes, percent
 
 _LARGEST = 5
 _FIXES = 4
@@ -68,16 +70,18 @@ def report_sections(recording: Recording, advice: Advice, *, verbose: bool) -> l
 def headline(recording: Recording) -> Iterator[Text]:
     """The card, the verdict, the peaks and where the peak is."""
     header = recording.header
-    yield spread(Text(f"  {_card(recording)}", style="bold"), Text(*_VERDICTS[header.outcome]))
-    allocated, reserved = recording.peak_allocated_bytes, recording.peak_reserved_bytes
+    yield from spread(Text(f"  {_card(recording)}", style="bold"), Text(*_VERDICTS[header.outcome]))
     process = recording.peak_process_bytes
-    share = f"({100 * process / header.capacity_bytes:.0f} %)" if header.capacity_bytes else ""
-    sizes = f"allocated {format_bytes(allocated)}   reserved {format_bytes(reserved)}   process {format_bytes(process)}"
-    yield Text(f"  {sizes} {share}".rstrip())
+    share = f" ({percent(process / header.capacity_bytes, 0)})" if header.capacity_bytes else ""
+    sizes = (
+        f"allocated {format_bytes(recording.peak_allocated_bytes)}",
+        f"reserved {format_bytes(recording.peak_reserved_bytes)}",
+        f"process {format_bytes(process)}{share}",
+    )
+    yield from map(Text, packed(sizes))
     at = recording.peak_allocation
     if at is not None:
-        yield Text(clip(f"  peak {_where(at.step, at.phase)}{_at_line(recording, at.line)}", WIDTH))
-        yield from _inside_library(at)
+        yield from _place_lines(recording, "peak", at)
 
 
 def _card(recording: Recording) -> str:
@@ -93,16 +97,15 @@ def out_of_memory(recording: Recording) -> Iterator[Text]:
     oom = recording.oom
     if oom is None:
         return
-    where = f"  out of memory {_where(oom.step, oom.phase)}{_at_line(recording, oom.line)}"
-    yield Text(clip(where, WIDTH), style="red")
-    yield from _inside_library(oom)
+    yield from _place_lines(recording, "out of memory", oom, "red")
     maker = " of ".join(filter(None, [oom.operator.removeprefix("aten::"), oom.module]))
     short = format_bytes(max(0, oom.requested_bytes - oom.free_bytes))
     asked = f"asked for {format_bytes(oom.requested_bytes)}, free {format_bytes(oom.free_bytes)}: {short} short"
-    yield Text(clip(f"  {asked}{f', in {maker}' if maker else ''}", WIDTH))
+    yield from map(Text, wrapped(f"{asked}{f', in {maker}' if maker else ''}"))
     unused = oom.reserved_bytes - oom.allocated_bytes
     if unused > _WORTH_SAYING * oom.reserved_bytes:
-        yield Text(f"  {format_bytes(unused)} of the {format_bytes(oom.reserved_bytes)} reserved lay unused in pieces")
+        words = f"{format_bytes(unused)} of the {format_bytes(oom.reserved_bytes)} reserved lay unused in pieces"
+        yield from map(Text, wrapped(words))
 
 
 def ledger(recording: Recording) -> Iterator[Text]:
@@ -115,29 +118,35 @@ def ledger(recording: Recording) -> Iterator[Text]:
     unit = table_unit(total)
     for category, size_bytes in found.ranked():
         share = size_bytes / total
-        row = Text(f"  {category.label:<17}{column(size_bytes, unit)}  {100 * share:4.1f} %  ")
+        row = Text(f"  {category.label:<17}{column(size_bytes, unit)}  {percent(share):>6}  ")
         row.append(bar(share, _BAR_CELLS), style="cyan").rstrip()
         yield row
 
 
 def course(recording: Recording, verbose: bool) -> Iterator[Text]:
-    """The peak of each phase and step, and what lay unused."""
+    """The peak of each phase and step, and what lay unused when most was reserved."""
     unit = table_unit(recording.peak_allocated_bytes)
     named = [phase for phase in recording.phases if phase.name not in _BESIDE] or recording.phases
-    yield from _in_threes([f"{p.name} {format_bytes(p.peak_allocated_bytes, unit)}" for p in named])
+    phases = [f"{p.name} {format_bytes(p.peak_allocated_bytes, unit)}" for p in named]
     steps = list(_alike_steps(recording, unit))
     shown = steps if verbose else steps[:_STEPS]
-    yield from _in_threes(shown)
+    yield from (Text(line) for entries in (phases, shown) for line in packed(entries, first="  peak of   "))
     if len(shown) < len(steps):
         yield Text(f"            and {len(steps) - len(shown)} more: --verbose", style="dim")
+    if recording.peak_reserved_bytes:
+        yield from map(Text, wrapped(_unused(recording, unit), first="  unused    "))
+
+
+def _unused(recording: Recording, unit: str) -> str:
+    """What was reserved and not allocated when most was reserved, which need not be when most was allocated."""
     unused, reserved = recording.unused_at_peak_bytes, recording.peak_reserved_bytes
-    if reserved:
-        yield Text(f"  unused    {format_bytes(unused, unit)} of what was reserved ({100 * unused / reserved:.1f} %)")
-
-
-def _in_threes(entries: Sequence[str]) -> Iterator[Text]:
-    for start in range(0, len(entries), 3):
-        yield Text(("  peak of   " if start == 0 else " " * 12) + "   ".join(entries[start : start + 3]))
+    moment = recording.reserved_peak_sequence or 0
+    step, phase = (name_at(recording.marks, kind, moment) for kind in ("step", "phase"))
+    allocated = format_bytes(reserved - unused, unit)
+    return (
+        f"{format_bytes(unused, unit)} of the {format_bytes(reserved, unit)} reserved ({percent(unused / reserved)}), "
+        f"{_where(int(step or 0), phase)}, when {allocated} were allocated"
+    )
 
 
 def _alike_steps(recording: Recording, unit: str) -> Iterator[str]:
@@ -150,47 +159,42 @@ def _alike_steps(recording: Recording, unit: str) -> Iterator[str]:
 
 
 def largest(recording: Recording) -> Iterator[Text]:
-    """The largest tensors at the peak."""
+    """The tensors that hold most at the peak, alike ones together."""
     groups = recording.largest(_LARGEST)
     if not groups:
         return
     yield heading("largest at the peak")
     unit = table_unit(recording.peak_allocated_bytes)
-    for row in aligned([_largest_cells(group, unit) for group in groups], right=2):
-        yield Text(row)
+    lines = telling_lines((group.line, group.stack) for group in groups)
+    rows = [_largest_cells(group, line, unit) for group, line in zip(groups, lines, strict=True)]
+    beside = table(rows, align="><<<<", names=(2, 3, 4), gap=" ")
+    yield from map(Text, beside if max(map(len, beside)) <= report_width() else _in_two_lines(rows))
 
 
-def _largest_cells(group: Group, unit: str) -> tuple[str, ...]:
-    count = f"{group.count} ×" if group.count > 1 else ""
-    shape = "" if group.shape is None else str(list(group.shape))
-    operator = group.operator.removeprefix("aten::")
+def _largest_cells(group: Group, line: str, unit: str) -> tuple[str, ...]:
     module = group.module or ("" if group.category is Category.ACTIVATIONS else group.category.label)
-    return count, format_bytes(group.each_bytes, unit), f"{group.dtype} {shape}".strip(), operator, module, group.line
+    return column(group.total_bytes, unit).strip(), group.what, group.operator.removeprefix("aten::"), module, line
+
+
+def _in_two_lines(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    """What it is in one, where it was made in the next: for rows that one line has no room for."""
+    sizes = max(len(size) for size, *_ in rows)
+    for size, what, operator, module, line in rows:
+        yield f"  {size:>{sizes}} {cut(f'{what}  {operator}', report_width() - sizes - 3)}"
+        first = " " * (sizes + 3)
+        yield f"{first}{cut(f'{module}  '.lstrip() + line, report_width() - len(first))}"
 
 
 def to_save_memory(recording: Recording, advice: Advice) -> Iterator[Text]:
     """The changes that save most; of a run that died, whether each gets it past the line."""
     died = recording.header.outcome == "oom"
-    yield from (Text(f"  {line}") for line in wrap(advice.why, WIDTH - 4))
-    if advice.fixes:
-        yield from _fix_rows(advice.fixes, died)
+    yield from map(Text, wrapped(advice.why))
+    yield from fix_lines("what would save it" if died else "to save memory", advice.fixes[:_FIXES])
     if died and not is_limited_by_itself(recording):
         larger = (
             f"the {advice.larger_card} gets past that line" if advice.larger_card else "no known card is large enough"
         )
         yield Text(f"  a larger card: {larger}")
-
-
-def _fix_rows(fixes: Sequence[Fix], died: bool) -> Iterator[Text]:
-    title = "what would save it" if died else "to save memory"
-    yield Text(f"  {title:<29}{'saves':>11}   costs", style="bold")
-    for fix in fixes[:_FIXES]:
-        mark = {True: "✓", False: "✗", None: " "}[fix.rescues]
-        row = f" {mark} {clip(fix.change, 27):<28}{format_bytes(fix.saves_bytes):>11}   {fix.costs:<17}"
-        beside = len(row) + len(fix.how) <= WIDTH
-        yield Text(f"{row}{fix.how}" if beside else row.rstrip())
-        if not beside:
-            yield Text(f"     {clip(fix.how, WIDTH - 5)}", style="dim")
 
 
 def footnotes(recording: Recording, verbose: bool) -> Iterator[Text]:
@@ -200,13 +204,17 @@ def footnotes(recording: Recording, verbose: bool) -> Iterator[Text]:
         kind = "not modelled" if note.kind == "not_modelled" else "assumed"
         times = f" ×{note.count}" if note.count > 1 else ""
         style = "yellow" if note.kind == "not_modelled" else "dim"
-        yield Text(clip(f"  {kind}: {note.operator}{times}: {note.text}", 10_000 if verbose else WIDTH), style=style)
+        yield from _noted(f"{kind}: {note.operator}{times}: {note.text}", style)
     if recording.header.pinned_host_bytes:
         yield Text(f"  pinned host memory {format_bytes(recording.header.pinned_host_bytes)}", style="dim")
     caught = recording.header.ooms_caught
     if caught:
         times = "once" if caught == 1 else f"{caught} times"
-        yield Text(f"  it ran out of memory {times}; the script caught that and went on", style="yellow")
+        yield from _noted(f"it ran out of memory {times}; the script caught that and went on", "yellow")
+
+
+def _noted(words: str, style: str) -> Iterator[Text]:
+    return (Text(line, style=style) for line in wrapped(words, rest="    "))
 
 
 def _stand_ins(recording: Recording, verbose: bool) -> Iterator[Text]:
@@ -217,26 +225,36 @@ def _stand_ins(recording: Recording, verbose: bool) -> Iterator[Text]:
     values = "value was" if total == 1 else "values were"
     if not verbose:
         first = f"{stand_ins[0].what} ×{stand_ins[0].count}{', …' if len(stand_ins) > 1 else ''}"
-        yield Text(clip(f"  {total} {values} read from the virtual GPU ({first}): --verbose", WIDTH), style="dim")
+        yield from _noted(f"{total} {values} read from the virtual GPU ({first}): --verbose", "dim")
         return
     yield Text(f"  {total} {values} read from the virtual GPU", style="dim")
-    for stand_in in stand_ins:
-        yield Text(f"   ×{stand_in.count:<5} {stand_in.what:<28} {stand_in.line:<24} {stand_in.value}", style="dim")
+    rows = [(f"×{each.count}", each.what, each.line, each.value) for each in stand_ins]
+    yield from (Text(row, style="dim") for row in table(rows, align="<<<<", names=(1, 2, 3), first="   "))
 
 
 def cards_table(answers: Sequence[Recording]) -> Iterator[Text]:
     """One run on several cards."""
-    yield Text(f"  {'card':<18}{'memory':>11}{'allocated':>12}{'reserved':>12}{'process':>12}", style="bold")
-    for answer in answers:
-        sizes = (answer.peak_allocated_bytes, answer.peak_reserved_bytes, answer.peak_process_bytes)
-        cells = "".join(f"{format_bytes(size, 'GiB'):>12}" for size in sizes)
-        verdict, style = _VERDICTS[answer.header.outcome]
-        if answer.oom:
-            verdict = clip_start(answer.oom.line, 11) or "dies"
-        row = Text(f"  {answer.header.gpu:<18}{format_bytes(answer.header.capacity_bytes, 'GiB'):>11}{cells}  ")
-        yield row + Text(verdict, style=style)
+    head, *rows = table(
+        [("card", "memory", "allocated", "reserved", "process", "verdict"), *map(_card_cells, answers)],
+        align="<>>>><", names=(5,), spare=(1, 2),
+    )  # fmt: skip
+    yield Text(head.removesuffix("verdict").rstrip(), style="bold")
+    for answer, row in zip(answers, rows, strict=True):
+        text, verdict = Text(row), _VERDICTS[answer.header.outcome]
+        text.stylize(verdict[1], start=row.rindex("  ") + 2)
+        yield text
     if any(answer.oom for answer in answers):
         yield Text("  a card that cannot hold it shows the line that dies there", style="dim")
+
+
+def _card_cells(answer: Recording) -> tuple[str, ...]:
+    sizes = (answer.header.capacity_bytes, *_peaks(answer))
+    verdict = (answer.oom.line or "dies") if answer.oom else _VERDICTS[answer.header.outcome][0]
+    return answer.header.gpu, *(format_bytes(size, "GiB") for size in sizes), verdict
+
+
+def _peaks(answer: Recording) -> tuple[int, int, int]:
+    return answer.peak_allocated_bytes, answer.peak_reserved_bytes, answer.peak_process_bytes
 
 
 def _where(step: int, phase: str) -> str:
@@ -245,17 +263,21 @@ def _where(step: int, phase: str) -> str:
     )
 
 
-def _at_line(recording: Recording, line: str) -> str:
-    """ ", at train.py:88  loss.backward()": with its source where the script is at hand."""
-    if not line:
-        return ""
-    return f", at {line}  {source_line(recording.header.script, line)}".rstrip()
+def _place_lines(recording: Recording, what: str, at: Allocation | OutOfMemory, style: str = "") -> Iterator[Text]:
+    """ "peak in step 2, backward, at train.py:88  loss.backward()": with its source where the script is at hand.
 
-
-def _inside_library(at: Allocation | OutOfMemory) -> Iterator[Text]:
-    """The library's line that the script's own line led to, where it led into one."""
+    Below it, the library's line that the script's own line led to, where it led into one.
+    """
+    words = f"{what} {_where(at.step, at.phase)}" + (f", at {at.line}" if at.line else "")
+    *lines, last = wrapped(words)
+    source = source_line(recording.header.script, at.line) if at.line else ""
+    if source and len(last) + 2 + len(source) <= report_width():
+        last, source = f"{last}  {source}", ""
+    yield from (Text(line, style=style) for line in (*lines, last))
+    if source:
+        yield Text("    " + cut(source, report_width() - 4), style=style)
     if at.stack and at.stack[0] != at.line:
-        yield Text("  inside " + clip_start(at.stack[0], WIDTH - 9), style="dim")
+        yield Text("  inside " + cut(at.stack[0], report_width() - 9), style="dim")
 
 
 def _short(size_bytes: int) -> str:

@@ -14,8 +14,8 @@ from typing import Any
 from rich.text import Text
 
 from tonnage.hardware.nvml import GpuMemory, ProcessMemory
-from tonnage.report.lines import clip, clip_start, spread
-from tonnage.units import GIB, format_bytes
+from tonnage.report.lines import cut, report_width, spread, wrapped
+from tonnage.units import GIB, format_bytes, percent
 from tonnage.watch import History, Moment
 
 _HEIGHTS = "▁▂▃▄▅▆▇█"
@@ -24,6 +24,7 @@ _PROCESS_CELLS = 22
 _GPU_CELLS = 44
 _NAME_CELLS = 36
 _NEARLY_FULL = 0.95
+_USUAL = 80  # columns that the figures above are for
 
 
 def sparkline(values: Iterable[int], full: int, cells: int) -> str:
@@ -48,9 +49,10 @@ def frame(history: History) -> Iterator[Text]:
 def _gpu_lines(gpu: GpuMemory, history: History) -> Iterator[Text]:
     track = history.gpu(gpu.index)
     busy = "" if gpu.busy_percent is None else f"   {gpu.busy_percent} % busy"
-    yield spread(Text(f"  GPU {gpu.index}  {clip(gpu.name, _NAME_CELLS)}", style="bold"), Text(_of_total(gpu)))
-    course = Text("  " + sparkline(track.used_bytes, gpu.total_bytes, _GPU_CELLS), style="cyan")
-    yield spread(course, Text(f"peak {format_bytes(track.peak_bytes, 'GiB')}{busy}"))
+    yield from spread(Text(f"  GPU {gpu.index}  {cut(gpu.name, _NAME_CELLS)}", style="bold"), Text(_of_total(gpu)))
+    cells = _GPU_CELLS + report_width() - _USUAL
+    course = Text("  " + sparkline(track.used_bytes, gpu.total_bytes, cells), style="cyan")
+    yield from spread(course, Text(f"peak {format_bytes(track.peak_bytes, 'GiB')}{busy}"))
     for process in gpu.processes[:_PROCESSES]:
         yield _process_line(process, gpu, history)
     hidden = len(gpu.processes) - _PROCESSES
@@ -62,14 +64,15 @@ def _gpu_lines(gpu: GpuMemory, history: History) -> Iterator[Text]:
 
 def _of_total(gpu: GpuMemory) -> str:
     share = gpu.used_bytes / gpu.total_bytes if gpu.total_bytes else 0.0
-    return f"{gpu.used_bytes / GIB:.2f} of {format_bytes(gpu.total_bytes, 'GiB')}  {100 * share:.0f} %"
+    return f"{gpu.used_bytes / GIB:.2f} of {format_bytes(gpu.total_bytes, 'GiB')}  {percent(share, 0)}"
 
 
 def _process_line(process: ProcessMemory, gpu: GpuMemory, history: History) -> Text:
     track = history.process(gpu.index, process.pid)
-    name = clip_start(process.name, _PROCESS_CELLS + 2)
+    name = cut(process.name, _PROCESS_CELLS + 2)
     line = Text(f"   {process.pid:>7}  {name:<{_PROCESS_CELLS + 2}}{_used(process):>11}  ")
-    line.append(sparkline(track.used_bytes, gpu.total_bytes, _PROCESS_CELLS), style="cyan")
+    cells = min(_PROCESS_CELLS + report_width() - _USUAL, report_width() - line.cell_len)
+    line.append(sparkline(track.used_bytes, gpu.total_bytes, max(0, cells)), style="cyan")
     return line
 
 
@@ -81,21 +84,21 @@ def _advice(gpu: GpuMemory) -> Iterator[Text]:
     """What to do where little is left."""
     if gpu.used_bytes < _NEARLY_FULL * gpu.total_bytes:
         return
-    left = f"  GPU {gpu.index} has {format_bytes(gpu.free_bytes)} left"
+    left = f"GPU {gpu.index} has {format_bytes(gpu.free_bytes)} left"
     largest = gpu.processes[0] if gpu.processes else None
     if largest is None:
-        yield Text(f"{left}, and none of it is a process seen from here", style="yellow")
-        return
-    name = clip_start(largest.name, _PROCESS_CELLS + 2)
-    yield Text(f"{left}; {name} ({largest.pid}) holds most", style="yellow")
+        words = f"{left}, and none of it is a process seen from here"
+    else:
+        words = f"{left}; {cut(largest.name, _PROCESS_CELLS + 2)} ({largest.pid}) holds most"
+    yield from (Text(line, style="yellow") for line in wrapped(words))
 
 
-def footer(history: History, interval_s: float, served: str) -> Text:
+def footer(history: History, interval_s: float, served: str) -> Iterator[Text]:
     """How long it has run, and how to stop it."""
     latest_s = history.latest.time_s if history.latest else 0.0
     minutes, seconds = divmod(int(latest_s - history.first_s), 60)
     words = [f"every {interval_s:g} s for {minutes}:{seconds:02d}", served, "Ctrl-C stops"]
-    return Text("  " + " · ".join(filter(None, words)), style="dim")
+    yield from (Text(line, style="dim") for line in wrapped(" · ".join(filter(None, words))))
 
 
 def plain_lines(moment: Moment) -> Iterator[str]:

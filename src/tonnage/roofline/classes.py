@@ -86,7 +86,8 @@ def _predicted(item: Item, ceilings: Ceilings) -> Verdict:
     memory_s, compute_s = (seconds or 0.0 for seconds in least_seconds(item, ceilings))
     floor_s = item.launches * ceilings.kernel_floor_s
     least_s = max(memory_s, compute_s)
-    shares = {"memory_share": memory_s / (least_s or 1), "compute_share": compute_s / (least_s or 1), "share": None}
+    seconds = max(least_s, floor_s) or 1.0
+    shares = {"memory_share": memory_s / seconds, "compute_share": compute_s / seconds, "share": None}
     if least_s < floor_s:
         return Verdict(bound=Bound.LATENCY, because="launch", bound_s=floor_s, **shares)
     if memory_s >= compute_s:

@@ -18,6 +18,7 @@ from tonnage.script.lines import NOWHERE, LineFinder, Place
 _BY_PHASE = {
     "setup": Category.OTHER,
     "forward": Category.ACTIVATIONS,
+    "evaluation": Category.ACTIVATIONS,
     "backward": Category.ACTIVATIONS,
     "optimizer": Category.WORKSPACE,
     "other": Category.OTHER,
@@ -57,7 +58,9 @@ class Attribution:
         self._context_numbers: dict[str, int] = {"": 0}
         self._paths: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._known: dict[int, weakref.ref[Any]] = {}  # parameters by id: a WeakSet would compare tensors
+        self.trains = False  # whether there is an optimizer
         self._stepped = True
+        self._stepping = False
         self._backward_depth = 0
         self.main_thread = threading.main_thread().ident or 0
         self._held = NOWHERE
@@ -113,12 +116,17 @@ class Attribution:
     def _root_starts(self, module: Any, given: tuple[Any, ...]) -> None:
         import torch
 
-        if self._stepped or (not torch.is_grad_enabled() and self.phase != "forward"):
-            self._stepped = False
-            self.step += 1
-            self.sink.mark("step", str(self.step))
-        self._stepped |= not torch.is_grad_enabled()
-        self.enter("forward")
+        infers = not torch.is_grad_enabled()
+        if infers and self.trains and not module.training:
+            # Validation between the steps of a training: no step of its own.
+            self.enter(self.phase if self.phase == "forward" else "evaluation")
+        else:
+            if self._stepped or (infers and self.phase != "forward"):
+                self._stepped = False
+                self.step += 1
+                self.sink.mark("step", str(self.step))
+            self._stepped |= infers
+            self.enter("forward")
         if self._is_new(module):
             self.mark_model(module)
         self.mark(Category.INPUTS, _tensors(given), only=Category.OTHER)
@@ -153,10 +161,12 @@ class Attribution:
             if not self._frugal:
                 self.mark_gradients(self._parameters())
             self._held = NOWHERE
-            self.enter("other")
+            # Backward in the closure of an optimizer's step: the step itself follows.
+            self.enter("optimizer" if self._stepping else "other")
 
     def step_starts(self, optimizer: Any) -> None:
         """An optimizer steps, perhaps inside backward."""
+        self.trains = self._stepping = True
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         if not self._frugal or optimizer not in self._seen:
             self._remember(parameters)
@@ -166,7 +176,7 @@ class Attribution:
 
     def step_ends(self, optimizer: Any) -> None:
         """What the optimizer keeps are its states."""
-        self._stepped = True
+        self._stepped, self._stepping = True, False
         if self._is_new(optimizer):
             self.mark(Category.OPTIMIZER_STATES, _tensors(optimizer.state.values()))
         self.enter("backward" if self._backward_depth else "other")

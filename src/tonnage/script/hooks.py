@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ def install_hooks(who: Attribution, *, modules: bool = True) -> Callable[[], Non
         optim.register_optimizer_step_post_hook(_outside_graphs(who.step_ends)),
     ]
     _leave_to_python(who.module_starts, who.module_ends, who.step_starts, who.step_ends, who.mark_model)
-    undo = [_wrap_engine(who), _wrap_apply(who), _wrap_call(who, outermost_only=not modules)]
+    undo = [_wrap_engine(who), _wrap_apply(who), _wrap_optimizer(who), _wrap_call(who, outermost_only=not modules)]
 
     def uninstall() -> None:
         for handle in handles:
@@ -81,6 +82,23 @@ def _wrap_apply(who: Attribution) -> Callable[[], None]:
 
     def restore() -> None:
         torch.nn.Module._apply = plain
+
+    return restore
+
+
+def _wrap_optimizer(who: Attribution) -> Callable[[], None]:
+    """A script that makes an optimizer trains: what it runs without gradients is no step, not even before the first one."""
+    plain = optim.Optimizer.__init__
+
+    @wraps(plain)
+    def make(self: Any, *arguments: Any, **keywords: Any) -> None:
+        plain(self, *arguments, **keywords)
+        who.trains = True
+
+    optim.Optimizer.__init__ = make
+
+    def restore() -> None:
+        optim.Optimizer.__init__ = plain
 
     return restore
 

@@ -13,7 +13,7 @@ from tonnage.fit.stepping.one_by_one import OneByOneStepper
 from tonnage.fit.stepping.parameter_step import parameter_steps, why_not_in_pieces
 from tonnage.fit.technique import Changes, Estimate, NotApplicable, Technique
 from tonnage.fit.training import Training, Undo
-from tonnage.units import format_bytes
+from tonnage.units import format_bytes, percent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class EightBitStates(Technique):
         # A code takes a byte, its share of a scale 4 / block; FP32 states would save more, so BF16 is the safe guess.
         left = (1 + 4 / self.block) / 2
         saved = int(profile.optimizer_bytes * (1 - left))
-        why = f"{left:.0%} of {format_bytes(profile.optimizer_bytes)} of states are left, half of that if they are FP32"
+        why = f"{percent(left, 0)} of {format_bytes(profile.optimizer_bytes)} of states are left, half of that if they are FP32"
         return Estimate(saved_bytes=saved, seconds=0.0, why=why)
 
     def apply(self, training: Training) -> Undo:

@@ -15,6 +15,7 @@ from tonnage.recording.snapshot.origins import Origin
 BY_PHASE = {
     "setup": Category.OTHER,
     "forward": Category.ACTIVATIONS,
+    "evaluation": Category.ACTIVATIONS,
     "backward": Category.ACTIVATIONS,
     "optimizer": Category.WORKSPACE,
     "other": Category.OTHER,

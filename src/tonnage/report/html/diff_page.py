@@ -6,7 +6,7 @@ from string import Template
 from tonnage.explain.diff import Difference, Growth, GrowthLimit
 from tonnage.ledger import Category
 from tonnage.recording import Recording
-from tonnage.report.diff import percent, signed
+from tonnage.report.diff import growth_percent, signed
 from tonnage.report.html import markup
 from tonnage.report.html.cluster_series import line_of
 from tonnage.report.html.markup import size, text
@@ -55,7 +55,7 @@ def _header(
     failed: bool,
 ) -> str:
     grew = peaks[0].grew_bytes
-    verdict = f"{signed(grew)} ({percent(peaks[0])})" if grew else "no change"
+    verdict = f"{signed(grew)} ({growth_percent(peaks[0])})" if grew else "no change"
     # Growth is red, as in the terminal; with a limit the verdict is whether it holds.
     kind = ("oom" if failed else "ok") if limit else "oom" if grew > 0 else "ok"
     tiles = [

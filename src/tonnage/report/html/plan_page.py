@@ -48,7 +48,7 @@ def _header(findings: Findings) -> str:
     said = "".join(f'<p class="note">{text(words)}</p>' for words in notes(findings))
     verdict, kind = ("fits", "ok") if findings.fits else ("does not fit", "oom")
     facts = text(f"{shape.parameters / 1e9:,.2f} B parameters · {findings.cluster.words}")
-    chosen = f"<pre>{text(flags(plan), 1000)}</pre>"
+    chosen = "<pre>" + text("  ".join(flags(plan)), 1000) + "</pre>"
     return markup.head(text(shape.name), verdict, kind, facts, markup.tiles(tiles), chosen, said)
 
 
