@@ -33,8 +33,8 @@ def explain(
     diagnosis = diagnose(recording)
     script = recording.header.script
     if script and recording.header.source != "snapshot" and not Path(script).is_file():  # a snapshot has names alone
-        lost = "its text is not read, and changes are computed, not run"
-        print(f"tonnage: there is no script at {Path(script).absolute()} any more: {lost}.", file=sys.stderr)
+        print(f"tonnage: there is no script at {Path(script).absolute()} any more:", file=sys.stderr)
+        print("         its text is not read, and changes are computed, not run", file=sys.stderr)
     if cluster:
         tell_rank(cluster.summary, rank)
     elif run:  # the script of a cluster is none for one GPU
