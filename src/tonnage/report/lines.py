@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _USUAL = 80
 # Nothing is laid out for less; a narrower terminal breaks lines itself.
 _NARROWEST = 60
-_NARROWEST_NAME = 14
+_NARROWEST_NAME = 10
 _NARROWEST_BAR, _WIDEST_BAR = 8, 60
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 

@@ -167,7 +167,7 @@ def largest(recording: Recording) -> Iterator[Text]:
     unit = table_unit(recording.peak_allocated_bytes)
     lines = telling_lines((group.line, group.stack) for group in groups)
     rows = [_largest_cells(group, line, unit) for group, line in zip(groups, lines, strict=True)]
-    beside = table(rows, align="><<<<", names=(2, 3, 4), gap=" ")
+    beside = table(rows, align="><<<<", names=(2, 3), gap=" ")
     yield from map(Text, beside if max(map(len, beside)) <= report_width() else _in_two_lines(rows))
 
 
