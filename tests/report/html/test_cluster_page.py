@@ -1,10 +1,11 @@
 """A cluster's page as text: every kind with its figures, the odd one named, each report packed, and no markup but ours."""
 
 import gzip
+import math
 import re
 from base64 import b64decode
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, combinations
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from tonnage.explain import advise
 from tonnage.recording import Recording, open_cluster, write_cluster
 from tonnage.report.html import render_cluster_page, render_page
 from tonnage.report.html.cluster_series import MOST_STRETCHES, line_of
+from tonnage.report.html.shell import read_part
 from tonnage.report.odd_ranks import compare_ranks
 
 
@@ -196,3 +198,11 @@ def test_very_many_steps_are_taken_together_and_what_comes_back_has_a_number() -
         run.step(number)
         run.alloc(4096)
     assert [s["name"] for s in line_of(run.recording, 9)["stretches"]] == ["step 1", "setup", "step 2", "setup (2)"]
+
+
+@pytest.mark.parametrize("scheme", [0, 1])
+def test_the_colours_of_ranks_differ(scheme: int) -> None:
+    found = re.findall(r"--line-\d: #(\w{6})", read_part("lines.css"))[8 * scheme : 8 * scheme + 8]
+    colours = [tuple(bytes.fromhex(colour)) for colour in found]
+    assert len(colours) == 8
+    assert min(math.dist(a, b) for a, b in combinations(colours, 2)) > 50
