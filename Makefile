@@ -18,7 +18,7 @@ ENGINES := deepspeed hjson py-cpuinfo einops msgpack torchtitan tyro docstring_p
 TRUTH  ?= ../shared/truth
 GPU    ?= h200
 
-.PHONY: help setup setup-cuda torchvision-apart wheels lint format test demo bench docs truth clean
+.PHONY: help setup setup-cuda torchvision-apart packages site lint format test demo bench docs truth clean
 
 help:           ## this list
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
@@ -62,10 +62,12 @@ $(STAMP_CUDA): pyproject.toml constraints.txt
 	@$(PIP_CUDA) --constraint constraints.txt --no-deps $(NEED_TORCH)
 	@touch $@
 
-lint: $(STAMP)  ## ruff and mypy
+lint: $(STAMP)  ## ruff and mypy, and the workflow of GitHub
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/zizmor --quiet --offline .github
 
 format: $(STAMP) ## put the code in order
 	$(BIN)/ruff check --fix .
@@ -95,11 +97,17 @@ truth: $(STAMP) $(STAMP_CUDA) ## hold predictions of both builds against real me
 	PYTHONPATH=$(CURDIR)/$(VENV)/torchvision $(BIN)/python $(TRUTH)/check.py --tonnage $(BIN)/tonnage
 	PYTHONPATH=$(CURDIR)/$(VENV)/torchvision $(BIN)/python $(TRUTH)/check.py --tonnage $(BIN)/tonnage --truth $(TRUTH)/h200-expandable.jsonl
 
-wheels: $(STAMP) ## build the wheels for Linux, x86-64 and aarch64, into dist/
-	@for machine in x86_64 aarch64; do \
-	  TONNAGE_TARGET=$$machine-linux-gnu $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist . || exit 1; \
+packages: $(STAMP) ## build what is published into dist/: wheels for Linux (x86-64, aarch64), a pure one, the sdist; and check them
+	@rm -rf dist
+	@for target in x86_64-linux-gnu aarch64-linux-gnu any; do \
+	  TONNAGE_TARGET=$$target $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist . || exit 1; \
 	done
-	@ls -s --block-size=K dist/*.whl
+	@$(BIN)/python -m hatchling build --target sdist --directory dist
+	@$(BIN)/python -m twine check --strict dist/*
+	@ls -s --block-size=K dist
+
+site: $(STAMP)  ## build the pages of README and docs/ as a site, into build/site
+	$(BIN)/mkdocs build --strict --quiet
 
 clean:          ## remove what was built, keep .venv
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis htmlcov .coverage

@@ -1,4 +1,4 @@
-"""A test with a limit on the GPU memory that it needs, which this one passes by far: pytest examples/test_memory.py"""
+"""A test with a limit on the GPU memory that it needs. It fails, to show how: pytest examples/test_memory.py"""
 
 import pytest
 import torch
