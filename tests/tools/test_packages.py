@@ -33,7 +33,8 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sdist, and the pure wheel as macOS gets it, built from that sdist."""
     folder = tmp_path_factory.mktemp("dist")
     call(sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", folder)
-    tarfile.open(folder / f"tonnage-{tonnage.__version__}.tar.gz").extractall(folder / "source", filter="data")
+    with tarfile.open(folder / f"tonnage-{tonnage.__version__}.tar.gz") as sdist:
+        sdist.extractall(folder / "source", filter="data")
     build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder]
     call("env", "TONNAGE_TARGET=any", *build, cwd=folder / "source" / f"tonnage-{tonnage.__version__}")
     return folder
