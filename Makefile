@@ -18,7 +18,7 @@ ENGINES := deepspeed hjson py-cpuinfo einops msgpack torchtitan tyro docstring_p
 TRUTH  ?= ../shared/truth
 GPU    ?= h200
 
-.PHONY: help setup setup-cuda wheels lint format test demo bench docs truth clean
+.PHONY: help setup setup-cuda torchvision-apart packages site lint format test demo bench docs truth clean
 
 help:           ## this list
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
@@ -34,12 +34,20 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) --no-deps torchvision
 	@$(PIP) transformers peft accelerate timm lightning safetensors pillow
 	@echo "installing tonnage"
-	@$(PIP) --editable ".[torch,fit,serve,dev]"
+	@$(PIP) --editable ".[torch,fit,serve,dev,publish]"
 	@echo "installing the engines that exported files are loaded with, apart from all else"
 	@DS_BUILD_OPS=0 $(PIP) --no-deps --no-build-isolation --upgrade --target $(VENV)/engines $(ENGINES)
 	@echo "installing Triton apart, for the tests that interpret its kernels: torch behaves differently beside it"
 	@$(PIP) --no-deps --upgrade --target $(VENV)/triton triton || echo "no Triton for this machine: its kernels will not be interpreted"
+	@$(BIN)/python -c 'import torchvision' 2>/dev/null || $(MAKE) --no-print-directory torchvision-apart
 	@touch $@
+
+# An index may have torch for the CPU and torchvision for CUDA alone. That one cannot be imported, and transformers, which imports
+# it where it is installed, then fails too: Trainer and tonnage.fit_trainer with it. timm alone needs it: see tests/torchvision_names.py.
+torchvision-apart:
+	@echo "moving torchvision apart: the index has none that matches this torch"
+	@$(PIP) --no-deps --upgrade --target $(VENV)/torchvision torchvision
+	@$(BIN)/python -m pip uninstall --quiet --yes --disable-pip-version-check torchvision
 
 setup-cuda: $(STAMP_CUDA) ## build .venv-cuda: a CUDA build of torch without NVIDIA's packages
 
@@ -54,10 +62,12 @@ $(STAMP_CUDA): pyproject.toml constraints.txt
 	@$(PIP_CUDA) --constraint constraints.txt --no-deps $(NEED_TORCH)
 	@touch $@
 
-lint: $(STAMP)  ## ruff and mypy
+lint: $(STAMP)  ## ruff and mypy, and the workflow of GitHub
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/zizmor --quiet --offline .github
 
 format: $(STAMP) ## put the code in order
 	$(BIN)/ruff check --fix .
@@ -73,7 +83,8 @@ demo: $(STAMP)  ## a virtual run of examples/train_gpt.py on a GPU that is not t
 bench: $(STAMP) ## time the pieces that people wait for
 	$(BIN)/python benchmarks/run.py
 
-docs: $(STAMP)  ## check that every command and link in README and docs/ is real
+docs: $(STAMP)  ## make the outputs in README and docs/ anew, and check that their commands and links are real
+	$(BIN)/python tools/docs.py
 	$(BIN)/python -m pytest tests/test_docs.py
 
 truth: $(STAMP) $(STAMP_CUDA) ## hold predictions of both builds against real measurements (TRUTH=folder)
@@ -84,14 +95,20 @@ truth: $(STAMP) $(STAMP_CUDA) ## hold predictions of both builds against real me
 	PYTHONPATH=$(CURDIR)/$(VENV)/engines $(BIN)/python $(TRUTH)/check.py --tonnage $(VENV_CUDA)/bin/tonnage --scripts $(CURDIR)/benchmarks/truth/scripts --truth $(CURDIR)/benchmarks/truth/h200-deepspeed.jsonl
 	$(BIN)/python $(TRUTH)/check.py --tonnage $(VENV_CUDA)/bin/tonnage --scripts $(CURDIR)/benchmarks/truth/unseen --truth $(CURDIR)/benchmarks/truth/h200-unseen.jsonl
 	$(BIN)/python -m pytest -m slow tests/virtual
-	$(BIN)/python $(TRUTH)/check.py --tonnage $(BIN)/tonnage
-	$(BIN)/python $(TRUTH)/check.py --tonnage $(BIN)/tonnage --truth $(TRUTH)/h200-expandable.jsonl
+	PYTHONPATH=$(CURDIR)/$(VENV)/torchvision $(BIN)/python $(TRUTH)/check.py --tonnage $(BIN)/tonnage
+	PYTHONPATH=$(CURDIR)/$(VENV)/torchvision $(BIN)/python $(TRUTH)/check.py --tonnage $(BIN)/tonnage --truth $(TRUTH)/h200-expandable.jsonl
 
-wheels: $(STAMP) ## build the wheels for Linux, x86-64 and aarch64, into dist/
-	@for machine in x86_64 aarch64; do \
-	  TONNAGE_TARGET=$$machine-linux-gnu $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist . || exit 1; \
+packages: $(STAMP) ## build what is published into dist/: wheels for Linux (x86-64, aarch64), a pure one, the sdist; and check them
+	@rm -rf dist
+	@for target in x86_64-linux-gnu aarch64-linux-gnu any; do \
+	  TONNAGE_TARGET=$$target $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist . || exit 1; \
 	done
-	@ls -s --block-size=K dist/*.whl
+	@$(BIN)/python -m hatchling build --target sdist --directory dist
+	@$(BIN)/python -m twine check --strict dist/*
+	@ls -s --block-size=K dist
+
+site: $(STAMP)  ## build the pages of README and docs/ as a site, into build/site
+	$(BIN)/mkdocs build --strict --quiet
 
 clean:          ## remove what was built, keep .venv
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis htmlcov .coverage

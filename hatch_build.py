@@ -2,6 +2,7 @@
 
     pip wheel .                                       for this machine, with its own C compiler or zig
     TONNAGE_TARGET=aarch64-linux-gnu pip wheel .      for that machine, with zig (fetched as the package `ziglang`)
+    TONNAGE_TARGET=any pip wheel .                    a pure one, for macOS and whatever else has no stand-ins
 
 Without a C compiler, and where the machine does not run Linux, the wheel is a pure one that builds them on first use.
 An editable install builds nothing.
@@ -27,7 +28,7 @@ GLIBC = "2.17"
 class StandInLibraries(BuildHookInterface):
     def dependencies(self) -> list[str]:
         """Ask for zig where a target is named; any other build takes what is there."""
-        return ["ziglang"] if os.environ.get("TONNAGE_TARGET") else []
+        return ["ziglang"] if os.environ.get("TONNAGE_TARGET", "any") != "any" else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile the libraries and add them to the wheel."""
@@ -57,10 +58,12 @@ class StandInLibraries(BuildHookInterface):
 
 def find_compiler(target: str) -> tuple[list[str], str]:
     """Choose the compiler for a target ("" for this machine) and the wheel's platform tag; or none, and the reason."""
+    if target == "any":
+        return [], "it was asked for."
     machine = target.split("-")[0] if target else platform.machine()
     if target and target not in [f"{machine}-linux-gnu" for machine in MACHINES]:
         known = " and ".join(f"{machine}-linux-gnu" for machine in MACHINES)
-        raise ValueError(f"TONNAGE_TARGET is {target!r}; the targets are {known}.")
+        raise ValueError(f"TONNAGE_TARGET is {target!r}; the targets are {known}, and any for a pure wheel.")
     if not target and (sys.platform != "linux" or machine not in MACHINES):
         return [], f"they are for Linux on {' and '.join(MACHINES)}, and this is {sys.platform} on {machine}."
     # zig links against the oldest C library that we support, the machine's compiler against the machine's own.

@@ -43,6 +43,7 @@ GROUPS = [
     Group("commands", ("tests/commands", "tests/explain")),
     Group("fit trainers", ("tests/integrations/test_fit_trainer.py", "tests/integrations/test_fit_lightning.py"), covered=False),
     Group("integrations", ("tests/integrations",)),
+    Group("docs, packages", ("tests/tools",), covered=False),
 ]  # fmt: skip
 
 

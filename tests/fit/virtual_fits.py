@@ -113,6 +113,9 @@ def resnet() -> Any:
 
 
 def timm_vit() -> Any:
+    import torchvision_names  # noqa: F401
+
+    # isort: split
     import timm
     from torch import nn
 

@@ -6,6 +6,7 @@ The library versions are those of the measurements (constraints.txt); the cases 
 import json
 import os
 import statistics
+import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -63,6 +64,8 @@ def predict(case: str, answer: Path) -> dict[str, Any]:
     script, *words = case.split()
     path = TRUTH / "scripts" / script
     environment = {name: value for name, value in os.environ.items() if "ALLOC_CONF" not in name}
+    # Where torchvision does not match torch, `make setup` puts it there; on the virtual GPU it loads all the same.
+    environment["PYTHONPATH"] = f"{os.environ.get('PYTHONPATH', '')}:{sys.prefix}/torchvision"
     options = ["--gpu", "h200", "--torch", "2.11", "--json", str(answer)]
     done = run_tonnage("run", *options, str(path), *words, env=environment)
     assert answer.exists(), done.stderr[-2000:]

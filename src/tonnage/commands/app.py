@@ -6,12 +6,12 @@ import typer
 
 from tonnage import __version__
 from tonnage.commands import diff, explain, gpu, plan, record, replay, roofline, run, serve, show, watch
+from tonnage.commands.completion import parsed_by, values_of
 from tonnage.report.lines import report_width
 
 app = typer.Typer(
     name="tonnage",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": report_width()},
@@ -28,20 +28,20 @@ def options(version: bool = typer.Option(False, "--version", help="Print the ver
 
 
 # A command's short help is given, as typer would cut the first sentence of the long one.
-@app.command("run", short_help=run.SUMMARY, context_settings=_OWN_WORDS)
-def run_command(words: list[str] = typer.Argument(None)) -> None:
+@app.command("run", short_help=run.SUMMARY, cls=parsed_by(run._parser), context_settings=_OWN_WORDS)
+def run_command(words: list[str] = typer.Argument(None, autocompletion=values_of(run._parser))) -> None:
     """Listed for `tonnage --help`; `commands.main` calls the command itself."""
     raise typer.Exit(run.command(words))
 
 
-@app.command("record", short_help=record.SUMMARY, context_settings=_OWN_WORDS)
-def record_command(words: list[str] = typer.Argument(None)) -> None:
+@app.command("record", short_help=record.SUMMARY, cls=parsed_by(record._parser), context_settings=_OWN_WORDS)
+def record_command(words: list[str] = typer.Argument(None, autocompletion=values_of(record._parser))) -> None:
     """Listed for `tonnage --help`; `commands.main` calls the command itself."""
     raise typer.Exit(record.command(words))
 
 
-@app.command("serve", short_help=serve.SUMMARY, context_settings=_OWN_WORDS)
-def serve_command(words: list[str] = typer.Argument(None)) -> None:
+@app.command("serve", short_help=serve.SUMMARY, cls=parsed_by(serve._parser), context_settings=_OWN_WORDS)
+def serve_command(words: list[str] = typer.Argument(None, autocompletion=values_of(serve._parser))) -> None:
     """Listed for `tonnage --help`; `commands.main` calls the command itself."""
     raise typer.Exit(serve.command(words))
 

@@ -3,6 +3,7 @@
 import typer
 
 from tonnage.commands import plan_serve, plan_train
+from tonnage.commands.completion import parsed_by, values_of
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="What a model needs, and the fastest way that fits."
@@ -11,13 +12,13 @@ app = typer.Typer(
 _OWN_WORDS = {"ignore_unknown_options": True, "help_option_names": []}
 
 
-@app.command("train", short_help=plan_train.SUMMARY, context_settings=_OWN_WORDS)
-def train(words: list[str] = typer.Argument(None)) -> None:
+@app.command("train", short_help=plan_train.SUMMARY, cls=parsed_by(plan_train._parser), context_settings=_OWN_WORDS)
+def train(words: list[str] = typer.Argument(None, autocompletion=values_of(plan_train._parser))) -> None:
     """Listed for `tonnage plan --help`; `commands.main` calls the command itself."""
     raise typer.Exit(plan_train.command(words))
 
 
-@app.command("serve", short_help=plan_serve.SUMMARY, context_settings=_OWN_WORDS)
-def serve(words: list[str] = typer.Argument(None)) -> None:
+@app.command("serve", short_help=plan_serve.SUMMARY, cls=parsed_by(plan_serve._parser), context_settings=_OWN_WORDS)
+def serve(words: list[str] = typer.Argument(None, autocompletion=values_of(plan_serve._parser))) -> None:
     """Listed likewise."""
     raise typer.Exit(plan_serve.command(words))
