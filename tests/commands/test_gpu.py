@@ -64,13 +64,6 @@ def test_an_unknown_card_names_close_ones() -> None:
     assert "h200" in done.exception.hint
 
 
-@pytest.mark.parametrize("words", [(), ("h200", "rtx-4090")])
-def test_the_docs_show_what_is_printed(words: tuple[str, ...]) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "hardware.md").read_text()
-    call = " ".join(["$ tonnage gpu", *words])
-    assert f"```\n{call}\n{said(*words).strip(chr(10))}\n```" in page
-
-
 def test_a_card_without_cuda_cannot_run_scripts() -> None:
     with pytest.raises(UnknownGpu, match="CUDA's cards alone"):
         run.command(["--gpu", "mi300x", __file__])

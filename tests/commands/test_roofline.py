@@ -117,19 +117,6 @@ def test_the_probe_says_where_there_is_no_card() -> None:
     assert done.returncode == 1 and "sees no CUDA card" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("shown", "words"),
-    [
-        ("ncu.csv", (NCU,)),
-        ("--model llama-3.1-8b --gpu h200 --batch 32 --seq 8k", (*MODEL, "--batch", "32", "--seq", "8k")),
-    ],
-)
-def test_the_docs_show_what_is_printed(shown: str, words: tuple[str, ...]) -> None:
-    page = (ROOT / "docs" / "roofline.md").read_text()
-    text = said(*words).strip("\n").replace("ncu.csv.gz", "ncu.csv")
-    assert f"```\n$ tonnage roofline {shown}\n{text}\n```" in page
-
-
 def test_the_keys_of_the_json_are_documented_and_exist() -> None:
     figures = json.loads(said(STEP, "--json", "-"))
     table = (ROOT / "docs" / "roofline.md").read_text().split("## For programs")[1]

@@ -64,7 +64,7 @@ def _dying() -> Recording:
 
 def calls(folder: Path) -> dict[str, list[str]]:
     fits, dies = (str(long_run(name, folder)) for name in ("fits", "dies"))
-    trace = Path(__file__).parents[1] / "allocator" / "data" / "default-mlp_train-32.json.gz"
+    trace = Path(__file__).parents[1] / "allocator" / "data" / "default-vision_train-21.json.gz"
     return {
         "show": ["show", fits],
         "show --verbose": ["show", fits, "--verbose"],
