@@ -95,5 +95,5 @@ def test_a_file_that_is_none_is_said(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="is not JSON"):
         read_plan(tmp_path / "text.json")
     (tmp_path / "bytes.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(RequestError, match="is not JSON"):
+    with pytest.raises(RequestError, match="is not text"):
         read_plan(tmp_path / "bytes.json")
