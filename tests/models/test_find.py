@@ -1,7 +1,9 @@
 """Models from files, good and bad."""
 
 import json
+import os
 import struct
+from pathlib import Path
 
 import pytest
 import torch
@@ -258,3 +260,9 @@ def test_an_unknown_hub_id_is_told_of_online() -> None:
     with pytest.raises(UnknownModel) as caught:
         find_model("somebody/Something-7B")
     assert "--online" in caught.value.hint
+
+
+def test_a_pipe_in_place_of_the_weights_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(BadModel, match="pipe or a device"):
+        find_model(str(tmp_path))

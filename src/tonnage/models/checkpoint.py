@@ -14,6 +14,7 @@ from typing import Any
 
 from tonnage.errors import BadModel
 from tonnage.models.files import parse_object, read_json
+from tonnage.untrusted import open_file
 
 # The format allows 100 MB; the largest published headers have a few.
 _LARGEST_HEADER_BYTES = 32 * 2**20
@@ -58,7 +59,7 @@ def read_checkpoint(path: Path) -> tuple[Stored, ...]:
 
 def read_header(path: Path) -> tuple[Stored, ...]:
     """The tensors of one file."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         start = file.read(8)
         length = int.from_bytes(start, "little")
         size = path.stat().st_size
