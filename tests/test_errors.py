@@ -57,3 +57,9 @@ def test_a_script_that_raises_shows_what_to_do_once(tmp_path: Path, capsys: pyte
     script.write_text("import tonnage.errors\nraise tonnage.errors.TonnageError('It broke.', hint='Mend it.')\n")
     run_as_main(script, [], SimpleNamespace(OutOfMemoryError=MemoryError))
     assert capsys.readouterr().err.splitlines().count("Mend it.") == 1
+
+
+def test_what_a_file_says_of_itself_moves_no_cursor_and_stays_short() -> None:
+    error = TonnageError(f"\x1b[31m is {'0, ' * 30_000} and cannot be served.", hint="Give another.")
+    assert str(error).startswith("?[31m is 0, ") and str(error).endswith("cannot be served.")
+    assert len(str(error)) < 2000

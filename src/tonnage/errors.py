@@ -21,6 +21,10 @@ An error says what was asked, what was found, and in `hint` the one thing to do,
 traceback. `commands.main` alone prints them. This module does not know how they are shown.
 """
 
+from tonnage.untrusted import clipped
+
+_MOST_WORDS = 1800  # characters
+
 
 class TonnageError(Exception):
     """The base: a sentence, a hint, and the exit status that it means."""
@@ -28,7 +32,8 @@ class TonnageError(Exception):
     exit_code = 2
 
     def __init__(self, problem: str, *, hint: str = "") -> None:
-        super().__init__(problem)
+        # It may quote a file's words or name, whoever wrote them.
+        super().__init__(clipped(problem, _MOST_WORDS))
         self.hint = hint
         if hint:
             self.add_note(hint)

@@ -48,7 +48,9 @@ def _colours() -> None:
 
 
 def _rambles() -> None:
-    raise running.TonnageError("x" * 9000)
+    error = running.TonnageError("")
+    error.args = ("x" * 9000,)
+    raise error
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of memory and time are counted as Linux does")

@@ -266,3 +266,8 @@ def test_a_pipe_in_place_of_the_weights_is_not_waited_for(tmp_path: Path) -> Non
     os.mkfifo(tmp_path / "model.safetensors")
     with pytest.raises(BadModel, match="pipe or a device"):
         find_model(str(tmp_path))
+
+
+def test_a_number_of_four_hundred_digits_is_refused() -> None:
+    with pytest.raises(BadModel, match="'hidden_size' is 9"):
+        from_config({**LLAMA, "hidden_size": int("9" * 400)}, "model")

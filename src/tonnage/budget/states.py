@@ -12,6 +12,7 @@ activations, nor when any of this is alive: `moments` does.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tonnage.budget.configuration import Configuration, Number, Optimizer, Quantity
 from tonnage.budget.frameworks import framework_of, gradient_bytes, master_bytes, state_bytes, working_bytes
@@ -138,6 +139,7 @@ def _mlp_matrices(layer: Layer, hidden: int) -> list[tuple[int, int]]:
     return [*up, (mlp.intermediate, hidden)] * max(mlp.experts, 1)
 
 
+@lru_cache(maxsize=16)  # a search asks for each of its plans
 def lora_parameters(shape: ModelShape, rank: int, targets: str) -> int:
     """Of the two thin matrices beside each linear layer that is adapted."""
     total = 0

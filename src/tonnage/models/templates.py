@@ -5,6 +5,7 @@ the rule over the index `i` that says which turns have it, and the condition und
 does not know what a tensor is for.
 """
 
+import reprlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -121,7 +122,7 @@ def _checked(value: Any, path: str, least: int) -> Any:
     """Numbers within reason; -1 often stands for nothing, and less only where the default is less."""
     if isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool)):
         if not min(least, -1) <= value <= LARGEST:  # which no NaN is
-            raise BadModel(f"{path!r} is {value:.6g}.", hint=f"It must lie between 0 and {LARGEST:,}.")
+            raise BadModel(f"{path!r} is {reprlib.repr(value)}.", hint=f"It must lie between 0 and {LARGEST:,}.")
         return int(value) if isinstance(value, float) and value.is_integer() and abs(value) > 64 else value
     if isinstance(value, list) and len(value) > MOST_TURNS:
         raise BadModel(f"{path!r} lists {len(value):,} values.", hint=f"At most {MOST_TURNS:,} make sense.")
