@@ -1,10 +1,12 @@
 """Command lines as people write them, read by the installed launchers themselves."""
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from exports import ENGINES
 from tonnage.errors import BadLayout, RequestError, ScriptNotFound
 from tonnage.hardware.cluster import find_cuda_cluster
 from tonnage.script.launchers import Launch, read_launch
@@ -90,8 +92,8 @@ def test_accelerate_starts_one_process_for_each_gpu_or_just_one() -> None:
     assert launch.environment["ACCELERATE_MIXED_PRECISION"] == "bf16"
 
 
-def test_deepspeed() -> None:
-    needs("deepspeed")
+def test_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ENGINES), prepend=os.pathsep)
     launch = read("deepspeed --num_gpus 2 train.py --rows 8")
     assert (launch.hosts, launch.per_host) == (1, 2)
     assert launch.arguments == ("--local_rank=${local_rank}", "--rows", "8")
