@@ -669,6 +669,7 @@ class Fitting:
             "sliceable": self._slices(),
             "divisible": self.divides,
             "allowed": self.request.allowed,
+            "outside": self.survey.outside,
         }
 
     def _rehearse(self) -> Rehearsed:

@@ -163,5 +163,14 @@ def test_the_rest_of_the_model_grows_with_the_batch(rows: int) -> None:
     assert found.backward_s == pytest.approx(expected.backward_s)
 
 
+def test_the_rest_of_a_batch_that_runs_in_slices_is_what_was_measured_of_it() -> None:
+    """A loss in chunks grows no further, and blocks of the whole batch may find no room to be measured."""
+    no_more = replace(size(8).outside, kept_bytes=SIZES[4].outside.kept_bytes, peak_bytes=SIZES[4].outside.peak_bytes)
+    sliced = {"batch_rows": 8, "divisible": False}
+    in_line, known = solutions(20, **sliced)[0], solutions(20, **sliced, outside={8: no_more})[0]
+    assert outside_at(SIZES, 8, {8: no_more}) == no_more
+    assert (known.step_s, known.peak_bytes) < (in_line.step_s, in_line.peak_bytes)
+
+
 def test_a_profile_says_what_measuring_it_alone_takes() -> None:
     assert SIZES[2].alone_bytes == 2 * (GIB + GIB + 256 * MIB)

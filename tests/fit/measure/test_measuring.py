@@ -1,12 +1,15 @@
 """Blocks run alone as the model runs them."""
 
+from unittest.mock import Mock
+
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from fit.cases import build_training, llama
 from fit.zoo.trainings import KINDS
-from tonnage.fit.measure.measuring import _forward_block, capture_calls, required_gradients
+from tonnage.fit.measure.measuring import _forward_block, _Stretches, capture_calls, required_gradients
+from tonnage.fit.measure.meter import Meter, Watch
 from tonnage.fit.modules import find_blocks
 from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.training import Training
@@ -73,3 +76,15 @@ def test_where_the_loss_asks_for_gradients_itself_its_blocks_are_seen() -> None:
     blocks = find_blocks(training.model)
     assert required_gradients(training, blocks, training.sample).keys() <= blocks.keys()
     assert list(capture_calls(training, blocks, training.sample).kinds) == list(blocks)
+
+
+def test_what_head_and_loss_keep_is_gone_when_blocks_run_backward() -> None:
+    stretches = _Stretches(Mock(spec=Meter))
+    stretches.forward = [(130, 120), (120, 120)]
+    stretches.backward = [(700, 150), (150, 150)]  # the loss's peak, then what is there when the last block begins
+    assert stretches.peaks(Watch(before_bytes=100, peak_bytes=40, kept_bytes=0)) == {
+        "kept_bytes": 50,
+        "peak_bytes": 600,
+        "stem_peak_bytes": 40,
+        "between_peak_bytes": (0,),
+    }

@@ -24,7 +24,7 @@ class Counted(Survey):
         self.training: Any = SimpleNamespace(applied=applied, sample={"x": torch.zeros(8, 1)})
         self.blocks = {"0": nn.Sequential(nn.Linear(1, 1))}
         self.sizes, self.supposed = {8: size(8)}, set()
-        self._ways_at, self._outside, self._eager_ways = {}, {}, set()
+        self._ways_at, self.outside, self._eager_ways = {}, {}, set()
         self.compiled: list[str] = []
 
     @contextmanager

@@ -26,7 +26,7 @@ def numbers(outside: OutsideProfile) -> list[float]:
 def survey_of(*measured: SizeProfile) -> Survey:
     survey = object.__new__(Survey)
     survey.sizes, survey.supposed = {one.rows: one for one in measured}, set()
-    survey._ways_at, survey._outside = {}, {}
+    survey._ways_at, survey.outside = {}, {}
     return survey
 
 
@@ -76,7 +76,7 @@ def test_what_was_measured_is_not_supposed() -> None:
 
 def test_what_is_outside_of_blocks_is_in_line_with_the_nearest_that_were_measured() -> None:
     survey = survey_of(size(4), size(8))
-    survey._outside[32] = replace(size(32).outside, kept_bytes=7 * 8)  # it grows no more
+    survey.outside[32] = replace(size(32).outside, kept_bytes=7 * 8)  # it grows no more
     for rows, kept_bytes in ((2, 7 * 2), (16, 7 * 8), (64, 7 * 8), (8, 7 * 8)):
         survey.suppose(rows, survey)
         assert survey.sizes[rows].outside.kept_bytes == kept_bytes

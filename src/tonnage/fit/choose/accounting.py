@@ -51,7 +51,7 @@ def _cost(
     taken = [
         next((mode for mode in ways if mode.name == name), ways[0]) for ways, name in zip(modes, wanted, strict=True)
     ]
-    outside = outside_at(survey.sizes, layout.rows)
+    outside = outside_at(survey.sizes, layout.rows, survey.outside)
     return _step_cost(taken, outside, placement, holdings, micro_batches=layout.micro_batches)
 
 

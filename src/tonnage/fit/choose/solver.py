@@ -4,7 +4,7 @@ A layout is how the batch is divided: into micro-batches of so many rows, or int
 slices. It does not know how a technique is applied.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 
@@ -79,13 +79,14 @@ def solve(
     divisible: bool,
     allowed: frozenset[str],
     among: Collection[int] | None = None,
+    outside: Mapping[int, OutsideProfile] | None = None,
 ) -> list[Solution]:
     """What fits, fastest first. Frames are tried in the order of a bound on their time, until none can be faster.
 
-    `among`: only blocks of these sizes may run.
+    `among`: only blocks of these sizes may run. `outside`: what is outside of blocks, at sizes whose blocks do not fit too.
     """
     frames = [
-        _frame(sizes, holdings, layout, placement, budget_bytes, moved, allowed)
+        _frame(sizes, outside or {}, holdings, layout, placement, budget_bytes, moved, allowed)
         for layout in layouts(sizes, batch_rows, sliceable=sliceable, divisible=divisible)
         if among is None or _profiled_rows(sizes, layout) in among
         for placement in suitable(holdings, layout.micro_batches, allowed)
@@ -146,6 +147,7 @@ def layouts(sizes: dict[int, SizeProfile], batch_rows: int, *, sliceable: bool, 
 
 def _frame(
     sizes: dict[int, SizeProfile],
+    known_outside: Mapping[int, OutsideProfile],
     holdings: Holdings,
     layout: Layout,
     placement: Placement,
@@ -156,7 +158,7 @@ def _frame(
     size = sizes[_profiled_rows(sizes, layout)]
     wanted = {KEEP, *moved} if "recompute" not in allowed else None
     modes = _only(block_modes(size, layout, offload=True), {OFFLOAD, BLOCK_OFFLOAD} - set(moved), wanted)
-    outside = outside_at(sizes, layout.rows)
+    outside = outside_at(sizes, layout.rows, known_outside)
     backward_s = sum(ways[0].backward_s for ways in modes)
     window = offload_window(modes) if moved else 0
     around = surroundings(
@@ -217,10 +219,14 @@ def block_modes(size: SizeProfile, layout: Layout, *, offload: bool) -> list[lis
     return [made[id(ways), size.kinds[block]] for ways, block in zip(modes, size.kinds, strict=True)]
 
 
-def outside_at(sizes: dict[int, SizeProfile], rows: int) -> OutsideProfile:
+def outside_at(
+    sizes: dict[int, SizeProfile], rows: int, known: Mapping[int, OutsideProfile] | None = None
+) -> OutsideProfile:
     """At a size that was measured, or in line with the two nearest below: a part of it does not grow with the batch."""
     if rows in sizes:
         return sizes[rows].outside
+    if known and rows in known:
+        return known[rows]
     low, high = sorted(sizes)[-2:] if len(sizes) > 1 else (0, max(sizes))
     larger = sizes[high].outside
     nothing = OutsideProfile(

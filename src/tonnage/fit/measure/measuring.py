@@ -334,14 +334,10 @@ def measure_outside(
             kept_bytes = meter.allocated_bytes - whole.before_bytes
             loss.backward()
             del loss
-        peaks = stretches.peaks(whole)
+        peaks = {"kept_bytes": kept_bytes} | stretches.peaks(whole)
         forward_time = meter.time(forward)
         whole_time = meter.time(lambda: forward().backward())
-    return OutsideProfile(
-        kept_bytes=kept_bytes,
-        **peaks,
-        **_times(forward_time, whole_time),
-    )
+    return OutsideProfile(**peaks, **_times(forward_time, whole_time))
 
 
 class _Stretches:
@@ -374,6 +370,7 @@ class _Stretches:
             return {"peak_bytes": max([whole.peak_bytes, *(p - before_bytes for p, _ in self.forward + self.backward)])}
         between = [(self.forward[index], self.backward[count - index]) for index in range(1, count)]
         return {
+            "kept_bytes": self.backward[0][1] - before_bytes,  # what head and loss kept is gone by then
             "peak_bytes": self.backward[0][0] - before_bytes,
             "stem_peak_bytes": max(self.forward[0][0] - before_bytes, whole.peak_bytes),
             "between_peak_bytes": tuple(

@@ -44,7 +44,7 @@ class BlockProfile:
 class OutsideProfile:
     """Everything but the blocks: embedding, head, loss."""
 
-    kept_bytes: int
+    kept_bytes: int  # while blocks run backward, their output's gradient counted in
     peak_bytes: int  # once blocks have run forward and before they run backward, beyond what was there at the beginning
     stem_peak_bytes: int = 0  # before the first block's forward, and after its backward
     # Between each block and the one before it, from the second on; 0 where nothing happens there.

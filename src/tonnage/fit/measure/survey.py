@@ -90,7 +90,7 @@ class Survey:
         self._ways_at: dict[int, Ways] = {}  # by size
         self._eager_ways: set[tuple[int, str]] = set()  # sizes and modes that were measured eagerly, of compiled blocks
         self.supposed: set[int] = set()  # sizes that were not measured
-        self._outside: dict[int, OutsideProfile] = {}  # sizes at which the rest was measured without the blocks
+        self.outside: dict[int, OutsideProfile] = {}  # sizes at which the rest was measured, with the blocks or without
         self.unrepeatable: dict[str, str] = {}  # kinds whatever their inputs, and why such blocks may not run twice
 
     @property
@@ -191,7 +191,8 @@ class Survey:
             with self._as_at_first():
                 batch = take_rows(self.training.sample, slice(0, rows))
                 calls = self._capture(batch)
-                self._outside[rows] = measure_outside(self.training, self.meter, self.blocks, calls, batch)
+                self.outside[rows] = measure_outside(self.training, self.meter, self.blocks, calls, batch)
+        self.outside = self._known_outside(like)
 
     def _known_outside(self, like: "Survey") -> dict[int, OutsideProfile]:
         """By size. What `like` measured before blocks were compiled holds afterwards too."""
@@ -199,7 +200,7 @@ class Survey:
         return {
             rows: outside
             for survey in surveys
-            for rows, outside in (survey._outside | {r: size.outside for r, size in survey.measured.items()}).items()
+            for rows, outside in (survey.outside | {r: size.outside for r, size in survey.measured.items()}).items()
         }
 
     def _outside_at(self, rows: int, like: "Survey") -> OutsideProfile:
