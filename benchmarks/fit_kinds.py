@@ -213,22 +213,22 @@ class Setting:
         return ", ".join(words) or "plain"
 
 
-def settings(rows: int) -> Iterator[Setting]:
-    """Those with most memory first."""
+def settings(rows: int, *, shares: bool) -> Iterator[Setting]:
+    """Those with most memory first. `shares`: with torch's own activation budgets too."""
     for parts in (parts for parts in (1, 2, 4, 8, 16) if parts <= rows):
         for compiled, checkpointed in product((False, True), repeat=2):
             if parts <= 8 or not checkpointed:
                 yield Setting(parts, checkpointed, compiled)
-        if parts <= 4:
+        if parts <= 4 and shares:
             yield from (Setting(parts, compiled=True, share=share) for share in (0.5, 0.25))
 
 
-def by_hand(kind: Kind, limit_s: float, *, warm: bool) -> dict[str, Any]:
+def by_hand(kind: Kind, limit_s: float, *, warm: bool, shares: bool) -> dict[str, Any]:
     torch.manual_seed(0)
     model, batch = kind.build(2 if warm else kind.blocks)
     model = model.to("cuda").train()
     found: dict[str, Any] = {}
-    for setting in settings(rows_of(batch)):
+    for setting in settings(rows_of(batch), shares=shares):
         if time.perf_counter() < limit_s and (setting.compiled or not warm):
             found[str(setting)] = attempt(lambda setting=setting: run(kind, model, batch, setting, warm=warm))
             say(setting, _short(found[str(setting)]))
@@ -296,6 +296,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, action="append", default=[], help="in GiB, instead of the kind's own")
     parser.add_argument("--by-hand", action="store_true")
     parser.add_argument("--without-fits", action="store_true")
+    parser.add_argument("--without-shares", action="store_true", help="no activation budgets among what is set by hand")
     parser.add_argument("--warm", action="store_true")
     parser.add_argument("--verbose", action="store_true")
     parser.add_argument("--limit", type=float, default=3600.0, help="seconds after which nothing new is begun")
@@ -309,7 +310,7 @@ def main() -> None:
         if not arguments.warm and not arguments.without_fits:
             result["fits"] |= fits(KINDS[name], arguments.budget, limit_s, verbose=arguments.verbose)
         if arguments.by_hand or arguments.warm:
-            result["by_hand"] = by_hand(KINDS[name], limit_s, warm=arguments.warm)
+            result["by_hand"] = by_hand(KINDS[name], limit_s, warm=arguments.warm, shares=not arguments.without_shares)
         if not arguments.warm:
             compare(result)
             arguments.out.write_text(json.dumps(known | {name: result}, indent=1) + "\n", "utf-8")

@@ -48,6 +48,7 @@ from tonnage.fit.rehearsal import Rehearsed, rehearse
 from tonnage.fit.stepping.batches import Weighting, batch_rows, take_rows
 from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.technique import Changes, NotApplicable, Technique
+from tonnage.fit.techniques.compile import compiler_problem
 from tonnage.fit.techniques.micro_batches import MicroBatches
 from tonnage.fit.techniques.recompute import Recompute
 from tonnage.fit.training import Batch, Loss, Training
@@ -217,6 +218,8 @@ class Fitting:
     def _look(self) -> None:
         """Survey the plain training, and again with each technique that always pays."""
         self._check_loss()
+        if "compile" in self.request.allowed and not self.meter.virtual:
+            compiler_problem(self.training.device.type)  # its processes start while blocks are still measured eagerly
         self._add_plain_stage()
         allowed = self.request.allowed - ({"autocast"} if self.own_autocast else set())
         for technique in always_paying(self.training, allowed, self.request.budget_bytes):

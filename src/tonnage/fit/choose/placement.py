@@ -11,8 +11,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from itertools import accumulate
 
-from tonnage.fit.choose.choosing import Surroundings
+from tonnage.fit.choose.choosing import PIECE_BYTES, Surroundings
 from tonnage.fit.measure.profile import OutsideProfile
 
 
@@ -137,9 +138,11 @@ def surroundings(
 
 
 def _passing(holdings: Holdings) -> list[int]:
-    """While it is copied, a gradient of what runs before the blocks, and of each block."""
-    largest = holdings.largest_gradient_bytes
-    return [largest, *(min(largest, of_block) for of_block in holdings.block_gradients_bytes)]
+    """Gradients on their way to the host, of what runs before the blocks and of each block: a new one, and some before it."""
+    largest, blocks = holdings.largest_gradient_bytes, holdings.block_gradients_bytes
+    earlier = accumulate(reversed(blocks), initial=holdings.outside_gradients_bytes)
+    leaving = [min(PIECE_BYTES, made) for made in earlier][::-1]
+    return [new + left for new, left in zip([largest, *(min(largest, one) for one in blocks)], leaving, strict=True)]
 
 
 def _states_of_each(holdings: Holdings) -> list[int]:

@@ -68,6 +68,33 @@ def _now(device: torch.device) -> Any:
     return torch.cuda.current_stream(device).record_event() if has_streams(device) else None
 
 
+class _Held:
+    """Gradients that another stream still reads, at most so many bytes; then the computation waits for the oldest.
+
+    They are let go at the same places of every step. A thread that frees them when it gets there would make each step's
+    peak another one, and no rehearsal could see the highest.
+    """
+
+    def __init__(self, device: torch.device, most_bytes: int) -> None:
+        self._device, self._most_bytes = device, most_bytes
+        self._gradients: deque[tuple[Tensor, Any]] = deque()
+        self._bytes = 0
+
+    def add(self, gradient: Tensor, done: Any) -> None:
+        """`done`: an event, when the other stream has read it."""
+        self._gradients.append((gradient, done))
+        self._bytes += gradient.nbytes
+        self.let_go(self._most_bytes)
+
+    def let_go(self, down_to_bytes: int = 0) -> None:
+        """The oldest ones, once the current stream may use their memory again."""
+        while self._gradients and self._bytes > down_to_bytes:
+            gradient, done = self._gradients.popleft()
+            self._bytes -= gradient.nbytes
+            if done is not None:
+                torch.cuda.current_stream(self._device).wait_event(done)
+
+
 @dataclass
 class _Slot:
     """A staging buffer of the device."""
@@ -203,9 +230,7 @@ class DeviceWay(PiecewiseStep):
         self._slots: list[_Slot] = []
         self._turn = 0
         self._step_lane = Lane(device)
-        self._window_bytes = window_bytes
-        self._waiting: deque[tuple[Tensor, Any]] = deque()
-        self._waiting_bytes = 0
+        self._waiting = _Held(device, window_bytes)
 
     def step_on_host(self, parameter: Tensor, gradient: Tensor, piece: Piece, group: Group) -> None:
         slot = self._next_slot(piece.packing.byte_count)
@@ -213,11 +238,10 @@ class DeviceWay(PiecewiseStep):
         with self._step_lane.current():
             self._step_lane.wait(complete)
             self._step_staged(slot, parameter, gradient, piece, group)
-        self._hold(gradient, slot.stepped)
+        self._waiting.add(gradient, slot.stepped)
 
     def finish(self) -> None:
-        while self._waiting:
-            self._let_go()
+        self._waiting.let_go()
 
     def _step_staged(self, slot: "_Slot", parameter: Tensor, gradient: Tensor, piece: Piece, group: Group) -> None:
         assert piece.buffer is not None
@@ -232,19 +256,6 @@ class DeviceWay(PiecewiseStep):
         piece.started = True
         slot.stepped = _now(self.device)
         slot.free = piece.written = self.out_lane.copy([(staged, piece.buffer)], after=[slot.stepped])
-
-    def _hold(self, gradient: Tensor, stepped: Any) -> None:
-        self._waiting.append((gradient, stepped))
-        self._waiting_bytes += gradient.nbytes
-        while self._waiting_bytes > self._window_bytes:
-            self._let_go()
-
-    def _let_go(self) -> None:
-        """The oldest gradient, once the current stream may use its memory again."""
-        gradient, stepped = self._waiting.popleft()
-        self._waiting_bytes -= gradient.nbytes
-        if stepped is not None:
-            torch.cuda.current_stream(self.device).wait_event(stepped)
 
     def _next_slot(self, byte_count: int) -> _Slot:
         while len(self._slots) < DEVICE_SLOTS:
@@ -269,7 +280,6 @@ class _HostSlot:
 
     buffer: Tensor
     free: Any = None  # when the new parameter has left it
-    gradient: Tensor | None = None  # of the device, held until it has been copied
 
     def views(self, count: int, dtype: torch.dtype, largest_bytes: int, device: torch.device) -> tuple[Tensor, Tensor]:
         byte_count = count * dtype.itemsize
@@ -283,8 +293,7 @@ class _HostSlot:
 class HostWay(PiecewiseStep):
     """The step is the host's, on a thread beside backward. Gradients may be summed on the host before.
 
-    At most `HOST_SLOTS` pieces are under way: a backward pass that is faster than the host waits for it here, and so
-    the gradients that are still on the device are bounded.
+    At most `HOST_SLOTS` pieces are under way: a backward pass that is faster than the host waits for it here.
     """
 
     def __init__(self, inner: StepFunction, optimizer: Optimizer, device: torch.device, **sizes: int) -> None:
@@ -293,6 +302,7 @@ class HostWay(PiecewiseStep):
         self._has_values = not on_virtual_gpu(device)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="tonnage-host-step")
         self._under_way: list[Future[None]] = []
+        self._leaving = _Held(device, sizes["piece_bytes"])
         self._slots: SimpleQueue[_HostSlot] = SimpleQueue()
         for _ in range(HOST_SLOTS):
             self._slots.put(_HostSlot(torch.empty(0, dtype=torch.uint8)))
@@ -306,10 +316,7 @@ class HostWay(PiecewiseStep):
             future.exception()
         for future in under_way:
             future.result()
-        for _ in range(self._slots.qsize() if not self._has_values else 0):
-            slot = self._slots.get()
-            slot.gradient = None
-            self._slots.put(slot)
+        self._leaving.let_go()
         if self.in_lane.stream is not None:
             torch.cuda.current_stream(self.device).wait_stream(self.in_lane.stream)
 
@@ -321,7 +328,8 @@ class HostWay(PiecewiseStep):
         slot, here, gradient_here = self._take_slot(parameter)
         pairs = [(parameter, here)] if gradient is None else [(parameter, here), (gradient, gradient_here)]
         copied = self.out_lane.copy(pairs, after=[slot.free, _now(self.device)])
-        slot.gradient = gradient
+        if gradient is not None:
+            self._leaving.add(gradient, copied)
         added = piece.gradient if piece.has_gradient else None
         gradients = [g for g in (added, None if gradient is None else gradient_here) if g is not None]
         piece.has_gradient = False
@@ -338,9 +346,9 @@ class HostWay(PiecewiseStep):
                 piece.gradient = pinned(part.nbytes, self.device).view(part.dtype)
             total = piece.gradient
             slot, _, here = self._take_slot(part)
-            slot.gradient = part
             target = here if piece.has_gradient else total
             copied = self.out_lane.copy([(part, target)], after=[slot.free, _now(self.device)])
+            self._leaving.add(part, copied)
             self._send(slot, copied, partial(total.add_, here) if piece.has_gradient else None)
             piece.has_gradient = True
 
@@ -360,23 +368,21 @@ class HostWay(PiecewiseStep):
             raise
 
     def _send(self, slot: _HostSlot, copied: Any, work: Callable[[], object] | None) -> None:
-        """Once the copy is there: let the device's gradient go, do the work on the host, free the slot."""
+        """Once the copy is there: do the work on the host, and free the slot."""
 
         def run() -> None:
             try:
                 if copied is not None:
                     copied.synchronize()
-                slot.gradient = None
                 if work is not None:
                     with torch.no_grad():
                         work()
             finally:
-                slot.gradient = None
                 self._slots.put(slot)
 
         if self._has_values:
             self._under_way.append(self._worker.submit(run))
-        else:  # nothing to compute; gradients stay as long as they would at most
+        else:  # nothing to compute
             self._slots.put(slot)
 
     def _step(

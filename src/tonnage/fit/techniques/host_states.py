@@ -18,7 +18,7 @@ from tonnage.errors import RequestError
 from tonnage.fit.measure.profile import Profile
 from tonnage.fit.moving.host import HostMemoryExhausted, free_host_bytes
 from tonnage.fit.stepping.backward_stepper import BackwardStepper
-from tonnage.fit.stepping.host_step import DEVICE_SLOTS, HOST_SLOTS, DeviceWay, HostWay, pieces_of
+from tonnage.fit.stepping.host_step import DEVICE_SLOTS, DeviceWay, HostWay, pieces_of
 from tonnage.fit.stepping.one_by_one import gradient_norm
 from tonnage.fit.stepping.parameter_step import parameter_steps, why_not_in_pieces
 from tonnage.fit.stepping.pieces import Piece
@@ -118,7 +118,7 @@ class HostStates(Technique):
         """Of the GPU, at most, beside parameters, states that stay and the largest gradient: what is under way."""
         if self.how == "device":
             return DEVICE_SLOTS * self.piece_bytes + self.window_bytes
-        return HOST_SLOTS * self.piece_bytes  # a piece's gradient is no larger than its states
+        return self.piece_bytes  # of gradients that are leaving
 
     def why_not(self, training: Training) -> str | None:
         if any(isinstance(module, DistributedDataParallel) for module in training.model.modules()):
