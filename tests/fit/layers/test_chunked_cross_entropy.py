@@ -1,6 +1,7 @@
 """Linear head and cross-entropy in chunks, against PyTorch's own two."""
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fit.observed import Largest
+from tonnage.fit.layers import chunked_cross_entropy as chunked
 from tonnage.fit.layers.chunked_cross_entropy import CrossEntropy, Head, add_product, chunked_cross_entropy, divide_rows
 
 _CAP = 3.0
@@ -170,3 +172,26 @@ def test_products_are_added_in_the_type_of_the_total() -> None:
     assert (total == 259).all()  # 259 is no BF16 number
     add_product(total, left, right, first=True)
     assert (total == 3).all()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("operations", sorted(_OPERATIONS))
+def test_classes_that_are_added_for_tensor_cores_change_nothing(
+    monkeypatch: pytest.MonkeyPatch, bias: bool, operations: str
+) -> None:
+    leaves, target = _leaves(9, 7, bias=bias), torch.tensor([0, 6, -100, 3, 2, 5, 6, 0, 1])
+    plain = _chunked(leaves, _OPERATIONS[operations], 100, target=target)
+    expected = torch.autograd.grad(plain, leaves)
+    monkeypatch.setattr(chunked, "_padding", lambda *_: 5)
+    padded = _chunked(leaves, _OPERATIONS[operations], 100, target=target)
+    torch.testing.assert_close(padded, plain)
+    torch.testing.assert_close(torch.autograd.grad(padded, leaves), expected)
+
+
+@pytest.mark.parametrize(("classes", "added"), [(50257, 7), (30522, 6), (128256, 0)])
+def test_a_row_of_logits_begins_where_a_card_reads_fast(classes: int, added: int) -> None:
+    weight = torch.empty(classes, 4, dtype=torch.bfloat16, device="meta")
+    hidden = Mock(device=torch.device("cuda"))
+    head = Mock(hidden=hidden, weight=weight, dtype=torch.bfloat16)
+    assert chunked._padding(head, CrossEntropy(target=torch.zeros(1))) == added
+    assert chunked._padding(head, CrossEntropy(target=torch.zeros(1), label_smoothing=0.1)) == 0

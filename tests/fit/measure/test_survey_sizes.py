@@ -58,6 +58,13 @@ def test_it_grows_as_the_blocks_did_before_they_were_compiled() -> None:
     assert numbers(compiled.sizes[4].outside) == approx(numbers(expected.outside))
 
 
+def test_what_was_compiled_at_a_size_of_its_own_grows_in_line_with_the_others_too() -> None:
+    compiled, eager = survey_of(size(32)), survey_of(size(2), size(8))
+    compiled.suppose(16, eager)
+    assert compiled.sizes[16].kept("0").kept_bytes == size(16).kept("0").kept_bytes
+    assert compiled.sizes[16].kept("0").forward_s == approx(size(16).kept("0").forward_s)
+
+
 def test_from_one_size_alone_nothing_is_made_up() -> None:
     survey = survey_of(size(2))
     survey.suppose(4, survey)

@@ -145,8 +145,8 @@ def test_the_estimate_is_the_arithmetic_of_chunks() -> None:
     numbers = {name: 1 for name in Profile.__dataclass_fields__ if name not in ("device", "virtual", "blocks")}
     known = {"logits_bytes": 4000, "loss_peak_bytes": 24_000, "largest_parameter_bytes": 500, "optimizer_s": 0.0}
     profile = Profile(device="NVIDIA H200", virtual=True, blocks=(), **{**numbers, **known})
-    assert ChunkedLoss(chunk_bytes=1000).estimate(profile).saved_bytes == 24_000 - 3 * 1000 - 2 * 500
-    assert ChunkedLoss(chunk_bytes=9000).estimate(profile).saved_bytes == 24_000 - 3 * 4000 - 500
+    assert ChunkedLoss(chunk_bytes=1000).estimate(profile).saved_bytes == 24_000 - 1000 - 2 * 500
+    assert ChunkedLoss(chunk_bytes=9000).estimate(profile).saved_bytes == 24_000 - 4000 - 500
 
 
 # In a process of its own: autograd counts the devices at the first backward pass of a process.
@@ -184,4 +184,4 @@ def test_on_the_virtual_gpu_a_chunk_and_the_heads_gradient_are_all_there_is() ->
     plain_bytes, chunked_bytes = map(int, done.stdout.split())
     logits_bytes, chunk_bytes, head_bytes = 512 << 20, 64 << 20, 16 << 20
     assert plain_bytes > 5 * logits_bytes
-    assert chunked_bytes == pytest.approx(3 * chunk_bytes + 2 * head_bytes, rel=0.02)
+    assert chunked_bytes == pytest.approx(chunk_bytes + 2 * head_bytes, rel=0.06)

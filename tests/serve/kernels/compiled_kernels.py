@@ -13,6 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from serve.kernels.pages import paged
+from tonnage.fit.layers.cross_entropy_kernel import losses_and_gradient_
 from tonnage.serve.kernels.chunks import attend_chunks_triton
 from tonnage.serve.kernels.decode import attend_decode_triton
 from tonnage.serve.kernels.draw import draw_triton
@@ -61,7 +62,7 @@ class Compiler:
 def compilers(monkeypatch: pytest.MonkeyPatch) -> Any:
     found = []
     for name, module in list(sys.modules.items()):
-        if name.startswith("tonnage.serve.kernels."):
+        if name.startswith(("tonnage.serve.kernels.", "tonnage.fit.layers.")):
             for attribute in [each for each in vars(module) if each.endswith("_kernel")]:
                 found.append(Compiler(getattr(module, attribute)))
                 monkeypatch.setattr(module, attribute, found[-1])
@@ -114,3 +115,11 @@ def test_least() -> None:
 @pytest.mark.parametrize("rows", [1, 256])
 def test_matmul8(rows: int, dtype: torch.dtype) -> None:
     matmul8_triton(torch.zeros(rows, 1024).bfloat16(), torch.zeros(4500, 1024).to(dtype), torch.ones(4500))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_cross_entropy(dtype: torch.dtype) -> None:
+    rows = torch.ones(2, 1)
+    losses_and_gradient_(
+        torch.zeros(2, 5008, dtype=dtype), torch.zeros(2, 1, dtype=torch.int64), rows, rows, rows, 5001
+    )

@@ -8,6 +8,8 @@ recompute in backward would multiply by the head once more. They wait unscaled (
 the number of tokens) and backward multiplies them once. Per-row losses (`reduction="none"`) meet their gradients only
 in backward, so there the chunks are computed twice.
 
+Class labels on a GPU take one kernel a chunk (`cross_entropy_kernel`); whatever else people ask for takes PyTorch's operators.
+
 PyTorch 2.13's own `linear_cross_entropy` has no label smoothing, soft targets or soft caps in chunks, and older versions
 lack it; hence this one. It does not know where the head came from: see `deferred_logits`.
 """
@@ -20,10 +22,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from tonnage.fit.stepping.stochastic import has_triton
+from tonnage.fit.virtual import on_virtual_gpu
+
 # One elementwise operation after the head: "to" with a dtype, "mul" or "div" with a number, "tanh" with None.
 Operation = tuple[str, Any]
 Gradients = list[Tensor | None]  # of hidden, weight and bias
 _ROWS_MULTIPLE = 64  # of a chunk: what tensor cores divide evenly
+_ALIGNED_BYTES = 16  # rows of logits that begin elsewhere are multiplied by kernels of a fraction of the speed
 _TILE_ROWS = 8192  # of a weight gradient, where a product must be made before it is added
 
 
@@ -199,9 +205,12 @@ class _Walk:
         autocast = torch.is_autocast_enabled(head.hidden.device.type)
         self.result_dtype = self.compute_dtype if autocast else head.logits_dtype
         self.leaf_dtypes = tuple(head.dtype if leaf is None else leaf.dtype for leaf in head.leaves)
-        self.chunks = divide_rows(head.hidden.shape[0], head.weight.shape[0] * head.dtype.itemsize, chunk_bytes)
+        self.classes = head.weight.shape[0]
+        self.padding = _padding(head, loss)
+        self.chunks = divide_rows(head.hidden.shape[0], self.classes * head.dtype.itemsize, chunk_bytes)
         kind = _ClassLabels if loss.target.dim() == 1 else _Probabilities
-        self.loss = kind(loss, head.weight.shape[0], self.compute_dtype)
+        self.loss = kind(loss, self.classes, self.compute_dtype)
+        self.by_kernel = self.compute_dtype == torch.float32 and not self.operations and self._has_kernel(head)
 
     def run(
         self, leaves: tuple[Tensor, Tensor, Tensor | None], *, differentiate: bool, upstream: Tensor | None = None
@@ -209,8 +218,8 @@ class _Walk:
         """Losses of all rows; gradients of their sum, each row times its upstream."""
         hidden, weight, bias = leaves
         with torch.autocast(hidden.device.type, enabled=False):
-            weight = weight.to(self.dtype)
-            bias = None if bias is None else bias.to(self.dtype)
+            weight = self._padded(weight)
+            bias = None if bias is None else self._padded(bias)
             sums = _Sums(self, hidden, weight) if differentiate else None
             losses = torch.empty(hidden.shape[0], dtype=self.compute_dtype, device=hidden.device)
             for rows in self.chunks:
@@ -224,9 +233,38 @@ class _Walk:
                 del gradient  # before the next chunk's logits
             return losses, [] if sums is None else sums.gradients()
 
+    def _padded(self, leaf: Tensor) -> Tensor:
+        """In the type of the multiplication, with classes that nobody asked for."""
+        if not self.padding:
+            return leaf.to(self.dtype)
+        padded = leaf.new_zeros(self.classes + self.padding, *leaf.shape[1:], dtype=self.dtype)
+        padded[: self.classes] = leaf
+        return padded
+
+    def _has_kernel(self, head: Head) -> bool:
+        """Whether one kernel makes a chunk's losses and gradient: on a GPU, which comes with Triton unless it was taken out."""
+        if head.hidden.device.type != "cuda" or not isinstance(self.loss, _ClassLabels) or self.loss.smoothing:
+            return False
+        return on_virtual_gpu(head.hidden.device) or has_triton()
+
+    def _chunk_by_kernel(self, rows: slice, output: Tensor, upstream: Tensor | float | None) -> tuple[Tensor, Tensor]:
+        assert isinstance(self.loss, _ClassLabels)
+        mass = self.loss.mass[rows]
+        losses = torch.empty(output.shape[0], dtype=self.compute_dtype, device=output.device)
+        factor = None if upstream is None else torch.ones_like(mass) * upstream
+        if not on_virtual_gpu(output.device):  # where there are no values to compute
+            from tonnage.fit.layers.cross_entropy_kernel import losses_and_gradient_
+
+            losses_and_gradient_(output, self.loss.label[rows], mass, factor, losses, self.classes)
+        return losses, output
+
     def _chunk(self, rows: slice, output: Tensor, upstream: Tensor | float | None) -> tuple[Tensor, Tensor]:
         """Losses, and the gradient of the head's output unless there is no upstream."""
+        if self.by_kernel:
+            return self._chunk_by_kernel(rows, output, upstream)
         logits, curves = _operate(output, self.operations, self.compute_dtype)
+        if self.padding:
+            logits[:, self.classes :] = -torch.inf  # no probability, and so no gradient
         largest = logits.amax(dim=-1, keepdim=True).to(self.compute_dtype)
         exponentials = torch.sub(logits, largest).exp_()  # one pass widens and subtracts
         total = exponentials.sum(dim=-1, keepdim=True)
@@ -237,6 +275,13 @@ class _Walk:
         out = output if logits is output else exponentials
         gradient = self.loss.gradient(rows, exponentials, total, upstream, out)
         return losses, _operate_backward(gradient, self.operations, curves).to(self.dtype)
+
+
+def _padding(head: Head, loss: CrossEntropy) -> int:
+    """Classes to add, so that each row of logits begins where tensor cores read at full speed."""
+    if head.hidden.device.type != "cuda" or loss.target.dim() > 1 or loss.label_smoothing:
+        return 0
+    return -head.weight.shape[0] % (_ALIGNED_BYTES // head.dtype.itemsize)
 
 
 def _operate(output: Tensor, operations: tuple[Operation, ...], dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:
@@ -271,7 +316,7 @@ class _Sums:
     """The gradients of hidden, weight and bias, chunk after chunk."""
 
     def __init__(self, walk: _Walk, hidden: Tensor, weight: Tensor) -> None:
-        self.several = len(walk.chunks) > 1
+        self.several, self.classes = len(walk.chunks) > 1, walk.classes
         # Sums over chunks in a narrow type would round once a chunk.
         wide = torch.promote_types(weight.dtype, torch.float32)
         hidden_wanted, weight_wanted, bias_wanted = walk.wanted
@@ -289,7 +334,9 @@ class _Sums:
             self.bias += gradient.sum(dim=0, dtype=self.bias.dtype)
 
     def gradients(self) -> Gradients:
-        return [self.hidden, self.weight, self.bias]
+        """Without those of classes that were added."""
+        weight = None if self.weight is None else self.weight[: self.classes]
+        return [self.hidden, weight, None if self.bias is None else self.bias[: self.classes]]
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor, *, first: bool) -> None:

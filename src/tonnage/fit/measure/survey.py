@@ -215,11 +215,12 @@ class Survey:
 
     def suppose(self, rows: int, like: "Survey") -> None:
         """Add a size that is not measured, which would mean to compile it: blocks grow as those of `like` between two."""
-        both = self.measured.keys() & like.measured.keys()
-        if rows in self.measured or not both or len(like.measured) < 2:
+        if rows in self.measured or not self.measured or len(like.measured) < 2:
             return
-        base, low, high = max(both), min(like.measured), max(like.measured)
-        there, grown = like.sizes[base], _in_line(like.sizes[low], like.sizes[high], rows)
+        base = max(self.measured.keys() & like.measured.keys() or self.measured)
+        low, high = like.sizes[min(like.measured)], like.sizes[max(like.measured)]
+        there = like.sizes[base] if base in like.measured else _in_line(low, high, base)
+        grown = _in_line(low, high, rows)
         supposed = replace(_grown(self.sizes[base], there, grown), outside=self._outside_at(rows, like))
         self.sizes[rows] = self._with_ways(supposed)
         self.supposed.add(rows)

@@ -19,11 +19,9 @@ from tonnage.fit.training import Training, Undo
 from tonnage.units import format_bytes
 
 # Passes over one copy of the logits' bytes. Plain: logits, their FP32 copy, log-softmax, its gradient twice, and back
-# (38 bytes an element of BF16). In chunks: the maximum, the subtraction into FP32, the exponential in place, the sum, and
-# the gradient in the logits' place (2 + 6 + 8 + 4 + 6 = 26 bytes).
+# (38 bytes an element of BF16). In chunks: read twice and written once.
 _PLAIN_PASSES = 19
-_CHUNKED_PASSES = 13
-_CHUNK_COPIES = 3  # of a chunk's logits at its highest: itself and probabilities twice as wide
+_CHUNKED_PASSES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +60,7 @@ class ChunkedLoss(Technique):
             return Estimate(saved_bytes=0, seconds=0.0, why="no logits")
         chunks = -(-logits // self.chunk_bytes)
         head = profile.largest_parameter_bytes
-        chunk = _CHUNK_COPIES * min(logits, self.chunk_bytes)
+        chunk = min(logits, self.chunk_bytes)
         # The head's gradient: summed in FP32 where there are several chunks, and narrowed once they are gone.
         needed = max(chunk + 2 * head, 3 * head) if chunks > 1 else chunk + head
         saved_passes = (_PLAIN_PASSES - _CHUNKED_PASSES) * logits - 4 * head * max(chunks - 1, 0)
