@@ -8,7 +8,7 @@ At last loss and gradients are compared with the plain model's.
 """
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from tonnage.errors import RequestError, TonnageError
 from tonnage.fit.checks import check_clip_norm, check_finite, check_loss, check_request
+from tonnage.fit.choose.account import time_words
 from tonnage.fit.choose.accounting import account_rows, plain_cost
 from tonnage.fit.choose.assembly import (
     always_paying,
@@ -31,7 +32,7 @@ from tonnage.fit.choose.assembly import (
 )
 from tonnage.fit.choose.outlook import does_not_fit, smallest_budget
 from tonnage.fit.choose.placement import Holdings
-from tonnage.fit.choose.solver import Solution, solve
+from tonnage.fit.choose.solver import Layout, Solution, solve
 from tonnage.fit.fitted import Applied, Fitted
 from tonnage.fit.gradients import noted_autocast
 from tonnage.fit.measure.holdings import find_holdings
@@ -62,6 +63,7 @@ _ROUNDS = 4  # of choosing, measuring and correcting
 _STEPS_BY_CHANCE = 8  # more of a rehearsal, where steps run different blocks
 _WELL_USED = 0.92  # share of the budget above which no faster solution is looked for
 _WORTHWHILE = 0.01  # share of a step's time for which a solution is tried again
+_MISJUDGED = 0.03  # share of its predicted time by which a step may be slower before another layout is looked at
 
 
 @dataclass(frozen=True)
@@ -453,6 +455,7 @@ class Fitting:
                 measured = self._try(solution)
                 if measured is None or measured.peak_reserved_bytes <= wanted:
                     solution, measured = self._use_more(solution, measured)
+                    solution, measured = self._try_another_layout(solution, measured, budget)
                     return solution, measured, self._prove()
             except _BREAKS as problem:
                 self._leave_out_cause(solution, problem)
@@ -482,6 +485,30 @@ class Fitting:
                 return solution, self._try(solution)
             solution, measured = faster, seen
         return solution, measured
+
+    def _try_another_layout(
+        self, solution: Solution, measured: Rehearsed | None, budget_bytes: int
+    ) -> tuple[Solution, Rehearsed | None]:
+        """Where a step is slower than predicted, the fastest with other micro-batches, if it promises to be faster than that."""
+        if measured is None or measured.step_s is None or self.training.ranks is not None:
+            return solution, measured
+        if measured.step_s <= (1 + _MISJUDGED) * solution.step_s:
+            return solution, measured
+        worth_s = (1 - _WORTHWHILE) * measured.step_s
+        supposed = self._solve(budget_bytes, without=solution.layout)
+        if supposed is None or supposed.step_s > worth_s:
+            return solution, measured  # nothing is compiled for it
+        other = self._fastest(budget_bytes, resort=False, without=solution.layout)
+        if other is None or other.step_s > worth_s:
+            return solution, measured
+        self._back_to_base()
+        seen = self._try(other)
+        assert seen is not None
+        fits = seen.peak_reserved_bytes <= self.request.budget_bytes
+        if fits and seen.step_s is not None and seen.step_s < worth_s:
+            return other, seen
+        self._back_to_base()
+        return solution, self._try(solution)
 
     def _prove(self) -> Proof | None:
         """Once, where there are values, on as many rows as the plain model has room for within the budget."""
@@ -587,23 +614,25 @@ class Fitting:
         if not self.measure:
             return None
         measured = self._rehearse()
-        self.request.say(f"predicted {format_bytes(solution.peak_bytes)}, measured {measured.words}")
+        predicted = f"{format_bytes(solution.peak_bytes)}, {time_words(solution.step_s)}"
+        seconds = "" if measured.step_s is None else f", {time_words(measured.step_s)}"
+        self.request.say(f"predicted {predicted}; measured {measured.words}{seconds}")
         return measured
 
-    def _fastest(self, budget_bytes: int, *, resort: bool = True) -> Solution | None:
+    def _fastest(self, budget_bytes: int, *, resort: bool = True, without: Layout | None = None) -> Solution | None:
         """Solved again until what is chosen was measured as it will run: its compilation is wanted in any case."""
-        while solution := self._solve(budget_bytes):
+        while solution := self._solve(budget_bytes, without=without):
             if self.survey.supposed:
-                known = self._solve(budget_bytes, among=self.survey.measured)
+                known = self._solve(budget_bytes, among=self.survey.measured, without=without)
                 if known and known.step_s <= (1 + _WORTHWHILE) * solution.step_s:
                     solution = known
             if not (self._measure_size_of(solution) or self._measure_parts_of(solution)):
                 return solution
         return self._fastest(budget_bytes) if resort and self._resort() else None
 
-    def _solve(self, budget_bytes: int, among: Collection[int] | None = None) -> Solution | None:
-        sizes = self.survey.sizes
-        found = solve(sizes, self.holdings, budget_bytes=budget_bytes, among=among, **self._frame())
+    def _solve(self, budget_bytes: int, **among: Any) -> Solution | None:
+        """`among`: which layouts and sizes, as `solve` takes it."""
+        found = solve(self.survey.sizes, self.holdings, budget_bytes=budget_bytes, **among, **self._frame())
         return found[0] if found else None
 
     def _measure_size_of(self, solution: Solution) -> bool:

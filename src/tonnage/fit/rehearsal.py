@@ -9,6 +9,7 @@ peak is then predicted alone.
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ class Rehearsed:
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     stepped: bool  # whether the optimizer took part
+    step_s: float | None = None  # of a whole step, where a real card ran one that had nothing left to prepare
 
     @property
     def words(self) -> str:
@@ -50,10 +52,20 @@ def rehearse(
             take_step(training, batch)  # compiles what is not compiled yet
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(meter.device)
-        for _ in range(2 if fresh and from_the_first else 1):
+        whole = fresh and from_the_first
+        for _ in range(2 if whole else 1):
+            torch.cuda.synchronize(meter.device)
+            began_s = perf_counter()
             take_step(training, batch)
+        torch.cuda.synchronize(meter.device)
+        step_s = perf_counter() - began_s
         peaks = torch.cuda.max_memory_allocated(meter.device), torch.cuda.max_memory_reserved(meter.device)
-    return Rehearsed(peak_allocated_bytes=peaks[0], peak_reserved_bytes=peaks[1], stepped=fresh)
+    return Rehearsed(
+        peak_allocated_bytes=peaks[0],
+        peak_reserved_bytes=peaks[1],
+        stepped=fresh,
+        step_s=step_s if whole and not meter.virtual else None,
+    )
 
 
 @contextmanager

@@ -1,15 +1,17 @@
 """Blocks run alone as the model runs them."""
 
+from collections.abc import Callable
 from unittest.mock import Mock
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from fit.cases import build_training, llama
 from fit.zoo.trainings import KINDS
-from tonnage.fit.measure.measuring import _forward_block, _Stretches, capture_calls, required_gradients
-from tonnage.fit.measure.meter import Meter, Watch
+from tonnage.fit.measure.measuring import _forward_block, _Stretches, _without_frame, capture_calls, required_gradients
+from tonnage.fit.measure.meter import Duration, Meter, Watch
 from tonnage.fit.modules import find_blocks
 from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.training import Training
@@ -88,3 +90,25 @@ def test_what_head_and_loss_keep_is_gone_when_blocks_run_backward() -> None:
         "stem_peak_bytes": 40,
         "between_peak_bytes": (0,),
     }
+
+
+@pytest.mark.parametrize("kind", ["llama", "t5", "lora through peft", "swin"])
+def test_the_hosts_time_for_running_a_block_alone_is_not_the_blocks(kind: str) -> None:
+    training = zoo_training(kind)
+    blocks = find_blocks(training.model)
+    calls = capture_calls(training, blocks, training.sample, required_gradients(training, blocks, training.sample))
+    name, call = next(iter(calls.by_kind.values()))
+    ran = list[float]()
+
+    def time(run: Callable[[], object], *, least_s: float) -> Duration:
+        run()
+        ran.append(least_s)
+        return Duration(0.0, 0.1 * len(ran))
+
+    forward, whole = _without_frame(
+        training, Mock(time=time), blocks[name], call, Duration(1.0, 0.3), Duration(2.0, 0.1)
+    )
+    assert len(ran) == 2
+    assert (forward.gpu_s, whole.gpu_s) == (1.0, 2.0)
+    assert (forward.host_s, whole.host_s) == (pytest.approx(0.2), 0.0)
+    assert "forward" not in vars(blocks[name])

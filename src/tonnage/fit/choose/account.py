@@ -15,7 +15,8 @@ def account(plan: Plan, measured: Rehearsed | None) -> str:
         lines += [f"      {part}" for part in textwrap.wrap(row.why, 70)]
     lines.append(_line("fitted, predicted", _size(plan.peak_bytes), time_words(plan.step_s)))
     if measured is not None:
-        lines.append(_line("fitted, measured", _size(measured.peak_reserved_bytes), "", "reserved"))
+        seconds = "" if measured.step_s is None else time_words(measured.step_s)
+        lines.append(_line("fitted, measured", _size(measured.peak_reserved_bytes), seconds, "reserved"))
     if plan.host_bytes:
         lines.append(f"host memory {format_bytes(plan.host_bytes)} of {format_bytes(plan.host_budget_bytes)}, pinned")
     return "\n".join(lines)

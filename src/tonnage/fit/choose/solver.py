@@ -79,16 +79,18 @@ def solve(
     divisible: bool,
     allowed: frozenset[str],
     among: Collection[int] | None = None,
+    without: Layout | None = None,
     outside: Mapping[int, OutsideProfile] | None = None,
 ) -> list[Solution]:
     """What fits, fastest first. Frames are tried in the order of a bound on their time, until none can be faster.
 
-    `among`: only blocks of these sizes may run. `outside`: what is outside of blocks, at sizes whose blocks do not fit too.
+    `among`: only blocks of these sizes may run. `without`: a layout that is not wanted. `outside`: what is outside of blocks,
+    at sizes whose blocks do not fit too.
     """
     frames = [
         _frame(sizes, outside or {}, holdings, layout, placement, budget_bytes, moved, allowed)
         for layout in layouts(sizes, batch_rows, sliceable=sliceable, divisible=divisible)
-        if among is None or _profiled_rows(sizes, layout) in among
+        if layout != without and (among is None or _profiled_rows(sizes, layout) in among)
         for placement in suitable(holdings, layout.micro_batches, allowed)
         for moved in _movable(allowed)
     ]

@@ -290,6 +290,8 @@ def measure_block(training: Training, meter: Meter, name: str, block: nn.Module,
         forward, backward = _watch_block(training, meter, block, call)
         forward_time = meter.time(lambda: _forward_block(training, block, call))
         whole_time = meter.time(lambda: _run_block(training, block, call))
+        if not meter.virtual and _floats(call.hidden):
+            forward_time, whole_time = _without_frame(training, meter, block, call, forward_time, whole_time)
     return BlockProfile(
         name=name,
         kind=kind_of(block, call.args, call.kwargs),
@@ -300,6 +302,22 @@ def measure_block(training: Training, meter: Meter, name: str, block: nn.Module,
         backward_peak_bytes=backward.peak_bytes,
         **_times(forward_time, whole_time),
     )
+
+
+def _without_frame(
+    training: Training, meter: Meter, block: nn.Module, call: BlockCall, forward: Duration, whole: Duration
+) -> tuple[Duration, Duration]:
+    """Without the host's time for what is there because a block runs alone: autograd starts and ends, gradients are made."""
+    undo = replace_forward(block, lambda *args, **kwargs: _hidden(args, kwargs).float() * 1.0)
+    try:
+        frames = [
+            meter.time(lambda: _forward_block(training, block, call), least_s=0.01),
+            meter.time(lambda: _run_block(training, block, call), least_s=0.01),
+        ]
+    finally:
+        undo()
+    own = [max(0.0, found.host_s - frame.host_s) for found, frame in zip((forward, whole), frames, strict=True)]
+    return replace(forward, host_s=own[0]), replace(whole, host_s=own[1])
 
 
 def _times(forward: Duration, whole: Duration) -> dict[str, Any]:

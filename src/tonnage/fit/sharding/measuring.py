@@ -6,7 +6,7 @@ shards are those of this rank. It does not know how FSDP2 is put on a model.
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -135,9 +135,9 @@ class ShardedFitting(Fitting):
             host_bytes=max(0, whole.host_bytes - on_host) if self.shard.offload else whole.host_bytes,
         )
 
-    def _solve(self, budget_bytes: int, among: Collection[int] | None = None) -> Solution | None:
+    def _solve(self, budget_bytes: int, **among: Any) -> Solution | None:
         """The solver stops after a time, which passes differently on each rank."""
-        return self.agreement.share(super()._solve(budget_bytes, among))
+        return self.agreement.share(super()._solve(budget_bytes, **among))
 
     def _find_weighting(self) -> Weighting:
         """Ranks have found it together when the model was sharded."""

@@ -1,0 +1,77 @@
+"""A step that is slower than predicted: another layout is tried if it promises more, and kept if it holds that."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tonnage.fit.fitting import Fitting
+from tonnage.fit.rehearsal import Rehearsed
+
+BUDGET = 100
+
+
+def solution(layout: str, step_s: float) -> Any:
+    return SimpleNamespace(layout=layout, step_s=step_s)
+
+
+def seen(step_s: float | None, reserved: int = 90) -> Rehearsed:
+    return Rehearsed(peak_allocated_bytes=reserved, peak_reserved_bytes=reserved, stepped=True, step_s=step_s)
+
+
+class Trying(Fitting):
+    """What is supposed, what was measured of it, and how each solution runs when it is tried."""
+
+    def __init__(self, supposed: Any, known: Any, **runs: Rehearsed) -> None:
+        self.supposed, self.known, self.runs = supposed, known, runs
+        self.training: Any = SimpleNamespace(ranks=None)
+        self.request: Any = SimpleNamespace(budget_bytes=BUDGET)
+        self.compiled, self.tried = False, list[str]()
+
+    def _solve(self, budget_bytes: int, **among: Any) -> Any:
+        return self.supposed
+
+    def _fastest(self, budget_bytes: int, **options: Any) -> Any:
+        self.compiled = True
+        return self.known
+
+    def _back_to_base(self) -> None:
+        self.tried.append("-")
+
+    def _try(self, solution: Any) -> Rehearsed:
+        self.tried.append(solution.layout)
+        return self.runs[solution.layout]
+
+
+WHOLE = solution("whole", 0.250)
+
+
+@pytest.mark.parametrize(
+    ("supposed_s", "known_s", "run", "kept", "tried"),
+    [
+        (0.255, 0.256, seen(0.252), "parts", ["-", "parts"]),
+        (0.255, 0.256, seen(0.274), "whole", ["-", "parts", "-", "whole"]),  # promised and not held
+        (0.255, 0.256, seen(0.240, reserved=101), "whole", ["-", "parts", "-", "whole"]),
+        (0.255, 0.280, seen(0.240), "whole", []),  # not even promised once its blocks were compiled
+    ],
+)
+def test_it_is_kept_where_it_is_faster(
+    supposed_s: float, known_s: float, run: Rehearsed, kept: str, tried: list[str]
+) -> None:
+    fitting = Trying(solution("parts", supposed_s), solution("parts", known_s), parts=run, whole=seen(0.275))
+    found, measured = fitting._try_another_layout(WHOLE, seen(0.275), BUDGET)
+    assert found.layout == kept and fitting.tried == tried
+    assert measured is not None and measured.step_s == (run.step_s if kept == "parts" else 0.275)
+
+
+@pytest.mark.parametrize("measured", [None, seen(None), seen(0.256)], ids=["nothing", "no time", "as predicted"])
+def test_nothing_is_compiled_for_a_step_that_is_as_predicted(measured: Rehearsed | None) -> None:
+    fitting = Trying(solution("parts", 0.1), solution("parts", 0.1))
+    assert fitting._try_another_layout(WHOLE, measured, BUDGET) == (WHOLE, measured)
+    assert not fitting.compiled and not fitting.tried
+
+
+def test_nothing_is_compiled_for_what_does_not_promise_more() -> None:
+    fitting = Trying(solution("parts", 0.274), solution("parts", 0.1))
+    assert fitting._try_another_layout(WHOLE, seen(0.275), BUDGET)[0] is WHOLE
+    assert not fitting.compiled
