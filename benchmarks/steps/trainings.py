@@ -1,0 +1,420 @@
+"""Trainings whose step times are measured and predicted: language, vision, diffusion, recurrent, graph; from tiny to 8 B."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Batch = dict[str, Tensor]
+CUDA = torch.device("cuda")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How to build a model and its batch, and how people would run it."""
+
+    build: Callable[..., tuple[nn.Module, Batch]]
+    settings: dict[str, Any] = field(default_factory=dict)
+    precision: str = "bf16"  # "fp32", "tf32", "amp", "amp-fp16", "bf16"
+    optimizer: str = "adamw-fused"
+    compiled: bool = False
+    checkpointed: bool = False
+    accumulate: int = 1
+    samples: int = 1  # of a batch
+    tokens: int = 0  # of a batch, where it has tokens
+
+
+def prepare(training: Training) -> Callable[[], Tensor]:
+    """One step of it, on the current device."""
+    torch.manual_seed(0)
+    torch.backends.cuda.matmul.allow_tf32 = training.precision == "tf32"
+    torch.set_default_dtype(torch.bfloat16 if training.precision == "bf16" else torch.float32)
+    with CUDA:
+        model, batch = training.build(**training.settings)
+    torch.set_default_dtype(torch.float32)
+    model.train()
+    if training.checkpointed:
+        model.gradient_checkpointing_enable()
+    optimizer = _optimizer(training.optimizer, [p for p in model.parameters() if p.requires_grad])
+    run: Callable[..., Any] = torch.compile(model) if training.compiled else model
+    narrow = {"amp": torch.bfloat16, "amp-fp16": torch.float16}.get(training.precision)
+    scaler = torch.amp.GradScaler("cuda", enabled=training.precision == "amp-fp16")
+
+    def step() -> Tensor:
+        for _ in range(training.accumulate):
+            with torch.autocast("cuda", narrow) if narrow else nullcontext():
+                output = run(**batch)
+                loss = output if isinstance(output, Tensor) else output.loss
+            scaler.scale(loss / training.accumulate).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step
+
+
+def _optimizer(name: str, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    if name == "sgd":
+        return torch.optim.SGD(parameters, lr=1e-4, momentum=0.9)
+    how = name.removeprefix("adamw-")
+    return torch.optim.AdamW(parameters, lr=1e-5, fused=how == "fused", foreach=how == "foreach")
+
+
+# Language models ------------------------------------------------------------------------------------------------------
+
+
+def _tokens(batch: int, length: int, vocabulary: int) -> Batch:
+    ids = torch.randint(2, vocabulary, (batch, length))
+    return {"input_ids": ids, "labels": ids}
+
+
+def gpt2(
+    width: int = 768, layers: int = 12, heads: int = 12, batch: int = 8, length: int = 1024, **options: Any
+) -> Any:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(n_embd=width, n_layer=layers, n_head=heads, use_cache=False, **options)
+    return GPT2LMHeadModel(config), _tokens(batch, length, 50000)
+
+
+LLAMAS = {
+    "0.1b": (768, 2048, 12, 12, 4, 32000), "0.5b": (896, 4864, 24, 14, 2, 151936), "1b": (2048, 8192, 16, 32, 8, 128256),
+    "3b": (3072, 8192, 28, 24, 8, 128256), "8b": (4096, 14336, 32, 32, 8, 128256),
+}  # fmt: skip
+
+
+def _llama_config(size: str, **options: Any) -> Any:
+    from transformers import LlamaConfig
+
+    hidden, intermediate, layers, heads, kv_heads, vocabulary = LLAMAS[size]
+    return LlamaConfig(
+        hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=layers, num_attention_heads=heads,
+        num_key_value_heads=kv_heads, vocab_size=vocabulary, use_cache=False, max_position_embeddings=65536, **options,
+    )  # fmt: skip
+
+
+def llama(size: str = "1b", batch: int = 4, length: int = 2048, attention: str = "sdpa", adapters: int = 0) -> Any:
+    from transformers import LlamaForCausalLM
+
+    config = _llama_config(size, attn_implementation=attention)
+    model: nn.Module = LlamaForCausalLM(config)
+    if adapters:
+        from peft import LoraConfig, get_peft_model
+
+        model = get_peft_model(model, LoraConfig(r=adapters, target_modules="all-linear", task_type="CAUSAL_LM"))
+    return model, _tokens(batch, length, config.vocab_size)
+
+
+def qwen3(batch: int = 4, length: int = 2048, layers: int = 28) -> Any:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        hidden_size=1024, intermediate_size=3072, num_hidden_layers=layers, num_attention_heads=16, num_key_value_heads=8,
+        head_dim=128, vocab_size=151936, use_cache=False, tie_word_embeddings=True,
+    )  # fmt: skip
+    return Qwen3ForCausalLM(config), _tokens(batch, length, 151936)
+
+
+def mixtral(batch: int = 8, length: int = 1024) -> Any:
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    config = MixtralConfig(
+        hidden_size=1024, intermediate_size=2048, num_hidden_layers=12, num_attention_heads=16, num_key_value_heads=4,
+        num_local_experts=8, vocab_size=32000, use_cache=False,
+    )  # fmt: skip
+    return MixtralForCausalLM(config), _tokens(batch, length, 32000)
+
+
+def bert(width: int = 768, layers: int = 12, heads: int = 12, batch: int = 32, length: int = 512) -> Any:
+    from transformers import BertConfig, BertForMaskedLM
+
+    config = BertConfig(
+        hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=4 * width
+    )
+    return BertForMaskedLM(config), _tokens(batch, length, 30000)
+
+
+def t5(batch: int = 16, length: int = 512) -> Any:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(
+        d_model=768,
+        d_kv=64,
+        d_ff=3072,
+        num_layers=12,
+        num_heads=12,
+        decoder_start_token_id=0,
+        pad_token_id=0,
+        use_cache=False,
+    )
+    return T5ForConditionalGeneration(config), _tokens(batch, length, 32000) | {
+        "labels": torch.randint(2, 32000, (batch, 128))
+    }
+
+
+# Vision and diffusion -------------------------------------------------------------------------------------------------
+
+
+def _images(batch: int, side: int = 224) -> Batch:
+    return {"pixel_values": torch.randn(batch, 3, side, side), "labels": torch.randint(0, 1000, (batch,))}
+
+
+def vit(width: int = 768, layers: int = 12, heads: int = 12, batch: int = 128) -> Any:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=4 * width,
+        num_labels=1000,
+    )
+    return ViTForImageClassification(config), _images(batch)
+
+
+def vision(kind: str, batch: int = 128, side: int = 224, channels_last: bool = False) -> Any:
+    import transformers
+
+    config = getattr(transformers, f"{kind}Config")(num_labels=1000)
+    model = getattr(transformers, f"{kind}ForImageClassification")(config)
+    inputs = _images(batch, side)
+    if channels_last:
+        model = model.to(memory_format=torch.channels_last)
+        inputs["pixel_values"] = inputs["pixel_values"].contiguous(memory_format=torch.channels_last)
+    return model, inputs
+
+
+class TimmClassifier(nn.Module):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        import timm
+
+        self.model = timm.create_model(name)
+
+    def forward(self, pixel_values: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(self.model(pixel_values), labels)
+
+
+def timm_model(name: str, batch: int = 128) -> Any:
+    return TimmClassifier(name), _images(batch)
+
+
+class DiffusionTransformer(nn.Module):
+    """Patches of latents, conditioned by scale and shift."""
+
+    def __init__(self, width: int, layers: int, heads: int) -> None:
+        super().__init__()
+        self.patch = nn.Conv2d(4, width, 2, 2)
+        self.time = nn.Sequential(nn.Linear(256, width), nn.SiLU(), nn.Linear(width, width))
+        self.blocks = nn.ModuleList(DiffusionBlock(width, heads) for _ in range(layers))
+        self.out = nn.Linear(width, 16)
+
+    def forward(self, latents: Tensor, time: Tensor, noise: Tensor) -> Tensor:
+        x = self.patch(latents).flatten(2).transpose(1, 2)
+        condition = self.time(time)
+        for block in self.blocks:
+            x = block(x, condition)
+        return F.mse_loss(self.out(x), noise)
+
+
+class DiffusionBlock(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = (nn.LayerNorm(width, elementwise_affine=False) for _ in range(2))
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width))
+        self.condition = nn.Sequential(nn.SiLU(), nn.Linear(width, 6 * width))
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        shift1, scale1, gate1, shift2, scale2, gate2 = self.condition(condition)[:, None].chunk(6, -1)
+        y = self.norm1(x) * (1 + scale1) + shift1
+        q, k, v = self.qkv(y).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        x = x + gate1 * self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return x + gate2 * self.mlp(self.norm2(x) * (1 + scale2) + shift2)
+
+
+def diffusion_transformer(width: int = 768, layers: int = 12, heads: int = 12, batch: int = 64, side: int = 32) -> Any:
+    inputs = {
+        "latents": torch.randn(batch, 4, side, side), "time": torch.randn(batch, 256),
+        "noise": torch.randn(batch, (side // 2) ** 2, 16),
+    }  # fmt: skip
+    return DiffusionTransformer(width, layers, heads), inputs
+
+
+class UNet(nn.Module):
+    """Convolutions with group norms, down and up."""
+
+    def __init__(self, width: int, levels: int) -> None:
+        super().__init__()
+        widths = [width * 2**level for level in range(levels)]
+        self.begin, self.end = nn.Conv2d(3, width, 3, padding=1), nn.Conv2d(width, 3, 3, padding=1)
+        self.down = nn.ModuleList(ResidualBlock(w, w) for w in widths)
+        self.shrink = nn.ModuleList(nn.Conv2d(w, 2 * w, 3, 2, 1) for w in widths[:-1])
+        self.grow = nn.ModuleList(nn.ConvTranspose2d(2 * w, w, 2, 2) for w in reversed(widths[:-1]))
+        self.up = nn.ModuleList(ResidualBlock(2 * w, w) for w in reversed(widths[:-1]))
+
+    def forward(self, images: Tensor, noise: Tensor) -> Tensor:
+        x, kept = self.begin(images), []
+        for block, shrink in zip(self.down, [*self.shrink, None], strict=True):
+            x = block(x)
+            if shrink is not None:
+                kept.append(x)
+                x = shrink(x)
+        for grow, block in zip(self.grow, self.up, strict=True):
+            x = block(torch.cat((grow(x), kept.pop()), 1))
+        return F.mse_loss(self.end(x), noise)
+
+
+class ResidualBlock(nn.Module):
+    def __init__(self, into: int, width: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.GroupNorm(32, into), nn.GroupNorm(32, width)
+        self.conv1, self.conv2 = nn.Conv2d(into, width, 3, padding=1), nn.Conv2d(width, width, 3, padding=1)
+        self.skip = nn.Conv2d(into, width, 1) if into != width else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv1(F.silu(self.norm1(x)))
+        return self.skip(x) + self.conv2(F.silu(self.norm2(y)))
+
+
+def unet(width: int = 128, levels: int = 4, batch: int = 16, side: int = 64) -> Any:
+    return UNet(width, levels), {
+        "images": torch.randn(batch, 3, side, side),
+        "noise": torch.randn(batch, 3, side, side),
+    }
+
+
+# Recurrent, graph, tiny -----------------------------------------------------------------------------------------------
+
+
+class RecurrentModel(nn.Module):
+    def __init__(self, kind: str, width: int, layers: int, vocabulary: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.layers = getattr(nn, kind)(width, width, layers, batch_first=True)
+        self.head = nn.Linear(width, vocabulary)
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
+        hidden, _ = self.layers(self.embedding(input_ids))
+        return F.cross_entropy(self.head(hidden).flatten(0, 1), labels.flatten())
+
+
+def recurrent(kind: str = "LSTM", width: int = 1024, layers: int = 2, batch: int = 64, length: int = 128) -> Any:
+    return RecurrentModel(kind, width, layers, 10000), _tokens(batch, length, 10000)
+
+
+class GraphNetwork(nn.Module):
+    """Messages along edges, summed at their ends."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(2 * width, width) for _ in range(layers))
+        self.head = nn.Linear(width, 40)
+
+    def forward(self, features: Tensor, edges: Tensor, labels: Tensor) -> Tensor:
+        x = features
+        for layer in self.layers:
+            summed = torch.zeros_like(x).index_add(0, edges[1], x[edges[0]])
+            x = F.relu(layer(torch.cat((x, summed), -1)))
+        return F.cross_entropy(self.head(x), labels)
+
+
+def graph(nodes: int = 100_000, edges: int = 1_000_000, width: int = 256, layers: int = 4) -> Any:
+    inputs = {
+        "features": torch.randn(nodes, width), "edges": torch.randint(0, nodes, (2, edges)),
+        "labels": torch.randint(0, 40, (nodes,)),
+    }  # fmt: skip
+    return GraphNetwork(width, layers), inputs
+
+
+class Perceptron(nn.Module):
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = F.relu(layer(x))
+        return F.mse_loss(x, y)
+
+
+def perceptron(width: int = 256, layers: int = 8, batch: int = 64) -> Any:
+    return Perceptron(width, layers), {"x": torch.randn(batch, width), "y": torch.randn(batch, width)}
+
+
+def lm(build: Callable[..., Any], batch: int, length: int, **options: Any) -> Training:
+    chosen = {name: options.pop(name) for name in list(options) if name not in Training.__dataclass_fields__}
+    accumulate = options.get("accumulate", 1)
+    return Training(
+        build=build, settings={"batch": batch, "length": length} | chosen, samples=batch * accumulate,
+        tokens=batch * length * accumulate, **options,
+    )  # fmt: skip
+
+
+def pictures(build: Callable[..., Any], batch: int, **options: Any) -> Training:
+    chosen = {name: options.pop(name) for name in list(options) if name not in Training.__dataclass_fields__}
+    return Training(build=build, settings={"batch": batch} | chosen, samples=batch, **options)
+
+
+MEDIUM = {"width": 1024, "layers": 24, "heads": 16}
+TRAININGS = {
+    "gpt2-amp-16x1024": lm(gpt2, 16, 1024, precision="amp"),
+    "gpt2-fp32-8x512-loop": lm(gpt2, 8, 512, precision="fp32", optimizer="adamw-loop"),
+    "gpt2-bf16-32x256": lm(gpt2, 32, 256),
+    "gpt2-amp-16x1024-compiled": lm(gpt2, 16, 1024, precision="amp", compiled=True),
+    "gpt2-amp-1x128": lm(gpt2, 1, 128, precision="amp"),
+    "gpt2-medium-fp32-8x512": lm(gpt2, 8, 512, precision="fp32", **MEDIUM),
+    "gpt2-medium-tf32-8x1024": lm(gpt2, 8, 1024, precision="tf32", optimizer="adamw-foreach", **MEDIUM),
+    "gpt2-medium-amp-8x1024-checkpointed": lm(gpt2, 8, 1024, precision="amp", checkpointed=True, **MEDIUM),
+    "gpt2-medium-fp16-4x1024-accumulate": lm(gpt2, 4, 1024, precision="amp-fp16", accumulate=4, **MEDIUM),
+    "llama-0.1b-bf16-8x2048": lm(llama, 8, 2048, size="0.1b"),
+    "llama-0.5b-bf16-4x4096": lm(llama, 4, 4096, size="0.5b", optimizer="adamw-foreach"),
+    "llama-0.5b-amp-8x512": lm(llama, 8, 512, size="0.5b", precision="amp"),
+    "llama-1b-bf16-4x2048": lm(llama, 4, 2048),
+    "llama-1b-bf16-1x16384": lm(llama, 1, 16384),
+    "llama-1b-bf16-4x2048-compiled": lm(llama, 4, 2048, compiled=True),
+    "llama-1b-bf16-2x2048-eager": lm(llama, 2, 2048, attention="eager"),
+    "llama-1b-lora-4x2048": lm(llama, 4, 2048, adapters=16),
+    "llama-3b-bf16-2x4096": lm(llama, 2, 4096, size="3b"),
+    "llama-3b-bf16-1x16384-checkpointed": lm(llama, 1, 16384, size="3b", checkpointed=True),
+    "llama-8b-bf16-2x2048": lm(llama, 2, 2048, size="8b"),
+    "llama-8b-bf16-1x4096-sgd": lm(llama, 1, 4096, size="8b", optimizer="sgd"),
+    "qwen3-0.6b-amp-4x2048": lm(qwen3, 4, 2048, precision="amp"),
+    "qwen3-0.6b-bf16-4x4096-compiled": lm(qwen3, 4, 4096, compiled=True),
+    "qwen3-0.6b-bf16-1x512": lm(qwen3, 1, 512),
+    "mixtral-bf16-8x1024": lm(mixtral, 8, 1024),
+    "bert-base-amp-32x512": lm(bert, 32, 512, precision="amp"),
+    "bert-base-tf32-32x128": lm(bert, 32, 128, precision="tf32"),
+    "bert-large-fp16-16x512": lm(bert, 16, 512, precision="amp-fp16", **MEDIUM),
+    "bert-base-amp-8x128": lm(bert, 8, 128, precision="amp"),
+    "t5-base-amp-16x512": lm(t5, 16, 512, precision="amp"),
+    "t5-base-bf16-16x512": lm(t5, 16, 512),
+    "vit-b-amp-128": pictures(vit, 128, precision="amp"),
+    "vit-l-bf16-64": pictures(vit, 64, **MEDIUM),
+    "vit-b-amp-128-compiled": pictures(vit, 128, precision="amp", compiled=True),
+    "resnet50-amp-256-channels-last": pictures(vision, 256, kind="ResNet", precision="amp", channels_last=True, optimizer="sgd"),
+    "resnet50-fp32-64": pictures(vision, 64, kind="ResNet", precision="fp32", optimizer="sgd"),
+    "resnet50-amp-16": pictures(vision, 16, kind="ResNet", precision="amp", optimizer="sgd"),
+    "resnet50-amp-128-compiled": pictures(vision, 128, kind="ResNet", precision="amp", optimizer="sgd", compiled=True),
+    "convnext-t-amp-128": pictures(vision, 128, kind="ConvNext", precision="amp"),
+    "swin-t-amp-128": pictures(vision, 128, kind="Swin", precision="amp"),
+    "efficientnet-b0-amp-128": pictures(timm_model, 128, name="efficientnet_b0", precision="amp"),
+    "mobilenet-v3-fp32-64": pictures(timm_model, 64, name="mobilenetv3_large_100", precision="fp32"),
+    "dit-b-bf16-64": pictures(diffusion_transformer, 64),
+    "dit-b-amp-256-compiled": pictures(diffusion_transformer, 256, precision="amp", compiled=True),
+    "unet-amp-16": pictures(unet, 16, precision="amp"),
+    "unet-fp32-8": pictures(unet, 8, precision="fp32", side=96),
+    "lstm-fp32-64x128": lm(recurrent, 64, 128, precision="fp32"),
+    "gru-amp-32x256": lm(recurrent, 32, 256, kind="GRU", precision="amp"),
+    "graph-fp32": Training(build=graph, precision="fp32", samples=100_000),
+    "graph-bf16-small": Training(build=graph, settings={"nodes": 5000, "edges": 50_000}, samples=5000),
+    "mlp-fp32-64": pictures(perceptron, 64, precision="fp32", optimizer="adamw-foreach"),
+    "mlp-bf16-8192-wide": pictures(perceptron, 8192, width=4096),
+    "mlp-fp32-64-compiled": pictures(perceptron, 64, precision="fp32", compiled=True),
+}  # fmt: skip
