@@ -140,3 +140,17 @@ main()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert json.loads(done.stdout)["outcome"] == "ok"
     assert "the script's own words" in done.stderr and "NVIDIA H200" not in done.stderr
+
+
+def test_a_card_named_after_the_script_is_the_script_s_and_the_error_says_so(
+    script: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command([script, "--gpu", "h200"])
+    assert "what follows SCRIPT is the script's own: name the card with --gpu before it" in capsys.readouterr().err
+
+
+def test_only_the_script_is_missing_where_the_script_is(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command(["--gpu", "h200"])
+    assert "required: SCRIPT\n" in capsys.readouterr().err

@@ -29,6 +29,8 @@ def command(words: list[str]) -> int:
     """Parse the words after `tonnage run`, run, report; the exit status."""
     parser = _parser()
     options = parser.parse_args(words)
+    if not options.gpu + options.gpus and any(word.startswith("--gpu") for word in options.arguments):
+        parser.error("what follows SCRIPT is the script's own: name the card with --gpu before it")
     if bool(options.gpu) == bool(options.gpus):
         parser.error("name the card with --gpu, or a cluster of them with --gpus")
     names = options.gpu.split(",")
@@ -76,7 +78,8 @@ def add_program(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("-m", dest="module", action="store_true", help="SCRIPT is the name of a module, as for python -m")
     add("script", metavar="SCRIPT", help="the Python script, notebook or launcher's command to run, as it is")
-    add("arguments", nargs=REMAINDER, metavar="ARG", help="the script's own words, untouched")
+    own = add("arguments", nargs=REMAINDER, metavar="ARG", help="the script's own words, untouched")
+    own.required = False  # else it is said to be missing where SCRIPT is
 
 
 def read(options: Namespace, *, gpus: int = 1) -> "Launch":
