@@ -108,3 +108,16 @@ def test_a_run_that_ends_waits_for_threads_runs_exit_handlers_and_flushes(tmp_pa
     assert done.stdout.startswith("script ended")
     assert "thread ended\n" in done.stdout
     assert done.stdout.rstrip().endswith("\nhandler ran")
+
+
+def test_an_interrupted_command_says_so_and_shows_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_: list[str]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tonnage.commands.main._run", interrupted)
+    monkeypatch.setattr(sys, "argv", ["tonnage", "run"])
+    with pytest.raises(SystemExit, match="130"):
+        main()
+    assert capsys.readouterr().err == "tonnage: interrupted\n"

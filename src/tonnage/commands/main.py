@@ -9,9 +9,11 @@ from typing import NoReturn
 from tonnage.errors import TonnageError
 from tonnage.untrusted import clipped
 
+_INTERRUPTED = 130  # as a shell has it: 128 and the number of the signal
+
 
 def main() -> NoReturn:
-    """Run a command; exit 0 it fits or worked, 1 it does not fit, 2 the request was wrong."""
+    """Run a command; exit 0 it fits or worked, 1 it does not fit, 2 the request was wrong, 130 it was interrupted."""
     from tonnage.report.streams import use_look_alikes
 
     use_look_alikes(sys.stdout, sys.stderr)
@@ -32,6 +34,9 @@ def _status() -> str | int | None:
     except TonnageError as error:
         print(f"tonnage: {clipped(error.words)}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        print("tonnage: interrupted", file=sys.stderr)
+        return _INTERRUPTED
     except SystemExit as leaving:
         # Typer turns a reader that left into exit status 1.
         if isinstance(leaving.__context__, BrokenPipeError):
