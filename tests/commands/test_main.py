@@ -121,3 +121,16 @@ def test_an_interrupted_command_says_so_and_shows_no_traceback(
     with pytest.raises(SystemExit, match="130"):
         main()
     assert capsys.readouterr().err == "tonnage: interrupted\n"
+
+
+@pytest.mark.parametrize("redirected", [">&-", ">&- 2>&-"])
+def test_a_closed_stream_is_no_error(redirected: str) -> None:
+    assert subprocess.run(["bash", "-c", f"{TONNAGE} gpu h200 {redirected}"], check=False).returncode == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+def test_a_full_disk_behind_the_output_is_told_in_words() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([TONNAGE, "gpu", "h200"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "tonnage: the output cannot be written: No space left on device\n"
