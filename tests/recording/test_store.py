@@ -210,7 +210,7 @@ def test_nothing_that_moves_a_cursor_comes_out_of_a_file(tmp_path: Path) -> None
 
 
 def test_a_file_that_cannot_be_made_is_told_in_words(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="Cannot write .*run.tonnage: "):
+    with pytest.raises(RequestError, match=r"Cannot write .*run\.tonnage: "):
         write_recording(tmp_path / "none" / "run.tonnage", training_run())
     (tmp_path / "folder").mkdir()
     with pytest.raises(RequestError, match="Cannot write "):
