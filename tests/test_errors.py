@@ -1,6 +1,9 @@
 import pickle
+import pkgutil
 import sys
 import traceback
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,6 +33,38 @@ def test_python_s_traceback_shows_what_to_do_once() -> None:
     assert again.hint == "Mend it."
     assert again.__notes__ == ["Mend it."]
     assert not hasattr(TonnageError("It broke."), "__notes__")
+
+
+def _all_errors(cls: type[TonnageError]) -> list[type[TonnageError]]:
+    return [cls, *(found for child in cls.__subclasses__() for found in _all_errors(child))]
+
+
+def test_every_error_travels_between_processes() -> None:
+    """A DataLoader's worker and a process pool pickle what was raised; `DoesNotFit` and others take more than a sentence."""
+    pytest.importorskip("torch")
+    for module in pkgutil.walk_packages(tonnage.__path__, "tonnage."):
+        if not module.name.startswith(("tonnage.virtual.packages", "tonnage.__main__")):
+            with suppress(ImportError):  # of what needs a part that is not installed
+                import_module(module.name)
+    errors = [cls for cls in _all_errors(TonnageError) if cls.__module__.startswith("tonnage.")]
+    assert len(errors) > 30
+    for cls in errors:
+        error = tonnage.errors._blank(cls)
+        assert isinstance(error, TonnageError)
+        TonnageError.__init__(error, "It broke.", hint="Mend it.")
+        error.smallest_bytes = 7  # type: ignore[attr-defined]
+        again = pickle.loads(pickle.dumps(error))
+        assert type(again) is cls and str(again) == "It broke." and again.hint == "Mend it.", cls
+        assert again.__notes__ == ["Mend it."] and again.smallest_bytes == 7
+
+
+def test_an_error_with_arguments_of_its_own_keeps_them_on_its_way() -> None:
+    pytest.importorskip("torch")
+    from tonnage.fit.choose.outlook import DoesNotFit
+
+    error = DoesNotFit("It is too large.", hint="Take a larger card.", smallest_bytes=7)
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.words, again.smallest_bytes, again.exit_code) == (error.words, 7, 1)
 
 
 def test_what_another_rank_said_keeps_what_to_do() -> None:

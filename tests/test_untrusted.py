@@ -107,3 +107,7 @@ def test_no_one_waits_for_a_pipe_or_reads_a_device_or_folder(tmp_path: Path) -> 
     for path in (tmp_path, tmp_path / "pipe", tmp_path / "loop", Path("/dev/zero"), tmp_path / "none", Path("a\0b")):
         with pytest.raises(Unreadable, match="cannot be read: "):
             read_bytes(path, 2**20)
+
+
+def test_a_byte_order_mark_before_json_is_no_part_of_it() -> None:
+    assert parse_json(b'\xef\xbb\xbf{"a": 1}') == {"a": 1}

@@ -21,6 +21,8 @@ An error says what was asked, what was found, and in `hint` the one thing to do,
 traceback. `commands.main` alone prints them. This module does not know how they are shown.
 """
 
+from typing import Any
+
 from tonnage.untrusted import clipped
 
 _MOST_WORDS = 1800  # characters
@@ -38,10 +40,23 @@ class TonnageError(Exception):
         if hint:
             self.add_note(hint)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel between processes without `__init__`, which takes other arguments in many a class than the sentence."""
+        return _blank, (type(self),), {"args": self.args, **self.__dict__}
+
     @property
     def words(self) -> str:
         """The sentence and, on a line of its own, what to do."""
         return f"{self}\n{self.hint}" if self.hint else str(self)
+
+
+def _blank(cls: type[TonnageError]) -> BaseException:
+    """Make an error that is not initialised; Python's rules allow only the built-in class whose layout it has to make it."""
+    base: Any = cls
+    while base.__module__ != "builtins":
+        base = base.__base__
+    blank: BaseException = base.__new__(cls)
+    return blank
 
 
 class RequestError(TonnageError):

@@ -86,7 +86,7 @@ def parse_json(data: bytes, *, errors: str = "strict") -> Any:
     if b"\\u" in data or b"\xc2" in data:
         data = _UNPRINTABLE.sub(rb"\\u003f", data)
     try:
-        return json.loads(data.decode("utf-8", errors))
+        return json.loads(data.decode("utf-8-sig", errors))
     except UnicodeDecodeError:
         raise Unreadable("is not text") from None
     except ValueError as error:

@@ -108,3 +108,29 @@ def test_a_run_that_ends_waits_for_threads_runs_exit_handlers_and_flushes(tmp_pa
     assert done.stdout.startswith("script ended")
     assert "thread ended\n" in done.stdout
     assert done.stdout.rstrip().endswith("\nhandler ran")
+
+
+def test_an_interrupted_command_says_so_and_shows_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_: list[str]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tonnage.commands.main._run", interrupted)
+    monkeypatch.setattr(sys, "argv", ["tonnage", "run"])
+    with pytest.raises(SystemExit, match="130"):
+        main()
+    assert capsys.readouterr().err == "tonnage: interrupted\n"
+
+
+@pytest.mark.parametrize("redirected", [">&-", ">&- 2>&-"])
+def test_a_closed_stream_is_no_error(redirected: str) -> None:
+    assert subprocess.run(["bash", "-c", f"{TONNAGE} gpu h200 {redirected}"], check=False).returncode == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+def test_a_full_disk_behind_the_output_is_told_in_words() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([TONNAGE, "gpu", "h200"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "tonnage: the output cannot be written: No space left on device\n"

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from support import training_run
 from tonnage.commands.app import app
 from tonnage.commands.run import command
-from tonnage.errors import OutputExists
+from tonnage.errors import OutputExists, RequestError
 from tonnage.recording import Recording, read_recording
 
 
@@ -140,3 +140,26 @@ main()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert json.loads(done.stdout)["outcome"] == "ok"
     assert "the script's own words" in done.stderr and "NVIDIA H200" not in done.stderr
+
+
+def test_a_card_named_after_the_script_is_the_script_s_and_the_error_says_so(
+    script: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command([script, "--gpu", "h200"])
+    assert "what follows SCRIPT is the script's own: name the card with --gpu before it" in capsys.readouterr().err
+
+
+def test_only_the_script_is_missing_where_the_script_is(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        command(["--gpu", "h200"])
+    assert "required: SCRIPT\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["-o", "--json", "--html"])
+def test_a_file_that_cannot_be_made_is_refused_before_the_run(option: str, invoke, script: str, tmp_path: Path) -> None:
+    for name, why in ((tmp_path / "none" / "x", "there is no folder"), (tmp_path, "it is a folder")):
+        with pytest.raises(RequestError, match=why):
+            invoke("--gpu", "h200", "--force", option, str(name), script)
+    assert invoke("--gpu", "h200", "--json", "-", script).exit_code == 0
+    assert invoke("--gpu", "h200", "--json", "/dev/null", script).exit_code == 0

@@ -150,3 +150,13 @@ def test_a_reader_that_leaves_early_is_no_error(words: dict[str, list[str]]) -> 
         script = f"set -o pipefail; {call} | head -1"
         done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, ""), name
+
+
+def test_the_c_locale_gets_look_alikes_too() -> None:
+    """Python then lets bytes through that are no letters, but no letter that ASCII lacks."""
+    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "COLUMNS": "80"}
+    environment.pop("PYTHONIOENCODING", None)
+    words = [str(TONNAGE), "roofline", "--model", "llama-3.1-8b", "--gpu", "h200"]
+    done = subprocess.run(words, capture_output=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert b"###" in done.stdout and done.stdout.isascii()

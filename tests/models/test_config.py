@@ -81,3 +81,12 @@ def test_no_value_of_a_field_is_a_surprise(model_type, data):
         assert from_config({"model_type": model_type, name: data.draw(odd)}).parameters >= 0
     except BadModel as error:
         assert error.hint
+
+
+@pytest.mark.parametrize("model_type", ["llama", "never-heard-of"])
+@pytest.mark.parametrize("text", ["false", "True", "yes"])
+def test_a_text_is_neither_true_nor_false(model_type, text):
+    """Python takes "false" for true: embeddings would be tied that are not."""
+    with pytest.raises(BadModel, match=f"'tie_word_embeddings' is the text '{text}', not true or false"):
+        sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 8}
+        from_config({"model_type": model_type, **sizes, "tie_word_embeddings": text})

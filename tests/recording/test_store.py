@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from support import Run, training_run
-from tonnage.errors import BadRecording, OutputExists
+from tonnage.errors import BadRecording, OutputExists, RequestError
 from tonnage.ledger import Category
 from tonnage.recording import Allocation, Header, Note, Recording, StandIn, read_recording, write_recording
 from tonnage.recording.layout import SCHEMAS
@@ -207,3 +207,12 @@ def test_nothing_that_moves_a_cursor_comes_out_of_a_file(tmp_path: Path) -> None
     write_recording(tmp_path / "run.tonnage", recording)
     found = read_recording(tmp_path / "run.tonnage")
     assert (found.header.script, found.header.error, found.notes[0].operator) == ("a?[2Jb", "one\ntwo?", "x?]0;t?")
+
+
+def test_a_file_that_cannot_be_made_is_told_in_words(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"Cannot write .*run\.tonnage: "):
+        write_recording(tmp_path / "none" / "run.tonnage", training_run())
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(RequestError, match="Cannot write "):
+        write_recording(tmp_path / "folder", training_run(), force=True)
+    assert [found.name for found in tmp_path.iterdir()] == ["folder"]

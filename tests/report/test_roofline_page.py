@@ -65,6 +65,18 @@ def test_a_roof_for_each_precision_in_use() -> None:
     assert words == ["memory 4.80 TB/s", "fp32 67 TFLOP/s", "bf16 989 TFLOP/s"]
 
 
+def test_the_name_of_a_lower_roof_is_below_it_for_above_goes_the_slope() -> None:
+    picture = plot(analyses()["trace"])
+    name = next(text for text in picture.iter("text") if text.text == "fp32 67 TFLOP/s")
+    roofs = [line for line in picture.iter("line") if line.get("class") == "roof" and line.get("y1") == line.get("y2")]
+    assert float(name.get("y", 0)) > max(float(roof.get("y1", 0)) for roof in roofs)
+
+
+def test_long_names_keep_their_end() -> None:
+    words = [text.text or "" for text in plot(analyses()["trace"]).iter("text") if text.get("class") == "name"]
+    assert "native_layer_norm_backward" in words and not any(word.endswith("…") for word in words)
+
+
 def test_marks_lie_on_or_below_their_roof() -> None:
     """SVG's y grows downwards: nothing of a model's best case is above its bound."""
     drawn = plot(analyses()["model"])

@@ -100,8 +100,18 @@ def test_a_script_that_failed_is_not_said_to_fit() -> None:
     assert first.endswith("script failed")
 
 
+def test_a_script_that_failed_says_why_for_nothing_else_does_later() -> None:
+    text = report(training_run(outcome="error", error="exit status 3"))
+    assert "  failed: exit status 3\n  the figures are of what ran until then\n" in text
+    long = report(training_run(outcome="error", error=f"ValueError: {'no such thing, ' * 90}\nand more"))
+    assert "failed: ValueError: no such thing" in long and "and more" not in long
+    assert max(map(len, long.splitlines())) <= 80
+
+
 def test_a_run_without_a_gpu_says_so() -> None:
-    assert "nothing was allocated on the GPU" in report(RUNS["empty"])
+    text = report(RUNS["empty"])
+    assert "nothing was allocated on the GPU" in text
+    assert "peak of" not in text
 
 
 def test_what_the_figures_rest_on_is_named() -> None:

@@ -369,6 +369,6 @@ def _notes(shape: ModelShape, asked: ServingConfiguration) -> Iterator[str]:
         yield "the keys and values of cross-attention are not counted"
     if shape.dtype not in WEIGHT_FORMATS:
         yield f"the checkpoint keeps {shape.dtype}, which is no format of weights: counted as {asked.weights}"
-    if not shape.exact:
+    if not shape.exact and not shape.notes:
         yield "this architecture is not known exactly: its weights are counted as those of the closest one"
     yield from shape.notes

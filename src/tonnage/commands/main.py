@@ -1,6 +1,7 @@
 """The `tonnage` command. Errors become words here and nowhere else; no work is done here."""
 
 import atexit
+import errno
 import os
 import sys
 import threading
@@ -9,20 +10,42 @@ from typing import NoReturn
 from tonnage.errors import TonnageError
 from tonnage.untrusted import clipped
 
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+_INTERRUPTED = 130  # as a shell has it: 128 and the number of the signal
+
 
 def main() -> NoReturn:
-    """Run a command; exit 0 it fits or worked, 1 it does not fit, 2 the request was wrong."""
+    """Run a command; exit 0 it fits or worked, 1 it does not fit, 2 the request was wrong, 130 it was interrupted."""
     from tonnage.report.streams import use_look_alikes
 
+    _open_closed_streams()
     use_look_alikes(sys.stdout, sys.stderr)
     try:
         status = _status()
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader (`head`, say) has seen enough. Python flushes once more at its end: to nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _to_nowhere(1)
         status = 0
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        print(f"tonnage: the output cannot be written: {error.strerror}", file=sys.stderr)
+        _to_nowhere(1)
+        status = 2
     sys.exit(status)
+
+
+def _open_closed_streams() -> None:
+    """Open to nowhere what the caller closed (`>&-`): Python has no stream there, and the next file would get its number."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            _to_nowhere(number)
+            setattr(sys, name, os.fdopen(number, "w"))
+
+
+def _to_nowhere(number: int) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), number)
 
 
 def _status() -> str | int | None:
@@ -32,6 +55,9 @@ def _status() -> str | int | None:
     except TonnageError as error:
         print(f"tonnage: {clipped(error.words)}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        print("tonnage: interrupted", file=sys.stderr)
+        return _INTERRUPTED
     except SystemExit as leaving:
         # Typer turns a reader that left into exit status 1.
         if isinstance(leaving.__context__, BrokenPipeError):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tonnage.commands.pages import add_page_options, page_of
-from tonnage.errors import OutputExists
+from tonnage.errors import OutputExists, RequestError
 from tonnage.hardware import Gpu, find_cuda_gpu
 from tonnage.hardware.cluster import Cluster, find_cuda_cluster
 
@@ -29,6 +29,8 @@ def command(words: list[str]) -> int:
     """Parse the words after `tonnage run`, run, report; the exit status."""
     parser = _parser()
     options = parser.parse_args(words)
+    if not options.gpu + options.gpus and any(word.startswith("--gpu") for word in options.arguments):
+        parser.error("what follows SCRIPT is the script's own: name the card with --gpu before it")
     if bool(options.gpu) == bool(options.gpus):
         parser.error("name the card with --gpu, or a cluster of them with --gpus")
     names = options.gpu.split(",")
@@ -76,7 +78,8 @@ def add_program(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("-m", dest="module", action="store_true", help="SCRIPT is the name of a module, as for python -m")
     add("script", metavar="SCRIPT", help="the Python script, notebook or launcher's command to run, as it is")
-    add("arguments", nargs=REMAINDER, metavar="ARG", help="the script's own words, untouched")
+    own = add("arguments", nargs=REMAINDER, metavar="ARG", help="the script's own words, untouched")
+    own.required = False  # else it is said to be missing where SCRIPT is
 
 
 def read(options: Namespace, *, gpus: int = 1) -> "Launch":
@@ -84,6 +87,8 @@ def read(options: Namespace, *, gpus: int = 1) -> "Launch":
     from tonnage.script.launchers import read_launch
 
     output = options.output
+    for path in filter(None, (output, options.html, Path(options.json) if options.json.strip("-") else None)):
+        _check_writable(path)
     if output and output.exists() and not options.force:
         from tonnage.recording import ended_in_error
 
@@ -93,6 +98,20 @@ def read(options: Namespace, *, gpus: int = 1) -> "Launch":
     launch = read_launch([options.script, *options.arguments], is_module=options.module, gpus=gpus)
     os.environ.update(launch.environment)
     return launch
+
+
+def _check_writable(path: Path) -> None:
+    """Refuse a file that cannot be made where it is named."""
+    folder = path.parent
+    if path.is_dir():
+        why = "it is a folder"
+    elif not folder.is_dir():
+        why = f"there is no folder {folder}"
+    elif not path.exists() and not os.access(folder, os.W_OK | os.X_OK):
+        why = f"the folder {folder} is not yours to write to"
+    else:
+        return
+    raise RequestError(f"Cannot write {path}: {why}.", hint="Name a file in a folder that you can write to.")
 
 
 def _record(options: Namespace, launch: "Launch", card: Gpu) -> "Recording":

@@ -190,5 +190,6 @@ class Fitted:
             rows = "1 row" if self.proof.rows == 1 else f"{self.proof.rows} rows"
             lines.append(f"proven on {rows}: gradients differ by {self.proof.worst_error:.0e} of their norm at most")
         for name, reason in self.left_out.items():
-            lines += textwrap.wrap(f"without {name}: {reason}", 80, subsequent_indent="      ")
+            words = f"without {name}: {reason}"
+            lines += textwrap.wrap(words, 80, subsequent_indent="      ", break_on_hyphens=False)
         return "\n".join(lines)

@@ -55,6 +55,7 @@ from tonnage.fit.techniques.recompute import Recompute
 from tonnage.fit.training import Batch, Loss, Training
 from tonnage.fit.weighting import find_weighting
 from tonnage.units import budget_bytes, format_bytes
+from tonnage.untrusted import clipped
 
 Say = Callable[[str], None]
 _BREAKS = (NotApplicable, RuntimeError, ValueError, TypeError, LookupError, AttributeError, NotTheSame)
@@ -262,7 +263,7 @@ class Fitting:
         """Not to be tried again in this fit."""
         words = str(problem).strip().splitlines() or [type(problem).__name__]
         reason = words[0] if isinstance(problem, TonnageError) else f"{type(problem).__name__}: {words[0]}"
-        self.left_out[name] = reason[:300]
+        self.left_out[name] = clipped(reason, 300)
         self.request.say(f"left out {name}: {reason}")
         self.request = replace(self.request, allowed=self.request.allowed - {name})
 
@@ -563,7 +564,7 @@ class Fitting:
             if self._runs(rest):
                 if technique.name == "recompute" and self.survey.has_operators:
                     self.survey.forget_operators()
-                    self.left_out["recompute by operator"] = str(problem).splitlines()[0][:300]
+                    self.left_out["recompute by operator"] = clipped(str(problem).splitlines()[0], 300)
                 else:
                     self._leave_out(technique.name, problem)
                 return True

@@ -91,10 +91,18 @@ class Fields:
 
     def flag(self, name: str, default: bool = False) -> bool:
         """A field that is true or false."""
-        return bool(self.get(name, default))
+        return truth(self.get(name, default), self._prefix + name)
 
     def _name(self, meant: str) -> str | None:
         return next((name for name in SYNONYMS[meant] if not isinstance(self.get(name), (list, dict, NoneType))), None)
+
+
+def truth(value: object, name: str) -> bool:
+    """Refuse a text where true or false is meant: Python takes "false" for true."""
+    if isinstance(value, str):
+        problem = f"{name!r} is the text {reprlib.repr(value)}, not true or false."
+        raise BadModel(problem, hint=f"Write true or false for {name!r}, without quotation marks.")
+    return bool(value)
 
 
 def whole(value: object, name: str, *, least: int = 0) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 from tonnage.errors import BadModel
 from tonnage.models.expressions import evaluate
-from tonnage.models.fields import LARGEST, whole
+from tonnage.models.fields import LARGEST, truth, whole
 
 MOST_TURNS = 4_096
 
@@ -62,6 +62,8 @@ class Values:
         if given is _ABSENT or given is None:
             return self._derived(path)
         usual = _at(self._row["defaults"], path)
+        if isinstance(usual, bool):
+            truth(given, path)
         checked = _checked(given, path, least=usual if isinstance(usual, int) else 0)
         if self._row.get("old_kinds") and isinstance(checked, list):
             return [_OLD_KINDS.get(item, item) if isinstance(item, str) else item for item in checked]

@@ -21,10 +21,10 @@ In a cluster's file each row of these but of `context` begins with the rank that
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from tonnage.errors import BadRecording, OutputExists
+from tonnage.errors import BadRecording, OutputExists, RequestError
 from tonnage.recording.checks import check_columns
 from tonnage.untrusted import printable_lines
 
@@ -84,8 +84,12 @@ def written(path: Path, version: int, *, force: bool) -> Iterator[sqlite3.Connec
             yield database
             database.execute("COMMIT")
         scratch.replace(path)
+    except (sqlite3.OperationalError, OSError) as error:
+        hint = "Name a file in a folder that you can write to, on a disk with room for it."
+        raise RequestError(f"Cannot write {path}: {error}.", hint=hint) from None
     finally:
-        scratch.unlink(missing_ok=True)
+        with suppress(OSError):
+            scratch.unlink()
 
 
 def _begin(database: sqlite3.Connection, version: int) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, log10, sqrt
 
+from tonnage.report.lines import cut
 from tonnage.roofline import Analysis, Bound, Row
 
 WIDTH, HEIGHT = 960, 560
@@ -18,7 +19,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 68, 16, 20, 56
 _SMALLEST, _LARGEST = 4.0, 18.0
 # Decades that an axis shows at most: what lies beyond is drawn at its edge.
 _DECADES = 9
-_LETTER = 7.2  # pixels that a letter takes
+_LETTER = 7.6  # pixels that a letter takes, a bold one too
 _NAMED = 10
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
@@ -214,7 +215,9 @@ def _roof_names(plane: Plane, x: Axis, y: Axis, labels: Labels) -> Iterator[str]
         left, top = x(roof.ridge), y(roof.rate)
         wide = _LETTER * len(roof.name)
         starts = (left + 6, x.end - wide, left - wide - 6)
-        yield labels.place([(at, top + up) for up in (-6, 15, -22) for at in starts], roof.name, always=True)
+        # Above a lower roof goes the memory's slope.
+        heights = (-6, 15, -22) if top <= y2 else (15, -6, -22)
+        yield labels.place([(at, top + up) for up in heights for at in starts], roof.name, always=True)
 
 
 def _line(x1: float, y1: float, x2: float, y2: float) -> str:
@@ -250,8 +253,7 @@ def _mark(mark: Mark, describe: Callable[[Row], str]) -> str:
 def _names(marks: Sequence[Mark], labels: Labels) -> Iterator[str]:
     """The names of those that take longest, each where there is room beside its mark."""
     for mark in marks[:_NAMED]:
-        words = mark.row.item.name
-        words = words if len(words) <= 24 else words[:23] + "…"
+        words = cut(mark.row.item.name, 26)
         wide, reach = _LETTER * len(words), mark.size + 4
         beside = [(mark.x + reach, mark.y + 4), (mark.x - reach - wide, mark.y + 4)]
         yield labels.place(

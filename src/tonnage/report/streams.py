@@ -24,6 +24,9 @@ _LOOK_ALIKES = dict(zip("█▉▊▋▌▍▎▏", "#####...", strict=True)) | 
     "\xa0": " ",
 }
 
+# What Python does with such signs where nobody told it: on output, on standard error, and in the C locale.
+_NOT_CHOSEN = ("strict", "backslashreplace", "surrogateescape")
+
 
 @contextmanager
 def data_on_stdout(wanted: bool) -> Iterator[None]:
@@ -49,7 +52,7 @@ def use_look_alikes(*streams: Any) -> None:
     """
     codecs.register_error("tonnage.look_alike", _look_alike)
     for stream in streams:
-        if getattr(stream, "errors", "") in ("strict", "backslashreplace") and hasattr(stream, "reconfigure"):
+        if getattr(stream, "errors", "") in _NOT_CHOSEN and hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="tonnage.look_alike")
 
 

@@ -30,11 +30,13 @@ from tonnage.report.lines import (
 )
 from tonnage.script.notebook import source_line
 from tonnage.units import format_bytes, percent
+from tonnage.untrusted import clipped
 
 _LARGEST = 5
 _FIXES = 4
 _BAR_CELLS = 28
 _STEPS = 6
+_LONGEST_REASON = 320  # characters
 _WORTH_SAYING = 0.01
 # Phases that are not worth a word beside the others.
 _BESIDE = ("setup", "other")
@@ -58,6 +60,7 @@ def report_sections(recording: Recording, advice: Advice, *, verbose: bool) -> l
     """The sections of one card's report, in order."""
     return [
         headline(recording),
+        failure(recording),
         out_of_memory(recording),
         ledger(recording),
         course(recording, verbose),
@@ -90,6 +93,15 @@ def _card(recording: Recording) -> str:
     size = f", {_short(header.capacity_bytes)}" if header.capacity_bytes else ""
     torch = header.torch_modelled.partition("+")[0]
     return " · ".join(filter(None, [f"{header.gpu_name}{size}", f"torch {torch}" if torch else "", header.source]))
+
+
+def failure(recording: Recording) -> Iterator[Text]:
+    """Why the script failed, where that was for reasons of its own."""
+    header = recording.header
+    if header.outcome == "error" and header.error:
+        words = header.error.splitlines()[0]
+        yield from (Text(line, style="yellow") for line in wrapped(f"failed: {clipped(words, _LONGEST_REASON)}"))
+        yield Text("  the figures are of what ran until then", style="dim")
 
 
 def out_of_memory(recording: Recording) -> Iterator[Text]:
@@ -125,6 +137,8 @@ def ledger(recording: Recording) -> Iterator[Text]:
 
 def course(recording: Recording, verbose: bool) -> Iterator[Text]:
     """The peak of each phase and step, and what lay unused when most was reserved."""
+    if not recording.peak_allocated_bytes:
+        return
     unit = table_unit(recording.peak_allocated_bytes)
     named = [phase for phase in recording.phases if phase.name not in _BESIDE] or recording.phases
     phases = [f"{p.name} {format_bytes(p.peak_allocated_bytes, unit)}" for p in named]

@@ -73,6 +73,7 @@ class Device(RecordedDevice):
         """The address of a new block, or OutOfDeviceMemory."""
         if self.on_request is not None:
             self.on_request()
+        self.cards.add(index)
         try:
             block = self.allocator.malloc(size, stream)
         except OutOfMemory as error:

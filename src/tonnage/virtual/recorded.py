@@ -31,6 +31,7 @@ class RecordedDevice(ABC):
         self.segments: list[SegmentEvent] = []
         self.marks: list[Mark] = []
         self.sequence = 0
+        self.cards: set[int] = set()  # that have blocks
         self.serials: dict[int, int] = {}
         self.ooms: list[OutOfMemoryRecord] = []
         self.on_progress: Callable[[], None] | None = None

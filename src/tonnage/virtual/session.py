@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tonnage.virtual.modelled import ModelledSession
 
 _open = threading.Lock()
+_ONE_CARD = "One process has tensors on {} cards. They are taken as one card, and its figures are their sum."
 
 
 class Session(ABC):
@@ -67,6 +68,8 @@ class Session(ABC):
             undo()
         self._undo.clear()
         self._uninstall()
+        if len(self.device.cards) > 1:
+            self.stand_ins.assume("several cards", _ONE_CARD.format(len(self.device.cards)))
         current(None)
         _open.release()
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from cuda_build import needs_cuda_build
+from cuda_build import run as run_under_cuda_build
 from tonnage.commands.run import command
 from virtual_runs import run_tonnage
 
@@ -39,6 +41,27 @@ def test_host_collectives_give_what_gloo_gives(tmp_path: Path) -> None:
     done, _ = run("2xh200", "host_collectives.py", tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[0]) == json.loads(real.stdout.splitlines()[-1])
+
+
+# One process with several cards
+
+
+def _said_of_two_cards(printed: str) -> bool:
+    return "One process has tensors on 2 cards. They are taken as one card" in " ".join(printed.split())
+
+
+def test_cards_of_one_process_are_taken_as_one_and_the_report_says_so(tmp_path: Path) -> None:
+    done, said = run("2xh200", "two_cards.py", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert _said_of_two_cards(done.stdout)
+    assert said["ranks"][0]["peak_allocated_bytes"] > 4 * (2**24 - 2**18)
+
+
+@needs_cuda_build
+def test_a_cuda_build_keeps_a_history_for_each_card(tmp_path: Path) -> None:
+    done = run_under_cuda_build("--gpus", "2xh200", SCRIPTS / "two_cards.py", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert _said_of_two_cards(done.stdout)
 
 
 # What goes wrong between ranks

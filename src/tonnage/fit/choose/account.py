@@ -9,10 +9,10 @@ from tonnage.units import format_bytes
 
 def account(plan: Plan, measured: Rehearsed | None) -> str:
     title = f"{plan.device} · batch of {plan.batch_rows} · budget {format_bytes(plan.budget_bytes)}"
-    lines = [title, "", _line("", "peak", "step", ""), _plain(plan)]
+    lines = [title, "", _line("", "peak", "step", ""), *_plain(plan)]
     for row in plan.rows:
         lines.append(_line(f"  {row.title}", _signed_size(-row.saved_bytes), _signed_time(row.seconds)))
-        lines += [f"      {part}" for part in textwrap.wrap(row.why, 70)]
+        lines += _indented(row.why)
     lines.append(_line("fitted, predicted", _size(plan.peak_bytes), time_words(plan.step_s)))
     if measured is not None:
         seconds = "" if measured.step_s is None else time_words(measured.step_s)
@@ -22,10 +22,14 @@ def account(plan: Plan, measured: Rehearsed | None) -> str:
     return "\n".join(lines)
 
 
-def _plain(plan: Plan) -> str:
+def _plain(plan: Plan) -> list[str]:
     if not plan.plain_peak_bytes:
-        return _line("plain", "does not fit", "", "not even one row of it")
-    return _line("plain", _size(plan.plain_peak_bytes), time_words(plan.plain_step_s))
+        return [_line("plain", "does not fit", ""), *_indented("not even one row of it")]
+    return [_line("plain", _size(plan.plain_peak_bytes), time_words(plan.plain_step_s))]
+
+
+def _indented(words: str) -> list[str]:
+    return textwrap.wrap(words, 80, initial_indent=" " * 6, subsequent_indent=" " * 6, break_on_hyphens=False)
 
 
 def _line(name: str, size: str, seconds: str, note: str = "") -> str:
@@ -45,4 +49,5 @@ def time_words(seconds: float) -> str:
 
 
 def _signed_time(seconds: float) -> str:
-    return ("−" if seconds < 0 else "+") + time_words(abs(seconds))
+    words = time_words(abs(seconds))
+    return words if words == "0 ms" else ("−" if seconds < 0 else "+") + words

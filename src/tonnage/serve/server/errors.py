@@ -9,8 +9,10 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
+from tonnage.errors import TonnageError
 
-class ApiError(Exception):
+
+class ApiError(TonnageError):
     """A request that gets no answer, and why."""
 
     def __init__(

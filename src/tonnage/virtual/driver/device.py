@@ -119,8 +119,9 @@ class DriverDevice(RecordedDevice):
         while count := self._core.tn_take_events(self._buffer, ctypes.c_int64(_AT_ONCE)):
             place = module = None
             for event in _EVENT.iter_unpack(self._buffer.raw[: count * _EVENT.size]):
-                kind, _, address, size, serial, _, operation, dtype, dims, _, *shape = event
+                kind, card, address, size, serial, _, operation, dtype, dims, _, *shape = event
                 if kind == _ALLOC:
+                    self.cards.add(card)
                     if self.on_request is not None:
                         self.on_request()
                     if place is None:

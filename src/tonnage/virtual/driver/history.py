@@ -4,6 +4,7 @@ It is kept without stacks from the moment that CUDA is initialised. A script tha
 ours goes on when the script's has ended.
 """
 
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import replace
 from inspect import signature
@@ -26,7 +27,7 @@ class History:
         self._first = self._first_segment = 0
         self._record = torch._C._cuda_record_memory_history
         self._is_on = self._is_ours = self._is_ours_to_come = False
-        self._taken = 0
+        self._taken: Counter[int] = Counter()  # entries, by card
 
     def install(self) -> Callable[[], None]:
         """Begin when CUDA is initialised; the result ends it."""
@@ -39,7 +40,7 @@ class History:
             self.take()
             self._is_ours = False
             result = self._record(enabled, *arguments, **keywords)
-            self._taken = 0
+            self._taken.clear()
             if enabled is None:
                 self._begin()
             return result
@@ -63,7 +64,7 @@ class History:
     def _begin(self) -> None:
         self._set("all")
         self._is_on = self._is_ours = True
-        self._taken = 0
+        self._taken.clear()
 
     def _set(self, enabled: str | None) -> None:
         """Through torch's public function, whose native half takes other arguments in every version."""
@@ -84,14 +85,14 @@ class History:
         if not self._is_on:
             return
         self._device.drain()
-        entries = self._torch.cuda.memory._snapshot()["device_traces"][0]
-        for entry in entries[self._taken :]:
-            action = entry["action"]
-            if action == "alloc":
-                self._blocks.append((entry["addr"], entry["size"], entry["stream"]))
-            elif action in _SEGMENTS:
-                self._segment_streams.append((entry["addr"], entry["stream"]))
-        self._taken = len(entries)
+        for card, entries in enumerate(self._torch.cuda.memory._snapshot()["device_traces"]):
+            for entry in entries[self._taken[card] :]:
+                action = entry["action"]
+                if action == "alloc":
+                    self._blocks.append((entry["addr"], entry["size"], entry["stream"]))
+                elif action in _SEGMENTS:
+                    self._segment_streams.append((entry["addr"], entry["stream"]))
+            self._taken[card] = len(entries)
         if self._is_ours:
             self._begin()  # which drops what was taken
         self._lay_beside()
@@ -101,11 +102,17 @@ class History:
         self.take()
 
     def _lay_beside(self) -> None:
-        """Give the recorded blocks, in their order, what the history knows of them."""
+        """Give the recorded blocks what the history knows of them.
+
+        Each card has a history of its own, and the log has all of them as they came: an address tells them apart.
+        """
         device = self._device
-        for allocation, (address, size, stream) in zip(device.allocations[self._first :], self._blocks, strict=False):
-            assert allocation.address == address, "torch's history and the log differ in their order"
-            allocation.requested_bytes, allocation.stream = size, stream
+        known: dict[int, deque[tuple[int, int]]] = defaultdict(deque)
+        for address, size, stream in self._blocks:
+            known[address].append((size, stream))
+        for allocation in device.allocations[self._first : self._first + len(self._blocks)]:
+            assert known[allocation.address], "torch's history and the log differ in their blocks"
+            allocation.requested_bytes, allocation.stream = known[allocation.address].popleft()
         self._first += len(self._blocks)
         for at, (_, stream) in enumerate(self._segment_streams, self._first_segment):
             if at < len(device.segments):
