@@ -1,4 +1,5 @@
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -83,3 +84,10 @@ def test_what_is_no_recording_is_refused_in_words(tmp_path: Path) -> None:
     done = run_tonnage("explain", str(tmp_path / "x"))
     assert done.returncode == 2
     assert "Traceback" not in done.stderr and done.stderr.startswith("tonnage:")
+
+
+def test_a_snapshot_without_a_script_names_its_card_once(tmp_path: Path) -> None:
+    (tmp_path / "empty.pickle").write_bytes(pickle.dumps({"segments": [], "device_traces": [[]]}))
+    done = run_tonnage("explain", str(tmp_path / "empty.pickle"))
+    assert done.stdout.splitlines()[1].split(maxsplit=2)[:2] == ["GPU", "unknown"]
+    assert done.stdout.count("GPU unknown") == 1

@@ -94,6 +94,12 @@ def test_foreign_files_are_refused(tmp_path: Path, content: bytes) -> None:
     assert path.read_bytes() == content
 
 
+def test_an_empty_file_is_said_to_be_empty(tmp_path: Path) -> None:
+    (tmp_path / "run.tonnage").touch()
+    with pytest.raises(BadRecording, match="is empty"):
+        read_recording(tmp_path / "run.tonnage")
+
+
 def test_a_foreign_database_is_refused(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "other.db")) as database:
         database.execute("CREATE TABLE header (key TEXT)")

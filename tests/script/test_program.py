@@ -133,6 +133,8 @@ def test_what_is_no_notebook_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "n.ipynb").write_text(text)
     with pytest.raises(ScriptNotFound, match="not a notebook that can be read"):
         read_cells(tmp_path / "n.ipynb")
+    with pytest.raises(ScriptNotFound, match="not a notebook that can be read"):
+        Program.of_file(tmp_path / "n.ipynb").check()  # and so before the run
 
 
 def test_the_text_of_a_line_is_found_in_its_cell() -> None:

@@ -107,6 +107,8 @@ def opened(path: Path) -> Iterator[tuple[sqlite3.Connection, int]]:
     """A file that was written so, and its layout; anything else is refused with the reason."""
     if not path.is_file():
         raise BadRecording(f"There is no recording at {path}.", hint="Make one with: tonnage run -o FILE SCRIPT")
+    if not path.stat().st_size:  # which is a database to SQLite
+        raise BadRecording(f"{path} is empty.", hint=REMAKE)
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as database:
             database.text_factory = lambda data: printable_lines(data.decode("utf-8"))

@@ -31,10 +31,10 @@ def diagnosis_sections(recording: Recording, diagnosis: Diagnosis, *, verbose: b
 
 def _cause(recording: Recording, diagnosis: Diagnosis) -> Iterator[Text]:
     header = recording.header
-    name = cut(header.program, report_width() // 2) or header.gpu_name
+    name = cut(header.program, report_width() // 2)
     card = f"{header.gpu_name}, {format_bytes(header.capacity_bytes)}" if header.capacity_bytes else header.gpu_name
     verdict = Text(diagnosis.cause, style=_STYLES.get(diagnosis.cause, "bold red"))
-    yield from spread(Text(f"  {name} · {card}", style="bold"), verdict)
+    yield from spread(Text(f"  {' · '.join(filter(None, (name, card)))}", style="bold"), verdict)
     yield from map(Text, wrapped(diagnosis.sentence))
 
 

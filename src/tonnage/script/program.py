@@ -67,6 +67,10 @@ class Program:
             raise ScriptNotFound(f"There is no script at {self.name}: found {found}.", hint=WHAT_RUNS)
         if file.suffix in (".sh", ".bash", ".slurm", ".sbatch"):
             raise ScriptNotFound(f"{self.name} is a script of the shell, not of Python.", hint=WHAT_RUNS)
+        if self.kind == "notebook":
+            from tonnage.script.notebook import read_cells
+
+            read_cells(file)  # one that is damaged is refused before a card is made for it
         return self
 
     @contextmanager
