@@ -18,7 +18,7 @@ ENGINES := deepspeed hjson py-cpuinfo einops msgpack torchtitan tyro docstring_p
 TRUTH  ?= ../shared/truth
 GPU    ?= h200
 
-.PHONY: help setup setup-cuda torchvision-apart packages site lint format test demo bench docs truth clean
+.PHONY: help setup setup-cuda torchvision-apart packages site lint format test slow demo bench docs truth clean
 
 help:           ## this list
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
@@ -87,14 +87,16 @@ docs: $(STAMP)  ## make the outputs in README and docs/ anew, and check that the
 	$(BIN)/python tools/docs.py
 	$(BIN)/python -m pytest tests/test_docs.py
 
-truth: $(STAMP) $(STAMP_CUDA) ## hold predictions of both builds against real measurements (TRUTH=folder)
+slow: $(STAMP) $(if $(filter Linux,$(shell uname -s)),$(STAMP_CUDA)) ## the tests marked slow, which repeat what quicker ones show
+	$(BIN)/python tools/run_tests.py --slow
+
+truth: slow $(STAMP_CUDA) ## hold predictions of both builds against real measurements (TRUTH=folder)
 	$(BIN)/python $(TRUTH)/check.py --tonnage $(VENV_CUDA)/bin/tonnage
 	$(BIN)/python $(TRUTH)/check.py --tonnage $(VENV_CUDA)/bin/tonnage --truth $(TRUTH)/h200-expandable.jsonl
 	$(BIN)/python $(TRUTH)/check.py --tonnage $(VENV_CUDA)/bin/tonnage --scripts $(CURDIR)/benchmarks/truth/scripts --truth $(CURDIR)/benchmarks/truth/h200-compiled.jsonl
 	$(BIN)/python $(TRUTH)/check.py --tonnage $(VENV_CUDA)/bin/tonnage --scripts $(CURDIR)/benchmarks/truth/scripts --truth $(CURDIR)/benchmarks/truth/h200-libraries.jsonl
 	PYTHONPATH=$(CURDIR)/$(VENV)/engines $(BIN)/python $(TRUTH)/check.py --tonnage $(VENV_CUDA)/bin/tonnage --scripts $(CURDIR)/benchmarks/truth/scripts --truth $(CURDIR)/benchmarks/truth/h200-deepspeed.jsonl
 	$(BIN)/python $(TRUTH)/check.py --tonnage $(VENV_CUDA)/bin/tonnage --scripts $(CURDIR)/benchmarks/truth/unseen --truth $(CURDIR)/benchmarks/truth/h200-unseen.jsonl
-	$(BIN)/python -m pytest -m slow tests/virtual
 	PYTHONPATH=$(CURDIR)/$(VENV)/torchvision $(BIN)/python $(TRUTH)/check.py --tonnage $(BIN)/tonnage
 	PYTHONPATH=$(CURDIR)/$(VENV)/torchvision $(BIN)/python $(TRUTH)/check.py --tonnage $(BIN)/tonnage --truth $(TRUTH)/h200-expandable.jsonl
 

@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+import pytest
+
 from cuda_build import needs_cuda_build
 from cuda_build import run as run_cuda_build
 from virtual_runs import SCRIPTS, run_tonnage
@@ -17,6 +19,7 @@ def test_every_part_of_the_compiler_can_be_imported_first() -> None:
     check_first_touches(done.stdout + done.stderr)
 
 
+@pytest.mark.slow
 @needs_cuda_build
 def test_every_part_of_the_compiler_can_be_imported_first_in_a_cuda_build(tmp_path: Path) -> None:
     done = run_cuda_build("--gpu", "h200", SCRIPTS / "first_touch.py", folder=tmp_path)

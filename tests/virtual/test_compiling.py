@@ -43,7 +43,7 @@ def test_graphs_are_whole_and_lines_of_their_code_are_known() -> None:
 
 
 @needs_triton
-@pytest.mark.parametrize("gpu", ["h200", "rtx-4090"])
+@pytest.mark.parametrize("gpu", ["h200", pytest.param("rtx-4090", marks=pytest.mark.slow)])
 def test_a_fused_function_makes_one_buffer_and_timing_takes_another(gpu: str) -> None:
     assert run("compiled_memory.py", gpu=gpu).startswith("first True\nlater True\n")
 

@@ -104,7 +104,7 @@ def test_two_convolutions_on_the_host(tmp_path: Path) -> None:
     assert said["peak_allocated_bytes"] == 64 * 224 * 224 * 4
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
 def test_attention_over_jagged_tensors(tmp_path: Path, dtype: str) -> None:
     done, said = run("jagged_attention.py", tmp_path, dtype)
     assert done.returncode == 0, done.stderr

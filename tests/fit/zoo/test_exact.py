@@ -37,7 +37,12 @@ _USABLE: dict[str, tuple[str, ...]] = {
     "clipped gradients": ("two micro-batches", "row by row", "recompute", "host-states"),
     "resnet with batch norm": ("step-in-backward", "host-states"),
 }
-USABLE = [(kind, column) for kind, columns in _USABLE.items() for column in columns]
+_ALIKE = ("mistral with a window", "qwen3", "groups without decay")  # to a technique: llama, and plain cross entropy
+USABLE = [
+    pytest.param(kind, column, marks=pytest.mark.slow if kind in _ALIKE else ())
+    for kind, columns in _USABLE.items()
+    for column in columns
+]
 
 
 # What is not right yet, and why. A cell that becomes right must leave this list.
@@ -49,11 +54,11 @@ _KNOWN = {
     ("average by a deep copy after fit", "weight-streaming"): "a copy has no streams of its own",
     ("whole model saved after fit", "weight-streaming"): "its hooks cannot be pickled",
 }
-# All columns take minutes: those that a budget chooses most are tested always, several techniques together with every third
-# kind, and all of it with TONNAGE_ZOO=all.
+# All columns take minutes: those that a budget chooses most are tested always, several techniques together with what people
+# train most, every third other kind with the slow tests, and all of it with TONNAGE_ZOO=all.
 _ALWAYS = ("two micro-batches", "recompute")
 _TESTED = [
-    (kind, column)
+    pytest.param(kind, column, marks=() if column in _ALWAYS or kind in _USABLE else pytest.mark.slow)
     for number, kind in enumerate(KINDS)
     for column in COLUMNS
     if os.environ.get("TONNAGE_ZOO") == "all" or column in _ALWAYS or (column == TOGETHER and number % 3 == 0)

@@ -15,9 +15,13 @@ from serve.simulation.scenario import scenario_of
 TESTS = Path(__file__).parents[2]
 RUNS = 10_000
 RUNS_A_TEST = 500
+QUICK_RUNS = 3_000  # the others are more of the same
 
 
-@pytest.mark.parametrize("first", range(0, RUNS, RUNS_A_TEST))
+@pytest.mark.parametrize(
+    "first",
+    [pytest.param(n, marks=pytest.mark.slow if n >= QUICK_RUNS else ()) for n in range(0, RUNS, RUNS_A_TEST)],
+)
 def test_every_seed_ends_well(first: int) -> None:
     for seed in range(first, first + RUNS_A_TEST):
         play(seed)

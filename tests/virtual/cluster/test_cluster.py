@@ -116,7 +116,7 @@ def test_the_rank_that_dies_first_is_named_and_the_others_are_stopped(tmp_path: 
 @pytest.mark.parametrize(
     ("gpus", "layout", "calls"),
     [
-        ("4xh200", "fsdp", 1),
+        pytest.param("4xh200", "fsdp", 1, marks=pytest.mark.slow),  # runs below, too, with as many ranks
         ("4xh200", "hsdp", 2),
         ("2xh200", "tensor", 1),
         ("2xh200", "context", 1),
@@ -142,7 +142,7 @@ def test_groups_and_engines_of_every_making_run(tmp_path: Path) -> None:
     assert (tmp_path / "checkpoint" / ".metadata").exists()
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("schedule", ["1f1b", pytest.param("gpipe", marks=pytest.mark.slow)])
 def test_stages_of_a_pipeline_differ(schedule: str, tmp_path: Path) -> None:
     done, said = run("3xh200", "sharded.py", tmp_path, "pipeline", "--schedule", schedule)
     assert done.returncode == 0, done.stderr

@@ -15,7 +15,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 @pytest.mark.parametrize(
     ("script", "words", "printed"),
     [
-        ("accelerated.py", ["ddp"], "losses of 2 ranks"),
+        pytest.param("accelerated.py", ["ddp"], "losses of 2 ranks", marks=pytest.mark.slow),  # Trainer does the same
         ("accelerated.py", ["fsdp2"], "losses of 2 ranks"),
         ("trainer.py", ["FOLDER"], "world 2"),
         ("lightning_fsdp.py", [], "world 2"),

@@ -13,7 +13,11 @@ from virtual_runs import SCRIPTS, run_tonnage
 ENGINES = ROOT / ".venv" / "engines"
 BUILDS = ["cpu", pytest.param("cuda", marks=needs_cuda_build)]
 MIB = 1 << 20
-pytestmark = pytest.mark.parametrize("build", BUILDS)
+both_builds = pytest.mark.parametrize("build", BUILDS)
+# What is asked of a library is asked by the same lines under both.
+either_build = pytest.mark.parametrize(
+    "build", ["cpu", pytest.param("cuda", marks=[needs_cuda_build, pytest.mark.slow])]
+)
 
 
 @cache
@@ -32,6 +36,7 @@ def figures(script: str, build: str) -> dict[str, tuple[int, int]]:
     return {name: (int(most), int(left)) for name, most, left in rows}
 
 
+@both_builds
 def test_flash_attention_allocates_what_its_source_does(build: str) -> None:
     found = figures("flash_attention.py", build)
     whole, sums, state = 16 * MIB, 8 * 16 * 1024 * 4, 512
@@ -46,6 +51,7 @@ def test_flash_attention_allocates_what_its_source_does(build: str) -> None:
     assert found["padded-backward"][0] == 4 * 2 * whole + 2 * sums + 2 * accumulator
 
 
+@both_builds
 def test_sequences_of_many_lengths_have_rows_between_them(build: str) -> None:
     found = figures("flash_attention.py", build)
     whole, sums, state, rows = 8 * MIB, 16 * 4096 * 4, 512, 4096 + 4 * 128
@@ -54,6 +60,7 @@ def test_sequences_of_many_lengths_have_rows_between_them(build: str) -> None:
         assert found[f"{name}-backward"][0] == 3 * whole + 16 * rows * 4 + rows * 16 * 64 * 4, name
 
 
+@both_builds
 def test_a_single_query_splits_its_keys(build: str) -> None:
     found = figures("flash_attention.py", build)
     out, parts = 2 * 16 * 64 * 2, 32 * 2 * 16 * 4  # in 32 runs
@@ -61,6 +68,7 @@ def test_a_single_query_splits_its_keys(build: str) -> None:
     assert found["cache"] == found["split"]
 
 
+@both_builds
 def test_the_other_parts_of_flash_attention(build: str) -> None:
     found, output = figures("flash_attention.py", build), said("flash_attention.py", build)[0]
     assert found["rotary"] == (16 * MIB, 16 * MIB) and found["rotary-backward"][0] == 16 * MIB
@@ -74,6 +82,7 @@ def test_the_other_parts_of_flash_attention(build: str) -> None:
     assert "sum kept [(8192, 1024), (8192, 1024)] (8192, 1024)" in output
 
 
+@both_builds
 def test_a_stand_in_refuses_in_words_and_says_that_it_is_one(build: str) -> None:
     output, _ = said("flash_attention.py", build)
     assert "type: flash-attn takes queries, keys and values that are all float16 or all bfloat16, not float32" in output
@@ -85,12 +94,14 @@ def test_a_stand_in_refuses_in_words_and_says_that_it_is_one(build: str) -> None
     assert "flash_attn is not installed: a stand-in allocated what flash_attn 2.8.3 does" in " ".join(output.split())
 
 
+@either_build
 def test_transformers_finds_flash_attention_when_it_is_asked_for_it(build: str) -> None:
     output, _ = said("flash_transformer.py", build)
     assert "before False" in output and "after True flash_attention_2" in output
     assert "flash_attn is not installed" in output
 
 
+@both_builds
 def test_xformers_runs_the_operators_of_torch(build: str) -> None:
     found, (output, _) = figures("efficient_attention.py", build), said("efficient_attention.py", build)
     whole, sums, accumulator = 16 * MIB, 8 * 16 * 1024 * 4, 32 * MIB
@@ -112,6 +123,7 @@ def test_xformers_runs_the_operators_of_torch(build: str) -> None:
     assert "xformers is not installed: a stand-in allocated what xformers 0.0.35 does" in " ".join(output.split())
 
 
+@either_build
 @pytest.mark.skipif(not (ENGINES / "deepspeed").exists(), reason="DeepSpeed is not installed (make setup)")
 def test_deepspeeds_optimizers_need_no_compiler(build: str) -> None:
     output, _ = said("deepspeed_optimizers.py", build, ENGINES)

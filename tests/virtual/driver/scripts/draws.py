@@ -1,9 +1,10 @@
 """Draws large tensors of the host, which stay unwritten, and checks that torch goes on as after small ones, which are filled.
 
 Many small tensors take the same numbers as a large one: torch fills 16 at a time, and only ends are drawn otherwise.
-What is drawn after some modules is printed, to be compared with another run.
+What is drawn after some modules is printed, to be compared with another run, which may be of this alone: `draws.py modules`.
 """
 
+import sys
 from itertools import product
 
 import torch
@@ -30,13 +31,19 @@ def next_numbers(generator: torch.Generator) -> list[object]:
     return [*integers, *torch.rand(5, generator=generator).tolist(), *torch.randn(3, generator=generator).tolist()]
 
 
-for generator, seed in ((torch.default_generator, 0), (torch.Generator(), 1234567890123)):
+def compare(generator: torch.Generator, seed: int, types: tuple[torch.dtype, ...]) -> None:
+    """Large tensors take what small ones do."""
     generator.manual_seed(seed)
-    for dtype, size in product(TYPES, SIZES):
+    for dtype, size in product(types, SIZES):
         before = generator.get_state()
         one = draw(size, dtype, generator, large=True)
         generator.set_state(before)
         assert one == draw(size, dtype, generator, large=False), (seed, dtype, size, one)
+
+
+if sys.argv[1:] != ["modules"]:
+    compare(torch.default_generator, 0, TYPES)
+    compare(torch.Generator(), 1234567890123, TYPES[:2])
 torch.manual_seed(0)
 torch.nn.Embedding(3200, 1024)
 torch.nn.Linear(2048, 2057)
