@@ -143,3 +143,10 @@ def test_a_share_that_the_card_cannot_give_is_lowered(figures: Any) -> None:
     assert plain["fits"] and plain["ledger"]["total_bytes"] <= plain["capacity_bytes"]
     assert plain["config"]["utilization"] < 0.9, "vLLM's default then"
     assert not given["fits"] and given["config"]["utilization"] == 0.9, "what is given is kept"
+
+
+def test_an_architecture_that_is_not_known_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {"hidden_size": 1024, "num_hidden_layers": 8, "num_attention_heads": 16, "vocab_size": 32000}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "never-heard-of", **sizes}))
+    plan_serve.command([str(tmp_path), "--gpus", "h100"])
+    assert " ".join(capsys.readouterr().out.split()).count("not known") == 1

@@ -95,6 +95,29 @@ def test_it_opens_fits_its_window_and_reads_well(browser: Browser, page: str, tm
     assert set(browser.requests) == {file.as_uri()} and browser.complaints == []
 
 
+@pytest.mark.skipif(chromium.BINARY is None, reason=chromium.ABSENT)
+def test_a_phone_shows_what_grew_without_scrolling(browser: Browser, tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    file.write_text(diff_page(), encoding="utf-8")
+    browser.resize(400, 900)
+    browser.open(file)
+    ends = (
+        "Math.max(...[...document.querySelectorAll('.growths [data-bytes]')].map(e => e.getBoundingClientRect().right))"
+    )
+    assert 0 < browser.evaluate(ends) <= 400
+
+
+@pytest.mark.skipif(chromium.BINARY is None, reason=chromium.ABSENT)
+def test_a_flag_is_not_broken_after_its_hyphens(browser: Browser, tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    file.write_text(serving_page("h200"), encoding="utf-8")
+    browser.resize(400, 900)
+    browser.open(file)
+    heights = "[...new Set([...document.querySelectorAll('#launch pre span')].map(e => Math.round(e.offsetHeight)))]"
+    assert len(browser.evaluate(heights)) == 1
+    assert browser.evaluate("document.querySelector('#launch pre').innerText").startswith("vllm serve ")
+
+
 def test_a_diff_has_every_growth_and_both_lines() -> None:
     page = diff_page()
     difference = compare(training_run(batch=4), training_run(batch=8, layers=6))
@@ -130,5 +153,5 @@ def test_a_plan_says_its_ledger_and_what_would_fit() -> None:
 
 
 def test_a_serving_plan_says_how_to_launch_it_or_what_would_fit() -> None:
-    assert "vllm serve" in PAGES["serve"]() and "most users" in PAGES["serve"]()
+    assert "<span>vllm</span> <span>serve</span>" in PAGES["serve"]() and "most users" in PAGES["serve"]()
     assert "What would fit" in PAGES["serve that does not fit"]()

@@ -89,7 +89,9 @@ def _launch(plan: ServingPlan) -> str:
     if not plan.fits:
         return ""
     copies = f", {plan.best.replicas} times behind a balancer" if plan.best.replicas > 1 else ""
-    command = f"<pre>{text(shlex.join(launch_words(plan)), 4000)}</pre>"
+    # A browser breaks lines after hyphens, and a flag begins with two.
+    words = " ".join(f"<span>{text(shlex.quote(word), 4000)}</span>" for word in launch_words(plan))
+    command = f"<pre>{words}</pre>"
     return markup.section(f"To launch it{copies}", command, name="launch")
 
 
