@@ -34,17 +34,17 @@ class Group:
 GROUPS = [
     Group("fit", ("tests/fit",), covered=False),
     Group("virtual", ("tests/virtual",)),
-    Group("virtual cluster", ("tests/virtual/cluster",)),
     Group("all others", ("tests",)),
     Group("fit techniques", ("tests/fit/techniques", "tests/fit/recomputing"), covered=False),
-    Group("kernels", ("tests/serve/kernels", "tests/serve/simulation"), covered=False),
-    Group("serve", ("tests/serve",), covered=False),
-    Group("fit sharded", ("tests/fit/sharding",), covered=False),
-    Group("planner", ("tests/planner", "tests/budget")),
+    Group("virtual cluster", ("tests/virtual/cluster",)),
     Group("commands", ("tests/commands", "tests/explain")),
+    Group("fit sharded", ("tests/fit/sharding",), covered=False),
+    Group("serve", ("tests/serve",), covered=False),
+    Group("planner", ("tests/planner", "tests/budget")),
     Group("fit trainers", ("tests/integrations/test_fit_trainer.py", "tests/integrations/test_fit_lightning.py"), covered=False),
-    Group("integrations", ("tests/integrations",)),
     Group("docs, packages", ("tests/tools",), covered=False),
+    Group("kernels", ("tests/serve/kernels", "tests/serve/simulation"), covered=False),
+    Group("integrations", ("tests/integrations",)),
 ]  # fmt: skip
 
 

@@ -183,7 +183,12 @@ def test_context_parallelism_divides_activations() -> None:
 @pytest.mark.parametrize(
     ("words", "shape", "choices"),
     [
-        ("--size llama-1b --batch 3 --seq 640 --precision bf16", llama(), {"precision": "bf16"}),
+        pytest.param(
+            "--size llama-1b --batch 3 --seq 640 --precision bf16",
+            llama(),
+            {"precision": "bf16"},
+            marks=pytest.mark.slow,  # a step as the two others have it, with nothing besides
+        ),
         ("--size llama-1b --batch 3 --seq 640 --precision amp-bf16 --checkpoint", llama(), {"checkpoint": "full"}),
         (
             "--size gpt2 --batch 3 --seq 640 --precision fp32 --accumulate 2",

@@ -32,7 +32,8 @@ def benchmark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
         yield cluster_layouts
 
 
-@pytest.mark.parametrize("name", FEWER)
+# What the planner says of ZeRO is also held to its published table.
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n == "ZeRO-3" else ()) for n in FEWER])
 def test_plan_and_run_agree(name: str, benchmark: ModuleType) -> None:
     gpus, words = FEWER[name]
     known = next(layout for layout in benchmark.LAYOUTS if layout.name == name)

@@ -6,6 +6,7 @@
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -54,14 +55,21 @@ _KNOWN = {
     ("average by a deep copy after fit", "weight-streaming"): "a copy has no streams of its own",
     ("whole model saved after fit", "weight-streaming"): "its hooks cannot be pickled",
 }
-# All columns take minutes: those that a budget chooses most are tested always, several techniques together with what people
-# train most, every third other kind with the slow tests, and all of it with TONNAGE_ZOO=all.
-_ALWAYS = ("two micro-batches", "recompute")
+# All columns take minutes. Those that a budget chooses most are tested with every kind: with what people train most always, and
+# with each other kind one now and the other one slowly. Several techniques together are tested with what people train most,
+# slowly with every third other kind. All of it is tested with TONNAGE_ZOO=all.
+_OFTEN = ("two micro-batches", "recompute")
+
+
+def _marks(number: int, kind: str, column: str) -> Any:
+    return () if kind in _USABLE or column == _OFTEN[number % 2] else pytest.mark.slow
+
+
 _TESTED = [
-    pytest.param(kind, column, marks=() if column in _ALWAYS or kind in _USABLE else pytest.mark.slow)
+    pytest.param(kind, column, marks=_marks(number, kind, column))
     for number, kind in enumerate(KINDS)
     for column in COLUMNS
-    if os.environ.get("TONNAGE_ZOO") == "all" or column in _ALWAYS or (column == TOGETHER and number % 3 == 0)
+    if os.environ.get("TONNAGE_ZOO") == "all" or column in _OFTEN or (column == TOGETHER and number % 3 == 0)
 ]
 
 
@@ -81,9 +89,10 @@ def test_there_are_many_kinds() -> None:
     assert len(KINDS) >= 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_plain_training_repeats_itself(find: Find, kind: str) -> None:
-    """Else the zoo itself would be what is not exact."""
+    """Else the zoo itself would be what is not exact: no technique would be, either."""
     assert str(find(kind, PLAIN)) == "exact"
 
 

@@ -163,7 +163,7 @@ def test_any_tail_of_a_real_trace_replays_to_the_same_end() -> None:
     """From wherever the recording began: no crash, no block that the events contradict, and the same explanation."""
     whole = raw("fragmented")
     trace = whole["device_traces"][0]
-    for first in range(0, len(trace), 397):
+    for first in range(0, len(trace), 1193):
         whole["device_traces"] = [trace[first:]]
         traced = traced_of(snapshot_of(load(as_stream(whole), Limits()), Limits()))
         result = replay(traced.events, traced.settings, traced.start)

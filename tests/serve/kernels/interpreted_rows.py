@@ -111,10 +111,12 @@ def test_least(vocabulary: int) -> None:
             for min_p in (0.0, 0.1, 1.0)
         ]
     )
+    if vocabulary > 33:  # the interpreter takes a while for a long row, and a fifth of them has every number above
+        rules = rules[::5]
     logits = torch.randn(len(rules), vocabulary) * 4 - 2
     logits[::4] = logits[::4].round()  # full of equals
     logits[::5, 1::2] = float("-inf")
-    temperatures = torch.tensor([0.7, 1.0, 2.0, 0.0]).repeat(15)
+    temperatures = torch.tensor([0.7, 1.0, 2.0, 0.0]).repeat(len(rules) // 4)
     wishes = (temperatures, *rules.T.contiguous())
     found, expected = (least(logits, *wishes).unsqueeze(1) for least in (least_triton, least_reference))
     # Which logits stay: where all do, any lower bound says so.
