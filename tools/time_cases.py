@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from probe_cases.spec import BF16, F16, F32, Case, Made, case, ints, made, t, without_grad
+from probe_cases.spec import BF16, F16, F32, Case, Made, case, ints, t, without_grad
 from torch import Tensor
 
 WIDTHS = (64, 80, 96, 128, 192, 256, 320, 384, 512, 576, 640, 768, 896, 1024, 1152, 1280, 1536, 1792, 2048, 2304, 2560, 2816, 3072,
@@ -275,7 +275,7 @@ def indexing(draw: random.Random) -> Iterator[Case]:
 def creation(draw: random.Random) -> Iterator[Case]:
     calls: list[tuple[str, Callable[..., Any]]] = [
         ("zero_", lambda x: x.zero_()), ("fill_", lambda x: x.fill_(1.0)), ("normal_", lambda x: x.normal_()), ("uniform_", lambda x: x.uniform_()),
-        ("copy_", lambda x: x.copy_(x.flip(0)) if x.dim() == 1 else x),
+        ("copy_", lambda x: x.copy_(x.flip(0))),
     ]  # fmt: skip
     for _ in range(80):
         name, call = draw.choice(calls)
@@ -292,8 +292,7 @@ def convolutions(draw: random.Random) -> Iterator[Case]:
         dtype = F32 if kind == "tf32" else kind
         batch, side = log_uniform(draw, 1, 256), log_uniform(draw, 4, 256)
         into, out = (draw.choice((3, 16, 32, 64, 96, 128, 192, 256, 320, 512, 640, 1024, 2048)) for _ in range(2))
-        window, stride = draw.choice(((1, 1), (1, 1), (3, 1), (3, 1), (3, 2), (5, 1), (7, 2), (16, 16))), None
-        size, stride = window
+        size, stride = draw.choice(((1, 1), (1, 1), (3, 1), (3, 1), (3, 2), (5, 1), (7, 2), (16, 16)))
         groups = 1
         if draw.random() < 0.15 and into > 3:
             out = groups = into
@@ -369,5 +368,3 @@ def copies(draw: random.Random) -> Iterator[Case]:
 
 KINDS = (matmul, matmul8, batched, attention, elementwise, conversions, reductions, norms, losses, indexing, creation, convolutions,
          recurrent, optimizers, copies)  # fmt: skip
-
-__all__ = ["KINDS", "cases", "made"]
