@@ -88,3 +88,12 @@ def test_what_is_outside_of_blocks_is_in_line_with_the_nearest_that_were_measure
         survey.suppose(rows, survey)
         assert survey.sizes[rows].outside.kept_bytes == kept_bytes
     assert survey.sizes[16].kept("0").kept_bytes == size(16).kept("0").kept_bytes
+
+
+def test_a_row_of_a_smaller_size_takes_no_more_time_than_one_of_the_nearest_that_was_measured() -> None:
+    def bound_by_the_host(one: SizeProfile) -> SizeProfile:
+        return replace(one, blocks={kind: {KEEP: replace(ways[KEEP], forward_s=9.0)} for kind, ways in one.blocks.items()})
+
+    compiled, eager = survey_of(size(32)), survey_of(bound_by_the_host(size(1)), size(32))
+    compiled.suppose(8, eager)
+    assert compiled.sizes[8].kept("0").forward_s == approx(size(8).kept("0").forward_s)

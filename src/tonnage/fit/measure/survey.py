@@ -214,10 +214,14 @@ class Survey:
         return known[below].in_line(known[above], (rows - below) / (above - below))
 
     def suppose(self, rows: int, like: "Survey") -> None:
-        """Add a size that is not measured, which would mean to compile it: blocks grow as those of `like` between two."""
+        """Add a size that is not measured, which would mean to compile it: blocks grow as those of `like` between two.
+
+        It takes no more of the card's time for a row than the nearest size that was measured: what may be the fastest is
+        measured before it is dropped.
+        """
         if rows in self.measured or not self.measured or len(like.measured) < 2:
             return
-        base = max(self.measured.keys() & like.measured.keys() or self.measured)
+        base = min(self.measured, key=lambda known: max(known / rows, rows / known))
         low, high = like.sizes[min(like.measured)], like.sizes[max(like.measured)]
         there = like.sizes[base] if base in like.measured else _in_line(low, high, base)
         grown = _in_line(low, high, rows)
@@ -305,7 +309,15 @@ def _in_line(low: SizeProfile, high: SizeProfile, rows: int) -> SizeProfile:
 
 def _grown(base: SizeProfile, there: SizeProfile, grown: SizeProfile) -> SizeProfile:
     """As much more than `base` as `grown` is more than `there`."""
-    return _mixed([base, there, grown], grown.rows, lambda one, other, more: one * more / other if other else one)
+    mixed = _mixed([base, there, grown], grown.rows, lambda one, other, more: one * more / other if other else one)
+    share = grown.rows / base.rows
+    blocks = {}
+    for kind, ways in mixed.blocks.items():
+        kept, its_base = ways[KEEP], base.blocks[kind][KEEP]
+        forward_s = min(kept.forward_s, share * its_base.forward_s)
+        backward_s = min(kept.backward_s, share * its_base.backward_s)
+        blocks[kind] = {KEEP: replace(kept, forward_s=forward_s, backward_s=backward_s)}
+    return replace(mixed, blocks=blocks)
 
 
 def _mixed(sizes: Sequence[SizeProfile], rows: int, mix: Callable[..., float]) -> SizeProfile:
