@@ -1,9 +1,10 @@
 """Is a kernel or a layer bound by memory, arithmetic or latency: items from profiles or models, against a card's ceilings."""
 
+from tonnage.clock.work import Work
 from tonnage.roofline.analysis import Analysis, Row, analyse
 from tonnage.roofline.ceilings import Ceilings, catalogue_ceilings, read_ceilings
 from tonnage.roofline.classes import MEANINGS, Bound, Verdict, judge
-from tonnage.roofline.items import Item, Work
+from tonnage.roofline.items import Item
 from tonnage.roofline.layers import PHASES, Phase, model_profile
 from tonnage.roofline.profile import Profile, Timeline
 from tonnage.roofline.readers import read_profile

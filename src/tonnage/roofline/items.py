@@ -6,19 +6,7 @@ What a source does not say is None, and stays None.
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What must be done: operations, and bytes to and from memory; None where that is not known."""
-
-    operations: float | None
-    moved_bytes: float | None
-    precision: str = "fp32"
-
-    @property
-    def intensity(self) -> float | None:
-        """Operations on each byte."""
-        return self.operations / self.moved_bytes if self.operations and self.moved_bytes else None
+from tonnage.clock.work import Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

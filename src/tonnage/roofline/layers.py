@@ -18,9 +18,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from tonnage.budget.kv_cache import KvFormat, state_bytes, token_bytes
+from tonnage.clock.work import Work
 from tonnage.errors import RequestError
 from tonnage.models.shape import Attention, AttentionKind, FeedForward, Layer, ModelShape, Stack
-from tonnage.roofline.items import Item, Work
+from tonnage.roofline.items import Item
 from tonnage.roofline.profile import Profile
 
 Phase = Literal["prefill", "decode", "train"]

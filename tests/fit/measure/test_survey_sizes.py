@@ -92,7 +92,9 @@ def test_what_is_outside_of_blocks_is_in_line_with_the_nearest_that_were_measure
 
 def test_a_row_of_a_smaller_size_takes_no_more_time_than_one_of_the_nearest_that_was_measured() -> None:
     def bound_by_the_host(one: SizeProfile) -> SizeProfile:
-        return replace(one, blocks={kind: {KEEP: replace(ways[KEEP], forward_s=9.0)} for kind, ways in one.blocks.items()})
+        return replace(
+            one, blocks={kind: {KEEP: replace(ways[KEEP], forward_s=9.0)} for kind, ways in one.blocks.items()}
+        )
 
     compiled, eager = survey_of(size(32)), survey_of(bound_by_the_host(size(1)), size(32))
     compiled.suppose(8, eager)

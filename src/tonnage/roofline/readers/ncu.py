@@ -19,8 +19,9 @@ from math import isfinite, prod
 from pathlib import Path
 from typing import Any
 
+from tonnage.clock.work import Work
 from tonnage.errors import BadProfile
-from tonnage.roofline.items import Item, Work, gathered
+from tonnage.roofline.items import Item, gathered
 from tonnage.roofline.profile import Profile
 from tonnage.roofline.readers.names import short_kernel_name
 

@@ -12,9 +12,10 @@ from collections.abc import Iterable, Iterator
 from math import prod
 from typing import Any
 
+from tonnage.clock.operators import Call, work_of
+from tonnage.clock.work import Work
 from tonnage.errors import BadProfile
-from tonnage.roofline.items import Item, Work, gathered
-from tonnage.roofline.operators import Call, work_of
+from tonnage.roofline.items import Item, gathered
 from tonnage.roofline.profile import Profile, Timeline
 from tonnage.roofline.readers.names import short_kernel_name
 from tonnage.roofline.timeline import Activity, timeline_of

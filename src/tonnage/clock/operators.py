@@ -14,7 +14,7 @@ from math import isfinite, prod
 from pathlib import Path
 from typing import Any
 
-from tonnage.roofline.items import Work
+from tonnage.clock.work import Work
 
 _DATA = Path(__file__).parent / "data" / "operators.toml"
 _ELEMENT_IN_KERNEL = re.compile(r"OpaqueType<(\d+)u?>")

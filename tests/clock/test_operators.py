@@ -1,6 +1,6 @@
 import pytest
 
-from tonnage.roofline.operators import Call, work_of
+from tonnage.clock.operators import Call, work_of
 
 BF16, FP32 = "c10::BFloat16", "float"
 

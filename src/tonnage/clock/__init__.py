@@ -1,0 +1,1 @@
+"""How long work takes on a card: launches in, seconds out. Torch stays outside."""
