@@ -65,6 +65,7 @@ _STEPS_BY_CHANCE = 8  # more of a rehearsal, where steps run different blocks
 _WELL_USED = 0.92  # share of the budget above which no faster solution is looked for
 _WORTHWHILE = 0.01  # share of a step's time for which a solution is tried again
 _MISJUDGED = 0.03  # share of its predicted time by which a step may be slower before another layout is looked at
+_IN_SLICES = "recompute in slices"
 
 
 @dataclass(frozen=True)
@@ -442,6 +443,8 @@ class Fitting:
     def _slices(self) -> bool:
         if self.survey.rows < 2 or not self.survey.blocks or "recompute" not in self.request.allowed:
             return False
+        if _IN_SLICES in self.left_out:
+            return False
         return Recompute.all(self.training.model, slices=2).why_not(self.training) is None
 
     def _close_the_loop(self) -> tuple[Solution, Rehearsed | None, Proof | None]:
@@ -539,15 +542,17 @@ class Fitting:
     def _leave_out_cause(self, solution: Solution, problem: Exception) -> None:
         """Of a refusal, or of a step that broke; raise where there is none to be found."""
         if isinstance(problem, NotApplicable):
-            self._leave_out_refused(problem)
+            self._leave_out_refused(solution, problem)
         elif not self._leave_out_culprit(solution, problem):
             raise problem
 
-    def _leave_out_refused(self, problem: NotApplicable) -> None:
+    def _leave_out_refused(self, solution: Solution, problem: NotApplicable) -> None:
         """The technique that said so when it was to be put in place, or while a step ran."""
         name = getattr(problem, "technique", "recompute")
         self._back_to_base()
-        if name == "recompute" and self.survey.has_operators:
+        if name == "recompute" and solution.layout.slices > 1:
+            self.left_out[_IN_SLICES] = str(problem).splitlines()[0]
+        elif name == "recompute" and self.survey.has_operators:
             self.survey.forget_operators()
             self.left_out["recompute by operator"] = str(problem).splitlines()[0]
         elif name in self.request.allowed:

@@ -528,3 +528,33 @@ def test_a_trial_that_fails_leaves_nothing_behind() -> None:
     with pytest.raises(ValueError, match="no such loss"):
         Recompute(modes={"1": "block"}).apply(training)
     assert {name: set(vars(module)) for name, module in training.model.named_modules()} == before
+
+
+class HandingBlock(Block):
+    """It hands on the bias that it was given, as T5's blocks do."""
+
+    def forward(self, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        return super().forward(x) + bias, bias
+
+
+class HandingNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(HandingBlock() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = torch.ones_like(x)
+        for block in self.blocks:
+            x, bias = block(x, bias)
+        return x.square().mean()
+
+
+def test_an_argument_without_gradient_that_a_block_hands_on_stays_without() -> None:
+    def build() -> Case:
+        batch = {"x": torch.ones(4, 6, dtype=torch.float64)}
+        return HandingNet(), batch, lambda model, batch: model(batch["x"])
+
+    plain, fitted = build_training(build), build_training(build)
+    Recompute(modes={"blocks.1": "block", "blocks.2": "block"}).apply(fitted)
+    for step in range(2):
+        torch.testing.assert_close(_take_step(fitted, step), _take_step(plain, step), rtol=1e-12, atol=1e-12)

@@ -197,7 +197,10 @@ class _Rerun(torch.autograd.Function):
             outputs = rerun.first(call, inputs)
         call.surroundings = call.surroundings.without_unused_random()
         ctx.save_for_backward(*inputs)
-        ctx.mark_non_differentiable(*(o for o in outputs if not (o.is_floating_point() or o.is_complex())))
+        # A block may hand on an argument that needs no gradient: autograd would make it an output of this function in place.
+        given = {id(leaf) for leaf in call.leaves}
+        constant = (o for o in outputs if id(o) in given or not (o.is_floating_point() or o.is_complex()))
+        ctx.mark_non_differentiable(*constant)
         return outputs
 
     @staticmethod
