@@ -1,0 +1,117 @@
+"""When each launch begins and ends: the host launches one after the other, each stream runs its own in order.
+
+It is given seconds; which kernel takes how long is the business of `kernels`, and what the host takes, of `host`.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+# From a launch by the host until an idle card begins, and between two kernels of one stream, on an H200.
+LAUNCH_LATENCY_S = 5e-6
+KERNEL_GAP_S = 1.2e-6
+# A stream holds so many launches; the host waits when it is full.
+QUEUE_LENGTH = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What the host does next: some work of its own, then a launch, if there is one, or a wait for the card.
+
+    `kernels` of one operator run one after the other and share its `seconds`. The stream goes on when the streams in `awaits`
+    have done what they were given so far: that is what an event is for.
+    """
+
+    name: str
+    kind: str
+    seconds: float = 0.0
+    host_s: float = 0.0
+    kernels: int = 1
+    stream: int = 0
+    awaits: tuple[int, ...] = ()
+    synchronizes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A launch on its stream, in seconds since the step began."""
+
+    name: str
+    kind: str
+    stream: int
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """One step in the steady state, of many that follow each other."""
+
+    step_s: float
+    host_s: float  # the host's own work in it
+    spans: tuple[Span, ...]
+    by_kind: dict[str, float] = field(default_factory=dict)  # the card's seconds
+    idle_s: float = 0.0  # while no stream has anything to run
+
+
+def timeline(tasks: Sequence[Task], *, warm_steps: int = 2) -> Timeline:
+    """Run a step's tasks again and again; the last time is what a training sees."""
+    lanes = _Lanes()
+    began_s = 0.0
+    spans: list[Span] = []
+    for _ in range(warm_steps + 1):
+        began_s = lanes.end_s
+        spans = [span for task in tasks if (span := lanes.run(task)) is not None]
+    step_s = lanes.end_s - began_s
+    by_kind = Counter[str]()
+    for span in spans:
+        by_kind[span.kind] += span.end_s - span.start_s
+    shown = tuple(Span(s.name, s.kind, s.stream, s.start_s - began_s, s.end_s - began_s) for s in spans)
+    return Timeline(
+        step_s=step_s,
+        host_s=sum(task.host_s for task in tasks),
+        spans=shown,
+        by_kind=dict(by_kind.most_common()),
+        idle_s=max(0.0, step_s - _covered_s(shown)),
+    )
+
+
+class _Lanes:
+    """Where the host and every stream are."""
+
+    def __init__(self) -> None:
+        self.host_s = 0.0
+        self.free_s: dict[int, float] = {}  # when each stream is done with what it has
+        self._queued: dict[int, list[float]] = {}  # when each of a stream's last launches begins
+
+    @property
+    def end_s(self) -> float:
+        """When all that was launched so far is done, or the host, where that is later."""
+        return max(self.host_s, *self.free_s.values()) if self.free_s else self.host_s
+
+    def run(self, task: Task) -> Span | None:
+        self.host_s += task.host_s
+        if task.synchronizes:
+            self.host_s = self.end_s
+        if not task.seconds:
+            return None
+        stream = task.stream
+        queued = self._queued.setdefault(stream, [])
+        if len(queued) >= QUEUE_LENGTH:
+            self.host_s = max(self.host_s, queued[-QUEUE_LENGTH])
+        others_s = max((self.free_s.get(other, 0.0) for other in task.awaits), default=0.0)
+        after_s = max(self.free_s.get(stream, 0.0) + KERNEL_GAP_S, others_s)
+        start_s = max(after_s, self.host_s + LAUNCH_LATENCY_S)
+        end_s = start_s + task.seconds + (task.kernels - 1) * KERNEL_GAP_S
+        self.free_s[stream] = end_s
+        queued.append(start_s)
+        return Span(task.name, task.kind, stream, start_s, end_s)
+
+
+def _covered_s(spans: Iterable[Span]) -> float:
+    """How long at least one stream was busy."""
+    covered_s = until_s = 0.0
+    for span in sorted(spans, key=lambda span: span.start_s):
+        covered_s += max(0.0, span.end_s - max(until_s, span.start_s))
+        until_s = max(until_s, span.end_s)
+    return covered_s

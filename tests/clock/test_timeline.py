@@ -1,0 +1,60 @@
+"""Launches on their streams, behind the host that launches them."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from pytest import approx
+
+from tonnage.clock.timeline import KERNEL_GAP_S, Task, timeline
+
+_TASKS = st.lists(
+    st.builds(
+        Task,
+        name=st.just("kernel"),
+        kind=st.sampled_from(("matmul", "elementwise")),
+        seconds=st.floats(0.0, 1e-3),
+        host_s=st.floats(0.0, 1e-4),
+        stream=st.integers(0, 2),
+        synchronizes=st.booleans(),
+    ),
+    min_size=1,
+    max_size=30,
+)
+
+
+def kernel(seconds: float, host_s: float = 1e-6, **settings: object) -> Task:
+    return Task("kernel", "matmul", seconds, host_s, **settings)  # type: ignore[arg-type]
+
+
+def test_long_kernels_hide_the_host() -> None:
+    found = timeline([kernel(1e-3) for _ in range(10)])
+    assert found.step_s == approx(10 * (1e-3 + KERNEL_GAP_S), rel=1e-3)
+    assert found.idle_s < 1e-4
+    assert found.by_kind == {"matmul": approx(1e-2)}
+
+
+def test_short_kernels_wait_for_the_host() -> None:
+    found = timeline([kernel(2e-6, host_s=3e-5) for _ in range(100)])
+    assert found.step_s == approx(3e-3, rel=1e-2)
+    assert found.idle_s == approx(found.step_s - 100 * 2e-6, rel=1e-2)
+
+
+def test_a_wait_for_the_card_lets_nothing_be_launched_ahead() -> None:
+    ahead = [kernel(1e-3, host_s=5e-4)]
+    waiting = [Task("item", "host", synchronizes=True), *ahead]
+    assert timeline(waiting).step_s > timeline(ahead).step_s + 4e-4
+
+
+def test_streams_overlap_unless_one_awaits_the_other() -> None:
+    apart = [kernel(1e-3), kernel(1e-3, stream=1)]
+    assert timeline(apart).step_s == approx(1e-3, rel=0.02)
+    after = [kernel(1e-3), kernel(1e-3, stream=1, awaits=(0,)), kernel(1e-6, awaits=(1,))]
+    assert timeline(after).step_s == approx(2e-3, rel=0.02)
+
+
+@given(_TASKS)
+def test_a_step_takes_at_least_what_its_busiest_lane_takes(tasks: list[Task]) -> None:
+    found = timeline(tasks)
+    busiest_s = max(sum(task.seconds for task in tasks if task.stream == stream) for stream in range(3))
+    assert found.step_s >= max(busiest_s, found.host_s) - 1e-9
+    assert 0 <= found.idle_s <= found.step_s
+    assert sum(found.by_kind.values()) >= sum(task.seconds for task in tasks) - 1e-9
