@@ -166,29 +166,33 @@ def trained() -> Iterator[Case]:
             name = row["op"].removeprefix("aten::")
             if any(name in module.OPERATORS for module in MODULES.values()):
                 grouped[json.dumps([row["training"], name, row["shapes"], row["types"]])].append(row)
-    strides = _seen_strides(grouped)
+    results, forwards = _seen_convolutions(grouped)
     for key, rows in grouped.items():
         training, name, shapes, types = json.loads(key)
         kernels = [row["kernel"] for row in rows]
         main = [row["calls"] for row in rows if not any(word in row["kernel"] for word in ASIDE)]
-        call = _step_call(training, name, shapes, types, kernels, strides)
+        call = _step_call(training, name, shapes, types, kernels, results)
         allowed = "tf32" in training or any("tf32" in kernel or "_s1688gemm_1" in kernel or "_s1688gemm_2" in kernel for kernel in kernels)
         launch = call and launch_of(call, Settings(tf32_matmul=allowed))
         if launch and main:
             count = {"convolution": max(main), "recurrent": 1}.get(launch.kind, sum(main))
             if name == "convolution_backward":
-                count = max(1, round(sum(main) / max(1, launch.kernels)))
+                count = forwards.get(json.dumps([training, shapes[1:3]]), max(1, round(sum(main) / max(1, launch.kernels))))
             yield Case(launch, sum(row["gpu_s"] for row in rows) / count, judged[training], training, count)
 
 
-def _seen_strides(grouped: dict[str, list[dict[str, Any]]]) -> dict[tuple[str, str], Any]:
-    """Results of convolutions by input and weight, which their backward passes have."""
-    found: dict[tuple[str, str], Any] = {}
-    for key in grouped:
-        _, name, shapes, _ = json.loads(key)
+def _seen_convolutions(grouped: dict[str, list[dict[str, Any]]]) -> tuple[dict[tuple[str, str], Any], dict[str, int]]:
+    """Results by input and weight, which backward passes have, and how often each was called, which forward passes tell."""
+    results: dict[tuple[str, str], Any] = {}
+    forwards: dict[str, int] = {}
+    for key, rows in grouped.items():
+        training, name, shapes, _ = json.loads(key)
         if name == "convolution_backward":
-            found[json.dumps(shapes[1]), json.dumps(shapes[2])] = shapes[0]
-    return found
+            results[json.dumps(shapes[1]), json.dumps(shapes[2])] = shapes[0]
+        elif name in convolution.OPERATORS:
+            counts = [row["calls"] for row in rows if not any(word in row["kernel"] for word in ASIDE)]
+            forwards[json.dumps([training, shapes[:2]])] = max(counts, default=1)
+    return results, forwards
 
 
 def _step_call(
@@ -214,7 +218,8 @@ def _step_call(
     elif name in convolution.OPERATORS:
         if not _set_options(name, shapes, values, results):
             return None
-    if name in convolution.OPERATORS and "channels-last" in training:
+    turned = any("nchwToNhwc" in kernel for kernel in kernels)
+    if name in convolution.OPERATORS and not turned and ("channels-last" in training or any("c1_k1_nhwc" in kernel for kernel in kernels)):
         strides = [(1, 1, 1, 1)] * len(shapes)
     shapes = [tuple(shape) for shape in shapes]
     return Call(name=name, shapes=tuple(shapes), strides=tuple(strides), types=tuple(types), values=tuple(values))
@@ -240,7 +245,7 @@ def _set_options(name: str, shapes: list[Any], values: list[str], results: dict[
 
 # Fits -----------------------------------------------------------------------------------------------------------------
 
-SPREAD = {"start_s": 0.3, "side_s": 0.5, "tile_s": 1.0, "block_s": 1.0, "dram": 0.2, "cache": 0.5, "join_s": 0.5, "odd": 0.5, "nn": 0.3,
+SPREAD = {"start_s": 0.3, "side_s": 0.5, "tile_s": 1.0, "block_s": 1.0, "dram": 0.2, "cache": 0.5, "join_s": 0.5, "odd_in": 0.5, "odd_out": 0.5, "nn": 0.3,
           "nt": 0.3, "mac": 0.4, "wide": 0.5, "overlap": 0.7}  # fmt: skip
 PRIOR = 0.15  # how much an assumed figure counts, in errors of one measurement
 
@@ -301,7 +306,7 @@ def _floats(line: str) -> str:
     return re.sub(r"^(\w+ = \d+)$", r"\1.0", line) if line.split(" = ")[0] in FRACTIONS else line
 
 
-FRACTIONS = set("start_s mac load tile_s dram store cache join_s join nn nt exp bias dropout block_s tail wide side side_s odd convert convert_s taps moment gates_s overlap large".split()) - {"bias", "dropout"}  # fmt: skip
+FRACTIONS = set("start_s mac load tile_s dram store cache join_s join nn nt exp bias dropout block_s tail wide side side_s odd_in odd_out half convert convert_s taps moment gates_s overlap large".split()) - {"bias", "dropout"}  # fmt: skip
 
 # Reports --------------------------------------------------------------------------------------------------------------
 

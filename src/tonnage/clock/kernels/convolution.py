@@ -125,29 +125,46 @@ def families_of(launch: Launch) -> list[str]:
 
 def _depthwise(launch: Launch, gpu: Gpu, layout: str, name: str) -> float:
     family = figures()["convolution"][f"depthwise-{layout}-{name}"]
-    batch, channels, out_channels, _, pixels, out_pixels, _ = launch.shape
+    batch, channels, out_channels, _, pixels, out_pixels, kernel_pixels = launch.shape
     moved = batch * (channels * pixels + out_channels * out_pixels) * figures()["element_bytes"][launch.precision]
     memory_s = moved / (gpu.bandwidth_bytes_per_s * family["dram"])
     lanes_s = 2 * _macs(launch.shape) / (peak(gpu, "fp32") * family["taps"])
-    return float(family["start_s"] + (memory_s**4 + lanes_s**4) ** 0.25)
+    if launch.precision in ("bf16", "fp16"):
+        lanes_s *= family["half"]
+    # A gradient of the weight has a block of threads for each of its elements.
+    blocks_s = channels * kernel_pixels / gpu.sm_count * family.get("block_s", 0.0)
+    return float(family["start_s"] + blocks_s + (memory_s**4 + lanes_s**4) ** 0.25)
 
 
 def _gathered(launch: Launch, gpu: Gpu, layout: str, name: str) -> float:
     family = figures()["convolution"][f"{figures()['family'][launch.precision]}-{name}"]
     element_bytes: int = figures()["element_bytes"][launch.precision]
     batch, channels, out_channels, groups, pixels, out_pixels, kernel_pixels = launch.shape
-    # Channels are padded to what a load holds.
     unit = _ALIGNED_BYTES // element_bytes
+    rate = peak(gpu, launch.precision)
+    pointwise = layout == "nchw" and kernel_pixels == 1 and pixels == out_pixels and groups == 1
+    if pointwise:  # plain products, one for each image; rows are its pixels
+        shape = _pointwise(launch.shape, name)
+        slower = family["odd_out"] if pixels % unit else 1.0
+        return tiled(_NO_SPLIT | family, shape, gpu, rate, element_bytes, element_bytes, slower)
+    # Channels are padded to what a load holds.
     into, out = (ceil(count / groups / unit) * unit for count in (channels, out_channels))
     products = {
         "forward": (groups, batch * out_pixels, out, into * kernel_pixels),
         "input": (groups, batch * pixels, into, max(1, out * kernel_pixels * out_pixels // pixels)),
         "weight": (groups, out, into * kernel_pixels, batch * out_pixels),
     }
-    odd = family["odd"] if channels // groups % unit or out_channels // groups % unit else 1.0
-    rate = peak(gpu, launch.precision)
+    odd = (family["odd_in"] if channels // groups % unit else 1.0) * (family["odd_out"] if out_channels // groups % unit else 1.0)
     whole_s = tiled(_NO_SPLIT | family, products[name], gpu, rate, element_bytes, element_bytes, slower=odd)
-    if layout == "nchw" and "convert" in family and (kernel_pixels > 1 or pixels != out_pixels):
+    if layout == "nchw" and "convert" in family:
         turned = 2 * element_bytes * batch * (channels * pixels + out_channels * out_pixels)
         whole_s += 2 * family["convert_s"] + turned / (gpu.bandwidth_bytes_per_s * family["convert"])
     return whole_s
+
+
+def _pointwise(shape: tuple[int, ...], name: str) -> tuple[int, int, int, int]:
+    batch, channels, out_channels, _, pixels, _, _ = shape
+    if name == "weight":
+        return 1, out_channels, channels, batch * pixels
+    rows, inner = (out_channels, channels) if name == "forward" else (channels, out_channels)
+    return batch, rows, pixels, inner

@@ -78,7 +78,8 @@ def modelled(launch: Launch, gpu: Gpu) -> float:
 
 def family_of(launch: Launch) -> str:
     """Which figures are meant."""
-    return launch.variant
+    small = launch.shape[4] <= figures()["small_width"]
+    return f"small-{launch.variant}" if small else launch.variant
 
 
 def _product_s(launch: Launch, gpu: Gpu, shape: tuple[int, ...]) -> float:
