@@ -219,7 +219,7 @@ def _step_call(
         if not _set_options(name, shapes, values, results):
             return None
     turned = any("nchwToNhwc" in kernel for kernel in kernels)
-    if name in convolution.OPERATORS and not turned and ("channels-last" in training or any("c1_k1_nhwc" in kernel for kernel in kernels)):
+    if name in convolution.OPERATORS and not turned and ("channels-last" in training or any("nhwc" in kernel for kernel in kernels)):
         strides = [(1, 1, 1, 1)] * len(shapes)
     shapes = [tuple(shape) for shape in shapes]
     return Call(name=name, shapes=tuple(shapes), strides=tuple(strides), types=tuple(types), values=tuple(values))
@@ -259,7 +259,7 @@ def families_of(launch: Launch) -> list[str]:
 def fit(kind: str, cases: list[Case], rounds: int) -> None:
     """One group of families after the other, those that are measured together at once."""
     for group in _groups(kind, cases):
-        chosen = [case for case in cases if case.launch.kind == kind and set(families_of(case.launch)) <= group]
+        chosen = [case for case in cases if case.launch.kind == kind and families_of(case.launch) and set(families_of(case.launch)) <= group]
         tables = figures()[kind]
         names = [(family, name) for family in sorted(group) for name, value in tables[family].items() if isinstance(value, float)]
         before = np.log([tables[family][name] for family, name in names])
@@ -283,6 +283,8 @@ def _groups(kind: str, cases: list[Case]) -> list[set[str]]:
     for case in cases:
         if case.launch.kind == kind:
             mine = set(families_of(case.launch))
+            if not mine:
+                continue
             joined = [group for group in groups if group & mine]
             groups = [group for group in groups if not group & mine] + [mine.union(*joined)]
     return groups
@@ -306,7 +308,7 @@ def _floats(line: str) -> str:
     return re.sub(r"^(\w+ = \d+)$", r"\1.0", line) if line.split(" = ")[0] in FRACTIONS else line
 
 
-FRACTIONS = set("start_s mac load tile_s dram store cache join_s join nn nt exp bias dropout block_s tail wide side side_s odd_in odd_out half convert convert_s taps moment gates_s overlap large".split()) - {"bias", "dropout"}  # fmt: skip
+FRACTIONS = set("start_s mac load tile_s dram store cache join_s join nn nt exp bias dropout block_s tail wide side side_s strided odd_in odd_out half convert convert_s taps moment gates_s overlap large".split()) - {"bias", "dropout"}  # fmt: skip
 
 # Reports --------------------------------------------------------------------------------------------------------------
 

@@ -6,10 +6,12 @@ plain one's gradient of the input. In NCHW the tensors are turned to NHWC and ba
 cores. With as many groups as channels, each channel by itself, the FP32 lanes do the work.
 """
 
+from dataclasses import replace
 from functools import lru_cache
 from math import ceil, prod
 from typing import Any
 
+from tonnage.clock.kernels import matmul
 from tonnage.clock.kernels.figures import Read, arithmetic, figures, peak, reader
 from tonnage.clock.kernels.matmul import tiled
 from tonnage.clock.launch import Launch
@@ -18,6 +20,7 @@ from tonnage.clock.settings import Settings
 from tonnage.hardware.gpu import Gpu
 
 _ALIGNED_BYTES = 16
+_SMALL_KERNEL = 9  # pixels
 _NO_SPLIT = {"join_s": 0.0, "join": 1.0}
 
 
@@ -110,17 +113,24 @@ def seconds(launch: Launch, gpu: Gpu) -> float:
 def modelled(launch: Launch, gpu: Gpu) -> float:
     """The same, computed anew."""
     layout, *passes = launch.variant.split()
-    _, channels, _, groups, *_ = launch.shape
-    one = _depthwise if groups == channels and groups > 1 else _gathered
+    one = {"depthwise": _depthwise, "pointwise": _pointwise}.get(_sort(launch), _gathered)
     return sum(one(launch, gpu, layout, name) for name in passes)
+
+
+def _sort(launch: Launch) -> str:
+    _, channels, _, groups, pixels, out_pixels, kernel_pixels = launch.shape
+    if groups == channels and groups > 1:
+        return "depthwise"
+    plain = kernel_pixels == 1 and pixels == out_pixels and groups == 1
+    return "pointwise" if plain and launch.precision != "fp32" else "gathered"
 
 
 def families_of(launch: Launch) -> list[str]:
     """Which figures are meant, one for each pass."""
     layout, *passes = launch.variant.split()
-    _, channels, _, groups, *_ = launch.shape
-    first = f"depthwise-{layout}" if groups == channels and groups > 1 else figures()["family"][launch.precision]
-    return [f"{first}-{name}" for name in passes]
+    sort = _sort(launch)
+    first = f"depthwise-{layout}" if sort == "depthwise" else figures()["family"][launch.precision]
+    return [f"{first}-{name}" for name in passes] if sort != "pointwise" else []
 
 
 def _depthwise(launch: Launch, gpu: Gpu, layout: str, name: str) -> float:
@@ -140,31 +150,39 @@ def _gathered(launch: Launch, gpu: Gpu, layout: str, name: str) -> float:
     family = figures()["convolution"][f"{figures()['family'][launch.precision]}-{name}"]
     element_bytes: int = figures()["element_bytes"][launch.precision]
     batch, channels, out_channels, groups, pixels, out_pixels, kernel_pixels = launch.shape
-    unit = _ALIGNED_BYTES // element_bytes
-    rate = peak(gpu, launch.precision)
-    pointwise = layout == "nchw" and kernel_pixels == 1 and pixels == out_pixels and groups == 1
-    if pointwise:  # plain products, one for each image; rows are its pixels
-        shape = _pointwise(launch.shape, name)
-        slower = family["odd_out"] if pixels % unit else 1.0
-        return tiled(_NO_SPLIT | family, shape, gpu, rate, element_bytes, element_bytes, slower)
     # Channels are padded to what a load holds.
+    unit = _ALIGNED_BYTES // element_bytes
     into, out = (ceil(count / groups / unit) * unit for count in (channels, out_channels))
     products = {
         "forward": (groups, batch * out_pixels, out, into * kernel_pixels),
         "input": (groups, batch * pixels, into, max(1, out * kernel_pixels * out_pixels // pixels)),
         "weight": (groups, out, into * kernel_pixels, batch * out_pixels),
     }
-    odd = (family["odd_in"] if channels // groups % unit else 1.0) * (family["odd_out"] if out_channels // groups % unit else 1.0)
-    whole_s = tiled(_NO_SPLIT | family, products[name], gpu, rate, element_bytes, element_bytes, slower=odd)
+    slower = family["odd_in"] if channels // groups % unit else 1.0
+    slower *= family["odd_out"] if out_channels // groups % unit else 1.0
+    slower *= family["strided"] if kernel_pixels > _SMALL_KERNEL and pixels > out_pixels else 1.0
+    rate = peak(gpu, launch.precision)
+    whole_s = tiled(_NO_SPLIT | family, products[name], gpu, rate, element_bytes, element_bytes, slower)
     if layout == "nchw" and "convert" in family:
         turned = 2 * element_bytes * batch * (channels * pixels + out_channels * out_pixels)
         whole_s += 2 * family["convert_s"] + turned / (gpu.bandwidth_bytes_per_s * family["convert"])
     return whole_s
 
 
-def _pointwise(shape: tuple[int, ...], name: str) -> tuple[int, int, int, int]:
-    batch, channels, out_channels, _, pixels, _, _ = shape
+def _pointwise(launch: Launch, gpu: Gpu, layout: str, name: str) -> float:
+    """A kernel of one pixel is a plain product on tensor cores, in NCHW one for each image with its pixels as rows."""
+    batch, channels, out_channels, _, pixels, _, _ = launch.shape
+    if pixels == 1:  # the same in both layouts
+        layout = "nhwc"
+    rows, inner = (channels, out_channels) if name == "input" else (out_channels, channels)
     if name == "weight":
-        return 1, out_channels, channels, batch * pixels
-    rows, inner = (out_channels, channels) if name == "forward" else (channels, out_channels)
-    return batch, rows, pixels, inner
+        shape, letters, row = (1, out_channels, channels, batch * pixels), "nt", min(channels, out_channels)
+    elif layout == "nhwc":
+        shape, letters, row = (1, batch * pixels, rows, inner), "nn" if name == "input" else "tn", rows
+    else:
+        shape, letters, row = (batch, rows, pixels, inner), "nn", pixels
+    if layout == "nchw":
+        row = pixels
+    row_bytes = row * figures()["element_bytes"][launch.precision]
+    aligned = next(size for size in (_ALIGNED_BYTES, 8, 4, 2, 1) if not row_bytes % size)
+    return matmul.modelled(replace(launch, kind="matmul", shape=shape, variant=f"{letters}-{aligned}"), gpu)
