@@ -164,8 +164,9 @@ def _gathered(launch: Launch, gpu: Gpu, layout: str, name: str) -> float:
     rate = peak(gpu, launch.precision)
     whole_s = tiled(_NO_SPLIT | family, products[name], gpu, rate, element_bytes, element_bytes, slower)
     if layout == "nchw" and "convert" in family:
-        turned = 2 * element_bytes * batch * (channels * pixels + out_channels * out_pixels)
-        whole_s += 2 * family["convert_s"] + turned / (gpu.bandwidth_bytes_per_s * family["convert"])
+        turned = batch * (channels * pixels + out_channels * out_pixels) + into * out * groups * kernel_pixels
+        converted_s = 2 * element_bytes * turned / (gpu.bandwidth_bytes_per_s * family["convert"])
+        whole_s += 3 * family["convert_s"] + converted_s
     return whole_s
 
 
