@@ -22,10 +22,9 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-from scipy.optimize import least_squares
 
 from tonnage.clock.kernels import attention, convolution, matmul, recurrent
-from tonnage.clock.kernels.figures import figures, tried
+from tonnage.clock.kernels.figures import figures
 from tonnage.clock.launch import Launch
 from tonnage.clock.operators import Call
 from tonnage.clock.settings import Settings
@@ -115,12 +114,16 @@ def _made_attention(row: dict[str, Any], backward: bool) -> tuple[Call, Settings
     library = "efficient" if wide or odd else "cudnn"
     name = f"_{library}_attention_{'backward' if backward else 'forward'}"
     if library == "efficient":
-        query, key, value = (tensor | {"shape": [tensor["shape"][axis] for axis in (0, 2, 1, 3)]} for tensor in (query, key, value))
+        query, key, value = (
+            tensor | {"shape": [tensor["shape"][axis] for axis in (0, 2, 1, 3)]} for tensor in (query, key, value)
+        )
     table = figures()["attention_operators"][name]
     tensors: list[dict[str, Any] | None] = [None] * 12
     tensors[table["query"] : table["query"] + 3] = query, key, value
     tensors[table["bias"]] = mask
-    return _call(name, tensors, {table["causal"]: str(bool(options.get("is_causal"))), table["dropout"]: "0.0"}), Settings()
+    return _call(
+        name, tensors, {table["causal"]: str(bool(options.get("is_causal"))), table["dropout"]: "0.0"}
+    ), Settings()
 
 
 def _made_convolution(row: dict[str, Any], backward: bool) -> tuple[Call, Settings]:
@@ -158,7 +161,10 @@ LAYOUT = re.compile(r"_([NT])([NT])[NT]$|_([nt])([nt])_(?:n_|align)")
 
 def trained() -> Iterator[Case]:
     """Compute operators of the profiled steps, with all kernels that they launched."""
-    judged = {name: row["judged"] for name, row in json.loads((RESULTS / "steps-h200.json").read_text("utf-8"))["trainings"].items()}
+    judged = {
+        name: row["judged"]
+        for name, row in json.loads((RESULTS / "steps-h200.json").read_text("utf-8"))["trainings"].items()
+    }
     grouped: dict[str, list[dict[str, Any]]] = defaultdict(list)
     with gzip.open(RESULTS / "steps-operators-h200.jsonl.gz", "rt") as file:
         for line in file:
@@ -172,12 +178,16 @@ def trained() -> Iterator[Case]:
         kernels = [row["kernel"] for row in rows]
         main = [row["calls"] for row in rows if not any(word in row["kernel"] for word in ASIDE)]
         call = _step_call(training, name, shapes, types, kernels, results)
-        allowed = "tf32" in training or any("tf32" in kernel or "_s1688gemm_1" in kernel or "_s1688gemm_2" in kernel for kernel in kernels)
+        allowed = "tf32" in training or any(
+            "tf32" in kernel or "_s1688gemm_1" in kernel or "_s1688gemm_2" in kernel for kernel in kernels
+        )
         launch = call and launch_of(call, Settings(tf32_matmul=allowed))
         if launch and main:
             count = {"convolution": max(main), "recurrent": 1}.get(launch.kind, sum(main))
             if name == "convolution_backward":
-                count = forwards.get(json.dumps([training, shapes[1:3]]), max(1, round(sum(main) / max(1, launch.kernels))))
+                count = forwards.get(
+                    json.dumps([training, shapes[1:3]]), max(1, round(sum(main) / max(1, launch.kernels)))
+                )
             yield Case(launch, sum(row["gpu_s"] for row in rows) / count, judged[training], training, count)
 
 
@@ -215,11 +225,14 @@ def _step_call(
     elif name == "convolution_backward":
         transposed = shapes[1][1] != shapes[2][1] and shapes[1][1] == shapes[2][0] and shapes[0][2] > shapes[1][2]
         values[7], values[10] = str(transposed), f"[{shapes[1][1] > 4}, True, False]"
-    elif name in convolution.OPERATORS:
-        if not _set_options(name, shapes, values, results):
-            return None
+    elif name in convolution.OPERATORS and not _set_options(name, shapes, values, results):
+        return None
     turned = any("nchwToNhwc" in kernel for kernel in kernels)
-    if name in convolution.OPERATORS and not turned and ("channels-last" in training or any("nhwc" in kernel for kernel in kernels)):
+    if (
+        name in convolution.OPERATORS
+        and not turned
+        and ("channels-last" in training or any("nhwc" in kernel for kernel in kernels))
+    ):
         strides = [(1, 1, 1, 1)] * len(shapes)
     shapes = [tuple(shape) for shape in shapes]
     return Call(name=name, shapes=tuple(shapes), strides=tuple(strides), types=tuple(types), values=tuple(values))
@@ -236,7 +249,11 @@ def _set_options(name: str, shapes: list[Any], values: list[str], results: dict[
         values[table["groups"]] = "1"
     for stride in (1, 2, 4, 14, 16):
         for padding in range(weight[2]):
-            side = (image[2] - 1) * stride - 2 * padding + weight[2] if transposed else (image[2] + 2 * padding - weight[2]) // stride + 1
+            side = (
+                (image[2] - 1) * stride - 2 * padding + weight[2]
+                if transposed
+                else (image[2] + 2 * padding - weight[2]) // stride + 1
+            )
             if side == result[2]:
                 values[table["stride"]], values[table["padding"]] = f"[{stride}, {stride}]", f"[{padding}, {padding}]"
                 return True
@@ -258,10 +275,21 @@ def families_of(launch: Launch) -> list[str]:
 
 def fit(kind: str, cases: list[Case], rounds: int) -> None:
     """One group of families after the other, those that are measured together at once."""
+    from scipy.optimize import least_squares
+
     for group in _groups(kind, cases):
-        chosen = [case for case in cases if case.launch.kind == kind and families_of(case.launch) and set(families_of(case.launch)) <= group]
+        chosen = [
+            case
+            for case in cases
+            if case.launch.kind == kind and families_of(case.launch) and set(families_of(case.launch)) <= group
+        ]
         tables = figures()[kind]
-        names = [(family, name) for family in sorted(group) for name, value in tables[family].items() if isinstance(value, float)]
+        names = [
+            (family, name)
+            for family in sorted(group)
+            for name, value in tables[family].items()
+            if isinstance(value, float)
+        ]
         before = np.log([tables[family][name] for family, name in names])
         spread = np.array([SPREAD.get(name, 0.7) for _, name in names])
         # A training's launches are many: they weigh as much as they are counted once.
@@ -324,7 +352,9 @@ def report(cases: list[Case], worst: int) -> None:
             tables[f"{case.launch.kind}, all"].append(case)
     for name, found in sorted(tables.items()):
         for judged in (False, True):
-            print(f"{name:34} {'judged' if judged else 'fitted':8} {_scores([case for case in found if case.judged == judged])}")
+            print(
+                f"{name:34} {'judged' if judged else 'fitted':8} {_scores([case for case in found if case.judged == judged])}"
+            )
     for kind in MODULES:
         for judged in (False, True):
             sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
@@ -364,10 +394,15 @@ def _of_trainings(sums: list[list[float]]) -> str:
 def _worst(cases: list[Case], count: int) -> None:
     for kind in MODULES:
         print(f"\nworst of {kind}, fitted")
-        found = sorted((case for case in cases if case.launch.kind == kind), key=lambda case: -abs(np.log(predicted(case) / case.seconds)))
+        found = sorted(
+            (case for case in cases if case.launch.kind == kind),
+            key=lambda case: -abs(np.log(predicted(case) / case.seconds)),
+        )
         for case in found[:count]:
             launch = case.launch
-            print(f"  {case.training:20} {launch.name} {launch.precision} {launch.shape} {launch.variant}: {1e6 * case.seconds:.1f} us, {1e6 * predicted(case):.1f} told")
+            print(
+                f"  {case.training:20} {launch.name} {launch.precision} {launch.shape} {launch.variant}: {1e6 * case.seconds:.1f} us, {1e6 * predicted(case):.1f} told"
+            )
 
 
 def main() -> int:

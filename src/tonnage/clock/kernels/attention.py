@@ -90,7 +90,7 @@ def seconds(launch: Launch, gpu: Gpu) -> float:
 
 def modelled(launch: Launch, gpu: Gpu) -> float:
     """The same, computed anew."""
-    library, direction, *options = launch.variant.split()
+    _, direction, *options = launch.variant.split()
     family = figures()["attention"][family_of(launch)]
     batch, heads, key_heads, rows, columns, width, value_width = launch.shape
     # One block of scores on one SM.
@@ -111,16 +111,20 @@ def modelled(launch: Launch, gpu: Gpu) -> float:
     element_bytes: int = figures()["element_bytes"][launch.precision]
     bandwidth = gpu.bandwidth_bytes_per_s
     query_elements, key_elements = batch * heads * rows * width, batch * heads * columns * (width + value_width)
-    moved = 2 * query_elements + key_elements * key_heads / heads if direction == "forward" else 4 * query_elements + 2 * key_elements
+    moved = (
+        2 * query_elements + key_elements * key_heads / heads
+        if direction == "forward"
+        else 4 * query_elements + 2 * key_elements
+    )
     memory_s = moved * element_bytes / (bandwidth * family["dram"])
     whole_s: float = family["start_s"] + (busy_s**4 + memory_s**4) ** 0.25
     if direction == "forward":
         return whole_s
     # Around the backward: row sums of the output, gradients of the query to their type, those of shared heads summed.
-    side = query_elements * (3 * element_bytes + 2 * _SUM_BYTES)
+    side: float = query_elements * (3 * element_bytes + 2 * _SUM_BYTES)
     if heads != key_heads:
         side += key_elements * element_bytes * (1 + key_heads / heads)
-    return whole_s + side / (bandwidth * family["side"]) + family["side_s"] * (launch.kernels - 1)
+    return float(whole_s + side / (bandwidth * family["side"]) + family["side_s"] * (launch.kernels - 1))
 
 
 def family_of(launch: Launch) -> str:

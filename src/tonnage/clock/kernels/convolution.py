@@ -36,17 +36,17 @@ def _reading(name: str) -> Read:
         precision = arithmetic(call, at, settings.tf32_convolution)
         transposed = name.endswith("transpose") or call.value(table.get("transposed", len(call.values))) == "True"
         result = call.shapes[0] if at else _result(call, table, transposed)
-        if precision is None or not prod(image) or not prod(weight) or len(result) != len(image):
+        passes = _passes(call, table, transposed)
+        if precision is None or not passes or not prod(image) or not prod(weight) or len(result) != len(image):
             return None
         shape = _shape(image, result, weight, transposed)
-        strides = call.strides[at] if at < len(call.strides) else ()
+        strides: tuple[int, ...] = call.strides[at] if at < len(call.strides) else ()
         layout = "nhwc" if len(strides) > 1 and strides[1] == 1 and image[1] > 1 else "nchw"
-        passes = _passes(call, table, transposed)
         once = (prod(image) + prod(result) + prod(weight)) * call.element_bytes(at)
         return Launch(
             kind="convolution", name=name, shape=shape, precision=precision, moved_bytes=float(once * len(passes)),
             operations=2.0 * len(passes) * _macs(shape), variant=" ".join([layout, *passes]), kernels=len(passes),
-        ) if passes else None  # fmt: skip
+        )  # fmt: skip
 
     return read
 

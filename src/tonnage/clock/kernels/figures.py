@@ -4,8 +4,7 @@ The figures are in `data/compute.toml`; `tools/fit_clock_compute.py` fits them t
 """
 
 import tomllib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache, wraps
 from pathlib import Path
 from typing import Any
@@ -25,23 +24,19 @@ def figures() -> dict[str, Any]:
     return tomllib.loads(_DATA.read_text("utf-8"))
 
 
-@contextmanager
-def tried(section: dict[str, Any], values: dict[str, float]) -> Iterator[None]:
-    """For a fit: other values for a while. Nothing that was cached with the old ones may be asked for meanwhile."""
-    before = {name: section[name] for name in values}
-    section.update(values)
-    try:
-        yield
-    finally:
-        section.update(before)
-
-
 def peak(gpu: Gpu, precision: str) -> float:
     """Operations a second; a precision that the card lacks runs as the next wider one that it has."""
     wider = {"fp8": "bf16", "int8": "bf16", "bf16": "fp16", "fp16": "fp32", "tf32": "fp32", "fp64": "fp32"}
     while precision not in gpu.rates and precision in wider:
         precision = wider[precision]
     return gpu.rates.get(precision) or gpu.sm_count * gpu.fp32_lanes_per_sm * 2e6 * gpu.clock_mhz
+
+
+def l2_bytes_per_s(gpu: Gpu) -> float:
+    """What the L2 cache gives one SM; where nobody has measured it, as much for its tensor cores' rate as Hopper's gives."""
+    if gpu.l2_bytes_per_clock_per_sm:
+        return gpu.l2_bytes_per_clock_per_sm * gpu.clock_mhz * 1e6
+    return peak(gpu, "fp16") / gpu.sm_count / float(figures()["operations_per_l2_byte"])
 
 
 def older_share(gpu: Gpu) -> float:

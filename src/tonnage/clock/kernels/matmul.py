@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tonnage.clock.kernels.figures import Read, arithmetic, figures, peak, reader
+from tonnage.clock.kernels.figures import Read, arithmetic, figures, l2_bytes_per_s, peak, reader
 from tonnage.clock.launch import Launch
 from tonnage.clock.operators import Call
 from tonnage.clock.settings import Settings
@@ -129,15 +129,14 @@ def tiled(
     """The fastest of the family's tiles, in seconds."""
     batch, m, n, k = shape
     tile_m, tile_n, parts = _candidates(family["tiles"])
-    clock = gpu.clock_mhz * 1e6
-    l2_bytes_per_s = gpu.l2_bytes_per_clock_per_sm * clock
+    l2_rate = l2_bytes_per_s(gpu)
     # One tile on one SM.
     panels = np.ceil(np.ceil(k / parts) * element_bytes / _PANEL_BYTES)
     inner_bytes = panels * _PANEL_BYTES
     arithmetic_s = 2 * tile_m * tile_n * (inner_bytes / element_bytes) * gpu.sm_count / (rate * family["mac"])
-    loads_s = (tile_m + tile_n) * inner_bytes / (l2_bytes_per_s * family["load"])
+    loads_s = (tile_m + tile_n) * inner_bytes / (l2_rate * family["load"])
     stored = tile_m * tile_n * np.where(parts > 1, _SUM_BYTES, out_bytes)
-    tile_s = slower * _limit(arithmetic_s, loads_s) + stored / (l2_bytes_per_s * family["store"]) + family["tile_s"]
+    tile_s = slower * _limit(arithmetic_s, loads_s) + stored / (l2_rate * family["store"]) + family["tile_s"]
     # All of them, in waves; what does not fit the cache comes from memory.
     waves = np.ceil(batch * np.ceil(m / tile_m) * np.ceil(n / tile_n) * parts / gpu.sm_count)
     moved = batch * ((m + n) * k * element_bytes + m * n * out_bytes)

@@ -71,14 +71,18 @@ def modelled(launch: Launch, gpu: Gpu) -> float:
     for inner in [width] + [hidden] * (layers - 1):
         products = [(1, rows, gates * hidden, inner)]
         if backward:
-            products = [(1, rows, inner, gates * hidden), (1, gates * hidden, inner, rows), (1, gates * hidden, hidden, rows)]
+            products = [
+                (1, rows, inner, gates * hidden),
+                (1, gates * hidden, inner, rows),
+                (1, gates * hidden, hidden, rows),
+            ]
         whole_s += family["large"] * sum(_product_s(launch, gpu, product) for product in products)
     return float(whole_s)
 
 
 def family_of(launch: Launch) -> str:
     """Which figures are meant."""
-    small = launch.shape[4] <= figures()["small_width"]
+    small = launch.shape[4] <= figures()["recurrent"]["small_width"]
     return f"small-{launch.variant}" if small else launch.variant
 
 
