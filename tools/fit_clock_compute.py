@@ -154,8 +154,9 @@ _MAKERS: dict[str, Callable[[dict[str, Any], bool], tuple[Call, Settings] | None
 # Trainings ------------------------------------------------------------------------------------------------------------
 
 ASIDE = ("Memset", "splitKreduce", "epilogue", "scal_kernel", "Memcpy", "nchwToNhwc", "nhwcToNchw", "philox", "reduce", "init_device",
-         "convert_dq", "compute_dot", "prepare_", "AddPadding", "ReduceSplitK", "wgrad2d_c1_k1_nhwc_reduce")  # fmt: skip
+         "convert_dq", "compute_dot", "prepare_", "AddPadding", "ReduceSplitK", "wgrad2d_c1_k1_nhwc_reduce", "split_k_kernel")  # fmt: skip
 CAUSAL = ("gpt2", "llama", "qwen3", "mixtral")
+TF32 = re.compile(r"tf32|_s1688gemm_[12]")
 LAYOUT = re.compile(r"_([NT])([NT])[NT]$|_([nt])([nt])_(?:n_|align)")
 
 
@@ -173,22 +174,33 @@ def trained() -> Iterator[Case]:
             if any(name in module.OPERATORS for module in MODULES.values()):
                 grouped[json.dumps([row["training"], name, row["shapes"], row["types"]])].append(row)
     results, forwards = _seen_convolutions(grouped)
-    for key, rows in grouped.items():
+    for key, all_rows in grouped.items():
         training, name, shapes, types = json.loads(key)
-        kernels = [row["kernel"] for row in rows]
-        main = [row["calls"] for row in rows if not any(word in row["kernel"] for word in ASIDE)]
-        call = _step_call(training, name, shapes, types, kernels, results)
-        allowed = "tf32" in training or any(
-            "tf32" in kernel or "_s1688gemm_1" in kernel or "_s1688gemm_2" in kernel for kernel in kernels
-        )
-        launch = call and launch_of(call, Settings(tf32_matmul=allowed))
-        if launch and main:
-            count = {"convolution": max(main), "recurrent": 1}.get(launch.kind, sum(main))
-            if name == "convolution_backward":
-                count = forwards.get(
-                    json.dumps([training, shapes[1:3]]), max(1, round(sum(main) / max(1, launch.kernels)))
-                )
-            yield Case(launch, sum(row["gpu_s"] for row in rows) / count, judged[training], training, count)
+        for kernels, calls, seconds in _by_layout(all_rows, apart=name in matmul.OPERATORS):
+            call = _step_call(training, name, shapes, types, kernels, results)
+            allowed = "tf32" in training or any(TF32.search(kernel) for kernel in kernels)
+            launch = call and launch_of(call, Settings(tf32_matmul=allowed))
+            if launch:
+                count = {"convolution": max(calls), "recurrent": 1}.get(launch.kind, sum(calls))
+                if name == "convolution_backward":
+                    alone = max(1, round(sum(calls) / launch.kernels))
+                    count = forwards.get(json.dumps([training, shapes[1:3]]), alone)
+                yield Case(launch, seconds / count, judged[training], training, count)
+
+
+def _by_layout(rows: list[dict[str, Any]], apart: bool) -> Iterator[tuple[list[str], list[int], float]]:
+    """Kernels, calls and seconds of an operator, apart for each layout; kernels on the side go with the others' calls."""
+    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    aside = [row for row in rows if any(word in row["kernel"] for word in ASIDE)]
+    for row in rows:
+        if row not in aside:
+            found = LAYOUT.search(row["kernel"]) if apart else None
+            groups[found[0][:3].lower() if found else ""].append(row)
+    whole = sum(row["calls"] for group in groups.values() for row in group)
+    for group in groups.values():
+        calls = [row["calls"] for row in group]
+        share = sum(row["gpu_s"] for row in aside) * sum(calls) / whole
+        yield [row["kernel"] for row in [*group, *aside]], calls, sum(row["gpu_s"] for row in group) + share
 
 
 def _seen_convolutions(grouped: dict[str, list[dict[str, Any]]]) -> tuple[dict[tuple[str, str], Any], dict[str, int]]:

@@ -104,10 +104,14 @@ def modelled(launch: Launch, gpu: Gpu) -> float:
     family = figures()["matmul"][family_of(launch)]
     element_bytes: int = figures()["element_bytes"][launch.precision]
     out_bytes: int = figures()["out_bytes"].get(launch.precision, element_bytes)
-    return tiled(
-        family, launch.shape, gpu, peak(gpu, launch.precision), element_bytes, out_bytes,
-        slower=family["nn"] if letters == "nn" else family["nt"] if letters == "nt" else 1.0,
-    )  # fmt: skip
+    slower = family["nn"] if letters == "nn" else family["nt"] if letters == "nt" else 1.0
+    if launch.name.startswith("addmm") and "biased_tiles" in family:
+        family = family | {"tiles": family["biased_tiles"]}
+    whole_s = tiled(family, launch.shape, gpu, peak(gpu, launch.precision), element_bytes, out_bytes, slower)
+    if 1 in launch.shape[1:3] and family.get("streams", False):  # a vector has kernels of its own
+        streamed_s = family["start_s"] + _moved(launch.shape, element_bytes, out_bytes) / (gpu.bandwidth_bytes_per_s * family["dram"])
+        return float(min(whole_s, streamed_s))
+    return whole_s
 
 
 def family_of(launch: Launch) -> str:
@@ -136,16 +140,23 @@ def tiled(
     arithmetic_s = 2 * tile_m * tile_n * (inner_bytes / element_bytes) * gpu.sm_count / (rate * family["mac"])
     loads_s = (tile_m + tile_n) * inner_bytes / (l2_rate * family["load"])
     stored = tile_m * tile_n * np.where(parts > 1, _SUM_BYTES, out_bytes)
-    tile_s = slower * _limit(arithmetic_s, loads_s) + stored / (l2_rate * family["store"]) + family["tile_s"]
-    # All of them, in waves; what does not fit the cache comes from memory.
+    inner_s = slower * _limit(arithmetic_s, loads_s)
+    store_s = stored / (l2_rate * family["store"])
+    # All of them, in waves: a tile is stored while the next one is computed. What does not fit the cache comes from memory.
     waves = np.ceil(batch * np.ceil(m / tile_m) * np.ceil(n / tile_n) * parts / gpu.sm_count)
-    moved = batch * ((m + n) * k * element_bytes + m * n * out_bytes)
+    moved = _moved(shape, element_bytes, out_bytes)
     memory_s = (moved - _kept(moved, gpu.l2_bytes * family["cache"])) / (gpu.bandwidth_bytes_per_s * family["dram"])
-    whole_s = family["start_s"] + _limit(waves * tile_s, np.asarray(memory_s))
+    tiles_s = waves * (_limit(inner_s, store_s) + family["tile_s"]) + np.minimum(inner_s, store_s)
+    whole_s = family["start_s"] + _limit(tiles_s, np.asarray(memory_s))
     # Parts are summed by a kernel of its own.
     summed = batch * m * n * (_SUM_BYTES * parts + out_bytes)
     joined_s = family["join_s"] + summed / (gpu.bandwidth_bytes_per_s * family["join"])
     return float(np.min(np.where(parts > 1, whole_s + joined_s, whole_s)))
+
+
+def _moved(shape: tuple[int, ...], element_bytes: int, out_bytes: int) -> int:
+    batch, m, n, k = shape
+    return batch * ((m + n) * k * element_bytes + m * n * out_bytes)
 
 
 def _limit(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:
