@@ -142,11 +142,14 @@ def tiled(
     stored = tile_m * tile_n * np.where(parts > 1, _SUM_BYTES, out_bytes)
     inner_s = slower * _limit(arithmetic_s, loads_s)
     store_s = stored / (l2_rate * family["store"])
-    # All of them, in waves: a tile is stored while the next one is computed. What does not fit the cache comes from memory.
+    # All of them, in waves. A kernel that stays on its SM stores a tile while it computes the next one.
     waves = np.ceil(batch * np.ceil(m / tile_m) * np.ceil(n / tile_n) * parts / gpu.sm_count)
     moved = _moved(shape, element_bytes, out_bytes)
     memory_s = (moved - _kept(moved, gpu.l2_bytes * family["cache"])) / (gpu.bandwidth_bytes_per_s * family["dram"])
-    tiles_s = waves * (_limit(inner_s, store_s) + family["tile_s"]) + np.minimum(inner_s, store_s)
+    stays = figures()["tiles"][family["tiles"]]["persistent"]
+    hidden_s = np.minimum(inner_s, store_s) if stays else np.zeros_like(store_s)
+    tiles_s = waves * (_limit(inner_s, store_s) if stays else inner_s + store_s) + waves * family["tile_s"] + hidden_s
+    # What does not fit the cache comes from memory.
     whole_s = family["start_s"] + _limit(tiles_s, np.asarray(memory_s))
     # Parts are summed by a kernel of its own.
     summed = batch * m * n * (_SUM_BYTES * parts + out_bytes)
