@@ -1,0 +1,148 @@
+"""The time of fused attention: blocks of scores over the SMs, forward and backward.
+
+An SM takes a block of rows of one head and goes through blocks of columns: two products a block in the forward, five in the
+backward, with an exponential for each score between them. A causal mask leaves out the blocks above the diagonal. A launch has
+the shape (batch, heads, key heads, rows, columns, width, value width); its variant lists the library, the direction and what
+is on: "cudnn forward causal bias dropout". Heads are padded to the next power of two. What packed sequences hold is taken
+as sequences of the same length.
+"""
+
+from functools import lru_cache
+from math import ceil, prod
+from typing import Any
+
+from tonnage.clock.kernels.figures import Read, arithmetic, figures, older_share, peak, reader
+from tonnage.clock.launch import Launch
+from tonnage.clock.operators import Call
+from tonnage.clock.settings import Settings
+from tonnage.hardware.gpu import Gpu
+
+_CAUSAL = ("True", "1", "2")
+_EXPONENTIALS_PER_CLOCK = 16  # of an SM's special function units
+_LEAST_WIDTH, _MOST_WIDTH = 64, 128
+_SUM_BYTES = 4  # of an element while gradients of the query are summed
+_PRODUCTS = {"forward": 2, "backward": 5}
+
+
+# From calls -----------------------------------------------------------------------------------------------------------
+
+
+def _reading(name: str) -> Read:
+    @reader
+    def read(call: Call, settings: Settings) -> Launch | None:
+        table = figures()["attention_operators"][name]
+        at: int = table["query"]
+        precision = arithmetic(call, at, tf32=False)
+        sizes = _sizes(call, table)
+        if precision is None or sizes is None or not prod(sizes):
+            return None
+        batch, heads, key_heads, rows, columns, width, value_width = sizes
+        direction = "backward" if at else "forward"
+        causal = call.value(table["causal"]) in _CAUSAL
+        pairs = rows * columns - (_above_diagonal(rows, columns) if causal else 0)
+        # The forward reads three tensors and writes one; the backward reads five and writes three.
+        one_way = batch * (heads * rows * (width + value_width) + key_heads * columns * (width + value_width))
+        return Launch(
+            kind="attention", name=name, shape=sizes, precision=precision,
+            moved_bytes=float(one_way * call.element_bytes(at) * (2 if at else 1)),
+            operations=float(_PRODUCTS[direction] * batch * heads * pairs * (width + value_width)),
+            variant=" ".join([table["library"], direction, *_options(call, table, causal)]),
+            kernels=1 if not at else 4 + 2 * (heads != key_heads),
+        )  # fmt: skip
+
+    return read
+
+
+def _sizes(call: Call, table: dict[str, Any]) -> tuple[int, ...] | None:
+    """Batch, heads, key heads, rows, columns, widths of the key and of the value."""
+    query, key, value = (call.shapes[table["query"] + offset] for offset in range(3))
+    starts = call.shapes[table["lengths"]] if table["lengths"] < len(call.shapes) else ()
+    if starts:  # packed: one long sequence, whose heads come before the width
+        batch = max(1, starts[0] - 1)
+        rows, columns = ceil(prod(query[:-2]) / batch), ceil(prod(key[:-2]) / batch)
+        return batch, query[-2], key[-2], rows, columns, query[-1], value[-1]
+    if len(query) != 4:
+        return None
+    heads, length = table["heads"], 3 - table["heads"]
+    return query[0], query[heads], key[heads], query[length], key[length], query[3], value[3]
+
+
+def _options(call: Call, table: dict[str, Any], causal: bool) -> list[str]:
+    bias = "bias" in table and table["bias"] < len(call.shapes) and bool(call.shapes[table["bias"]])
+    dropout = call.value(table["dropout"]) not in ("", "0", "0.0", "0.", "False")
+    return [word for word, is_on in (("causal", causal), ("bias", bias), ("dropout", dropout)) if is_on]
+
+
+def _above_diagonal(rows: int, columns: int) -> float:
+    return rows * (rows - 1) / 2 if columns >= rows else rows * columns - columns * (columns + 1) / 2
+
+
+OPERATORS: dict[str, Read] = {name: _reading(name) for name in figures()["attention_operators"]}
+
+# To seconds -----------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1 << 16)
+def seconds(launch: Launch, gpu: Gpu) -> float:
+    """Of the kernel and of the small ones around it."""
+    return modelled(launch, gpu)
+
+
+def modelled(launch: Launch, gpu: Gpu) -> float:
+    """The same, computed anew."""
+    _, direction, *options = launch.variant.split()
+    family = figures()["attention"][family_of(launch)]
+    batch, heads, key_heads, rows, columns, width, value_width = launch.shape
+    # One block of scores on one SM.
+    clock = gpu.clock_mhz * 1e6
+    rate = peak(gpu, "tf32" if launch.precision == "fp32" else launch.precision) / gpu.sm_count
+    rate *= family["mac"] * (older_share(gpu) if family["older"] else 1.0)
+    padded = (_padded(width) + _padded(value_width)) / 2
+    slower = family["wide"] if max(width, value_width) > _MOST_WIDTH else 1.0
+    products_s = 2 * _PRODUCTS[direction] * padded * slower / rate
+    shares = sum(1 / family[word] for word in ("exp", *(word for word in options if word != "causal")))
+    block_s = family["rows"] * family["columns"] * (products_s + shares / (_EXPONENTIALS_PER_CLOCK * clock))
+    # All of them; the SM with the longest row of blocks ends last.
+    blocks, most = _blocks(rows, columns, family["rows"], family["columns"], "causal" in options)
+    longest_s = most * block_s + family["block_s"]
+    row_blocks = batch * heads * ceil(rows / family["rows"])
+    shared_s = (batch * heads * blocks * block_s + row_blocks * family["block_s"]) / gpu.sm_count
+    busy_s = max(longest_s, shared_s + family["tail"] * longest_s)
+    element_bytes: int = figures()["element_bytes"][launch.precision]
+    bandwidth = gpu.bandwidth_bytes_per_s
+    query_elements, key_elements = batch * heads * rows * width, batch * heads * columns * (width + value_width)
+    moved = (
+        2 * query_elements + key_elements * key_heads / heads
+        if direction == "forward"
+        else 4 * query_elements + 2 * key_elements
+    )
+    memory_s = moved * element_bytes / (bandwidth * family["dram"])
+    whole_s: float = family["start_s"] + (busy_s**4 + memory_s**4) ** 0.25
+    if direction == "forward":
+        return whole_s
+    # Around the backward: row sums of the output, gradients of the query to their type, those of shared heads summed.
+    side: float = query_elements * (3 * element_bytes + 2 * _SUM_BYTES)
+    if heads != key_heads:
+        side += key_elements * element_bytes * (1 + key_heads / heads)
+    return float(whole_s + side / (bandwidth * family["side"]) + family["side_s"] * (launch.kernels - 1))
+
+
+def family_of(launch: Launch) -> str:
+    """Which figures are meant."""
+    library, direction, *_ = launch.variant.split()
+    wide = "-fp32" if launch.precision == "fp32" and library == "efficient" else ""
+    return f"{library}{wide}-{direction}"
+
+
+def _padded(width: int) -> int:
+    return max(_LEAST_WIDTH, 1 << (width - 1).bit_length())
+
+
+@lru_cache(maxsize=1 << 12)
+def _blocks(rows: int, columns: int, high: int, wide: int, causal: bool) -> tuple[int, int]:
+    """Blocks of scores that must be computed for one head, and the most that one block of rows has."""
+    count = ceil(rows / high)
+    if not causal:
+        return count * ceil(columns / wide), ceil(columns / wide)
+    each = [ceil(min(columns, (place + 1) * high) / wide) for place in range(count)]
+    return sum(each), max(each)

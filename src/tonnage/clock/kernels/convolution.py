@@ -1,0 +1,189 @@
+"""The time of convolutions: products whose factors are gathered on the way, forward and backward.
+
+A launch has the shape (batch, in channels, out channels, groups, pixels in, pixels out, pixels of the kernel) of the plain
+convolution; its variant names the layout and the passes: "nhwc forward", "nchw input weight". A transposed convolution is the
+plain one's gradient of the input. In NCHW the tensors are turned to NHWC and back around each pass that runs on tensor
+cores. With as many groups as channels, each channel by itself, the FP32 lanes do the work.
+"""
+
+from dataclasses import replace
+from functools import lru_cache
+from math import ceil, prod
+from typing import Any
+
+from tonnage.clock.kernels import matmul
+from tonnage.clock.kernels.figures import Read, arithmetic, figures, peak, reader
+from tonnage.clock.kernels.matmul import tiled
+from tonnage.clock.launch import Launch
+from tonnage.clock.operators import Call
+from tonnage.clock.settings import Settings
+from tonnage.hardware.gpu import Gpu
+
+_ALIGNED_BYTES = 16
+_SMALL_KERNEL = 9  # pixels
+_NO_SPLIT = {"join_s": 0.0, "join": 1.0}
+
+
+# From calls -----------------------------------------------------------------------------------------------------------
+
+
+def _reading(name: str) -> Read:
+    @reader
+    def read(call: Call, settings: Settings) -> Launch | None:
+        table = figures()["convolution_operators"][name]
+        at: int = table["input"]
+        image, weight = call.shapes[at], call.shapes[at + 1]
+        precision = arithmetic(call, at, settings.tf32_convolution)
+        transposed = name.endswith("transpose") or call.value(table.get("transposed", len(call.values))) == "True"
+        result = call.shapes[0] if at else _result(call, table, transposed)
+        passes = _passes(call, table, transposed)
+        if precision is None or not passes or not prod(image) or not prod(weight) or len(result) != len(image):
+            return None
+        shape = _shape(image, result, weight, transposed)
+        strides: tuple[int, ...] = call.strides[at] if at < len(call.strides) else ()
+        layout = "nhwc" if len(strides) > 1 and strides[1] == 1 and image[1] > 1 else "nchw"
+        once = (prod(image) + prod(result) + prod(weight)) * call.element_bytes(at)
+        return Launch(
+            kind="convolution", name=name, shape=shape, precision=precision, moved_bytes=float(once * len(passes)),
+            operations=2.0 * len(passes) * _macs(shape), variant=" ".join([layout, *passes]), kernels=len(passes),
+        )  # fmt: skip
+
+    return read
+
+
+def _result(call: Call, table: dict[str, Any], transposed: bool) -> tuple[int, ...]:
+    """The shape of a forward's result, from the options that the trace holds as text."""
+    image, weight = call.shapes[table["input"]], call.shapes[table["input"] + 1]
+    space = len(image) - 2
+    padding, stride, dilation = (_numbers(call.value(table[word]), space) for word in ("padding", "stride", "dilation"))
+    spans = [hole * (size - 1) for hole, size in zip(dilation, weight[2:], strict=True)]
+    if transposed:
+        extra = _numbers(call.value(table["output_padding"]), space) if "output_padding" in table else [0] * space
+        pixels = [
+            (side - 1) * step - 2 * pad + span + more + 1
+            for side, step, pad, span, more in zip(image[2:], stride, padding, spans, extra, strict=True)
+        ]
+        groups = int(call.value(table["groups"]))
+        return (image[0], weight[1] * groups, *pixels)
+    pixels = [
+        (side + 2 * pad - span - 1) // step + 1
+        for side, step, pad, span in zip(image[2:], stride, padding, spans, strict=True)
+    ]
+    return (image[0], weight[0], *pixels)
+
+
+def _numbers(text: str, count: int) -> list[int]:
+    numbers = [int(word) for word in text.strip("[]()").split(",") if word.strip()]
+    return numbers * count if len(numbers) == 1 else numbers
+
+
+def _shape(
+    image: tuple[int, ...], result: tuple[int, ...], weight: tuple[int, ...], transposed: bool
+) -> tuple[int, ...]:
+    """Of the plain convolution: a transposed one has its ends swapped."""
+    first, last = (result, image) if transposed else (image, result)
+    groups = first[1] // weight[1]
+    return first[0], first[1], last[1], groups, prod(first[2:]), prod(last[2:]), prod(weight[2:])
+
+
+def _passes(call: Call, table: dict[str, Any], transposed: bool) -> list[str]:
+    forward, gradient = ("input", "forward") if transposed else ("forward", "input")
+    if "mask" not in table:
+        return [forward]
+    wanted = ["True" in word or word.strip("[] ") == "1" for word in call.value(table["mask"]).split(",")[:2]]
+    return [name for name, is_on in zip((gradient, "weight"), wanted, strict=True) if is_on]
+
+
+def _macs(shape: tuple[int, ...]) -> float:
+    batch, channels, out_channels, groups, _, out_pixels, kernel_pixels = shape
+    return float(batch * out_pixels * out_channels * channels // groups * kernel_pixels)
+
+
+OPERATORS: dict[str, Read] = {name: _reading(name) for name in figures()["convolution_operators"]}
+
+# To seconds -----------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1 << 16)
+def seconds(launch: Launch, gpu: Gpu) -> float:
+    """Of all passes, with what turns the layout around them."""
+    return modelled(launch, gpu)
+
+
+def modelled(launch: Launch, gpu: Gpu) -> float:
+    """The same, computed anew."""
+    layout, *passes = launch.variant.split()
+    one = {"depthwise": _depthwise, "pointwise": _pointwise}.get(_sort(launch), _gathered)
+    return sum(one(launch, gpu, layout, name) for name in passes)
+
+
+def _sort(launch: Launch) -> str:
+    _, channels, _, groups, pixels, out_pixels, kernel_pixels = launch.shape
+    if groups == channels and groups > 1:
+        return "depthwise"
+    plain = kernel_pixels == 1 and pixels == out_pixels and groups == 1
+    return "pointwise" if plain and launch.precision != "fp32" else "gathered"
+
+
+def families_of(launch: Launch) -> list[str]:
+    """Which figures are meant, one for each pass."""
+    layout, *passes = launch.variant.split()
+    sort = _sort(launch)
+    first = f"depthwise-{layout}" if sort == "depthwise" else figures()["family"][launch.precision]
+    return [f"{first}-{name}" for name in passes] if sort != "pointwise" else []
+
+
+def _depthwise(launch: Launch, gpu: Gpu, layout: str, name: str) -> float:
+    family = figures()["convolution"][f"depthwise-{layout}-{name}"]
+    batch, channels, out_channels, _, pixels, out_pixels, kernel_pixels = launch.shape
+    moved = batch * (channels * pixels + out_channels * out_pixels) * figures()["element_bytes"][launch.precision]
+    memory_s = moved / (gpu.bandwidth_bytes_per_s * family["dram"])
+    lanes_s = 2 * _macs(launch.shape) / (peak(gpu, "fp32") * family["taps"])
+    if launch.precision in ("bf16", "fp16"):
+        lanes_s *= family["half"]
+    # A gradient of the weight has a block of threads for each of its elements.
+    blocks_s = channels * kernel_pixels / gpu.sm_count * family.get("block_s", 0.0)
+    return float(family["start_s"] + blocks_s + (memory_s**4 + lanes_s**4) ** 0.25)
+
+
+def _gathered(launch: Launch, gpu: Gpu, layout: str, name: str) -> float:
+    family = figures()["convolution"][f"{figures()['family'][launch.precision]}-{name}"]
+    element_bytes: int = figures()["element_bytes"][launch.precision]
+    batch, channels, out_channels, groups, pixels, out_pixels, kernel_pixels = launch.shape
+    # Channels are padded to what a load holds.
+    unit = _ALIGNED_BYTES // element_bytes
+    into, out = (ceil(count / groups / unit) * unit for count in (channels, out_channels))
+    products = {
+        "forward": (groups, batch * out_pixels, out, into * kernel_pixels),
+        "input": (groups, batch * pixels, into, max(1, out * kernel_pixels * out_pixels // pixels)),
+        "weight": (groups, out, into * kernel_pixels, batch * out_pixels),
+    }
+    slower = family["odd_in"] if channels // groups % unit else 1.0
+    slower *= family["odd_out"] if out_channels // groups % unit else 1.0
+    slower *= family["strided"] if kernel_pixels > _SMALL_KERNEL and pixels > out_pixels else 1.0
+    rate = peak(gpu, launch.precision)
+    whole_s = tiled(_NO_SPLIT | family, products[name], gpu, rate, element_bytes, element_bytes, slower)
+    if layout == "nchw" and "convert" in family:
+        turned = batch * (channels * pixels + out_channels * out_pixels) + into * out * groups * kernel_pixels
+        converted_s = 2 * element_bytes * turned / (gpu.bandwidth_bytes_per_s * family["convert"])
+        whole_s += 3 * family["convert_s"] + converted_s
+    return whole_s
+
+
+def _pointwise(launch: Launch, gpu: Gpu, layout: str, name: str) -> float:
+    """A kernel of one pixel is a plain product on tensor cores, in NCHW one for each image with its pixels as rows."""
+    batch, channels, out_channels, _, pixels, _, _ = launch.shape
+    if pixels == 1:  # the same in both layouts
+        layout = "nhwc"
+    rows, inner = (channels, out_channels) if name == "input" else (out_channels, channels)
+    if name == "weight":
+        shape, letters, row = (1, out_channels, channels, batch * pixels), "nt", min(channels, out_channels)
+    elif layout == "nhwc":
+        shape, letters, row = (1, batch * pixels, rows, inner), "nn" if name == "input" else "tn", rows
+    else:
+        shape, letters, row = (batch, rows, pixels, inner), "nn", pixels
+    if layout == "nchw":
+        row = pixels
+    row_bytes = row * figures()["element_bytes"][launch.precision]
+    aligned = next(size for size in (_ALIGNED_BYTES, 8, 4, 2, 1) if not row_bytes % size)
+    return matmul.modelled(replace(launch, kind="matmul", shape=shape, variant=f"{letters}-{aligned}"), gpu)

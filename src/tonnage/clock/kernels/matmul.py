@@ -1,0 +1,183 @@
+"""The time of matrix products: tiles over the SMs in waves, as cuBLAS would choose them.
+
+A tile of the result belongs to one SM, which streams two panels of the factors through its tensor cores. What takes longest
+sets the pace: the tensor cores, the panels' way from the L2 cache, or for all SMs together the way from memory. Of a few tiles
+and ways to split the inner dimension the fastest is taken. Rows that do not begin at multiples of 16 bytes keep the library
+from its best kernels: they have figures of their own. A launch has the shape (batch, m, n, k); its variant says which factors
+are transposed, as BLAS would ("tn": both are read along k), and how rows are aligned. This module does not know throttling.
+"""
+
+from collections.abc import Mapping
+from functools import cache, lru_cache
+from math import ceil, prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tonnage.clock.kernels.figures import Read, arithmetic, figures, l2_bytes_per_s, peak, reader
+from tonnage.clock.launch import Launch
+from tonnage.clock.operators import Call
+from tonnage.clock.settings import Settings
+from tonnage.hardware.gpu import Gpu
+
+_PANEL_BYTES = 128  # of each row, streamed at a time
+_SUM_BYTES = 4  # of an element while parts of the inner dimension are summed
+_SHARPNESS = 6.0  # of the step from one limit to the other; infinity would be a maximum
+_ALIGNED_BYTES = 16
+
+
+# From calls -----------------------------------------------------------------------------------------------------------
+
+
+def _factors_at(at: int) -> Read:
+    @reader
+    def read(call: Call, settings: Settings) -> Launch | None:
+        precision = arithmetic(call, at, settings.tf32_matmul)
+        left, right = call.shapes[at], call.shapes[at + 1]
+        if precision is None or not prod(left) or not prod(right) or left[-1] != right[-2]:
+            return None
+        batch, (m, k), n = prod(left[:-2]), left[-2:], right[-1]
+        out_bytes: int = figures()["out_bytes"].get(precision, call.element_bytes(at))
+        return Launch(
+            kind="matmul", name=call.name, shape=(batch, m, n, k), precision=precision,
+            moved_bytes=call.tensor_bytes(at) + call.tensor_bytes(at + 1) + float(batch * m * n * out_bytes),
+            operations=2.0 * batch * m * n * k, variant=_variant(call, at, n * out_bytes),
+        )  # fmt: skip
+
+    return read
+
+
+def _variant(call: Call, at: int, out_row_bytes: int) -> str:
+    """Which factors are transposed, and the bytes at whose multiples all rows begin."""
+    letters, aligned = "", [out_row_bytes]
+    for place in (at + 1, at):  # BLAS counts in columns: there the right factor is the first
+        shape = call.shapes[place]
+        strides = call.strides[place] if place < len(call.strides) and call.strides[place] else (shape[-1], 1)
+        across, along = strides[-2:]
+        transposed = along != 1 and across == 1
+        letters += "nt"[transposed]
+        row = along if transposed else across
+        aligned.append(max(row, 1) * call.element_bytes(place))
+    widest = next(size for size in (_ALIGNED_BYTES, 8, 4, 2, 1) if not any(row % size for row in aligned))
+    return f"{letters}-{widest}"
+
+
+@reader
+def _grouped(call: Call, settings: Settings) -> Launch | None:
+    """Rows of the left factor in as many groups as the right one has matrices, taken as groups of the same size."""
+    (rows, k), (groups, _, n) = call.shapes[:2]
+    precision = arithmetic(call, 0, settings.tf32_matmul)
+    m = ceil(rows / groups)
+    moved = call.tensor_bytes(0) + call.tensor_bytes(1) + float(rows * n * call.element_bytes(0))
+    return Launch(
+        kind="matmul", name=call.name, shape=(groups, m, n, k), precision=precision or "bf16", moved_bytes=moved,
+        operations=2.0 * rows * n * k, variant="tn-16",
+    )  # fmt: skip
+
+
+OPERATORS: dict[str, Read] = {
+    "mm": _factors_at(0),
+    "bmm": _factors_at(0),
+    "_scaled_mm": _factors_at(0),
+    "_int_mm": _factors_at(0),
+    "addmm": _factors_at(1),
+    "addmm_": _factors_at(1),
+    "_addmm_activation": _factors_at(1),
+    "baddbmm": _factors_at(1),
+    "baddbmm_": _factors_at(1),
+    "_grouped_mm": _grouped,
+}
+
+# To seconds -----------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1 << 16)
+def seconds(launch: Launch, gpu: Gpu) -> float:
+    """Of the kernel, and of the one that sums its parts where the inner dimension is split."""
+    return modelled(launch, gpu)
+
+
+def modelled(launch: Launch, gpu: Gpu) -> float:
+    """The same, computed anew."""
+    letters, _ = launch.variant.split("-")
+    family = figures()["matmul"][family_of(launch)]
+    element_bytes: int = figures()["element_bytes"][launch.precision]
+    out_bytes: int = figures()["out_bytes"].get(launch.precision, element_bytes)
+    slower = family["nn"] if letters == "nn" else family["nt"] if letters == "nt" else 1.0
+    if launch.name.startswith("addmm") and "biased_tiles" in family:
+        family = family | {"tiles": family["biased_tiles"]}
+    whole_s = tiled(family, launch.shape, gpu, peak(gpu, launch.precision), element_bytes, out_bytes, slower)
+    if 1 in launch.shape[1:3] and family.get("streams", False):  # a vector has kernels of its own
+        streamed_s = family["start_s"] + _moved(launch.shape, element_bytes, out_bytes) / (gpu.bandwidth_bytes_per_s * family["dram"])
+        return float(min(whole_s, streamed_s))
+    return whole_s
+
+
+def family_of(launch: Launch) -> str:
+    """Which figures are meant: by precision, and by alignment where rows begin off the mark."""
+    aligned = int(launch.variant.split("-")[1])
+    families = figures()["matmul"]
+    name: str = figures()["family"][launch.precision]
+    while aligned < _ALIGNED_BYTES:
+        if f"{name}-{aligned}" in families:
+            return f"{name}-{aligned}"
+        aligned *= 2
+    return name
+
+
+def tiled(
+    family: Mapping[str, Any], shape: tuple[int, ...], gpu: Gpu, rate: float, element_bytes: int, out_bytes: int,
+    slower: float = 1.0,
+) -> float:  # fmt: skip
+    """The fastest of the family's tiles, in seconds."""
+    batch, m, n, k = shape
+    tile_m, tile_n, parts = _candidates(family["tiles"])
+    l2_rate = l2_bytes_per_s(gpu)
+    # One tile on one SM.
+    panels = np.ceil(np.ceil(k / parts) * element_bytes / _PANEL_BYTES)
+    inner_bytes = panels * _PANEL_BYTES
+    arithmetic_s = 2 * tile_m * tile_n * (inner_bytes / element_bytes) * gpu.sm_count / (rate * family["mac"])
+    loads_s = (tile_m + tile_n) * inner_bytes / (l2_rate * family["load"])
+    stored = tile_m * tile_n * np.where(parts > 1, _SUM_BYTES, out_bytes)
+    inner_s = slower * _limit(arithmetic_s, loads_s)
+    store_s = stored / (l2_rate * family["store"])
+    # All of them, in waves. A kernel that stays on its SM stores a tile while it computes the next one.
+    waves = np.ceil(batch * np.ceil(m / tile_m) * np.ceil(n / tile_n) * parts / gpu.sm_count)
+    moved = _moved(shape, element_bytes, out_bytes)
+    memory_s = (moved - _kept(moved, gpu.l2_bytes * family["cache"])) / (gpu.bandwidth_bytes_per_s * family["dram"])
+    stays = figures()["tiles"][family["tiles"]]["persistent"]
+    hidden_s = np.minimum(inner_s, store_s) if stays else np.zeros_like(store_s)
+    tiles_s = waves * (_limit(inner_s, store_s) if stays else inner_s + store_s) + waves * family["tile_s"] + hidden_s
+    # What does not fit the cache comes from memory.
+    whole_s = family["start_s"] + _limit(tiles_s, np.asarray(memory_s))
+    # Parts are summed by a kernel of its own.
+    summed = batch * m * n * (_SUM_BYTES * parts + out_bytes)
+    joined_s = family["join_s"] + summed / (gpu.bandwidth_bytes_per_s * family["join"])
+    return float(np.min(np.where(parts > 1, whole_s + joined_s, whole_s)))
+
+
+def _moved(shape: tuple[int, ...], element_bytes: int, out_bytes: int) -> int:
+    batch, m, n, k = shape
+    return batch * ((m + n) * k * element_bytes + m * n * out_bytes)
+
+
+def _limit(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The larger, with a smooth step where they meet."""
+    high, low = np.maximum(one, other), np.minimum(one, other)
+    whole: NDArray[np.float64] = high * (1 + (low / high) ** _SHARPNESS) ** (1 / _SHARPNESS)
+    return whole
+
+
+def _kept(moved_bytes: float, cache_bytes: float) -> float:
+    """Of the bytes that a kernel touches, those that the one before it left in the cache."""
+    return moved_bytes / (1 + (moved_bytes / cache_bytes) ** 4)
+
+
+@cache
+def _candidates(name: str) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Rows, columns and parts of the inner dimension."""
+    table = figures()["tiles"][name]
+    found = [(m, n, parts) for m, n in table["shapes"] for parts in table["parts"]]
+    rows, columns, parts = (np.array(column, dtype=np.float64) for column in zip(*found, strict=True))
+    return rows, columns, parts

@@ -1,0 +1,92 @@
+"""The time of cuDNN's recurrent layers: a large product for all inputs of a layer, then a small one for each moment.
+
+The small products wait for each other, so that their latency counts more than their arithmetic. A launch has the shape (layers,
+length, batch, input width, hidden width, gates); directions count as layers. Products are modelled as `matmul` does.
+"""
+
+from functools import lru_cache
+from math import prod
+
+from tonnage.clock.kernels.figures import Read, arithmetic, figures, peak, reader
+from tonnage.clock.kernels.matmul import tiled
+from tonnage.clock.launch import Launch
+from tonnage.clock.operators import Call
+from tonnage.clock.settings import Settings
+from tonnage.hardware.gpu import Gpu
+
+_GATES = {"0": 1, "1": 1, "2": 4, "3": 3}  # by cuDNN's mode: two plain ones, LSTM, GRU
+_PASSES = {"forward": 1, "backward": 2}
+
+
+# From calls -----------------------------------------------------------------------------------------------------------
+
+
+def _reading(direction: str, mode_at: int) -> Read:
+    @reader
+    def read(call: Call, settings: Settings) -> Launch | None:
+        precision = arithmetic(call, 0, settings.tf32_convolution)
+        given, (layers, batch, hidden), cells = call.shapes[0], call.shapes[4], call.shapes[5]
+        if precision is None or len(given) != 3 or not prod(given):
+            return None
+        length, width = prod(given[:2]) // batch, given[2]
+        gates = _GATES.get(call.value(mode_at), 4 if cells else 3)
+        macs = batch * length * gates * hidden * (width + (layers - 1) * hidden + layers * hidden)
+        weights = gates * hidden * (width + (2 * layers - 1) * hidden)
+        moved = weights * length + batch * length * (width + 2 * layers * (gates + 1) * hidden)
+        return Launch(
+            kind="recurrent", name=call.name, shape=(layers, length, batch, width, hidden, gates), precision=precision,
+            moved_bytes=float(moved * call.element_bytes(0) * _PASSES[direction]),
+            operations=2.0 * macs * _PASSES[direction], variant=direction, kernels=layers * (2 * length + 1),
+        )  # fmt: skip
+
+    return read
+
+
+OPERATORS: dict[str, Read] = {
+    "_cudnn_rnn": _reading("forward", 6),
+    "_cudnn_rnn_backward": _reading("backward", 10),
+}
+
+# To seconds -----------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1 << 16)
+def seconds(launch: Launch, gpu: Gpu) -> float:
+    """Of all the kernels of all layers."""
+    return modelled(launch, gpu)
+
+
+def modelled(launch: Launch, gpu: Gpu) -> float:
+    """The same, computed anew."""
+    layers, length, batch, width, hidden, gates = launch.shape
+    family = figures()["recurrent"][family_of(launch)]
+    backward = launch.variant == "backward"
+    # Each moment: a product with the hidden state, then the gates.
+    moment = (1, batch, hidden, gates * hidden) if backward else (1, batch, gates * hidden, hidden)
+    moment_s = family["moment"] * _product_s(launch, gpu, moment) + family["gates_s"]
+    at_once = 1 + family["overlap"] * (layers - 1)  # layers run ahead of each other
+    whole_s = family["start_s"] + layers / at_once * length * moment_s
+    # For all moments at once: what comes in, and backward the gradients of it and of the weights.
+    rows = batch * length
+    for inner in [width] + [hidden] * (layers - 1):
+        products = [(1, rows, gates * hidden, inner)]
+        if backward:
+            products = [
+                (1, rows, inner, gates * hidden),
+                (1, gates * hidden, inner, rows),
+                (1, gates * hidden, hidden, rows),
+            ]
+        whole_s += family["large"] * sum(_product_s(launch, gpu, product) for product in products)
+    return float(whole_s)
+
+
+def family_of(launch: Launch) -> str:
+    """Which figures are meant."""
+    small = launch.shape[4] <= figures()["recurrent"]["small_width"]
+    return f"small-{launch.variant}" if small else launch.variant
+
+
+def _product_s(launch: Launch, gpu: Gpu, shape: tuple[int, ...]) -> float:
+    family = figures()["matmul"][figures()["family"][launch.precision]]
+    element_bytes: int = figures()["element_bytes"][launch.precision]
+    return tiled(family, shape, gpu, peak(gpu, launch.precision), element_bytes, element_bytes)
