@@ -52,8 +52,10 @@ def _copy(call: Call, settings: Settings) -> Launch | None:
 
 
 def _write(call: Call, settings: Settings) -> Launch | None:
-    elements = prod(call.shapes[0])
-    moved = float(elements * call.element_bytes(0))
+    """A tensor that is only written; how long a range is that has no shape yet is not known, and few are long."""
+    at = next(call.tensors(), None)
+    elements = prod(call.shapes[at]) if at is not None else 1
+    moved = float(elements * (call.element_bytes(at) if at is not None else 8))
     return launch("elementwise", call, moved=moved, elements=elements, accesses=float(elements), variant="written")
 
 

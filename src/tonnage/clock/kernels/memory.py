@@ -30,6 +30,12 @@ def figures() -> dict[str, Any]:
 
 
 @cache
+def families() -> dict[str, Any]:
+    """Operators by family, as `operators` has them."""
+    return tomllib.loads((_DATA.parent / "operators.toml").read_text("utf-8"))
+
+
+@cache
 def precision_of(type_name: str) -> str:
     """Of an element's type, as a launch spells it."""
     return {"c10::BFloat16": "bf16", "c10::Half": "fp16", "double": "fp64"}.get(type_name, "fp32")

@@ -5,14 +5,13 @@ longest block, so that a list of many middling tensors takes longer than its byt
 """
 
 from collections.abc import Callable
-from functools import cache
 from math import ceil, prod
-from typing import Any
 
+from tonnage.clock.kernels import memory
 from tonnage.clock.kernels.elementwise import list_bytes
-from tonnage.clock.kernels.memory import cycle_seconds, figures, memory_seconds, slowest
+from tonnage.clock.kernels.memory import cycle_seconds, families, figures, launch, memory_seconds, slowest
 from tonnage.clock.launch import Launch
-from tonnage.clock.operators import Call, list_passes
+from tonnage.clock.operators import Call
 from tonnage.clock.settings import Settings
 from tonnage.hardware.gpu import Gpu
 
@@ -40,6 +39,8 @@ def packed(sizes: list[int], lists: int) -> tuple[int, int]:
 
 def seconds(launch: Launch, gpu: Gpu) -> float:
     """Device time of all kernels of one call: `shape` is (elements, chunks, the longest chunk)."""
+    if launch.variant == "vector":
+        return memory.seconds(launch, gpu)
     elements, chunks, longest = launch.shape
     form = figures()["optimizer"][launch.variant]
     busy = min(1.0, chunks / max(1, launch.kernels) / gpu.sm_count)
@@ -54,14 +55,14 @@ def seconds(launch: Launch, gpu: Gpu) -> float:
 
 
 def _lists(call: Call, settings: Settings) -> Launch | None:
-    sizes = [prod(shape) for shape in call.shapes[0] if not isinstance(shape, int)]
+    lists = [shapes for shapes in call.shapes if shapes and not isinstance(shapes[0], int) and any(shapes)]
+    sizes = [prod(shape) for shape in lists[0]] if lists else []
     elements = sum(sizes)
     if not elements:
         return None
-    lists = sum(1 for shape in call.shapes if shape and not isinstance(shape[0], int))
-    passes, each = list_passes(call.name), list_bytes(call, 0)
-    kernels, chunks = packed(sizes, lists)
-    width = "narrow" if each < 4 else "wide"
+    each, passes = list_bytes(call, 0), families()["lists_moved"].get(call.name, len(lists) + 1)
+    kernels, chunks = packed(sizes, len(lists))
+    family = "fused" if call.name.startswith("_fused") else "foreach"
     return Launch(
         kind="optimizer",
         name=call.name,
@@ -69,9 +70,17 @@ def _lists(call: Call, settings: Settings) -> Launch | None:
         precision="bf16" if each < 4 else "fp32",
         moved_bytes=float(passes * elements * each),
         operations=float(passes * elements),
-        variant=f"{'fused' if call.name.startswith('_fused') else 'foreach'}_{width}",
+        variant=f"{family}_{'narrow' if each < 4 else 'wide'}",
         kernels=kernels,
     )
 
 
-OPERATORS: dict[str, Callable[[Call, Settings], Launch | None]] = {}
+def _scale(call: Call, settings: Settings) -> Launch | None:
+    """Of _amp_update_scale_: a few numbers."""
+    return launch("optimizer", call, moved=16.0, elements=1, variant="vector")
+
+
+OPERATORS: dict[str, Callable[[Call, Settings], Launch | None]] = {
+    **dict.fromkeys(families()["lists_of"]["names"].split(), _lists),
+    "_amp_update_scale_": _scale,
+}
