@@ -26,8 +26,8 @@ from tonnage.hardware import Gpu, find_gpu
 
 DATA = Path(memory.__file__).parents[1] / "data" / "memory.toml"
 PULL = 0.05
-MOST = {"share": 1.0, "l2_share": 1.0, "resident": 1.0}
-FIXED = {"passes"}
+MOST = {"share": 1.0, "l2_share": 1.0, "resident": 1.0, "kept": 1.0}
+FIXED = {"passes", "kernel_s"}
 UNMEASURED = {"fused", "fused_rows"}  # every training with such kernels is judged by
 ROUNDS = 3
 
@@ -75,7 +75,7 @@ def _shares(samples: list[Sample]) -> dict[str, float]:
 def _fit_table(table: dict[str, float], samples: list[Sample], total: dict[str, float], gpu: Gpu) -> None:
     names = [name for name, value in table.items() if name not in FIXED and value > 0]
     begin = np.log([table[name] for name in names])
-    most = np.array([np.log(MOST.get(name, 1e9)) for name in names])
+    most = np.array([np.log(MOST.get(name, np.inf)) for name in names])
     # A sample of a step counts by its part of the step; the many of a probe count alike.
     weights = np.array([1.0 if sample.gapped else 0.1 + 4.0 * (sample.measured_s / total[sample.group]) ** 0.5 for sample in samples])
 

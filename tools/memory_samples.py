@@ -44,8 +44,15 @@ class Sample:
 
 
 def predicted_s(sample: Sample, gpu: Gpu) -> float:
-    gap_s = figures()["common"]["gap_s"] if sample.gapped else 0.0
-    return sample.count * sum(seconds(launch, gpu) + gap_s * launch.kernels for launch in sample.launches)
+    """A burst of one call finds in the L2 cache all that fits; a step does not."""
+    common = figures()["common"]
+    if not sample.gapped:
+        return sample.count * sum(seconds(launch, gpu) for launch in sample.launches)
+    kept, common["kept"] = common["kept"], 1.0
+    try:
+        return sample.count * sum(seconds(launch, gpu) + common["gap_s"] * launch.kernels for launch in sample.launches)
+    finally:
+        common["kept"] = kept
 
 
 def seconds(launch: Launch, gpu: Gpu) -> float:
@@ -332,7 +339,8 @@ def _step_sample(training: str, name: str, rows_: list[dict[str, Any]], count: i
     if not shapes or name in UNRECORDED or "TensorList" in types:
         return None
     kernels = tuple(row["kernel"].removeprefix("void at::native::").removeprefix("void ") for row in rows_)
-    made = Call(name=name, shapes=shapes, types=types, kernels=kernels, values=_guessed_values(name, shapes, kernels[0]))
+    made = Call(name=name, shapes=shapes, types=types, kernels=kernels, values=_guessed_values(name, shapes, kernels[0]),
+                strides=_guessed_strides(name, shapes, kernels[0]))
     launch = launch_of(made)
     if launch is None:
         return None
@@ -349,6 +357,14 @@ def _tupled(value: Any) -> Any:
     return tuple(map(_tupled, value)) if isinstance(value, list) else value
 
 
+def _guessed_strides(name: str, shapes: Any, kernel: str) -> tuple[Any, ...]:
+    """Channels last, where a reduction of images has its threads along channels."""
+    shape = shapes[0]
+    if name not in reductions.OPERATORS or len(shape) != 4 or shape[2] != shape[3] or "<512, 1" in kernel:
+        return ()
+    return ((shape[1] * shape[2] * shape[3], 1, shape[1] * shape[3], shape[1]),)
+
+
 def _guessed_values(name: str, shapes: Any, kernel: str) -> tuple[str, ...]:
     """Axes of a reduction, from how the kernel's threads lie: <512, 1> goes along the last axis, others do not."""
     shape = shapes[0]
@@ -357,7 +373,7 @@ def _guessed_values(name: str, shapes: Any, kernel: str) -> tuple[str, ...]:
     along_last = "<512, 1" in kernel
     if len(shape) == 4 and shape[2] == shape[3]:
         axes = [2, 3] if name == "mean" else [0, 2, 3]
-    elif name == "mean" or (along_last and len(shape) < 4):
+    elif name == "mean" or along_last:
         axes = [len(shape) - 1]
     else:
         axes = list(range(len(shape) - 1))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from math import prod
 
-from tonnage.clock.kernels.memory import SECTOR_BYTES, cycle_seconds, figures, launch, memory_seconds, pieces, slowest
+from tonnage.clock.kernels.memory import SECTOR_BYTES, cycle_seconds, figures, held_share, launch, memory_seconds, pieces, slowest
 from tonnage.clock.launch import Launch
 from tonnage.clock.operators import Call
 from tonnage.clock.settings import Settings
@@ -21,11 +21,12 @@ _FLAG = "bool"
 def seconds(launch: Launch, gpu: Gpu) -> float:
     """Device time: bytes, or the instructions for each element, of which some operators need many."""
     elements, kernels = launch.shape[0], launch.kernels
-    form, common = figures()[launch.variant], figures()["common"]
+    form = figures()[launch.variant]
     width = "narrow" if launch.precision in ("bf16", "fp16") else "wide"
     arithmetic = figures()["arithmetic"][width].get(launch.name, 0.0) if launch.variant == "vector" else 0.0
-    cycles = arithmetic * elements + form["access"] * launch.operations + form["element"] * elements
-    floor_s = form["floor_s"] + (kernels - 1) * common["floor_s"]
+    missed = form.get("miss", 0.0) * (1.0 - held_share(launch.moved_bytes, gpu))
+    cycles = (arithmetic + form["element"]) * elements + (form["access"] + missed) * launch.operations
+    floor_s = form["floor_s"] * kernels
     moved_s = memory_seconds(launch.moved_bytes, form["share"], gpu)
     return floor_s + slowest(moved_s, cycle_seconds(cycles / gpu.sm_count, gpu))
 
@@ -56,7 +57,7 @@ def _write(call: Call, settings: Settings) -> Launch | None:
     at = next(call.tensors(), None)
     elements = prod(call.shapes[at]) if at is not None else 1
     moved = float(elements * (call.element_bytes(at) if at is not None else 8))
-    return launch("elementwise", call, moved=moved, elements=elements, accesses=float(elements), variant="written")
+    return launch("elementwise", call, moved=moved, elements=elements, accesses=float(elements), variant="written", kernels=pieces(moved))
 
 
 def _random(call: Call, settings: Settings) -> Launch | None:
@@ -123,14 +124,14 @@ def _broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 def _variant(call: Call, tensors: Sequence[int]) -> str:
     for kernel in call.kernels:
         if "elementwise_kernel" in kernel or kernel.startswith("Memcpy"):
-            return _variant_of_kernel(kernel)
+            return _variant_of_kernel(kernel) or _strided(call, tensors)
     mixed = _is_mixed(call, tensors)
     alike = _lie_alike(call, tensors)
     if alike:
         return "mixed" if mixed else "vector"
     if not mixed and _crosses(call, tensors):
         return "transposed"
-    return "strided_mixed" if mixed else "strided"
+    return "strided_mixed" if mixed else _strided(call, tensors)
 
 
 def _variant_of_kernel(kernel: str) -> str:
@@ -138,7 +139,11 @@ def _variant_of_kernel(kernel: str) -> str:
         return "mixed"
     if "vectorized_elementwise_kernel" in kernel or kernel.startswith("Memcpy"):
         return "vector"
-    return "strided" if "nocast" in kernel else "strided_mixed"
+    return "" if "nocast" in kernel else "strided_mixed"
+
+
+def _strided(call: Call, tensors: Sequence[int]) -> str:
+    return "strided_narrow" if call.element_bytes(tensors[0]) < 4 else "strided_wide"
 
 
 def _is_mixed(call: Call, tensors: Sequence[int]) -> bool:
@@ -189,7 +194,7 @@ _ARITHMETIC = """abs add add_ sub sub_ mul mul_ div div_ neg neg_ reciprocal rec
     _prelu_kernel_backward remainder remainder_ fmod floor floor_ ceil round trunc frac floor_divide floor_divide_ copysign
     isnan isneginf isposinf nan_to_num nan_to_num_ mse_loss_backward smooth_l1_loss_backward huber_loss_backward
     binary_cross_entropy binary_cross_entropy_backward polar complex _conj_physical conj_physical sgn angle logit
-    logit_backward xlogy roll flip tril triu tril_ triu_ masked_fill_backward quantize_per_tensor bitwise_left_shift
+    logit_backward xlogy flip tril triu tril_ triu_ masked_fill_backward quantize_per_tensor bitwise_left_shift
     bitwise_right_shift rot90 constant_pad reflection_pad2d replication_pad2d hypot logaddexp ldexp lgamma digamma
     special_expit sinc heaviside renorm_kernel clamp_backward native_channel_shuffle pixel_shuffle channel_shuffle"""
 _COMPARISONS = "eq ne lt le gt ge eq_ ne_ lt_ le_ gt_ ge_ logical_or logical_and logical_not isnan isneginf isposinf"
@@ -202,6 +207,12 @@ def _flags() -> frozenset[str]:
     return frozenset(_COMPARISONS.split())
 
 
+def _rolled(call: Call, settings: Settings) -> Launch | None:
+    elements = prod(call.shapes[0])
+    moved = 2.0 * elements * call.element_bytes(0)
+    return launch("elementwise", call, moved=moved, elements=elements, accesses=2.0 * elements, variant="rolled")
+
+
 OPERATORS: dict[str, Callable[[Call, Settings], Launch | None]] = {
     **dict.fromkeys((*_ARITHMETIC.split(), *_COMPARISONS.split()), _elementwise),
     **dict.fromkeys(_WRITES.split(), _write),
@@ -209,4 +220,5 @@ OPERATORS: dict[str, Callable[[Call, Settings], Launch | None]] = {
     "copy_": _copy,
     "native_dropout": _dropout,
     "cat": _cat,
+    "roll": _rolled,
 }

@@ -66,7 +66,7 @@ def seconds(launch: Launch, gpu: Gpu) -> float:
     """Device time of a launch whose variant names forms of the data file."""
     forms = launch.variant.split("+")
     total = sum(_form_seconds(figures()[form], launch, gpu) for form in forms)
-    return total + max(0, launch.kernels - len(forms)) * float(figures()["common"]["floor_s"])
+    return total + max(0, launch.kernels - len(forms)) * float(figures()["common"]["kernel_s"])
 
 
 def _form_seconds(form: dict[str, float], launch: Launch, gpu: Gpu) -> float:
@@ -85,13 +85,18 @@ def memory_seconds(moved: float, share: float, gpu: Gpu) -> float:
     """Seconds to move bytes at a share of what memory can do; the part that the L2 cache still holds goes at its pace."""
     if moved <= 0:
         return 0.0
-    common = figures()["common"]
-    l2_rate = gpu.sm_count * gpu.clock_mhz * 1e6 * gpu.l2_bytes_per_clock_per_sm
+    l2_rate = figures()["common"]["l2_share"] * gpu.sm_count * gpu.clock_mhz * 1e6 * gpu.l2_bytes_per_clock_per_sm
     cold = 1.0 / (share * gpu.bandwidth_bytes_per_s)
-    hot = min(cold, 1.0 / (common["l2_share"] * l2_rate)) if l2_rate > 0 else cold
-    full = moved / (common["resident"] * gpu.l2_bytes) if gpu.l2_bytes else inf
-    held = 1.0 / (1.0 + full**3)
+    hot = min(cold, 1.0 / l2_rate) if l2_rate > 0 else cold
+    held = held_share(moved, gpu)
     return moved * (held * hot + (1.0 - held) * cold)
+
+
+def held_share(moved: float, gpu: Gpu) -> float:
+    """How much of its bytes a kernel finds in the L2 cache: others have been there since they were written."""
+    common = figures()["common"]
+    full = moved / (common["resident"] * gpu.l2_bytes) if gpu.l2_bytes else inf
+    return float(common["kept"] / (1.0 + full**3))
 
 
 def cycle_seconds(cycles: float, gpu: Gpu) -> float:

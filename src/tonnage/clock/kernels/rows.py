@@ -79,8 +79,8 @@ def _batch_norm(at: int, passes: float, name: str) -> Callable[[Call, Settings],
         elements, channels = prod(shape), shape[1]
         last = _channels_last(call, at) or any("channels_last" in kernel or "NHWC" in kernel for kernel in call.kernels)
         moved = passes * elements * call.element_bytes(at)
-        variant = f"{name}_last" if last else name
-        kernels = 3 if name == "batch_norm" else 1
+        variant = "+".join(f"{form}_last" if last else form for form in name.split("+"))
+        kernels = 3 if "+" in name else 1
         return launch("norm", call, moved=moved, elements=elements, blocks=channels, variant=variant, kernels=kernels)
 
     return made
@@ -166,9 +166,9 @@ OPERATORS: dict[str, Callable[[Call, Settings], Launch | None]] = {
     "_fused_rms_norm": _layer_norm,
     "native_layer_norm_backward": _layer_norm_backward,
     "_fused_rms_norm_backward": _layer_norm_backward,
-    "native_batch_norm": _batch_norm(0, 3.0, "batch_norm"),
-    "_native_batch_norm_legit": _batch_norm(0, 3.0, "batch_norm"),
-    "_batch_norm_with_update": _batch_norm(0, 3.0, "batch_norm"),
+    "native_batch_norm": _batch_norm(0, 2.0, "batch_norm_statistics+batch_norm"),
+    "_native_batch_norm_legit": _batch_norm(0, 2.0, "batch_norm_statistics+batch_norm"),
+    "_batch_norm_with_update": _batch_norm(0, 2.0, "batch_norm_statistics+batch_norm"),
     "native_batch_norm_backward": _batch_norm(1, 5.0, "batch_norm_backward"),
     "cudnn_batch_norm": _batch_norm(0, 3.0, "cudnn_batch_norm"),
     "cudnn_batch_norm_backward": _batch_norm(0, 5.0, "cudnn_batch_norm_backward"),
