@@ -254,7 +254,9 @@ def _spelled_rms(x: Any, weight: Any) -> list[Call]:
 
 def _loss(name: str, x: Any, row: dict[str, Any], backward: bool) -> list[Call]:
     if name == "mse_loss":
-        return [call("mse_loss_backward", ((1,), FP32), x, x)] if backward else [call("mse_loss", x, x)]
+        if backward:
+            return [call("fill_", x), call("mse_loss_backward", ((1,), FP32), x, x)]
+        return [call("mse_loss", x, x), call("mean", x, "", "")]
     target = ((x[0][0],), INDEX)
     if backward:
         return [call("nll_loss_backward", ((), FP32), x, target), call("fill_", x), call("_log_softmax_backward_data", x, x)]
@@ -328,7 +330,7 @@ def step_samples() -> list[Sample]:
 
 SEVERAL = {
     "native_layer_norm_backward", "native_batch_norm", "native_batch_norm_backward", "native_group_norm", "native_group_norm_backward",
-    "embedding_dense_backward", "_index_put_impl_", "sort", "topk", "mse_loss", "cudnn_batch_norm", "cudnn_batch_norm_backward",
+    "embedding_dense_backward", "_index_put_impl_", "sort", "topk", "cudnn_batch_norm", "cudnn_batch_norm_backward",
     "max_pool2d_with_indices_backward", "cumsum",
 }  # fmt: skip
 UNRECORDED = {"cat", "index"}
@@ -358,11 +360,16 @@ def _tupled(value: Any) -> Any:
 
 
 def _guessed_strides(name: str, shapes: Any, kernel: str) -> tuple[Any, ...]:
-    """Channels last, where a reduction of images has its threads along channels."""
+    """Channels last, where a reduction of images has threads along channels; heads inside rows, where attention's tensors are slow."""
     shape = shapes[0]
-    if name not in reductions.OPERATORS or len(shape) != 4 or shape[2] != shape[3] or "<512, 1" in kernel:
+    if len(shape) != 4:
         return ()
-    return ((shape[1] * shape[2] * shape[3], 1, shape[1] * shape[3], shape[1]),)
+    if name in reductions.OPERATORS and shape[2] == shape[3] and "<512, 1" not in kernel:
+        return ((shape[1] * shape[2] * shape[3], 1, shape[1] * shape[3], shape[1]),)
+    if name in ("mul", "add", "add_", "neg") and kernel.startswith("elementwise_kernel") and shapes[-1][:2] in (shape[:2], (1, 1), ()):
+        _, heads, length, width = shape
+        return ((heads * length * width, width, heads * width, 1),)
+    return ()
 
 
 def _guessed_values(name: str, shapes: Any, kernel: str) -> tuple[str, ...]:

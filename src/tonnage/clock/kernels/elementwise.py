@@ -16,6 +16,7 @@ from tonnage.hardware.gpu import Gpu
 
 _HALVES = ("c10::BFloat16", "c10::Half")
 _FLAG = "bool"
+_WITH_RESULT = {"mse_loss_backward": 3}  # the result is the last argument, and not read
 
 
 def seconds(launch: Launch, gpu: Gpu) -> float:
@@ -25,7 +26,8 @@ def seconds(launch: Launch, gpu: Gpu) -> float:
     width = "narrow" if launch.precision in ("bf16", "fp16") else "wide"
     arithmetic = figures()["arithmetic"][width].get(launch.name, 0.0) if launch.variant == "vector" else 0.0
     missed = form.get("miss", 0.0) * (1.0 - held_share(launch.moved_bytes, gpu))
-    cycles = (arithmetic + form["element"]) * elements + (form["access"] + missed) * launch.operations
+    each = arithmetic + form["element"] + form.get("axis", 0.0) * launch.shape[1]
+    cycles = each * elements + (form["access"] + missed) * launch.operations
     floor_s = form["floor_s"] * kernels
     moved_s = memory_seconds(launch.moved_bytes, form["share"], gpu)
     return floor_s + slowest(moved_s, cycle_seconds(cycles / gpu.sm_count, gpu))
@@ -36,6 +38,8 @@ def seconds(launch: Launch, gpu: Gpu) -> float:
 
 def _elementwise(call: Call, settings: Settings) -> Launch | None:
     tensors = [at for at in call.tensors() if prod(call.shapes[at]) != 1 or at == 0]
+    if call.name in _WITH_RESULT:
+        tensors = tensors[: _WITH_RESULT[call.name]]
     if not tensors:
         return None
     shape = _broadcast([call.shapes[at] for at in tensors])
@@ -106,6 +110,7 @@ def _launch(call: Call, tensors: Sequence[int], shape: tuple[int, ...], moved: f
         call,
         moved=moved,
         elements=elements,
+        blocks=_loops(call, tensors, shape),
         accesses=float(accesses * elements),
         variant=variant,
         kernels=pieces(largest),
@@ -181,6 +186,28 @@ def _crosses(call: Call, tensors: Sequence[int]) -> bool:
     return any(one[inner] * call.element_bytes(tensors[0]) >= SECTOR_BYTES for one in whole[1:])
 
 
+def _loops(call: Call, tensors: Sequence[int], shape: tuple[int, ...]) -> int:
+    """Axes that are left when those that lie one behind the other in every tensor are taken as one: each costs a division."""
+    strides = [_strides(call, at, shape) for at in tensors]
+    axes = sorted((axis for axis in range(len(shape)) if shape[axis] != 1), key=lambda axis: -strides[0][axis])
+    merged = sum(
+        all(one[outer] == one[inner] * shape[inner] for one in strides) for outer, inner in zip(axes, axes[1:], strict=False)
+    )
+    return len(axes) - merged
+
+
+def _strides(call: Call, at: int, shape: tuple[int, ...]) -> list[int]:
+    """Of a tensor as it is broadcast to a shape; contiguous where they were not recorded."""
+    own = call.shapes[at]
+    known = call.strides[at] if at < len(call.strides) and call.strides[at] else None
+    if known is None:
+        known = [1] * len(own)
+        for axis in range(len(own) - 2, -1, -1):
+            known[axis] = known[axis + 1] * own[axis + 1]
+    padding = len(shape) - len(own)
+    return [0] * padding + [0 if extent == 1 else stride for extent, stride in zip(own, known, strict=True)]
+
+
 # ── which operators ──
 
 _ARITHMETIC = """abs add add_ sub sub_ mul mul_ div div_ neg neg_ reciprocal reciprocal_ clamp clamp_ clamp_min clamp_min_ clamp_max maximum
@@ -192,7 +219,7 @@ _ARITHMETIC = """abs add add_ sub sub_ mul mul_ div div_ neg neg_ reciprocal rec
     softplus_backward mish_backward elu elu_ elu_backward celu selu hardswish hardswish_ hardswish_backward hardsigmoid
     hardsigmoid_ hardsigmoid_backward log_sigmoid_forward log_sigmoid_backward glu glu_backward prelu _prelu_kernel
     _prelu_kernel_backward remainder remainder_ fmod floor floor_ ceil round trunc frac floor_divide floor_divide_ copysign
-    isnan isneginf isposinf nan_to_num nan_to_num_ mse_loss_backward smooth_l1_loss_backward huber_loss_backward
+    isnan isneginf isposinf nan_to_num nan_to_num_ mse_loss smooth_l1_loss huber_loss mse_loss_backward smooth_l1_loss_backward huber_loss_backward
     binary_cross_entropy binary_cross_entropy_backward polar complex _conj_physical conj_physical sgn angle logit
     logit_backward xlogy flip tril triu tril_ triu_ masked_fill_backward quantize_per_tensor bitwise_left_shift
     bitwise_right_shift rot90 constant_pad reflection_pad2d replication_pad2d hypot logaddexp ldexp lgamma digamma

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from math import ceil, prod
 from typing import NamedTuple
 
-from tonnage.clock.kernels.memory import cycle_seconds, figures, memory_seconds, precision_of, slowest
+from tonnage.clock.kernels.memory import cycle_seconds, figures, held_share, memory_seconds, precision_of, slowest
 from tonnage.clock.launch import Launch
 from tonnage.clock.operators import Call
 from tonnage.clock.settings import Settings
@@ -78,12 +78,13 @@ def seconds(launch: Launch, gpu: Gpu) -> float:
     grid = grid_of(outputs, inputs, axes, gpu)
     full = gpu.sm_count * max(1, gpu.max_threads_per_sm // grid.threads)
     rounds = ceil(grid.loads / _UNROLLED) * max(1.0, grid.blocks / full)
-    width = "round_narrow" if launch.precision in ("bf16", "fp16") else "round_wide"
+    each = form["round_narrow" if launch.precision in ("bf16", "fp16") else "round_wide"]
+    each += form["round_miss"] * (1.0 - held_share(launch.moved_bytes, gpu))
     tail = (form["handover"] + form["tail"] * grid.tail) if grid.tail else 0.0
     body_s = slowest(
         memory_seconds(launch.moved_bytes, form["share"], gpu),
-        cycle_seconds(form["element"] * outputs * inputs / gpu.sm_count, gpu),
-        cycle_seconds(form[width] * rounds, gpu),
+        cycle_seconds((form["element"] * outputs * inputs + form["block"] * grid.blocks) / gpu.sm_count, gpu),
+        cycle_seconds(each * rounds, gpu),
     )
     return float(form["floor_s"] + body_s + cycle_seconds(tail, gpu))
 

@@ -53,7 +53,7 @@ def _weight_seconds(launch: Launch, gpu: Gpu) -> float:
 def _layer_norm(call: Call, settings: Settings) -> Launch | None:
     elements, columns = prod(call.shapes[0]), _normalized(call, 1)
     rows, moved = elements // columns, 2.0 * elements * call.element_bytes(0)
-    variant = "layer_norm" if columns % 4 == 0 else "layer_norm_plain"
+    variant = f"layer_norm{_width(call.element_bytes(0))}" if columns % 4 == 0 else "layer_norm_plain"
     return launch("norm", call, moved=moved, elements=elements, blocks=rows, variant=variant, kernels=1 if columns % 4 == 0 else 2)
 
 
@@ -81,7 +81,10 @@ def _batch_norm(at: int, passes: float, name: str) -> Callable[[Call, Settings],
         moved = passes * elements * call.element_bytes(at)
         variant = "+".join(f"{form}_last" if last else form for form in name.split("+"))
         kernels = 3 if "+" in name else 1
-        return launch("norm", call, moved=moved, elements=elements, blocks=channels, variant=variant, kernels=kernels)
+        planes = float(shape[0] * channels)  # each begins anew, which tells where they are small
+        return launch(
+            "norm", call, moved=moved, elements=elements, blocks=channels, accesses=planes, variant=variant, kernels=kernels
+        )
 
     return made
 
@@ -154,13 +157,6 @@ def _nll_loss_backward(call: Call, settings: Settings) -> Launch | None:
     return launch("loss", call, moved=rows * 40.0, elements=rows, blocks=1, variant="nll_loss_backward")
 
 
-def _mse_loss(call: Call, settings: Settings) -> Launch | None:
-    """A difference, then a mean of its squares: two kernels."""
-    elements = prod(call.shapes[0])
-    moved = 3.0 * elements * call.element_bytes(0)
-    return launch("loss", call, moved=moved, elements=elements, variant="mse_loss", kernels=2)
-
-
 OPERATORS: dict[str, Callable[[Call, Settings], Launch | None]] = {
     "native_layer_norm": _layer_norm,
     "_fused_rms_norm": _layer_norm,
@@ -182,7 +178,4 @@ OPERATORS: dict[str, Callable[[Call, Settings], Launch | None]] = {
     "nll_loss2d_forward": _nll_loss,
     "nll_loss_backward": _nll_loss_backward,
     "nll_loss2d_backward": _nll_loss_backward,
-    "mse_loss": _mse_loss,
-    "smooth_l1_loss": _mse_loss,
-    "huber_loss": _mse_loss,
 }
