@@ -72,8 +72,10 @@ def seconds(launch: Launch, gpu: Gpu) -> float:
 def _form_seconds(form: dict[str, float], launch: Launch, gpu: Gpu) -> float:
     elements, blocks = launch.shape
     issued = form.get("element", 0.0) * elements + form.get("access", 0.0) * launch.operations + form.get("block", 0.0) * blocks
-    each = elements / blocks if blocks else 0.0
-    alone = form.get("serial", 0.0) * each
+    serial = form.get("serial", 0.0)
+    if "serial_miss" in form:
+        serial += form["serial_miss"] * (1.0 - held_share(launch.moved_bytes, gpu))
+    alone = serial * elements / blocks if blocks else 0.0
     return form["floor_s"] + slowest(
         memory_seconds(launch.moved_bytes * form.get("passes", 1.0), form.get("share", 1.0), gpu),
         cycle_seconds(issued / gpu.sm_count, gpu),

@@ -4,6 +4,7 @@ Their forms are those of `memory`, with rows (or channels) as blocks. Which kern
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import ceil, prod
 
 from tonnage.clock.kernels import memory
@@ -15,31 +16,23 @@ from tonnage.hardware.gpu import Gpu
 
 _WARP_COLUMNS, _REGISTER_COLUMNS, _SHARED_BYTES = 1024, 9216, 46 << 10  # rows of a softmax that a warp, registers, shared memory hold
 _MANY_ROWS = 64 << 10  # from there on, gradients of a norm's weight are summed in parts
+_WEIGHT = "norm_weight"
 _WEIGHT_COLUMNS = 32  # of a block that sums gradients of a norm's weight
 
 
 def seconds(launch: Launch, gpu: Gpu) -> float:
     """Device time of a launch of this module."""
-    variant, _, weight = launch.variant.partition("|")
-    rest = memory.seconds(launch, gpu) if not weight else memory.seconds(_without(launch, variant), gpu)
-    return rest + (_weight_seconds(launch, gpu) if weight else 0.0)
-
-
-def _without(launch: Launch, variant: str) -> Launch:
-    return Launch(
-        kind=launch.kind,
-        name=launch.name,
-        shape=launch.shape,
-        precision=launch.precision,
-        moved_bytes=launch.moved_bytes,
-        variant=variant,
-    )
+    if not launch.variant.endswith(_WEIGHT):
+        return memory.seconds(launch, gpu)
+    rest = launch.variant.removesuffix(_WEIGHT).removesuffix("+")
+    alone = replace(launch, variant=rest, kernels=1)
+    return _weight_seconds(launch, gpu) + (memory.seconds(alone, gpu) if rest else 0.0)
 
 
 def _weight_seconds(launch: Launch, gpu: Gpu) -> float:
     """Gradients of a norm's weight: blocks of columns go down all rows, unless rows are many and columns few."""
     elements, rows = launch.shape
-    columns, form = elements // rows, figures()["norm_weight"]
+    columns, form = elements // rows, figures()[_WEIGHT]
     moved_s = memory_seconds(launch.moved_bytes * form["passes"], form["share"], gpu)
     if rows > _MANY_ROWS and columns / _WEIGHT_COLUMNS < gpu.sm_count / 2:
         return float(form["floor_s"] + moved_s)
@@ -53,14 +46,16 @@ def _weight_seconds(launch: Launch, gpu: Gpu) -> float:
 def _layer_norm(call: Call, settings: Settings) -> Launch | None:
     elements, columns = prod(call.shapes[0]), _normalized(call, 1)
     rows, moved = elements // columns, 2.0 * elements * call.element_bytes(0)
-    variant = f"layer_norm{_width(call.element_bytes(0))}" if columns % 4 == 0 else "layer_norm_plain"
+    family = "rms_norm" if "rms" in call.name else "layer_norm"
+    variant = f"{family}{_width(call.element_bytes(0))}" if columns % 4 == 0 else "layer_norm_plain"
     return launch("norm", call, moved=moved, elements=elements, blocks=rows, variant=variant, kernels=1 if columns % 4 == 0 else 2)
 
 
 def _layer_norm_backward(call: Call, settings: Settings) -> Launch | None:
     elements, columns = prod(call.shapes[0]), _normalized(call, 2)
     weighted = any(call.shapes[at] == (columns,) for at in range(5, min(7, len(call.shapes)))) or "rms" in call.name
-    variant = ("layer_norm_backward" if columns % 4 == 0 else "layer_norm_backward_plain") + ("|weight" if weighted else "")
+    how = _width(call.element_bytes(0)) if columns % 4 == 0 else "_plain"
+    variant = f"layer_norm_backward{how}" + (f"+{_WEIGHT}" if weighted else "")
     moved = 3.0 * elements * call.element_bytes(0)
     return launch(
         "norm", call, moved=moved, elements=elements, blocks=elements // columns, variant=variant, kernels=2 if weighted else 1
