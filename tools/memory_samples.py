@@ -294,8 +294,7 @@ def _optimizer(note: str) -> list[Call]:
     one: Any = ((int(size),), type_name)
     lists: Any = (((int(size),),) * many, type_name)
     if how == "fused":
-        word = {"AdamW": "_fused_adamw_", "Adam": "_fused_adam_", "SGD": "_fused_sgd_"}[name]
-        return [call(word, *[lists] * (3 if name == "SGD" else 4))]
+        return []  # of zeros, whose divisions and roots take the long way: half as fast again as a real step
     prefix, argument = ("_foreach_", lists) if how == "foreach" else ("", one)
     updates = {"mul_": 1, "add_": 2} if name == "SGD" else {"lerp_": 2, "mul_": 1, "addcmul_": 3, "sqrt": 1, "div_": 1, "add_": 1, "addcdiv_": 3}
     made = [call(prefix + word, *[argument] * uses) for word, uses in updates.items()]
@@ -327,6 +326,8 @@ def step_samples() -> list[Sample]:
             for row in kernels:
                 row["gpu_s"] += cleared / len(kernels) if kernels is not rows_ else 0.0
                 found.append(_step_sample(training, name, [row], row["calls"], judged[training]))
+        if "TensorList" in (rows_[0].get("types") or []) and training in PARAMETERS:
+            found.append(_list_sample(training, name, rows_, judged[training]))
     return [sample for sample in found if sample]
 
 
@@ -357,6 +358,21 @@ def _step_sample(training: str, name: str, rows_: list[dict[str, Any]], count: i
     return Sample(
         group=training, label=f"{name} {shapes} {types} {kernels[0][:60]}", launches=(launch,), count=count,
         measured_s=measured_s, judged=judged, gapped=False,
+    )  # fmt: skip
+
+
+def _list_sample(training: str, name: str, rows_: list[dict[str, Any]], judged: bool) -> Sample | None:
+    """An operator on all parameters. Rows do not have their shapes, but these models' are known."""
+    if name not in LISTS or name == "_foreach_add_":  # which may be of steps
+        return None
+    shapes, kind = tuple(PARAMETERS[training][0]), PARAMETERS[training][1]
+    launch = launch_of(call(name, *[(shapes, kind)] * LISTS[name]))
+    kernels = sum(row["calls"] for row in rows_)
+    if launch is None:
+        return None
+    return Sample(
+        group=training, label=f"{name} of all parameters", launches=(launch,), count=kernels / launch.kernels,
+        measured_s=sum(row["gpu_s"] for row in rows_), judged=judged, gapped=False,
     )  # fmt: skip
 
 
@@ -392,3 +408,48 @@ def _guessed_values(name: str, shapes: Any, kernel: str) -> tuple[str, ...]:
     return ("", str(axes))
 
 
+
+
+# ── parameters ──
+
+LISTS = {
+    "_fused_adamw_": 4, "_foreach_mul_": 1, "_foreach_lerp_": 2, "_foreach_addcmul_": 3, "_foreach_sqrt": 1, "_foreach_div_": 1,
+    "_foreach_addcdiv_": 3,
+}  # fmt: skip
+
+
+def _gpt2(width: int, layers: int) -> list[tuple[int, ...]]:
+    inside = [(width, 3 * width), (3 * width,), (width, width), (width,), (width, 4 * width), (4 * width,), (4 * width, width), (width,)]
+    return [(50257, width), (1024, width), *(inside + [(width,)] * 4) * layers, (width,), (width,)]
+
+
+def _llama(hidden: int, between: int, layers: int, heads: int, groups: int, vocabulary: int) -> list[tuple[int, ...]]:
+    narrow = hidden // heads * groups
+    attention = [(hidden, hidden), (narrow, hidden), (narrow, hidden), (hidden, hidden)]
+    layer = [*attention, (between, hidden), (between, hidden), (hidden, between), (hidden,), (hidden,)]
+    return [(vocabulary, hidden), *layer * layers, (hidden,), (vocabulary, hidden)]
+
+
+def _vit(width: int, layers: int) -> list[tuple[int, ...]]:
+    layer = [(width, width), (width,)] * 4 + [(4 * width, width), (4 * width,), (width, 4 * width), (width,)] + [(width,)] * 4
+    return [(1, 1, width), (1, 197, width), (width, 3, 16, 16), (width,), *layer * layers, (width,), (width,), (1000, width), (1000,)]
+
+
+_B16 = "c10::BFloat16"
+PARAMETERS: dict[str, tuple[list[tuple[int, ...]], str]] = {
+    "gpt2-amp-16x1024": (_gpt2(768, 12), FP32),
+    "gpt2-bf16-32x256": (_gpt2(768, 12), _B16),
+    "gpt2-amp-1x128": (_gpt2(768, 12), FP32),
+    "gpt2-medium-fp32-8x512": (_gpt2(1024, 24), FP32),
+    "gpt2-medium-tf32-8x1024": (_gpt2(1024, 24), FP32),
+    "gpt2-medium-amp-8x1024-checkpointed": (_gpt2(1024, 24), FP32),
+    "llama-0.1b-bf16-8x2048": (_llama(768, 2048, 12, 12, 4, 32000), _B16),
+    "llama-0.5b-bf16-4x4096": (_llama(896, 4864, 24, 14, 2, 151936), _B16),
+    "llama-0.5b-amp-8x512": (_llama(896, 4864, 24, 14, 2, 151936), FP32),
+    "llama-1b-bf16-2x2048-eager": (_llama(2048, 8192, 16, 32, 8, 128256), _B16),
+    "llama-1b-bf16-1x16384": (_llama(2048, 8192, 16, 32, 8, 128256), _B16),
+    "vit-b-amp-128": (_vit(768, 12), FP32),
+    "vit-l-bf16-64": (_vit(1024, 24), _B16),
+    "mlp-fp32-64": ([(256, 256), (256,)] * 8, FP32),
+    "mlp-bf16-8192-wide": ([(4096, 4096), (4096,)] * 8, _B16),
+}

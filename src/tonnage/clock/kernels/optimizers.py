@@ -4,6 +4,7 @@ PyTorch cuts tensors into chunks, a block each, and packs a few hundred of them 
 longest block, so that a list of many middling tensors takes longer than its bytes say.
 """
 
+import re
 from collections.abc import Callable
 from math import ceil, prod
 
@@ -15,6 +16,7 @@ from tonnage.clock.operators import Call
 from tonnage.clock.settings import Settings
 from tonnage.hardware.gpu import Gpu
 
+_DIVIDES = re.compile("div|sqrt|reciprocal|pow")  # a division or a root for each element
 _CHUNK = 65536
 _MOST_BLOCKS = 320
 _MOST_TENSORS = (110, 64, 48, 36, 30)  # in a kernel, by how many lists it walks along
@@ -55,14 +57,15 @@ def seconds(launch: Launch, gpu: Gpu) -> float:
 
 
 def _lists(call: Call, settings: Settings) -> Launch | None:
-    lists = [shapes for shapes in call.shapes if shapes and not isinstance(shapes[0], int) and any(shapes)]
-    sizes = [prod(shape) for shape in lists[0]] if lists else []
+    sizes = [prod(shape) for shape in call.shapes[0] if not isinstance(shape, int)]
     elements = sum(sizes)
     if not elements:
         return None
-    each, passes = list_bytes(call, 0), families()["lists_moved"].get(call.name, len(lists) + 1)
-    kernels, chunks = packed(sizes, len(lists))
-    family = "fused" if call.name.startswith("_fused") else "foreach"
+    # Steps are a list of their own, of single numbers, which a kernel does not walk along.
+    lists = sum(shapes == call.shapes[0] for shapes in call.shapes)
+    each, passes = list_bytes(call, 0), families()["lists_moved"].get(call.name, lists + 1)
+    kernels, chunks = packed(sizes, lists)
+    family = "fused" if call.name.startswith("_fused") else "divided" if _DIVIDES.search(call.name) else "foreach"
     return Launch(
         kind="optimizer",
         name=call.name,
