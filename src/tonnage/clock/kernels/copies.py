@@ -1,0 +1,50 @@
+"""Copies between host and card, and within the card.
+
+A call does not say on which side its tensors are. A trace names the copy ("Memcpy HtoD (Pinned -> Device)"); whoever knows the
+sides otherwise makes the launch by `transfer`.
+"""
+
+from collections.abc import Callable
+from math import prod
+from typing import Literal
+
+from tonnage.clock.kernels import elementwise
+from tonnage.clock.kernels.memory import figures
+from tonnage.clock.launch import Launch
+from tonnage.clock.operators import Call
+from tonnage.clock.settings import Settings
+from tonnage.hardware.gpu import Gpu
+
+Direction = Literal["to_device", "to_host"]
+
+
+def transfer(size_bytes: float, direction: Direction, *, pinned: bool) -> Launch:
+    """A copy over the link between host and card. From pageable memory it goes through a buffer, a piece at a time."""
+    return Launch(
+        kind="copy",
+        name="copy_",
+        moved_bytes=size_bytes,
+        variant=f"{direction}_{'pinned' if pinned else 'pageable'}",
+    )
+
+
+def seconds(launch: Launch, gpu: Gpu) -> float:
+    """Device time of a copy: over the link at a share of its rate, or on the card."""
+    link = figures()["link"].get(launch.variant)
+    if link is None:
+        return elementwise.seconds(launch, gpu)
+    rate = max(gpu.pcie_bytes_per_s, gpu.c2c_bytes_per_s) if launch.variant.endswith("pinned") else gpu.pcie_bytes_per_s
+    most = link.get("most_bytes_per_s", float("inf"))  # what the host copies into its buffer
+    return float(link["floor_s"] + launch.moved_bytes / min(link["share"] * rate, most))
+
+
+def _copy(call: Call, settings: Settings) -> Launch | None:
+    for kernel in call.kernels:
+        for mark, direction in (("HtoD", "to_device"), ("DtoH", "to_host")):
+            if mark in kernel:
+                size = float(prod(call.shapes[0]) * call.element_bytes(0))
+                return transfer(size, "to_device" if direction == "to_device" else "to_host", pinned="Pinned" in kernel)
+    return elementwise.OPERATORS["copy_"](call, settings)
+
+
+OPERATORS: dict[str, Callable[[Call, Settings], Launch | None]] = {"copy_": _copy}

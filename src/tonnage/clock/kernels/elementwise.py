@@ -1,0 +1,251 @@
+"""One thread an element: arithmetic, activations, casts, copies on the card, fills, random numbers, dropout, concatenation.
+
+PyTorch has a fast kernel where all tensors lie alike and have one type, a slower one where types differ, another where strides
+do, and one that is slow in both ways. A trace that names the kernel settles it; otherwise types and strides do.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from math import prod
+
+from tonnage.clock.kernels.memory import SECTOR_BYTES, cycle_seconds, figures, held_share, launch, memory_seconds, pieces, slowest
+from tonnage.clock.launch import Launch
+from tonnage.clock.operators import Call
+from tonnage.clock.settings import Settings
+from tonnage.hardware.gpu import Gpu
+
+_HALVES = ("c10::BFloat16", "c10::Half")
+_FLAG = "bool"
+_WITH_RESULT = {"mse_loss_backward": 3}  # the result is the last argument, and not read
+
+
+def seconds(launch: Launch, gpu: Gpu) -> float:
+    """Device time: bytes, or the instructions for each element, of which some operators need many."""
+    elements, kernels = launch.shape[0], launch.kernels
+    form = figures()[launch.variant]
+    width = "narrow" if launch.precision in ("bf16", "fp16") else "wide"
+    arithmetic = figures()["arithmetic"][width].get(launch.name, 0.0) if launch.variant == "vector" else 0.0
+    missed = form.get("miss", 0.0) * (1.0 - held_share(launch.moved_bytes, gpu))
+    each = arithmetic + form["element"] + form.get("axis", 0.0) * launch.shape[1]
+    cycles = each * elements + (form["access"] + missed) * launch.operations
+    floor_s = form["floor_s"] * kernels
+    moved_s = memory_seconds(launch.moved_bytes, form["share"], gpu)
+    return floor_s + slowest(moved_s, cycle_seconds(cycles / gpu.sm_count, gpu))
+
+
+# ── from calls ──
+
+
+def _elementwise(call: Call, settings: Settings) -> Launch | None:
+    tensors = [at for at in call.tensors() if prod(call.shapes[at]) != 1 or at == 0]
+    if call.name in _WITH_RESULT:
+        tensors = tensors[: _WITH_RESULT[call.name]]
+    if not tensors:
+        return None
+    shape = _broadcast([call.shapes[at] for at in tensors])
+    elements = prod(shape)
+    written = call.element_bytes(0) if call.name.endswith("_") else _result_bytes(call, tensors)
+    moved = sum(map(call.tensor_bytes, tensors)) + elements * written
+    return _launch(call, tensors, shape, moved, accesses=len(tensors) + 1)
+
+
+def _copy(call: Call, settings: Settings) -> Launch | None:
+    """Of copy_(to, from): within the card here; between host and card, `copies` knows."""
+    shape = call.shapes[0]
+    moved = prod(shape) * call.element_bytes(0) + call.tensor_bytes(1)
+    return _launch(call, [0, 1], shape, moved, accesses=2)
+
+
+def _write(call: Call, settings: Settings) -> Launch | None:
+    """A tensor that is only written; how long a range is that has no shape yet is not known, and few are long."""
+    at = next(call.tensors(), None)
+    elements = prod(call.shapes[at]) if at is not None else 1
+    moved = float(elements * (call.element_bytes(at) if at is not None else 8))
+    return launch("elementwise", call, moved=moved, elements=elements, accesses=float(elements), variant="written", kernels=pieces(moved))
+
+
+def _random(call: Call, settings: Settings) -> Launch | None:
+    elements = prod(call.shapes[0])
+    moved = float(elements * call.element_bytes(0))
+    return launch("elementwise", call, moved=moved, elements=elements, accesses=float(elements), variant="random")
+
+
+def _dropout(call: Call, settings: Settings) -> Launch | None:
+    """Reads and writes a tensor, and writes a flag an element."""
+    elements = prod(call.shapes[0])
+    moved = elements * (2.0 * call.element_bytes(0) + 1)
+    return launch("elementwise", call, moved=moved, elements=elements, accesses=3.0 * elements, variant="random")
+
+
+def _cat(call: Call, settings: Settings) -> Launch | None:
+    elements = sum(prod(shape) for shape in call.shapes[0])
+    if not elements:
+        return None
+    moved = 2.0 * elements * list_bytes(call, 0)
+    rows = min(prod(shape[:-1]) for shape in call.shapes[0] if shape)
+    narrow = elements / max(1, rows) / len(call.shapes[0]) < 512 and rows > 1
+    variant = "joined_rows" if narrow else "joined"
+    return launch("elementwise", call, moved=moved, elements=elements, accesses=2.0 * elements, variant=variant)
+
+
+def list_bytes(call: Call, at: int) -> int:
+    """Of an element of a list of tensors: by its type where that was recorded, by a kernel's name, else four."""
+    table = {"OpaqueType<2": 2, "OpaqueType<4": 4, "OpaqueType<8": 8, "OpaqueType<1": 1, "BFloat16": 2, "Half": 2}
+    words = (call.types[at] if at < len(call.types) else "", *call.kernels)
+    return next((size for word in words for mark, size in table.items() if mark in word), 4)
+
+
+def _result_bytes(call: Call, tensors: Sequence[int]) -> int:
+    if call.name in _flags():
+        return 1
+    return max(call.element_bytes(at) for at in tensors)
+
+
+def _launch(call: Call, tensors: Sequence[int], shape: tuple[int, ...], moved: float, accesses: int) -> Launch:
+    elements = prod(shape)
+    variant = _variant(call, tensors)
+    largest = elements * max(call.element_bytes(at) for at in tensors)
+    return launch(
+        "copy" if call.name == "copy_" else "elementwise",
+        call,
+        moved=moved,
+        elements=elements,
+        blocks=_loops(call, tensors, shape),
+        accesses=float(accesses * elements),
+        variant=variant,
+        kernels=pieces(largest),
+    )
+
+
+def _broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    longest = max(map(len, shapes))
+    padded = [(1,) * (longest - len(shape)) + tuple(shape) for shape in shapes]
+    return tuple(0 if 0 in extents else max(extents) for extents in zip(*padded, strict=True))
+
+
+# ── which of the kernels ──
+
+
+def _variant(call: Call, tensors: Sequence[int]) -> str:
+    for kernel in call.kernels:
+        if "elementwise_kernel" in kernel or kernel.startswith("Memcpy"):
+            return _variant_of_kernel(kernel) or _strided(call, tensors)
+    mixed = _is_mixed(call, tensors)
+    alike = _lie_alike(call, tensors)
+    if alike:
+        return "mixed" if mixed else "vector"
+    if not mixed and _crosses(call, tensors):
+        return "transposed"
+    return "strided_mixed" if mixed else _strided(call, tensors)
+
+
+def _variant_of_kernel(kernel: str) -> str:
+    if "unrolled_elementwise_kernel" in kernel:
+        return "mixed"
+    if "vectorized_elementwise_kernel" in kernel or kernel.startswith("Memcpy"):
+        return "vector"
+    return "" if "nocast" in kernel else "strided_mixed"
+
+
+def _strided(call: Call, tensors: Sequence[int]) -> str:
+    return "strided_narrow" if call.element_bytes(tensors[0]) < 4 else "strided_wide"
+
+
+def _is_mixed(call: Call, tensors: Sequence[int]) -> bool:
+    """Whether elements are converted one by one. Flags never are, and narrowing a float has a fast kernel."""
+    types = [call.types[at] for at in tensors if call.types[at] != _FLAG]
+    if call.name == "copy_" and types[0] in _HALVES and types[1:] == ["float"]:
+        return False
+    return len(set(types)) > 1
+
+
+def _lie_alike(call: Call, tensors: Sequence[int]) -> bool:
+    first = call.shapes[tensors[0]]
+    if any(call.shapes[at] != first for at in tensors):
+        return False
+    strides = [call.strides[at] for at in tensors if at < len(call.strides) and call.strides[at]]
+    return all(one == strides[0] for one in strides) and (not strides or _is_dense(first, strides[0]))
+
+
+def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    expected = 1
+    for stride, extent in sorted((stride, extent) for stride, extent in zip(strides, shape, strict=True) if extent != 1):
+        if stride != expected:
+            return False
+        expected *= extent
+    return True
+
+
+def _crosses(call: Call, tensors: Sequence[int]) -> bool:
+    """Whether neighbours of one tensor lie apart in another, so that every element costs a sector."""
+    strides = [call.strides[at] for at in tensors if at < len(call.strides) and call.strides[at]]
+    whole = [one for one in strides if len(one) == len(call.shapes[tensors[0]])]
+    if len(whole) < 2:
+        return False
+    inner = min(range(len(whole[0])), key=lambda axis: (call.shapes[tensors[0]][axis] == 1, whole[0][axis]), default=0)
+    return any(one[inner] * call.element_bytes(tensors[0]) >= SECTOR_BYTES for one in whole[1:])
+
+
+def _loops(call: Call, tensors: Sequence[int], shape: tuple[int, ...]) -> int:
+    """Axes that are left when those that lie one behind the other in every tensor are taken as one: each costs a division."""
+    strides = [_strides(call, at, shape) for at in tensors]
+    axes = sorted((axis for axis in range(len(shape)) if shape[axis] != 1), key=lambda axis: -strides[0][axis])
+    merged = sum(
+        all(one[outer] == one[inner] * shape[inner] for one in strides) for outer, inner in zip(axes, axes[1:], strict=False)
+    )
+    return len(axes) - merged
+
+
+def _strides(call: Call, at: int, shape: tuple[int, ...]) -> list[int]:
+    """Of a tensor as it is broadcast to a shape; contiguous where they were not recorded."""
+    own = call.shapes[at]
+    known = call.strides[at] if at < len(call.strides) and call.strides[at] else None
+    if known is None:
+        known = [1] * len(own)
+        for axis in range(len(own) - 2, -1, -1):
+            known[axis] = known[axis + 1] * own[axis + 1]
+    padding = len(shape) - len(own)
+    return [0] * padding + [0 if extent == 1 else stride for extent, stride in zip(own, known, strict=True)]
+
+
+# ── which operators ──
+
+_ARITHMETIC = """abs add add_ sub sub_ mul mul_ div div_ neg neg_ reciprocal reciprocal_ clamp clamp_ clamp_min clamp_min_ clamp_max maximum
+    minimum fmax fmin threshold threshold_backward where masked_fill masked_fill_ sign bitwise_and bitwise_or bitwise_xor
+    bitwise_not bitwise_and_ logical_and logical_and_ logical_not logical_or_ logical_xor addcmul addcmul_ addcdiv addcdiv_ lerp
+    lerp_ leaky_relu leaky_relu_ leaky_relu_backward hardtanh hardtanh_ hardtanh_backward native_dropout_backward exp exp_ exp2
+    expm1 log log_ log2 log1p sqrt sqrt_ rsqrt rsqrt_ pow pow_ sin cos tan sinh cosh asin acos atan atan2 tanh tanh_ sigmoid
+    sigmoid_ silu silu_ gelu gelu_ softplus mish erf erf_ erfinv gelu_backward silu_backward tanh_backward sigmoid_backward
+    softplus_backward mish_backward elu elu_ elu_backward celu selu hardswish hardswish_ hardswish_backward hardsigmoid
+    hardsigmoid_ hardsigmoid_backward log_sigmoid_forward log_sigmoid_backward glu glu_backward prelu _prelu_kernel
+    _prelu_kernel_backward remainder remainder_ fmod floor floor_ ceil round trunc frac floor_divide floor_divide_ copysign
+    isnan isneginf isposinf nan_to_num nan_to_num_ mse_loss smooth_l1_loss huber_loss mse_loss_backward smooth_l1_loss_backward huber_loss_backward
+    binary_cross_entropy binary_cross_entropy_backward polar complex _conj_physical conj_physical sgn angle logit
+    logit_backward xlogy flip tril triu tril_ triu_ masked_fill_backward quantize_per_tensor bitwise_left_shift
+    bitwise_right_shift rot90 constant_pad reflection_pad2d replication_pad2d hypot logaddexp ldexp lgamma digamma
+    special_expit sinc heaviside renorm_kernel clamp_backward native_channel_shuffle pixel_shuffle channel_shuffle"""
+_COMPARISONS = "eq ne lt le gt ge eq_ ne_ lt_ le_ gt_ ge_ logical_or logical_and logical_not isnan isneginf isposinf"
+_WRITES = "fill_ arange linspace eye"
+_RANDOM = "normal_ uniform_ bernoulli_ random_ exponential_ geometric_ cauchy_ log_normal_ randperm"
+
+
+@cache
+def _flags() -> frozenset[str]:
+    return frozenset(_COMPARISONS.split())
+
+
+def _rolled(call: Call, settings: Settings) -> Launch | None:
+    elements = prod(call.shapes[0])
+    moved = 2.0 * elements * call.element_bytes(0)
+    return launch("elementwise", call, moved=moved, elements=elements, accesses=2.0 * elements, variant="rolled")
+
+
+OPERATORS: dict[str, Callable[[Call, Settings], Launch | None]] = {
+    **dict.fromkeys((*_ARITHMETIC.split(), *_COMPARISONS.split()), _elementwise),
+    **dict.fromkeys(_WRITES.split(), _write),
+    **dict.fromkeys(_RANDOM.split(), _random),
+    "copy_": _copy,
+    "native_dropout": _dropout,
+    "cat": _cat,
+    "roll": _rolled,
+}

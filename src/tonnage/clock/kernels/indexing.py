@@ -1,0 +1,149 @@
+"""Rows or elements by their numbers, sorting and scans, pooling and resizing.
+
+What the numbers are is not known: rows are taken to be spread evenly over a table, and none to come up far more often.
+"""
+
+from collections.abc import Callable
+from math import ceil, prod
+
+from tonnage.clock.kernels import memory
+from tonnage.clock.kernels.memory import launch
+from tonnage.clock.launch import Launch
+from tonnage.clock.operators import Call
+from tonnage.clock.settings import Settings
+
+seconds = memory.seconds
+
+_INTEGERS = ("long int", "long", "int", "bool", "unsigned char")
+_FEW_INDICES = 3072  # up to here, an embedding's gradient is made without sorting
+_SORTING_KERNELS = 26  # that a radix sort of long numbers and the bookkeeping around it launch
+
+
+def _taken(call: Call, settings: Settings) -> Launch | None:
+    """Rows out of a table: embedding(table, indices), index_select(table, axis, indices), index(table, [indices])."""
+    table, each = call.shapes[0], call.element_bytes(0)
+    count = _index_count(call)
+    width = prod(table) // max(1, table[_axis(call)]) if table else 1
+    return _rows(call, count, width, prod(table), each, "taken" if width * each % 16 == 0 else "taken_elements")
+
+
+def _index_count(call: Call) -> int:
+    """How many numbers there are; those of a list that was not recorded are taken to be as many as the table has rows."""
+    for at in range(1, len(call.shapes)):
+        shape = call.shapes[at]
+        if shape and isinstance(shape[0], tuple):
+            return max(prod(one) for one in shape)
+        if at < len(call.types) and call.types[at] in _INTEGERS and shape:
+            return prod(shape)
+    return int(call.shapes[0][0]) if call.shapes[0] else 1
+
+
+def _axis(call: Call) -> int:
+    text = call.value(1) if call.name in ("index_select", "gather", "index_add", "index_add_") else ""
+    return int(text) if text.lstrip("-").isdigit() else 0
+
+
+def _gather(call: Call, settings: Settings) -> Launch | None:
+    """Elements by their numbers; with a place for the result it is index_select's way to take rows, by repeated numbers."""
+    index = call.shapes[2]
+    if len(call.shapes) > 4 or _repeats(call, 2):
+        return _rows(call, index[0], prod(index[1:]), prod(call.shapes[0]), call.element_bytes(0), "taken")
+    elements, each = prod(index), call.element_bytes(0)
+    moved = elements * (8.0 + each) + min(elements * memory.SECTOR_BYTES, prod(call.shapes[0]) * each)
+    return launch("indexing", call, moved=moved, elements=elements, accesses=3.0 * elements, variant="taken_elements")
+
+
+def _repeats(call: Call, at: int) -> bool:
+    strides = call.strides[at] if at < len(call.strides) else ()
+    return len(strides) > 1 and strides[-1] == 0 and call.shapes[at][-1] > 1
+
+
+def _rows(call: Call, rows: int, width: int, table: int, each: int, variant: str) -> Launch | None:
+    elements = rows * width
+    moved = elements * each + min(elements, table) * each + rows * 8.0
+    return launch("indexing", call, moved=moved, elements=elements, blocks=rows, accesses=2.0 * elements, variant=variant)
+
+
+def _added(at: int) -> Callable[[Call, Settings], Launch | None]:
+    """Elements added, or written, to where numbers say."""
+
+    def made(call: Call, settings: Settings) -> Launch | None:
+        source = call.shapes[at] if len(call.shapes) > at and call.shapes[at] else call.shapes[2]
+        elements, each = prod(source), call.element_bytes(0)
+        moved = elements * each + 2.0 * min(elements, prod(call.shapes[0])) * each + elements / source[-1] * 8.0
+        atomic = "added_narrow" if each < 4 else "added_wide"
+        return launch("indexing", call, moved=moved, elements=elements, accesses=2.0 * elements, variant=atomic)
+
+    return made
+
+
+def _index_put(call: Call, settings: Settings) -> Launch | None:
+    """Of _index_put_impl_(table, indices, values, accumulate): with accumulation, numbers are sorted first."""
+    values, each = call.shapes[2], call.element_bytes(0)
+    if call.value(3) == "False":
+        return _added(2)(call, settings)
+    width = min(prod(values), prod(call.shapes[0][1:]))
+    moved = prod(values) * each + 2.0 * min(prod(values), prod(call.shapes[0])) * each
+    count = prod(values) // max(1, width)
+    return launch("indexing", call, moved=moved, elements=prod(values), blocks=count, variant="put+sorted_numbers", kernels=12)
+
+
+def _embedding_backward(call: Call, settings: Settings) -> Launch | None:
+    """Of embedding_dense_backward(gradient, indices, …); the table's zeros are written by another operator."""
+    elements, count, each = prod(call.shapes[0]), prod(call.shapes[1]), call.element_bytes(0)
+    moved = 3.0 * elements * each
+    if count <= _FEW_INDICES:
+        columns = ceil(elements / count / 32)
+        return launch("indexing", call, moved=moved, elements=elements, blocks=columns, variant="embedding_backward_few")
+    variant = "embedding_backward+sorted_numbers"
+    return launch("indexing", call, moved=moved, elements=elements, blocks=count, variant=variant, kernels=_SORTING_KERNELS)
+
+
+# ── sorting, scans ──
+
+
+def _by_rows(variant: str, written: float = 1.0, kernels: int = 1) -> Callable[[Call, Settings], Launch | None]:
+    def made(call: Call, settings: Settings) -> Launch | None:
+        shape = call.shapes[0]
+        elements, each = prod(shape), call.element_bytes(0)
+        rows = elements // shape[-1] if shape and shape[-1] else 1
+        moved = elements * each * (1.0 + written)
+        return launch("sorting", call, moved=moved, elements=elements, blocks=rows, variant=variant, kernels=kernels)
+
+    return made
+
+
+# ── pooling and resizing ──
+
+
+def _windows(variant: str) -> Callable[[Call, Settings], Launch | None]:
+    """Every tensor is read, and one of the first one's size written at most."""
+
+    def made(call: Call, settings: Settings) -> Launch | None:
+        tensors = list(call.tensors())
+        elements = max(prod(call.shapes[at]) for at in tensors)
+        moved = sum(map(call.tensor_bytes, tensors)) + elements * call.element_bytes(tensors[0]) / 2
+        return launch("indexing", call, moved=moved, elements=elements, accesses=2.0 * elements, variant=variant)
+
+    return made
+
+
+OPERATORS: dict[str, Callable[[Call, Settings], Launch | None]] = {
+    **dict.fromkeys(("embedding", "index_select", "index", "take", "_unsafe_index", "masked_select", "embedding_renorm_"), _taken),
+    "gather": _gather,
+    **dict.fromkeys(("index_add", "index_add_", "index_copy_", "index_fill_"), _added(3)),
+    **dict.fromkeys(("scatter_add_", "scatter_", "scatter_reduce_", "index_reduce_"), _added(3)),
+    "_index_put_impl_": _index_put,
+    "embedding_dense_backward": _embedding_backward,
+    "sort": _by_rows("sort", written=9.0, kernels=4),
+    "topk": _by_rows("topk"),
+    "kthvalue": _by_rows("topk"),
+    "median": _by_rows("topk"),
+    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"), _by_rows("scan")),
+    **dict.fromkeys(("_unique2", "unique_dim", "unique_consecutive", "nonzero", "histc", "bincount"), _by_rows("sort", kernels=8)),
+    **dict.fromkeys(("max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d", "avg_pool3d"), _windows("pooled")),
+    **dict.fromkeys(("max_pool2d_with_indices_backward", "avg_pool2d_backward"), _windows("pooled_backward")),
+    **dict.fromkeys(("_adaptive_avg_pool2d_backward", "max_pool3d_with_indices"), _windows("pooled_backward")),
+    **dict.fromkeys(("upsample_nearest2d", "upsample_bilinear2d", "upsample_nearest1d", "upsample_bicubic2d"), _windows("pooled")),
+    **dict.fromkeys(("upsample_nearest2d_backward", "upsample_bilinear2d_backward"), _windows("pooled_backward")),
+}

@@ -1,0 +1,133 @@
+"""The form that kernels share whose time goes into moving bytes, and what becomes of operators that nobody knows.
+
+A kernel starts, then does three things at once: it moves bytes (from memory, or from the L2 cache where they fit), issues
+instructions on every SM, and waits for its longest block. The slowest of them decides. A form's figures are in
+`data/memory.toml`, fitted by `tools/fit_clock_memory.py`; a launch names its forms in `variant`, several joined by "+".
+"""
+
+import tomllib
+from functools import cache
+from math import ceil, inf, log2, prod
+from pathlib import Path
+from typing import Any
+
+from tonnage.clock.launch import Kind, Launch
+from tonnage.clock.operators import Call
+from tonnage.clock.settings import Settings
+from tonnage.hardware.gpu import Gpu
+
+_DATA = Path(__file__).parents[1] / "data" / "memory.toml"
+_SILENT = _DATA.parent / "silent.toml"
+_INDEXED_BYTES = 2**31  # by 32-bit offsets; a larger tensor is worked on in halves
+SECTOR_BYTES = 32  # the least that a card reads
+_SHARPNESS = 6.0  # of the maximum of what goes on at once
+
+
+@cache
+def figures() -> dict[str, Any]:
+    """Every form's figures: seconds, shares of peak rates, and cycles of one SM."""
+    return tomllib.loads(_DATA.read_text("utf-8"))
+
+
+@cache
+def families() -> dict[str, Any]:
+    """Operators by family, as `operators` has them."""
+    return tomllib.loads((_DATA.parent / "operators.toml").read_text("utf-8"))
+
+
+@cache
+def precision_of(type_name: str) -> str:
+    """Of an element's type, as a launch spells it."""
+    return {"c10::BFloat16": "bf16", "c10::Half": "fp16", "double": "fp64"}.get(type_name, "fp32")
+
+
+def launch(
+    kind: Kind, call: Call, *, moved: float, elements: int, variant: str, blocks: int = 0, accesses: float = 0.0, kernels: int = 0
+) -> Launch:
+    """A launch of this module's form: `shape` is (elements, blocks), `operations` the elements read or written by threads."""
+    return Launch(
+        kind=kind,
+        name=call.name,
+        shape=(elements, blocks),
+        precision=precision_of(call.types[0]) if call.types else "fp32",
+        moved_bytes=moved,
+        operations=accesses,
+        variant=variant,
+        kernels=kernels or variant.count("+") + 1,
+    )
+
+
+def pieces(largest_bytes: float) -> int:
+    """Kernels that one call is split into, so that offsets fit 32 bits."""
+    return 1 if largest_bytes <= _INDEXED_BYTES else 2 ** ceil(log2(largest_bytes / _INDEXED_BYTES))
+
+
+def seconds(launch: Launch, gpu: Gpu) -> float:
+    """Device time of a launch whose variant names forms of the data file."""
+    forms = launch.variant.split("+")
+    total = sum(_form_seconds(figures()[form], launch, gpu) for form in forms)
+    return total + max(0, launch.kernels - len(forms)) * float(figures()["common"]["kernel_s"])
+
+
+def _form_seconds(form: dict[str, float], launch: Launch, gpu: Gpu) -> float:
+    elements, blocks = launch.shape
+    issued = form.get("element", 0.0) * elements + form.get("access", 0.0) * launch.operations + form.get("block", 0.0) * blocks
+    serial = form.get("serial", 0.0)
+    if "serial_miss" in form:
+        serial += form["serial_miss"] * (1.0 - held_share(launch.moved_bytes, gpu))
+    alone = serial * elements / blocks if blocks else 0.0
+    return form["floor_s"] + slowest(
+        memory_seconds(launch.moved_bytes * form.get("passes", 1.0), form.get("share", 1.0), gpu),
+        cycle_seconds(issued / gpu.sm_count, gpu),
+        cycle_seconds(alone, gpu),
+    )
+
+
+def memory_seconds(moved: float, share: float, gpu: Gpu) -> float:
+    """Seconds to move bytes at a share of what memory can do; the part that the L2 cache still holds goes at its pace."""
+    if moved <= 0:
+        return 0.0
+    l2_rate = figures()["common"]["l2_share"] * gpu.sm_count * gpu.clock_mhz * 1e6 * gpu.l2_bytes_per_clock_per_sm
+    cold = 1.0 / (share * gpu.bandwidth_bytes_per_s)
+    hot = min(cold, 1.0 / l2_rate) if l2_rate > 0 else cold
+    held = held_share(moved, gpu)
+    return moved * (held * hot + (1.0 - held) * cold)
+
+
+def held_share(moved: float, gpu: Gpu) -> float:
+    """How much of its bytes a kernel finds in the L2 cache: others have been there since they were written."""
+    common = figures()["common"]
+    full = moved / (common["resident"] * gpu.l2_bytes) if gpu.l2_bytes else inf
+    return float(common["kept"] / (1.0 + full**3))
+
+
+def cycle_seconds(cycles: float, gpu: Gpu) -> float:
+    """Seconds of an SM's cycles."""
+    return cycles / (gpu.clock_mhz * 1e6)
+
+
+def slowest(*parts: float) -> float:
+    """A maximum without a corner: two parts that take as long hinder each other a little."""
+    most = max(parts)
+    return most * sum((part / most) ** _SHARPNESS for part in parts) ** (1.0 / _SHARPNESS) if most > 0 else 0.0
+
+
+# ── operators that nobody knows ──
+
+
+def fallback(call: Call, settings: Settings) -> Launch | None:
+    """Counts an unknown operator with tensors as elementwise; None for those that launch nothing of their own."""
+    if call.name in _launch_nothing():
+        return None
+    tensors = [at for at in call.tensors() if call.shapes[at]]
+    if not tensors or all(isinstance(extent, tuple) for at in tensors for extent in call.shapes[at]):
+        return None
+    elements = max(prod(call.shapes[at]) for at in tensors)
+    moved = sum(map(call.tensor_bytes, tensors)) + elements * call.element_bytes(tensors[0])
+    accesses = float(elements * (len(tensors) + 1))
+    return launch("elementwise", call, moved=moved, elements=elements, accesses=accesses, variant="vector")
+
+
+@cache
+def _launch_nothing() -> frozenset[str]:
+    return frozenset(name for group in tomllib.loads(_SILENT.read_text("utf-8")).values() for name in group.split())

@@ -1,0 +1,141 @@
+"""Sums, means, extremes and norms over some axes, with the grid that PyTorch's reduction kernel chooses.
+
+The grid decides: a few blocks with long loops wait for memory, and where many blocks share an output, the last one adds up
+what the others left, one load after the other. So a sum over the rows of a narrow matrix takes many times its bytes.
+"""
+
+import re
+from collections.abc import Callable
+from math import ceil, prod
+from typing import NamedTuple
+
+from tonnage.clock.kernels.memory import cycle_seconds, figures, held_share, memory_seconds, precision_of, slowest
+from tonnage.clock.launch import Launch
+from tonnage.clock.operators import Call
+from tonnage.clock.settings import Settings
+from tonnage.hardware.gpu import Gpu
+
+_MOST_THREADS, _WARP = 512, 32
+_LEAST_VALUES, _MOST_VALUES = 16, 256  # for each thread
+_UNROLLED = 4
+_VECTOR = 4
+
+WHOLE, LAST, INNER, FIRST = range(4)  # what is reduced: all; the last axis; several, among them the last; not the last
+
+
+class Grid(NamedTuple):
+    """How a reduction is laid out: threads of a block, blocks, loads of a thread, and of the last block at the end."""
+
+    threads: int
+    blocks: int
+    loads: int
+    tail: int
+
+
+def grid_of(outputs: int, inputs: int, axes: int, gpu: Gpu) -> Grid:
+    """PyTorch's rule (`setReduceConfig`): lanes along what is contiguous, warps and then blocks where loops would be long."""
+    across, along = (inputs, outputs) if axes != FIRST else (outputs, inputs)
+    vector = 1
+    if axes == FIRST:
+        vector = next(size for size in (_VECTOR, 2, 1) if across % size == 0)
+    elif axes == WHOLE and inputs > 128:
+        across //= _VECTOR
+    most = _MOST_THREADS // vector
+    across_most, along_most = _power(across // vector, most), _power(along, most)
+    height = min(along_most, most // min(across_most, _WARP))
+    width = min(across_most, most // height)
+    threads = width * height
+
+    # Lanes go over inputs where those are contiguous, over outputs otherwise; then warps, then blocks.
+    split_inputs, split_outputs = (1, width) if axes == FIRST else (width, 1)
+    loads = ceil(inputs / split_inputs)
+    over_warps = loads >= min(16 * height, _MOST_VALUES)
+    if over_warps:
+        split_inputs *= height
+    else:
+        split_outputs *= height
+    loads = ceil(inputs / split_inputs)
+    blocks = ceil(outputs / vector / split_outputs)
+    full = gpu.sm_count * max(1, gpu.max_threads_per_sm // threads)
+    shares = 1
+    if over_warps and loads >= _MOST_VALUES and blocks <= full:
+        shares = max(min(ceil(full / blocks), ceil(loads / _LEAST_VALUES)), ceil(loads / _MOST_VALUES))
+    if axes == WHOLE:
+        loads = ceil(loads / _VECTOR)
+    tail = ceil(shares / (height if axes == FIRST else threads)) if shares > 1 else 0
+    return Grid(threads, blocks * shares, ceil(loads / shares), tail)
+
+
+def _power(extent: int, most: int) -> int:
+    """The last power of two that is no larger."""
+    return min(most, 1 << max(0, extent.bit_length() - 1)) if extent > 0 else 1
+
+
+def seconds(launch: Launch, gpu: Gpu) -> float:
+    """Device time of a reduction: `shape` is (outputs, inputs of each, which axes)."""
+    outputs, inputs, axes = launch.shape
+    form = figures()["reduction"][launch.variant]
+    grid = grid_of(outputs, inputs, axes, gpu)
+    full = gpu.sm_count * max(1, gpu.max_threads_per_sm // grid.threads)
+    rounds = ceil(grid.loads / _UNROLLED) * max(1.0, grid.blocks / full)
+    each = form["round_narrow" if launch.precision in ("bf16", "fp16") else "round_wide"]
+    each += form["round_miss"] * (1.0 - held_share(launch.moved_bytes, gpu))
+    tail = (form["handover"] + form["tail"] * grid.tail) if grid.tail else 0.0
+    body_s = slowest(
+        memory_seconds(launch.moved_bytes, form["share"], gpu),
+        cycle_seconds((form["element"] * outputs * inputs + form["block"] * grid.blocks) / gpu.sm_count, gpu),
+        cycle_seconds(each * rounds, gpu),
+    )
+    return float(form["floor_s"] + body_s + cycle_seconds(tail, gpu))
+
+
+def _reduction(call: Call, settings: Settings) -> Launch | None:
+    shape = call.shapes[0]
+    reduced = _reduced(call, shape)
+    inputs = prod(shape[axis] for axis in reduced)
+    outputs = prod(shape) // inputs if inputs else 0
+    if not inputs or not outputs:
+        return None
+    axes = _axes(call, reduced)
+    heavy = {"argmax": "argument", "argmin": "argument", "max": "argument", "min": "argument", "var": "moments", "std": "moments"}
+    family = heavy.get(call.name, "sum") if outputs > 1 or call.name not in ("max", "min") else "sum"
+    variant = f"{family}_{('whole', 'last', 'inner', 'first')[axes]}" if family == "sum" else family
+    return Launch(
+        kind="reduction",
+        name=call.name,
+        shape=(outputs, inputs, axes),
+        precision=precision_of(call.types[0]),
+        moved_bytes=call.tensor_bytes(0) + outputs * call.element_bytes(0),
+        operations=float(outputs * inputs),
+        variant=variant,
+    )
+
+
+def _reduced(call: Call, shape: tuple[int, ...]) -> list[int]:
+    """The axes: as recorded; where they were not, a mean or an extreme is of the last one, a sum of all but the last."""
+    text = call.value(2 if call.name == "linalg_vector_norm" else 1)
+    if "[" in text or text.lstrip("-").isdigit():
+        axes = {int(axis) % max(1, len(shape)) for axis in re.findall(r"-?\d+", text)}
+        return sorted(axes) if axes else list(range(len(shape)))
+    if len(call.shapes) < 3 and call.name not in ("argmax", "argmin"):
+        return list(range(len(shape)))
+    return list(range(len(shape) - 1)) if call.name == "sum" and len(shape) > 1 else [len(shape) - 1]
+
+
+def _axes(call: Call, reduced: list[int]) -> int:
+    shape = call.shapes[0]
+    strides = call.strides[0] if call.strides and len(call.strides[0]) == len(shape) else None
+    order = [axis for axis in range(len(shape)) if shape[axis] != 1]
+    if strides:
+        order.sort(key=lambda axis: -strides[axis])
+    kept = [axis for axis in order if axis not in reduced]
+    if not kept:
+        return WHOLE
+    if order[-1] in kept:
+        return FIRST
+    return LAST if order[-len([axis for axis in order if axis in reduced]) :] == [a for a in order if a in reduced] else INNER
+
+
+OPERATORS: dict[str, Callable[[Call, Settings], Launch | None]] = dict.fromkeys(
+    "sum mean amax amin max min prod any all argmax argmin linalg_vector_norm var std logsumexp".split(), _reduction
+)
