@@ -129,12 +129,6 @@ def unpacked(data: bytes) -> CapturedStep:
     length = len(values["sequence"])
     if not length == len(values["depths"]) == len(values["threads"]) or not all(n < len(calls) for n in values["sequence"]):
         raise ValueError("its step names calls that there are not")
-    depth = -1
-    for each in values["depths"]:
-        if each > length:
-            raise ValueError(f"its step is nested {each} deep")
-        depth = each
-    assert depth >= -1
     phases = tuple((place, name) for place, name in values["phases"])
     return CapturedStep(**values | {name: tuple(values[name]) for name in _NUMBERS} | {"calls": calls, "phases": phases})
 

@@ -19,13 +19,14 @@ from contextlib import suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
+from tonnage.garbage import no_collection
 from tonnage.recording.captured import CapturedStep
-from tonnage.script.profiled import MARK, Calls, Event, events_of, numbers_of
+from tonnage.script.profiled import MARK, Calls, Event, Profile
 
 if TYPE_CHECKING:
     from tonnage.script.attribution import Attribution
 
-STEPS = 3
+STEPS = 2
 # Steps that are tried where some compile or evaluate.
 _MOST_STEPS = 6
 _NOTE = "The script profiles itself, so its operators were not captured, and nothing is known of its time."
@@ -179,13 +180,17 @@ class StepCapture:
         if not self._profiling:
             return
         self._profiling = False
-        with _quiet():
+        with _quiet(), no_collection():
             results = self._torch._C._autograd._disable_profiler()
-        self._torch.autograd.profiler._run_on_profiler_stop()
+            self._torch.autograd.profiler._run_on_profiler_stop()
+            self._keep(results)
+
+    def _keep(self, results: Any) -> None:
+        """The last complete step; one without an evaluation in it, if there is one."""
         complete = [(at, step) for at, step in enumerate(self._steps) if step.complete]
         if complete and not self._spoiled:
             at, step = next((pair for pair in reversed(complete) if not pair[1].evaluates), complete[-1])
-            self.captured = step.read(results, at)
+            self.captured = step.read(Profile(results), at)
 
     # Others that come in between
 
@@ -254,23 +259,20 @@ class _Step:
             self.samples = None if samples is None or self.samples is None else self.samples + samples
             self.tokens = None if tokens is None or self.tokens is None else self.tokens + tokens
 
-    def read(self, results: Any, at: int) -> CapturedStep:
+    def read(self, profile: Profile, at: int) -> CapturedStep:
         """What the profiler saw from the mark at which this step began to the next."""
-        events = events_of(results)
-        places = [place for place, event in enumerate(events) if event.mark == "step"]
-        own = events[places[at] : places[at + 1]]
-        main = own[0].thread
-        calls = Calls(numbers_of(results))
+        own = profile.events(at)
+        calls = Calls(profile.flat)
         kept = list(calls.sequence(own))
-        threads = {main: 0}
+        threads = {own[0].thread: 0}  # our mark's, which is the main one
         return CapturedStep(
             number=self.number,
             training=self.training,
-            calls=calls.distinct,
-            sequence=tuple(number for number, _, _ in kept),
-            depths=tuple(depth for _, depth, _ in kept),
-            threads=tuple(threads.setdefault(event.thread, len(threads)) for _, _, event in kept),
-            phases=tuple(_phases(own, [event for _, _, event in kept])),
+            calls=tuple(calls.distinct),
+            sequence=tuple(number for number, _ in kept),
+            depths=tuple(event.depth for _, event in kept),
+            threads=tuple(threads.setdefault(event.thread, len(threads)) for _, event in kept),
+            phases=tuple(_phases(own, [event for _, event in kept])),
             module_calls=self.module_calls,
             optimizer_parameters=self.parameters,
             samples=self.samples,

@@ -5,8 +5,10 @@ flags and lists of numbers. A virtual GPU computes some small values on the host
 calls are left out.
 """
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from tonnage.recording.captured import CallKind, CapturedCall
@@ -19,6 +21,7 @@ _TYPES = {
     "complex64": "c10::complex<float>", "complex128": "c10::complex<double>", "float8_e4m3fn": "c10::Float8_e4m3fn",
     "float8_e5m2": "c10::Float8_e5m2",
 }  # fmt: skip
+_SCALARS = {bool: "Scalar", int: "Scalar", float: "Scalar", complex: "Scalar", list: "ScalarList"}
 _MOST_WORDS = 400
 
 
@@ -33,28 +36,42 @@ class Event:
     mark: str = ""
 
 
-def events_of(results: Any) -> list[Event]:
-    """All calls and marks by the time at which they began. Threads that wait for each other do not overlap."""
-    found: list[Event] = []
-    for root in results.experimental_event_tree():
-        _flatten(root, 0, found)
-    found.sort(key=lambda event: event.began_ns)
-    return found
+class Profile:
+    """What the profiler found."""
+
+    def __init__(self, results: Any) -> None:
+        self._roots = results.experimental_event_tree()
+        # Its flat events alone hold lists of numbers, and are quick to look through.
+        self.flat: dict[int, Any] = {}
+        self._marks: list[int] = []
+        for event in results.events():
+            self.flat[event.correlation_id()] = event
+            if event.name() == MARK + "step":
+                self._marks.append(event.start_ns())
+        self._marks.sort()
+
+    def events(self, step: int) -> list[Event]:
+        """Calls and marks of one step by the time at which they began. Threads that wait for each other do not overlap."""
+        first_ns, end_ns = self._marks[step : step + 2]
+        found: list[Event] = []
+        todo = [(root, 0) for root in reversed(self._roots)]
+        while todo:
+            event, depth = todo.pop()
+            began_ns = event.start_time_ns
+            if began_ns >= end_ns:
+                continue
+            if began_ns >= first_ns:
+                name = event.name
+                mark = name.removeprefix(MARK) if name.startswith(MARK) else ""
+                found.append(Event(event, depth, began_ns, event.start_tid, mark))
+            elif depth == 0 and event.end_time_ns < first_ns:
+                continue
+            todo.extend((child, depth + 1) for child in reversed(event.children))
+        found.sort(key=lambda event: event.began_ns)
+        return found
 
 
-def _flatten(root: Any, depth: int, found: list[Event]) -> None:
-    todo = [(root, depth)]
-    while todo:
-        event, depth = todo.pop()
-        name = event.name
-        mark = name.removeprefix(MARK) if name.startswith(MARK) else ""
-        found.append(Event(event, depth, event.start_time_ns, event.start_tid, mark))
-        todo.extend((child, depth + 1) for child in reversed(event.children))
-
-
-def numbers_of(results: Any) -> dict[int, Any]:
-    """The profiler's flat events, which alone hold lists of numbers, by what the tree's events know them by."""
-    return {event.correlation_id(): event for event in results.events()}
+_Key = tuple[str, tuple[Any, ...], tuple[Any, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...]]
 
 
 class Calls:
@@ -62,73 +79,84 @@ class Calls:
 
     def __init__(self, flat: Mapping[int, Any]) -> None:
         self._flat = flat
-        self._numbers: dict[CapturedCall, int] = {}
-        self._of_tensor: dict[Any, str] = {}
+        self._numbers: dict[_Key, int] = {}
+        self.distinct: list[CapturedCall] = []
+        self._tensor = sys.modules["torch"]._C._profiler._TensorMetadata
 
-    @property
-    def distinct(self) -> tuple[CapturedCall, ...]:
-        """Each once."""
-        return tuple(self._numbers)
-
-    def sequence(self, events: Sequence[Event]) -> Iterator[tuple[int, int, Event]]:
-        """The number and depth of each call that the script made, marks and the virtual GPU's own work left out."""
+    def sequence(self, events: Sequence[Event]) -> Iterator[tuple[int, Event]]:
+        """The number of each call that the script made, marks and the virtual GPU's own work left out."""
         within: dict[int, list[tuple[bool, bool]]] = {}  # by thread, of each open call: on the card, left out
         for event in events:
             if event.mark:
                 continue
-            call = self._call(event.call)
+            key = self._key(event.call)
+            devices = key[-1]
             above = within.setdefault(event.thread, [])
             del above[event.depth :]
             on_card, dropped = above[-1] if above else (False, False)
-            is_aside = on_card and any(call.devices) and not call.on_card
-            on_card |= call.kind == "operator" and call.on_card
-            # A call whose callers are not in this step begins at the top.
-            above.extend([(on_card, dropped or is_aside)] * (event.depth + 1 - len(above)))
-            if not (dropped or is_aside):
-                yield self._numbers.setdefault(call, len(self._numbers)), event.depth, event
+            dropped |= on_card and any(devices) and "cuda" not in devices
+            on_card |= "cuda" in devices and _kind(key[0]) == "operator"
+            # A call whose callers began before this step has a gap above it.
+            above.extend([(on_card, dropped)] * (event.depth + 1 - len(above)))
+            if not dropped:
+                yield self._number(key), event
 
-    def _call(self, event: Any) -> CapturedCall:
+    def _number(self, key: _Key) -> int:
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self.distinct)
+            name, shapes, strides, types, values, devices = key
+            call = CapturedCall(
+                name=name.removeprefix("aten::").removeprefix(_NODE), kind=_kind(name), shapes=shapes, strides=strides,
+                types=types, values=values, devices=devices,
+            )  # fmt: skip
+            self.distinct.append(call)
+        return number
+
+    def _key(self, event: Any) -> _Key:
         name, given = event.name, getattr(event.typed[1], "inputs", ())
-        flat = self._flat.get(event.correlation_id) if given else None
-        types = list(flat.dtypes()) if flat else [""] * len(given)
-        concrete = flat.concrete_inputs() if flat else []
-        shapes, strides, devices = [], [], []
+        shapes, strides, types, values, devices = [], [], [], [], []
+        concrete: list[Any] = []
         for at, value in enumerate(given):
-            shape, stride, device = (), (), ""
-            if hasattr(value, "sizes"):
-                shape, stride, device = tuple(value.sizes), tuple(value.strides), value.device.type
-            elif isinstance(value, list) and value and all(hasattr(each, "sizes") for each in value):
+            shape: tuple[Any, ...] = ()
+            stride: tuple[Any, ...] = ()
+            kind = words = device = ""
+            if isinstance(value, self._tensor):
+                shape, stride, kind, device = tuple(value.sizes), tuple(value.strides), _type(value.dtype), value.device.type
+            elif isinstance(value, list):
                 shape, stride = tuple(tuple(t.sizes) for t in value), tuple(tuple(t.strides) for t in value)
-                names = {str(each.dtype).removeprefix("torch.") for each in value}
-                if at < len(types) and len(names) == 1:
-                    types[at] = f"{_type(names.pop())}[]"
-                device = "cuda" if any(each.device.type == "cuda" for each in value) else value[0].device.type
+                kinds = {t.dtype for t in value}
+                kind = f"{_type(kinds.pop())}[]" if len(kinds) == 1 else "TensorList"
+                device = "cuda" if any(t.device.type == "cuda" for t in value) else "cpu" if value else ""
+            else:
+                if value is None and not concrete:
+                    concrete = self._concrete(event)
+                value = concrete[at] if value is None else value
+                kind = _SCALARS.get(type(value), "")
+                words = "" if value is None else str(value)[:_MOST_WORDS]
             shapes.append(shape)
             strides.append(stride)
+            types.append(kind)
+            values.append(words)
             devices.append(device)
-        return CapturedCall(
-            name=name.removeprefix("aten::").removeprefix(_NODE),
-            kind=_kind(name, bool(given)),
-            shapes=tuple(shapes),
-            strides=tuple(strides),
-            devices=tuple(devices),
-            types=tuple(types),
-            values=tuple(map(_words, concrete)),
-        )
+        return name, tuple(shapes), tuple(strides), tuple(types), tuple(values), tuple(devices)
+
+    def _concrete(self, event: Any) -> list[Any]:
+        flat = self._flat.get(event.correlation_id)
+        found: list[Any] = flat.concrete_inputs() if flat is not None else []
+        return found + [None] * (len(event.typed[1].inputs) - len(found))
 
 
-def _words(value: Any) -> str:
-    """An argument as text."""
-    return "" if value is None else value if isinstance(value, str) else str(value)[:_MOST_WORDS]
-
-
-def _type(name: str) -> str:
+@cache
+def _type(dtype: Any) -> str:
+    name = str(dtype).removeprefix("torch.")
     return _TYPES.get(name, name)
 
 
-def _kind(name: str, has_arguments: bool) -> CallKind:
+@cache
+def _kind(name: str) -> CallKind:
     if name.startswith(_NODE):
         return "node"
     if "::" in name and not name.startswith("autograd::"):
         return "operator"
-    return "kernel" if has_arguments and name.startswith("triton_") else "region"
+    return "kernel" if name.startswith("triton_") else "region"
