@@ -16,7 +16,7 @@ from tonnage.clock.operators import Call
 from tonnage.recording.checks import check_values, is_count, is_whole, is_word_list, is_words
 from tonnage.untrusted import Unreadable, parse_json
 
-# A kernel is one of Triton's; a node is a step of autograd's engine; a region is a stretch that was given a name, with calls in it.
+# A kernel is one of Triton's; a node is one that autograd's engine evaluates; a region is a stretch that was given a name.
 CallKind = Literal["operator", "kernel", "node", "region"]
 _MOST_BYTES = 2**28
 
@@ -127,10 +127,14 @@ def unpacked(data: bytes) -> CapturedStep:
     check_values(values, _KINDS, "step")
     calls = tuple(map(_call, values["calls"]))
     length = len(values["sequence"])
-    if not length == len(values["depths"]) == len(values["threads"]) or not all(n < len(calls) for n in values["sequence"]):
+    if not length == len(values["depths"]) == len(values["threads"]) or not all(
+        n < len(calls) for n in values["sequence"]
+    ):
         raise ValueError("its step names calls that there are not")
     phases = tuple((place, name) for place, name in values["phases"])
-    return CapturedStep(**values | {name: tuple(values[name]) for name in _NUMBERS} | {"calls": calls, "phases": phases})
+    return CapturedStep(
+        **values | {name: tuple(values[name]) for name in _NUMBERS} | {"calls": calls, "phases": phases}
+    )
 
 
 def _call(values: Any) -> CapturedCall:

@@ -67,7 +67,9 @@ def _of_a_rank(table: str, statement: str) -> str:
 
 
 def _schema(version: int) -> dict[str, str]:
-    run = {name: text for name, text in _ONE_RUN.items() if name != "captured" or version not in _LAYOUTS_BEFORE_CAPTURE}
+    run = {
+        name: text for name, text in _ONE_RUN.items() if name != "captured" or version not in _LAYOUTS_BEFORE_CAPTURE
+    }
     if not is_of_cluster(version):
         return run
     return {

@@ -216,7 +216,12 @@ class StepCapture:
             for name in ("_prepare_profiler", "_enable_profiler", "_enable_profiler_legacy"):
                 if hasattr(owner, name):
                     undo.append(self._make_way_for(owner, name))
-        return lambda: [restore() for restore in undo] and None
+
+        def restore() -> None:
+            for each in undo:
+                each()
+
+        return restore
 
     def _make_way_for(self, owner: Any, name: str) -> Callable[[], None]:
         plain = getattr(owner, name)

@@ -14,6 +14,7 @@ from typing import Any
 from tonnage.recording.captured import CallKind, CapturedCall
 
 MARK = "tonnage: "
+_OURS = "tonnage::"  # operators of the virtual GPU
 _NODE = "autograd::engine::evaluate_function: "
 _TYPES = {
     "float32": "float", "float64": "double", "float16": "c10::Half", "bfloat16": "c10::BFloat16", "int64": "long int",
@@ -87,7 +88,7 @@ class Calls:
         """The number of each call that the script made, marks and the virtual GPU's own work left out."""
         within: dict[int, list[tuple[bool, bool]]] = {}  # by thread, of each open call: on the card, left out
         for event in events:
-            if event.mark:
+            if event.mark or event.call.name.startswith(_OURS):
                 continue
             key = self._key(event.call)
             devices = key[-1]
@@ -122,7 +123,12 @@ class Calls:
             stride: tuple[Any, ...] = ()
             kind = words = device = ""
             if isinstance(value, self._tensor):
-                shape, stride, kind, device = tuple(value.sizes), tuple(value.strides), _type(value.dtype), value.device.type
+                shape, stride, kind, device = (
+                    tuple(value.sizes),
+                    tuple(value.strides),
+                    _type(value.dtype),
+                    value.device.type,
+                )
             elif isinstance(value, list):
                 shape, stride = tuple(tuple(t.sizes) for t in value), tuple(tuple(t.strides) for t in value)
                 kinds = {t.dtype for t in value}

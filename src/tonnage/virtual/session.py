@@ -111,7 +111,9 @@ class Session(ABC):
         )
         stand_ins, notes = self.stand_ins.records(), self.stand_ins.notes()
         captured = self.capture.captured
-        return Recording(described, device.allocations, device.segments, device.marks, stand_ins, notes, captured=captured)
+        return Recording(
+            described, device.allocations, device.segments, device.marks, stand_ins, notes, captured=captured
+        )
 
 
 _current: Session | None = None
