@@ -14,7 +14,7 @@ from typing import Any
 from tonnage.ledger import Category
 from tonnage.recording.checks import Kinds, check_values, is_count, is_outcome, is_sizes, is_word_list, is_words
 from tonnage.recording.cluster import ClusterRecording, ClusterSummary, RankSummary
-from tonnage.recording.layout import CLUSTER_LAYOUT_VERSION, opened, written
+from tonnage.recording.layout import CLUSTER_LAYOUT_VERSION, is_of_cluster, opened, written
 from tonnage.recording.recording import Recording
 from tonnage.recording.store import Contexts, decoded, insert_contexts, insert_run, read_recording
 
@@ -43,7 +43,7 @@ def write_cluster(path: Path, cluster: ClusterRecording, *, force: bool = False)
 def read_cluster(path: Path) -> ClusterRecording | None:
     """What `write_cluster` wrote; None of a file of ours that holds one GPU's run."""
     with opened(path) as (database, version):
-        if version != CLUSTER_LAYOUT_VERSION:
+        if not is_of_cluster(version):
             return None
         # A report asks several questions of one rank before it goes on to the next.
         return ClusterRecording(_summary(database), lru_cache(maxsize=1)(partial(read_recording, path)))

@@ -6,7 +6,7 @@ from pathlib import Path
 from tonnage.errors import BadRecording
 from tonnage.recording.cluster import ClusterRecording
 from tonnage.recording.cluster_store import read_cluster
-from tonnage.recording.layout import CLUSTER_LAYOUT_VERSION, opened
+from tonnage.recording.layout import is_of_cluster, opened
 from tonnage.recording.recording import Recording
 from tonnage.recording.store import read_recording
 
@@ -37,7 +37,7 @@ def ended_in_error(path: Path) -> bool:
     """
     try:
         with opened(path) as (database, version):
-            table = "cluster" if version == CLUSTER_LAYOUT_VERSION else "header"
+            table = "cluster" if is_of_cluster(version) else "header"
             row = database.execute(f"SELECT value FROM {table} WHERE key = 'outcome'").fetchone()
             return row is not None and json.loads(row[0]) == "error"
     except BadRecording:

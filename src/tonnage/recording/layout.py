@@ -1,7 +1,8 @@
 """The layout of a recording's file, and how such a file is opened: nothing in it is trusted.
 
-The file says that it is ours (`application_id`) and which layout it has (`user_version`): 1 is the run of one GPU, 2 that of
-a cluster. A file whose tables are not exactly those of its layout is refused before any of its rows is looked at.
+The file says that it is ours (`application_id`) and which layout it has (`user_version`): 3 is the run of one GPU, 4 that of
+a cluster; 1 and 2 are the same from before steps were captured. A file whose tables are not exactly those of its layout is
+refused before any of its rows is looked at.
 
 | table      | a row is                                             |
 |------------|------------------------------------------------------|
@@ -9,6 +10,7 @@ a cluster. A file whose tables are not exactly those of its layout is refused be
 | context    | what many blocks have in common: operator, line, ... |
 | allocation | a block, with the number of its context              |
 | segment, mark, stand_in, note, oom | the record of that name      |
+| captured   | what a typical step called, compressed JSON          |
 
 In a cluster's file each row of these but of `context` begins with the rank that it is of, and there are two tables more:
 
@@ -29,8 +31,10 @@ from tonnage.recording.checks import check_columns
 from tonnage.untrusted import printable_lines
 
 APPLICATION_ID = 0x544F4E4E  # "TONN"
-LAYOUT_VERSION = 1
-CLUSTER_LAYOUT_VERSION = 2
+LAYOUT_VERSION = 3
+CLUSTER_LAYOUT_VERSION = 4
+_LAYOUTS_BEFORE_CAPTURE = (1, 2)
+_CLUSTER_LAYOUTS = (2, 4)
 _MAGIC = b"SQLite format 3\0"
 REMAKE = "Make it again with: tonnage run -o FILE SCRIPT"
 
@@ -52,6 +56,7 @@ _ONE_RUN = {
     "stand_in": "CREATE TABLE stand_in (what TEXT, line TEXT, count INTEGER, value TEXT) STRICT",
     "note": "CREATE TABLE note (kind TEXT, operator TEXT, count INTEGER, text TEXT) STRICT",
     "oom": "CREATE TABLE oom (value TEXT) STRICT",
+    "captured": "CREATE TABLE captured (step BLOB NOT NULL) STRICT",
 }
 
 
@@ -61,15 +66,26 @@ def _of_a_rank(table: str, statement: str) -> str:
     return statement.replace(" PRIMARY KEY", "").replace("(", "(rank INTEGER, ", 1)
 
 
-SCHEMAS = {
-    LAYOUT_VERSION: _ONE_RUN,
-    CLUSTER_LAYOUT_VERSION: {
+def _schema(version: int) -> dict[str, str]:
+    run = {
+        name: text for name, text in _ONE_RUN.items() if name != "captured" or version not in _LAYOUTS_BEFORE_CAPTURE
+    }
+    if not is_of_cluster(version):
+        return run
+    return {
         "cluster": "CREATE TABLE cluster (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT",
         "rank": "CREATE TABLE rank (rank INTEGER PRIMARY KEY, kept INTEGER NOT NULL, summary TEXT NOT NULL) STRICT",
-        **{table: _of_a_rank(table, statement) for table, statement in _ONE_RUN.items()},
+        **{table: _of_a_rank(table, statement) for table, statement in run.items()},
         "allocation_of_rank": "CREATE INDEX allocation_of_rank ON allocation (rank)",
-    },
-}
+    }
+
+
+def is_of_cluster(version: int) -> bool:
+    """Whether a file of this layout holds a cluster's run."""
+    return version in _CLUSTER_LAYOUTS
+
+
+SCHEMAS = {version: _schema(version) for version in (1, 2, LAYOUT_VERSION, CLUSTER_LAYOUT_VERSION)}
 
 
 @contextmanager

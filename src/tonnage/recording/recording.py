@@ -11,6 +11,7 @@ from heapq import merge
 from typing import Literal
 
 from tonnage.ledger import Ledger
+from tonnage.recording.captured import CapturedStep
 from tonnage.recording.groups import Group, group_alike
 from tonnage.recording.records import Allocation, Header, Mark, Note, OutOfMemory, SegmentEvent, StandIn
 from tonnage.recording.timeline import PhasePeak, StepPeak, Timeline, peaks_by_phase, peaks_by_step
@@ -30,6 +31,7 @@ class Recording:
     stand_ins: list[StandIn] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     oom: OutOfMemory | None = None
+    captured: CapturedStep | None = None
 
     @cached_property
     def timeline(self) -> Timeline:

@@ -13,8 +13,9 @@ from typing import Any
 
 from tonnage.errors import BadRecording
 from tonnage.ledger import Category
+from tonnage.recording.captured import packed, unpacked
 from tonnage.recording.checks import HEADER_KINDS, OOM_KINDS, check_values, is_shape, is_word_list
-from tonnage.recording.layout import CLUSTER_LAYOUT_VERSION, LAYOUT_VERSION, opened, written
+from tonnage.recording.layout import LAYOUT_VERSION, is_of_cluster, opened, written
 from tonnage.recording.recording import Recording
 from tonnage.recording.records import (
     Allocation,
@@ -44,7 +45,7 @@ def read_recording(path: str | Path, rank: int | None = None) -> Recording:
     """
     path = Path(path)
     with opened(path) as (database, version):
-        if version == CLUSTER_LAYOUT_VERSION:
+        if is_of_cluster(version):
             return read_run(database, _kept_under(database, path, rank))
         if rank is not None:
             raise BadRecording(f"{path} holds the run of one GPU, not that of rank {rank}.", hint="Leave out the rank.")
@@ -94,6 +95,7 @@ def insert_run(
     insert("stand_in", 4, map(astuple, recording.stand_ins))
     insert("note", 4, map(astuple, recording.notes))
     insert("oom", 1, ((json.dumps(asdict(oom)),) for oom in [recording.oom] if oom))
+    insert("captured", 1, ((packed(step),) for step in [recording.captured] if step))
 
 
 def insert_contexts(database: sqlite3.Connection, contexts: Contexts) -> None:
@@ -132,7 +134,13 @@ def read_run(database: sqlite3.Connection, of_rank: int | None = None) -> Record
         stand_ins=[StandIn(*row) for row in rows("stand_in")],
         notes=[Note(*row) for row in rows("note")],
         oom=next((_read_oom(value) for (value,) in rows("oom")), None),
+        captured=next((unpacked(data) for (data,) in rows("captured")), None) if _has_captured(database) else None,
     )
+
+
+def _has_captured(database: sqlite3.Connection) -> bool:
+    """Older files have no such table."""
+    return database.execute("SELECT 1 FROM sqlite_schema WHERE name = 'captured'").fetchone() is not None
 
 
 def _header(rows: Iterable[tuple[Any, ...]]) -> Header:

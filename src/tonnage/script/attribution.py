@@ -40,12 +40,38 @@ class Sink(Protocol):
         """The blocks at these addresses belong to the category (with `only`: if they belonged to that one so far)."""
 
 
+class Observer(Protocol):
+    """Whoever wants to know where steps begin and end."""
+
+    def root_starts(self, module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        """An outermost module is called; the phase and step are those of the call."""
+
+    def root_ends(self, output: Any) -> None:
+        """Its call is over; without an output where it failed."""
+
+    def module_starts(self) -> None:
+        """Any module is called."""
+
+    def phase_begins(self, phase: str) -> None:
+        """From here on, this phase runs."""
+
+    def optimizer_starts(self, optimizer: Any) -> None:
+        """An optimizer is about to step."""
+
+    def optimizer_ends(self) -> None:
+        """It has; told when no backward runs any more, if it stepped within one."""
+
+    def finish(self) -> None:
+        """The run ends."""
+
+
 class Attribution:
     """The present state of the script, as seen through PyTorch's hooks."""
 
     def __init__(self, sink: Sink, *, frugal: bool = False) -> None:
         """Frugal: a model and its optimizer's states are looked at once, not at every step."""
         self.sink = sink
+        self.observer: Observer | None = None
         self._frugal = frugal
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
         self.phase = "setup"
@@ -61,6 +87,7 @@ class Attribution:
         self.trains = False  # whether there is an optimizer
         self._stepped = True
         self._stepping = False
+        self._stepped_within = False  # a backward that still runs
         self._backward_depth = 0
         self.main_thread = threading.main_thread().ident or 0
         self._held = NOWHERE
@@ -90,6 +117,8 @@ class Attribution:
             self.phase = phase
             self.category = _BY_PHASE[phase]
             self.sink.mark("phase", phase)
+            if self.observer:
+                self.observer.phase_begins(phase)
 
     # Modules
 
@@ -97,6 +126,10 @@ class Attribution:
         """A module's forward begins; the outermost one begins a forward phase, and maybe a step."""
         if not self.modules and self.phase != "backward":
             self._root_starts(module, (*arguments, *self.keywords.values()))
+            if self.observer:
+                self.observer.root_starts(module, arguments, self.keywords)
+        if self.observer:
+            self.observer.module_starts()
         path = self._paths.get(module)
         if path is None:
             self._name(module)
@@ -112,6 +145,8 @@ class Attribution:
         if not self.modules:
             self.keywords = {}
             self._mark_caches((output,))
+            if self.observer:
+                self.observer.root_ends(output)
 
     def _root_starts(self, module: Any, given: tuple[Any, ...]) -> None:
         import torch
@@ -161,6 +196,9 @@ class Attribution:
             if not self._frugal:
                 self.mark_gradients(self._parameters())
             self._held = NOWHERE
+            if self._stepped_within and self.observer:
+                self.observer.optimizer_ends()
+            self._stepped_within = False
             # Backward in the closure of an optimizer's step: the step itself follows.
             self.enter("optimizer" if self._stepping else "other")
 
@@ -173,6 +211,8 @@ class Attribution:
             self.mark(Category.PARAMETERS, parameters)
         self.mark_gradients(parameters)
         self.enter("optimizer")
+        if self.observer:
+            self.observer.optimizer_starts(optimizer)
 
     def step_ends(self, optimizer: Any) -> None:
         """What the optimizer keeps are its states."""
@@ -180,6 +220,9 @@ class Attribution:
         if self._is_new(optimizer):
             self.mark(Category.OPTIMIZER_STATES, _tensors(optimizer.state.values()))
         self.enter("backward" if self._backward_depth else "other")
+        self._stepped_within = self._backward_depth > 0
+        if self.observer and not self._stepped_within:
+            self.observer.optimizer_ends()
 
     def _is_new(self, thing: Any) -> bool:
         """Whether it is worth looking at: always, unless frugal and seen before."""
@@ -221,6 +264,8 @@ class Attribution:
     def finish(self) -> None:
         """At the end, or where the script died: what is still undecided."""
         self.mark_gradients(self._parameters())
+        if self.observer:
+            self.observer.finish()
 
     def _mark_caches(self, values: Iterable[Any]) -> None:
         for value in values:

@@ -60,6 +60,10 @@ class Session(ABC):
 
         self.device.attribution.lines.source_of = source_of
         self._install()
+        from tonnage.script.capture import StepCapture
+
+        self.capture = StepCapture(self.device.attribution, self.stand_ins.assume)
+        self._undo.append(self.capture.install())
 
     def close(self) -> None:
         """Leave the card; tensors still on it are dropped silently from now on."""
@@ -106,7 +110,10 @@ class Session(ABC):
             **header,
         )
         stand_ins, notes = self.stand_ins.records(), self.stand_ins.notes()
-        return Recording(described, device.allocations, device.segments, device.marks, stand_ins, notes)
+        captured = self.capture.captured
+        return Recording(
+            described, device.allocations, device.segments, device.marks, stand_ins, notes, captured=captured
+        )
 
 
 _current: Session | None = None

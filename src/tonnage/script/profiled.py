@@ -1,0 +1,168 @@
+"""What torch's profiler recorded, as calls in the order in which they began.
+
+The profiler's tree has tensors with shapes, strides, types and devices, also those in lists; its events beside it have numbers,
+flags and lists of numbers. A virtual GPU computes some small values on the host, within the operator that asks for them: such
+calls are left out.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from tonnage.recording.captured import CallKind, CapturedCall
+
+MARK = "tonnage: "
+_OURS = "tonnage::"  # operators of the virtual GPU
+_NODE = "autograd::engine::evaluate_function: "
+_TYPES = {
+    "float32": "float", "float64": "double", "float16": "c10::Half", "bfloat16": "c10::BFloat16", "int64": "long int",
+    "int32": "int", "int16": "short int", "int8": "signed char", "uint8": "unsigned char", "bool": "bool",
+    "complex64": "c10::complex<float>", "complex128": "c10::complex<double>", "float8_e4m3fn": "c10::Float8_e4m3fn",
+    "float8_e5m2": "c10::Float8_e5m2",
+}  # fmt: skip
+_SCALARS = {bool: "Scalar", int: "Scalar", float: "Scalar", complex: "Scalar", list: "ScalarList"}
+_MOST_WORDS = 400
+
+
+@dataclass(slots=True)
+class Event:
+    """A call as the profiler has it; a mark of ours has the rest of its name in `mark`."""
+
+    call: Any
+    depth: int
+    began_ns: int
+    thread: int
+    mark: str = ""
+
+
+class Profile:
+    """What the profiler found."""
+
+    def __init__(self, results: Any) -> None:
+        self._roots = results.experimental_event_tree()
+        # Its flat events alone hold lists of numbers, and are quick to look through.
+        self.flat: dict[int, Any] = {}
+        self._marks: list[int] = []
+        for event in results.events():
+            self.flat[event.correlation_id()] = event
+            if event.name() == MARK + "step":
+                self._marks.append(event.start_ns())
+        self._marks.sort()
+
+    def events(self, step: int) -> list[Event]:
+        """Calls and marks of one step by the time at which they began. Threads that wait for each other do not overlap."""
+        first_ns, end_ns = self._marks[step : step + 2]
+        found: list[Event] = []
+        todo = [(root, 0) for root in reversed(self._roots)]
+        while todo:
+            event, depth = todo.pop()
+            began_ns = event.start_time_ns
+            if began_ns >= end_ns:
+                continue
+            if began_ns >= first_ns:
+                name = event.name
+                mark = name.removeprefix(MARK) if name.startswith(MARK) else ""
+                found.append(Event(event, depth, began_ns, event.start_tid, mark))
+            elif depth == 0 and event.end_time_ns < first_ns:
+                continue
+            todo.extend((child, depth + 1) for child in reversed(event.children))
+        found.sort(key=lambda event: event.began_ns)
+        return found
+
+
+_Key = tuple[str, tuple[Any, ...], tuple[Any, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+
+
+class Calls:
+    """Distinct calls, numbered in order of appearance."""
+
+    def __init__(self, flat: Mapping[int, Any]) -> None:
+        self._flat = flat
+        self._numbers: dict[_Key, int] = {}
+        self.distinct: list[CapturedCall] = []
+        self._tensor = sys.modules["torch"]._C._profiler._TensorMetadata
+
+    def sequence(self, events: Sequence[Event]) -> Iterator[tuple[int, Event]]:
+        """The number of each call that the script made, marks and the virtual GPU's own work left out."""
+        within: dict[int, list[tuple[bool, bool]]] = {}  # by thread, of each open call: on the card, left out
+        for event in events:
+            if event.mark or event.call.name.startswith(_OURS):
+                continue
+            key = self._key(event.call)
+            devices = key[-1]
+            above = within.setdefault(event.thread, [])
+            del above[event.depth :]
+            on_card, dropped = above[-1] if above else (False, False)
+            dropped |= on_card and any(devices) and "cuda" not in devices
+            on_card |= "cuda" in devices and _kind(key[0]) == "operator"
+            # A call whose callers began before this step has a gap above it.
+            above.extend([(on_card, dropped)] * (event.depth + 1 - len(above)))
+            if not dropped:
+                yield self._number(key), event
+
+    def _number(self, key: _Key) -> int:
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self.distinct)
+            name, shapes, strides, types, values, devices = key
+            call = CapturedCall(
+                name=name.removeprefix("aten::").removeprefix(_NODE), kind=_kind(name), shapes=shapes, strides=strides,
+                types=types, values=values, devices=devices,
+            )  # fmt: skip
+            self.distinct.append(call)
+        return number
+
+    def _key(self, event: Any) -> _Key:
+        name, given = event.name, getattr(event.typed[1], "inputs", ())
+        shapes, strides, types, values, devices = [], [], [], [], []
+        concrete: list[Any] = []
+        for at, value in enumerate(given):
+            shape: tuple[Any, ...] = ()
+            stride: tuple[Any, ...] = ()
+            kind = words = device = ""
+            if isinstance(value, self._tensor):
+                shape, stride, kind, device = (
+                    tuple(value.sizes),
+                    tuple(value.strides),
+                    _type(value.dtype),
+                    value.device.type,
+                )
+            elif isinstance(value, list):
+                shape, stride = tuple(tuple(t.sizes) for t in value), tuple(tuple(t.strides) for t in value)
+                kinds = {t.dtype for t in value}
+                kind = f"{_type(kinds.pop())}[]" if len(kinds) == 1 else "TensorList"
+                device = "cuda" if any(t.device.type == "cuda" for t in value) else "cpu" if value else ""
+            else:
+                if value is None and not concrete:
+                    concrete = self._concrete(event)
+                value = concrete[at] if value is None else value
+                kind = _SCALARS.get(type(value), "")
+                words = "" if value is None else str(value)[:_MOST_WORDS]
+            shapes.append(shape)
+            strides.append(stride)
+            types.append(kind)
+            values.append(words)
+            devices.append(device)
+        return name, tuple(shapes), tuple(strides), tuple(types), tuple(values), tuple(devices)
+
+    def _concrete(self, event: Any) -> list[Any]:
+        flat = self._flat.get(event.correlation_id)
+        found: list[Any] = flat.concrete_inputs() if flat is not None else []
+        return found + [None] * (len(event.typed[1].inputs) - len(found))
+
+
+@cache
+def _type(dtype: Any) -> str:
+    name = str(dtype).removeprefix("torch.")
+    return _TYPES.get(name, name)
+
+
+@cache
+def _kind(name: str) -> CallKind:
+    if name.startswith(_NODE):
+        return "node"
+    if "::" in name and not name.startswith("autograd::"):
+        return "operator"
+    return "kernel" if name.startswith("triton_") else "region"

@@ -1,0 +1,205 @@
+"""What a typical step calls, captured from small models on the virtual GPU of a CPU build."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import torchvision_names  # noqa: F401
+from tonnage.hardware import find_gpu
+from tonnage.recording import CapturedStep, Note, Recording
+from tonnage.script import capture
+from tonnage.virtual.builds import new_session
+
+torch = pytest.importorskip("torch")
+if torch.version.cuda:
+    pytest.skip("for the virtual GPU of a CPU build", allow_module_level=True)
+
+
+def record(script: Callable[[], Any]) -> Recording:
+    session = new_session(find_gpu("h200"), "2.11")
+    session.open()
+    try:
+        script()
+    finally:
+        session.close()
+    return session.recording()
+
+
+def captured(script: Callable[[], Any]) -> CapturedStep:
+    recording = record(script)
+    assert recording.captured is not None, recording.notes
+    return recording.captured
+
+
+def calls(step: CapturedStep, name: str) -> int:
+    return sum(count for call, count in step.counts.items() if call.name == name and call.kind != "region")
+
+
+def train(*, steps: int = 3, accumulate: int = 1, **options: Any) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), **options)
+    for _ in range(steps):
+        for _ in range(accumulate):
+            model(torch.randn(32, 8, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_a_language_model_with_all_that_its_step_calls() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    def script() -> None:
+        model = GPT2LMHeadModel(GPT2Config(n_embd=64, n_layer=2, n_head=2, vocab_size=1000, use_cache=False)).cuda()
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        ids = torch.randint(0, 1000, (4, 32), device="cuda")
+        for _ in range(3):
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = model(input_ids=ids, labels=ids).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    step = captured(script)
+    assert (step.number, step.training, step.samples, step.tokens) == (capture.STEPS, True, 4, 128)
+    addmm = next(call for call in step.calls if call.name == "addmm" and call.types[0] == "c10::BFloat16")
+    assert calls(step, "addmm") == 16  # four in each layer, and each within one that autocast caught
+    assert step.counts[addmm] == 2
+    assert addmm.shapes[:3] == ((192,), (128, 64), (64, 192))
+    assert addmm.strides[:3] == ((1,), (64, 1), (192, 1))
+    assert addmm.types[:3] == ("c10::BFloat16",) * 3
+    assert addmm.devices[:3] == ("cuda",) * 3
+    assert calls(step, "embedding_dense_backward") == 2
+    phases = [m.phase for m in step.moments() if m.call.name == "mm" and m.call.types[0] == "c10::BFloat16"]
+    assert phases.count("forward") == 1  # the logits
+    assert phases.count("backward") == 18
+    assert step.autograd_nodes > 30
+    assert step.optimizer_parameters == 28
+    assert step.top_level_operators < step.operators
+    assert step.module_calls == 31  # twelve in each layer
+
+
+def test_a_list_of_tensors_has_all_shapes_and_a_type() -> None:
+    step = captured(lambda: train(foreach=True))
+    root = next(call for call in step.calls if call.name == "_foreach_sqrt")
+    assert root.shapes == (((16, 8), (16,), (4, 16), (4,)),)
+    assert root.types == ("float[]",)
+
+
+def test_the_first_step_is_kept_where_there_is_no_other() -> None:
+    assert captured(lambda: train(steps=1)).number == 1
+    assert captured(lambda: train(steps=2)).number == 2
+
+
+def test_a_step_begins_where_the_one_before_it_ended() -> None:
+    step = captured(train)
+    moments = list(step.moments())
+    assert moments[0].call.name.startswith("Optimizer.zero_grad")
+    assert any(moment.call.name.startswith("Optimizer.step") for moment in moments)
+    assert [phase for _, phase in step.phases][:3] == ["other", "forward", "backward"]
+
+
+def test_gradients_that_are_accumulated_make_one_step() -> None:
+    step = captured(lambda: train(accumulate=3))
+    assert (step.samples, step.tokens) == (96, None)
+    assert calls(step, "addmm") == 6
+    assert step.module_calls == 12
+
+
+def test_numbers_and_lists_are_words() -> None:
+    def script() -> None:
+        torch.nn.Conv2d(3, 8, 3, stride=2, padding=1).cuda()(torch.randn(2, 3, 16, 16, device="cuda"))
+
+    step = captured(script)
+    convolution = next(call for call in step.calls if call.name == "convolution")
+    assert convolution.values[3:6] == ("[2, 2]", "[1, 1]", "[1, 1]")
+    assert convolution.types[3:6] == ("ScalarList",) * 3
+
+
+def test_without_an_optimizer_a_step_is_one_call_of_the_model() -> None:
+    def script() -> None:
+        model = torch.nn.Linear(8, 8).cuda()
+        with torch.no_grad():
+            for size in (64, 2, 3):
+                model(torch.randn(size, 8, device="cuda")).argmax()
+
+    step = captured(script)
+    assert (step.training, step.samples) == (False, 2)
+    assert calls(step, "addmm") == calls(step, "argmax") == 1
+
+
+def test_an_evaluation_is_no_part_of_a_typical_step() -> None:
+    def script() -> None:
+        model = torch.nn.Linear(8, 8).cuda()
+        optimizer = torch.optim.SGD(model.parameters())
+        for step in range(4):
+            model.train()
+            model(torch.randn(4, 8, device="cuda")).sum().backward()
+            optimizer.step()
+            if step == 0:
+                model.eval()
+                with torch.no_grad():
+                    model(torch.randn(64, 8, device="cuda"))
+
+    step = captured(script)
+    assert step.number == 3
+    assert calls(step, "addmm") == 1
+
+
+def test_optimizers_that_step_within_backward() -> None:
+    def script() -> None:
+        model = torch.nn.Linear(8, 8).cuda()
+        optimizers = {p: torch.optim.SGD([p]) for p in model.parameters()}
+
+        def update(parameter: Any) -> None:
+            optimizers[parameter].step()
+            optimizers[parameter].zero_grad()
+
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(update)
+        for _ in range(3):
+            model(torch.randn(4, 8, device="cuda")).sum().backward()
+
+    step = captured(script)
+    assert step.optimizer_parameters == 2
+    assert calls(step, "addmm") == calls(step, "mm") == 1
+
+
+def test_what_the_virtual_gpu_computes_for_itself_is_left_out() -> None:
+    step = captured(train)
+    devices = {device for call in step.calls for device in call.devices}
+    assert "meta" not in devices
+    assert not any(call.name.startswith("tonnage::") for call in step.calls)
+
+
+def test_a_script_that_profiles_itself_is_left_alone() -> None:
+    seen: list[str] = []
+
+    def script() -> None:
+        with torch.profiler.profile() as profiler:
+            train()
+        seen.extend(event.key for event in profiler.key_averages())
+
+    for before in (lambda: None, train):  # a profile of ours may be under way
+        recording = record(lambda before=before: (before(), script()))
+        assert "aten::addmm" in seen
+        if before is not train:
+            assert recording.captured is None
+            assert Note("assumption", "profiler", 1, capture._NOTE) in recording.notes
+
+
+def test_trouble_is_a_note_and_never_the_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("another version of torch")
+
+    monkeypatch.setattr(capture, "Profile", fail)
+    recording = record(train)
+    assert recording.captured is None
+    assert "another version of torch" in recording.notes[0].text
+    assert not torch._C._autograd._profiler_enabled()
+
+
+def test_settings_of_the_step() -> None:
+    step = captured(train)
+    assert set(step.settings) == {"matmul_tf32", "cudnn_tf32", "cudnn_benchmark"}
+    assert step.settings["cudnn_tf32"] == "True"
