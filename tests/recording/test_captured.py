@@ -13,7 +13,7 @@ import pytest
 from support import training_run
 from tonnage.errors import BadRecording
 from tonnage.recording import CapturedCall, CapturedStep, read_recording, write_recording
-from tonnage.recording.captured import packed, unpacked
+from tonnage.recording.captured_step import packed, unpacked
 from tonnage.recording.layout import APPLICATION_ID, SCHEMAS
 
 LINEAR = CapturedCall(

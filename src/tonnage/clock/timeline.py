@@ -30,6 +30,7 @@ class Task:
     stream: int = 0
     awaits: tuple[int, ...] = ()
     synchronizes: bool = False
+    share: float = 0.0  # of the card's peak rate of arithmetic, while it runs
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The ordered memory events of one run: the records, the questions, the file."""
 
-from tonnage.recording.captured import CapturedCall, CapturedStep
+from tonnage.clock.captured import CapturedCall, CapturedStep
 from tonnage.recording.cluster import ClusterRecording, ClusterSummary, RankSummary
 from tonnage.recording.cluster_store import write_cluster
 from tonnage.recording.files import ended_in_error, open_cluster, open_recording

@@ -11,7 +11,7 @@ from heapq import merge
 from typing import Literal
 
 from tonnage.ledger import Ledger
-from tonnage.recording.captured import CapturedStep
+from tonnage.clock.captured import CapturedStep
 from tonnage.recording.groups import Group, group_alike
 from tonnage.recording.records import Allocation, Header, Mark, Note, OutOfMemory, SegmentEvent, StandIn
 from tonnage.recording.timeline import PhasePeak, StepPeak, Timeline, peaks_by_phase, peaks_by_step

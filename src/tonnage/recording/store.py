@@ -13,7 +13,7 @@ from typing import Any
 
 from tonnage.errors import BadRecording
 from tonnage.ledger import Category
-from tonnage.recording.captured import packed, unpacked
+from tonnage.recording.captured_step import packed, unpacked
 from tonnage.recording.checks import HEADER_KINDS, OOM_KINDS, check_values, is_shape, is_word_list
 from tonnage.recording.layout import LAYOUT_VERSION, is_of_cluster, opened, written
 from tonnage.recording.recording import Recording

@@ -20,7 +20,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from tonnage.garbage import no_collection
-from tonnage.recording.captured import CapturedStep
+from tonnage.clock.captured import CapturedStep
 from tonnage.script.profiled import MARK, Calls, Event, Profile
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from tonnage.recording.captured import CallKind, CapturedCall
+from tonnage.clock.captured import CallKind, CapturedCall
 
 MARK = "tonnage: "
 _OURS = "tonnage::"  # operators of the virtual GPU
@@ -163,6 +163,6 @@ def _type(dtype: Any) -> str:
 def _kind(name: str) -> CallKind:
     if name.startswith(_NODE):
         return "node"
-    if "::" in name and not name.startswith("autograd::"):
+    if "::" in name and not name.startswith(("autograd::", "torch::autograd::")):
         return "operator"
     return "kernel" if name.startswith("triton_") else "region"

@@ -1,1 +1,57 @@
 """The kinds of kernels: each module turns calls of its operators into launches, and launches into seconds on a card."""
+
+from functools import lru_cache
+
+from tonnage.clock.kernels import (
+    attention,
+    convolution,
+    copies,
+    elementwise,
+    fused,
+    indexing,
+    matmul,
+    memory,
+    optimizers,
+    recurrent,
+    reductions,
+    rows,
+)
+from tonnage.clock.launch import Launch
+from tonnage.clock.operators import Call
+from tonnage.clock.settings import Settings
+from tonnage.hardware import Gpu
+
+_MODULES = (
+    matmul, attention, convolution, recurrent, elementwise, reductions, rows, indexing, optimizers, copies,
+)  # fmt: skip
+_READERS = {name: read for module in _MODULES for name, read in module.OPERATORS.items()}
+_BY_KIND = {
+    "matmul": matmul, "attention": attention, "convolution": convolution, "recurrent": recurrent,
+    "optimizer": optimizers, "fused": fused, "copy": copies, "elementwise": elementwise, "reduction": reductions, "norm": rows,
+    "loss": rows,
+}  # fmt: skip
+
+# Operators that call one which has their kernel.
+_AROUND = frozenset(("relu", "relu_", "zero_", *(name for name in attention.OPERATORS if name.startswith("_scaled_dot_product"))))
+
+
+def is_whole(name: str) -> bool:
+    """Whether an operator stands for those that it calls: it launches nothing itself where they are recorded."""
+    return name not in _READERS or name in _AROUND
+
+
+@lru_cache(maxsize=1 << 14)
+def launch_of(call: Call, settings: Settings) -> Launch | None:
+    """What a call launches on the card; None where that is left to the operators that it calls, or nothing."""
+    if call.name.startswith(fused.PREFIX):
+        return fused.fused(call, settings)
+    try:
+        return _READERS.get(call.name, memory.fallback)(call, settings)
+    except (IndexError, TypeError, ValueError, KeyError):
+        return memory.fallback(call, settings)  # arguments of another version's operator
+
+
+def seconds(launch: Launch, gpu: Gpu) -> float:
+    """How long it runs on the card alone."""
+    module = _BY_KIND.get(launch.kind)
+    return module.seconds(launch, gpu) if module else memory.seconds(launch, gpu)

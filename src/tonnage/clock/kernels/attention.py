@@ -56,7 +56,7 @@ def _reading(name: str) -> Read:
 def _sizes(call: Call, table: dict[str, Any]) -> tuple[int, ...] | None:
     """Batch, heads, key heads, rows, columns, widths of the key and of the value."""
     query, key, value = (call.shapes[table["query"] + offset] for offset in range(3))
-    starts = call.shapes[table["lengths"]] if table["lengths"] < len(call.shapes) else ()
+    starts = call.shapes[table["lengths"]] if table.get("lengths", len(call.shapes)) < len(call.shapes) else ()
     if starts:  # packed: one long sequence, whose heads come before the width
         batch = max(1, starts[0] - 1)
         rows, columns = ceil(prod(query[:-2]) / batch), ceil(prod(key[:-2]) / batch)

@@ -210,7 +210,7 @@ def _strides(call: Call, at: int, shape: tuple[int, ...]) -> list[int]:
 
 # ── which operators ──
 
-_ARITHMETIC = """abs add add_ sub sub_ mul mul_ div div_ neg neg_ reciprocal reciprocal_ clamp clamp_ clamp_min clamp_min_ clamp_max maximum
+_ARITHMETIC = """abs relu relu_ add add_ sub sub_ mul mul_ div div_ neg neg_ reciprocal reciprocal_ clamp clamp_ clamp_min clamp_min_ clamp_max maximum
     minimum fmax fmin threshold threshold_backward where masked_fill masked_fill_ sign bitwise_and bitwise_or bitwise_xor
     bitwise_not bitwise_and_ logical_and logical_and_ logical_not logical_or_ logical_xor addcmul addcmul_ addcdiv addcdiv_ lerp
     lerp_ leaky_relu leaky_relu_ leaky_relu_backward hardtanh hardtanh_ hardtanh_backward native_dropout_backward exp exp_ exp2
@@ -225,7 +225,7 @@ _ARITHMETIC = """abs add add_ sub sub_ mul mul_ div div_ neg neg_ reciprocal rec
     bitwise_right_shift rot90 constant_pad reflection_pad2d replication_pad2d hypot logaddexp ldexp lgamma digamma
     special_expit sinc heaviside renorm_kernel clamp_backward native_channel_shuffle pixel_shuffle channel_shuffle"""
 _COMPARISONS = "eq ne lt le gt ge eq_ ne_ lt_ le_ gt_ ge_ logical_or logical_and logical_not isnan isneginf isposinf"
-_WRITES = "fill_ arange linspace eye"
+_WRITES = "fill_ zero_ arange linspace eye"
 _RANDOM = "normal_ uniform_ bernoulli_ random_ exponential_ geometric_ cauchy_ log_normal_ randperm"
 
 

@@ -66,8 +66,16 @@ def _variant(call: Call, at: int, out_row_bytes: int) -> str:
 @reader
 def _grouped(call: Call, settings: Settings) -> Launch | None:
     """Rows of the left factor in as many groups as the right one has matrices, taken as groups of the same size."""
-    (rows, k), (groups, _, n) = call.shapes[:2]
+    (rows, k), (*_, n) = call.shapes[:2]
     precision = arithmetic(call, 0, settings.tf32_matmul)
+    if len(call.shapes[1]) == 2:  # a gradient of the weights: each group sums over its share of the inner dimension
+        (groups,) = call.shapes[2]
+        moved = call.tensor_bytes(0) + call.tensor_bytes(1) + float(groups * rows * n * call.element_bytes(0))
+        return Launch(
+            kind="matmul", name=call.name, shape=(groups, rows, n, ceil(k / groups)), precision=precision or "bf16",
+            moved_bytes=moved, operations=2.0 * rows * n * k, variant="tn-16",
+        )  # fmt: skip
+    groups = call.shapes[1][0]
     m = ceil(rows / groups)
     moved = call.tensor_bytes(0) + call.tensor_bytes(1) + float(rows * n * call.element_bytes(0))
     return Launch(

@@ -1,0 +1,97 @@
+"""The operators of one typical step of a run, in the order in which they began: what the clock needs to say how long it takes.
+
+Most calls of a step are alike, so each distinct one is kept once and the step is a sequence of their numbers. Nothing here knows
+who captured the step, or how long anything takes.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from tonnage.clock.operators import Call
+
+# A kernel is one of Triton's; a node is one that autograd's engine evaluates; a region is a stretch that was given a name.
+CallKind = Literal["operator", "kernel", "node", "region"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapturedCall(Call):
+    """A distinct call. `devices` holds "cuda", "cpu" or "" for each argument; a list of tensors has a type like "float[]"."""
+
+    kind: CallKind = "operator"
+    devices: tuple[str, ...] = ()
+
+    @property
+    def on_card(self) -> bool:
+        """Whether any of its tensors lies on the card."""
+        return "cuda" in self.devices
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One call at its place in the step: how deep it is nested, in which phase and thread (0: the script's own)."""
+
+    call: CapturedCall
+    depth: int
+    phase: str
+    thread: int
+    parent: int | None
+    is_inner: bool  # within another operator
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapturedStep:
+    """What one step called.
+
+    `number` is that of the step as marks count it. `sequence`, `depths` and `threads` are of equal length; `phases` says from
+    which place on which phase runs. `samples` and `tokens` are those of the step's inputs, None where they are not clear.
+    """
+
+    number: int
+    training: bool
+    calls: tuple[CapturedCall, ...]
+    sequence: tuple[int, ...]
+    depths: tuple[int, ...]
+    threads: tuple[int, ...]
+    phases: tuple[tuple[int, str], ...]
+    module_calls: int
+    optimizer_parameters: int
+    samples: int | None
+    tokens: int | None
+    settings: dict[str, str]
+
+    @cached_property
+    def counts(self) -> Counter[CapturedCall]:
+        """How often each distinct call was made."""
+        return Counter({self.calls[number]: count for number, count in Counter(self.sequence).items()})
+
+    @property
+    def operators(self) -> int:
+        """All operators, nested ones too."""
+        return sum(count for call, count in self.counts.items() if call.kind == "operator")
+
+    @cached_property
+    def top_level_operators(self) -> int:
+        """Operators that no other operator called."""
+        return sum(moment.call.kind == "operator" and not moment.is_inner for moment in self.moments())
+
+    @property
+    def autograd_nodes(self) -> int:
+        """Nodes that autograd's engine evaluated."""
+        return sum(count for call, count in self.counts.items() if call.kind == "node")
+
+    def moments(self) -> Iterator[Moment]:
+        """Every call in order; `parent` is the place of the call that made it."""
+        begins = dict(self.phases)
+        phase = ""
+        open_calls: dict[int, list[tuple[int, bool]]] = {}  # by thread: the place of each, and whether an operator is among them
+        for place, (number, depth, thread) in enumerate(zip(self.sequence, self.depths, self.threads, strict=True)):
+            phase = begins.get(place, phase)
+            above = open_calls.setdefault(thread, [])
+            del above[depth:]
+            call = self.calls[number]
+            parent, is_inner = above[-1] if above else (None, False)
+            yield Moment(call, depth, phase, thread, parent, is_inner)
+            above.append((place, is_inner or call.kind == "operator"))

@@ -1,0 +1,138 @@
+"""How long one captured step takes on a card: its calls become launches, and launches a timeline behind the host."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from tonnage.clock import kernels
+from tonnage.clock.captured import CapturedCall, CapturedStep, Moment
+from tonnage.clock.host import host_costs
+from tonnage.clock.launch import Launch
+from tonnage.clock.power import slowdown
+from tonnage.clock.settings import Settings
+from tonnage.clock.timeline import Task, Timeline, timeline
+from tonnage.hardware import Gpu
+
+OPTIMIZER = "optimizer"
+_ARITHMETIC = ("matmul", "attention", "convolution", "recurrent")
+# The host reads a value from the card, and waits until it is there.
+_WAITING = frozenset(
+    ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "equal")
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """A step in the steady state."""
+
+    gpu: Gpu
+    timeline: Timeline
+    samples: int | None
+    tokens: int | None
+    operations: float  # of matrix products, attention and convolutions
+    rate: float  # the card's own, in the precision of most of them
+    unknown: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of one step."""
+        return self.timeline.step_s
+
+    @property
+    def share_of_peak(self) -> float | None:
+        """Of the card's rate in the precision that most of the arithmetic is in."""
+        return self.operations / self.step_s / self.rate if self.rate and self.step_s else None
+
+    @property
+    def time_by_kind(self) -> dict[str, float]:
+        """Seconds of the card by kind of kernel, most first, and those in which it waits for the host."""
+        return self.timeline.by_kind | {"waiting for the host": self.timeline.idle_s}
+
+
+def step_time(step: CapturedStep, gpu: Gpu) -> StepTime:
+    """What a captured step would take on this card."""
+    settings = settings_of(step)
+    tasks = within_power(list(tasks_of(step, gpu, settings)))
+    by_precision = Counter[str]()
+    for _, launch in launches_of(step, settings):
+        if launch is not None and launch.kind in _ARITHMETIC:
+            by_precision[launch.precision] += launch.operations
+    most = max(by_precision, key=by_precision.__getitem__, default="")
+    return StepTime(
+        gpu=gpu,
+        timeline=timeline(tasks),
+        samples=step.samples,
+        tokens=step.tokens,
+        operations=sum(by_precision.values()),
+        rate=gpu.rates.get(most, 0.0),
+    )
+
+
+def within_power(tasks: Sequence[Task]) -> list[Task]:
+    """The same tasks as the card's power limit lets them run."""
+    slower = slowdown(((task.seconds, task.share) for task in tasks), sum(task.host_s for task in tasks))
+    return [replace(task, seconds=task.seconds * slower) if task.share else task for task in tasks]
+
+
+def settings_of(step: CapturedStep) -> Settings:
+    """What the script allowed when the step ran."""
+    return Settings(
+        tf32_matmul=step.settings.get("matmul_tf32") == "True", tf32_convolution=step.settings.get("cudnn_tf32") != "False"
+    )
+
+
+def launches_of(step: CapturedStep, settings: Settings) -> Iterator[tuple[Moment, Launch | None]]:
+    """Every call with what it launches itself.
+
+    Builds of torch differ in which of an operator's inner ones they record, and autocast calls an operator again with narrower
+    arguments. So an operator that only stands for others counts where nothing within it launches anything, and any other where
+    it is not called again.
+    """
+    moments = list(step.moments())
+    found = [_launch_of(moment.call, settings) for moment in moments]
+    within: list[set[str]] = [set() for _ in moments]  # what launches something within each
+    for place in reversed(range(len(moments))):
+        name, parent = moments[place].call.name, moments[place].parent
+        if name in within[place] or (within[place] and kernels.is_whole(name)):
+            found[place] = None
+        if parent is not None:
+            within[parent] |= within[place] | ({name} if found[place] else set())
+    return zip(moments, found, strict=True)
+
+
+def _launch_of(call: CapturedCall, settings: Settings) -> Launch | None:
+    """What the call launches; None of one that stays on the host."""
+    if call.kind not in ("operator", "kernel") or not call.on_card or call.name.startswith('torch::autograd'):
+        return None
+    return kernels.launch_of(call, settings)
+
+
+def tasks_of(step: CapturedStep, gpu: Gpu, settings: Settings) -> Iterator[Task]:
+    """The host's work up to each launch, and the launch."""
+    costs = host_costs()
+    waiting_s = 0.0
+    for moment, launch in launches_of(step, settings):
+        call = moment.call
+        if call.kind == "operator":
+            waiting_s += costs.inner_operator if moment.is_inner else costs.operator
+        if reads_back(call):
+            yield Task(call.name, "copy", host_s=waiting_s, synchronizes=True)
+            waiting_s = 0.0
+        if launch is None:
+            continue
+        kind = OPTIMIZER if moment.phase == OPTIMIZER else launch.kind
+        waiting_s += costs.launch_s(launch) if call.kind == "operator" else costs.triton_kernel
+        seconds = kernels.seconds(launch, gpu)
+        rate = gpu.rates.get(launch.precision, 0.0) if launch.kind in _ARITHMETIC else 0.0
+        share = launch.operations / seconds / rate if rate and seconds else 0.0
+        yield Task(call.name, kind, seconds, waiting_s, launch.kernels, launch.stream, share=share)
+        waiting_s = 0.0
+    if waiting_s:
+        yield Task("", "host", host_s=waiting_s)
+
+
+def reads_back(call: CapturedCall) -> bool:
+    """Whether the host must wait for what the card computes before it goes on."""
+    if call.name == "copy_":
+        return call.devices[:2] == ("cpu", "cuda")
+    return call.name in _WAITING and call.on_card
