@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from tonnage.clock.captured import Moment
 from tonnage.clock.launch import Launch
 
 _DATA = Path(__file__).parent / "data" / "host.toml"
@@ -18,9 +19,18 @@ class HostCosts:
     """Seconds of the host for one of each."""
 
     operator: float
+    backward_operator: float
     inner_operator: float
     triton_kernel: float
     launch: dict[str, float]
+
+    def call_s(self, moment: Moment) -> float:
+        """For a call, without what it launches."""
+        if moment.call.kind != "operator":
+            return 0.0
+        if moment.is_inner:
+            return self.inner_operator
+        return self.backward_operator if moment.thread else self.operator
 
     def launch_s(self, launch: Launch) -> float:
         """For its kernels."""

@@ -113,8 +113,7 @@ def tasks_of(step: CapturedStep, gpu: Gpu, settings: Settings) -> Iterator[Task]
     waiting_s = 0.0
     for moment, launch in launches_of(step, settings):
         call = moment.call
-        if call.kind == "operator":
-            waiting_s += costs.inner_operator if moment.is_inner else costs.operator
+        waiting_s += costs.call_s(moment)
         if reads_back(call):
             yield Task(call.name, "copy", host_s=waiting_s, synchronizes=True)
             waiting_s = 0.0
