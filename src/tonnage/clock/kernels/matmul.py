@@ -23,8 +23,8 @@ from tonnage.hardware.gpu import Gpu
 
 _PANEL_BYTES = 128  # of each row, streamed at a time
 _SUM_BYTES = 4  # of an element while parts of the inner dimension are summed
-_SHARPNESS = 6.0  # of the step from one limit to the other; infinity would be a maximum
 _ALIGNED_BYTES = 16
+_LARGE_TILE, _MANY_WAVES = 128 * 256, 4
 
 
 # From calls -----------------------------------------------------------------------------------------------------------
@@ -132,7 +132,8 @@ def tiled(
 ) -> float:  # fmt: skip
     """The fastest of the family's tiles, in seconds."""
     batch, m, n, k = shape
-    tile_m, tile_n, parts = _candidates(family["tiles"])
+    many = batch * m * n > _MANY_WAVES * gpu.sm_count * _LARGE_TILE
+    tile_m, tile_n, parts = _candidates(family["tiles"], many)
     l2_rate = l2_bytes_per_s(gpu)
     # One tile on one SM.
     panels = np.ceil(np.ceil(k / parts) * element_bytes / _PANEL_BYTES)
@@ -163,9 +164,11 @@ def _moved(shape: tuple[int, ...], element_bytes: int, out_bytes: int) -> int:
 
 
 def _limit(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The larger, with a smooth step where they meet."""
-    high, low = np.maximum(one, other), np.minimum(one, other)
-    whole: NDArray[np.float64] = high * (1 + (low / high) ** _SHARPNESS) ** (1 / _SHARPNESS)
+    """The larger, with a smooth step where they meet: the norm of the eighth power, by squares and roots as those are quick."""
+    high = np.maximum(one, other)
+    square = (np.minimum(one, other) / high) ** 2
+    fourth = square * square
+    whole: NDArray[np.float64] = high * np.sqrt(np.sqrt(np.sqrt(1 + fourth * fourth)))
     return whole
 
 
@@ -175,9 +178,9 @@ def _kept(moved_bytes: float, cache_bytes: float) -> float:
 
 
 @cache
-def _candidates(name: str) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Rows, columns and parts of the inner dimension."""
+def _candidates(name: str, whole: bool) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Rows, columns and parts of the inner dimension; where tiles are many, nobody splits it."""
     table = figures()["tiles"][name]
-    found = [(m, n, parts) for m, n in table["shapes"] for parts in table["parts"]]
+    found = [(m, n, parts) for m, n in table["shapes"] for parts in ([1] if whole else table["parts"])]
     rows, columns, parts = (np.array(column, dtype=np.float64) for column in zip(*found, strict=True))
     return rows, columns, parts
