@@ -8,6 +8,7 @@ are transposed, as BLAS would ("tn": both are read along k), and how rows are al
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache, lru_cache
 from math import ceil, prod
 from typing import Any
@@ -65,14 +66,20 @@ def _variant(call: Call, at: int, out_row_bytes: int) -> str:
 
 @reader
 def _grouped(call: Call, settings: Settings) -> Launch | None:
-    """Rows of the left factor in as many groups as the right one has matrices, taken as groups of the same size."""
-    (rows, k), (groups, _, n) = call.shapes[:2]
-    precision = arithmetic(call, 0, settings.tf32_matmul)
-    m = ceil(rows / groups)
-    moved = call.tensor_bytes(0) + call.tensor_bytes(1) + float(rows * n * call.element_bytes(0))
+    """Groups of rows, or of the inner dimension where both factors are matrices, taken as groups of the same size."""
+    (rows, inner), right = call.shapes[:2]
+    precision, groups = arithmetic(call, 0, settings.tf32_matmul), call.shapes[2][0]
+    shape = (
+        (groups, ceil(rows / groups), right[2], inner)
+        if len(right) == 3
+        else (groups, rows, right[1], ceil(inner / groups))
+    )
+    if precision is None or not prod(shape):
+        return None
+    out_bytes = float(prod(shape[:3]) * call.element_bytes(0))
     return Launch(
-        kind="matmul", name=call.name, shape=(groups, m, n, k), precision=precision or "bf16", moved_bytes=moved,
-        operations=2.0 * rows * n * k, variant="tn-16",
+        kind="matmul", name=call.name, shape=shape, precision=precision, operations=2.0 * prod(shape),
+        moved_bytes=call.tensor_bytes(0) + call.tensor_bytes(1) + out_bytes, variant="tn-16",
     )  # fmt: skip
 
 
@@ -101,6 +108,8 @@ def seconds(launch: Launch, gpu: Gpu) -> float:
 def modelled(launch: Launch, gpu: Gpu) -> float:
     """The same, computed anew."""
     letters, _ = launch.variant.split("-")
+    if launch.precision == "tf32" and "tf32" not in gpu.rates:
+        launch = replace(launch, precision="fp32")
     family = figures()["matmul"][family_of(launch)]
     element_bytes: int = figures()["element_bytes"][launch.precision]
     out_bytes: int = figures()["out_bytes"].get(launch.precision, element_bytes)
@@ -109,7 +118,9 @@ def modelled(launch: Launch, gpu: Gpu) -> float:
         family = family | {"tiles": family["biased_tiles"]}
     whole_s = tiled(family, launch.shape, gpu, peak(gpu, launch.precision), element_bytes, out_bytes, slower)
     if 1 in launch.shape[1:3] and family.get("streams", False):  # a vector has kernels of its own
-        streamed_s = family["start_s"] + _moved(launch.shape, element_bytes, out_bytes) / (gpu.bandwidth_bytes_per_s * family["dram"])
+        streamed_s = family["start_s"] + _moved(launch.shape, element_bytes, out_bytes) / (
+            gpu.bandwidth_bytes_per_s * family["dram"]
+        )
         return float(min(whole_s, streamed_s))
     return whole_s
 
