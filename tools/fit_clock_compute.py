@@ -342,17 +342,16 @@ def write(kinds: Sequence[str]) -> None:
             section = line.strip("[]")
         kind, _, family = section.partition(".")
         name = line.split(" = ")[0]
-        value = figures().get(kind, {}).get(family, {}).get(name) if kind in kinds else None
-        lines.append(f"{name} = {value:.4g}" if isinstance(value, float) else line)
-    FIGURES.write_text("\n".join(_floats(line) for line in lines) + "\n", "utf-8")
+        value = figures().get(kind, {}).get(family, {}).get(name) if kind in kinds and family else None
+        lines.append(f"{name} = {_text(value)}" if isinstance(value, float) else line)
+    FIGURES.write_text("\n".join(lines) + "\n", "utf-8")
 
 
-def _floats(line: str) -> str:
+def _text(value: float) -> str:
     """TOML reads 1 as a whole number: a figure stays a fraction."""
-    return re.sub(r"^(\w+ = \d+)$", r"\1.0", line) if line.split(" = ")[0] in FRACTIONS else line
+    text = f"{value:.4g}"
+    return text if "." in text or "e" in text else f"{text}.0"
 
-
-FRACTIONS = set("start_s mac load tile_s dram store cache join_s join nn nt exp bias dropout block_s tail wide side side_s strided odd_in odd_out half convert convert_s taps moment gates_s overlap large".split()) - {"bias", "dropout"}  # fmt: skip
 
 # Reports --------------------------------------------------------------------------------------------------------------
 

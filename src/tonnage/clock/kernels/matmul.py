@@ -8,7 +8,6 @@ are transposed, as BLAS would ("tn": both are read along k), and how rows are al
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cache, lru_cache
 from math import ceil, prod
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tonnage.clock.kernels.figures import Read, arithmetic, figures, l2_bytes_per_s, peak, reader
+from tonnage.clock.kernels.figures import Read, arithmetic, figures, l2_bytes_per_s, on_card, peak, reader
 from tonnage.clock.launch import Launch
 from tonnage.clock.operators import Call
 from tonnage.clock.settings import Settings
@@ -25,7 +24,7 @@ from tonnage.hardware.gpu import Gpu
 _PANEL_BYTES = 128  # of each row, streamed at a time
 _SUM_BYTES = 4  # of an element while parts of the inner dimension are summed
 _ALIGNED_BYTES = 16
-_LARGE_TILE, _MANY_WAVES = 128 * 256, 4
+_LARGE_TILE, _MANY_WAVES = 128 * 256, 4  # from so many on, nobody splits the inner dimension
 
 
 # From calls -----------------------------------------------------------------------------------------------------------
@@ -107,21 +106,17 @@ def seconds(launch: Launch, gpu: Gpu) -> float:
 
 def modelled(launch: Launch, gpu: Gpu) -> float:
     """The same, computed anew."""
-    letters, _ = launch.variant.split("-")
-    if launch.precision == "tf32" and "tf32" not in gpu.rates:
-        launch = replace(launch, precision="fp32")
+    launch = on_card(launch, gpu)
     family = figures()["matmul"][family_of(launch)]
-    element_bytes: int = figures()["element_bytes"][launch.precision]
-    out_bytes: int = figures()["out_bytes"].get(launch.precision, element_bytes)
-    slower = family["nn"] if letters == "nn" else family["nt"] if letters == "nt" else 1.0
     if launch.name.startswith("addmm") and "biased_tiles" in family:
         family = family | {"tiles": family["biased_tiles"]}
+    element_bytes: int = figures()["element_bytes"][launch.precision]
+    out_bytes: int = figures()["out_bytes"].get(launch.precision, element_bytes)
+    slower = family.get(launch.variant.split("-")[0], 1.0)
     whole_s = tiled(family, launch.shape, gpu, peak(gpu, launch.precision), element_bytes, out_bytes, slower)
-    if 1 in launch.shape[1:3] and family.get("streams", False):  # a vector has kernels of its own
-        streamed_s = family["start_s"] + _moved(launch.shape, element_bytes, out_bytes) / (
-            gpu.bandwidth_bytes_per_s * family["dram"]
-        )
-        return float(min(whole_s, streamed_s))
+    if 1 in launch.shape[1:3] and "streams" in family:
+        moved = _moved(launch.shape, element_bytes, out_bytes)
+        return float(min(whole_s, family["start_s"] + moved / (gpu.bandwidth_bytes_per_s * family["dram"])))
     return whole_s
 
 
@@ -156,12 +151,13 @@ def tiled(
     store_s = stored / (l2_rate * family["store"])
     # All of them, in waves. A kernel that stays on its SM stores a tile while it computes the next one.
     waves = np.ceil(batch * np.ceil(m / tile_m) * np.ceil(n / tile_n) * parts / gpu.sm_count)
+    if figures()["tiles"][family["tiles"]]["persistent"]:
+        tiles_s = waves * (_limit(inner_s, store_s) + family["tile_s"]) + np.minimum(inner_s, store_s)
+    else:
+        tiles_s = waves * (inner_s + store_s + family["tile_s"])
+    # What does not fit the cache comes from memory.
     moved = _moved(shape, element_bytes, out_bytes)
     memory_s = (moved - _kept(moved, gpu.l2_bytes * family["cache"])) / (gpu.bandwidth_bytes_per_s * family["dram"])
-    stays = figures()["tiles"][family["tiles"]]["persistent"]
-    hidden_s = np.minimum(inner_s, store_s) if stays else np.zeros_like(store_s)
-    tiles_s = waves * (_limit(inner_s, store_s) if stays else inner_s + store_s) + waves * family["tile_s"] + hidden_s
-    # What does not fit the cache comes from memory.
     whole_s = family["start_s"] + _limit(tiles_s, np.asarray(memory_s))
     # Parts are summed by a kernel of its own.
     summed = batch * m * n * (_SUM_BYTES * parts + out_bytes)
@@ -175,7 +171,7 @@ def _moved(shape: tuple[int, ...], element_bytes: int, out_bytes: int) -> int:
 
 
 def _limit(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The larger, with a smooth step where they meet: the norm of the eighth power, by squares and roots as those are quick."""
+    """The larger, with a smooth step where they meet: a norm of the eighth power, by squares and roots as those are quick."""
     high = np.maximum(one, other)
     square = (np.minimum(one, other) / high) ** 2
     fourth = square * square
