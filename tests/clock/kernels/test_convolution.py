@@ -99,7 +99,7 @@ def test_every_sort_has_a_time_on_every_card() -> None:
 
 @pytest.mark.truth
 @pytest.mark.parametrize(
-    ("precisions", "median", "p90"), [(("bf16", "fp16"), 0.20, 0.65), (("tf32",), 0.21, 0.75), (("fp32",), 0.35, 1.3)]
+    ("precisions", "median", "p90"), [(("bf16", "fp16"), 0.205, 0.68), (("tf32",), 0.18, 0.72), (("fp32",), 0.25, 1.08)]
 )  # fmt: skip
 def test_measured_convolutions_are_told(precisions: tuple[str, ...], median: float, p90: float) -> None:
     off = errors("convolution", *precisions)
@@ -108,4 +108,4 @@ def test_measured_convolutions_are_told(precisions: tuple[str, ...], median: flo
 
 @pytest.mark.truth
 def test_the_convolutions_of_measured_trainings_are_told() -> None:
-    assert np.median(errors_of_trainings("convolution")) < 0.25
+    assert np.median(errors_of_trainings("convolution")) < 0.2

@@ -57,6 +57,12 @@ def test_batches_and_bytes() -> None:
     assert narrow.precision == "fp8" and narrow.moved_bytes == 8 * 16 + 16 * 4 + 2 * 8 * 4
 
 
+def test_groups_are_taken_as_equal() -> None:
+    offsets = ((8,), "int")
+    assert launch("_grouped_mm", ((4096, 64), BF16), ((8, 64, 32), BF16), offsets).shape == (8, 512, 32, 64)
+    assert launch("_grouped_mm", ((64, 4096), BF16), ((4096, 32), BF16), offsets).shape == (8, 64, 32, 512)
+
+
 def test_tf32_is_a_setting() -> None:
     tensors = ((8, 16), FP32), ((16, 4), FP32)
     assert launch("mm", *tensors).precision == "fp32"
@@ -90,6 +96,16 @@ def test_a_large_product_reaches_most_of_the_rate() -> None:
     assert seconds(replace(large, variant="tn-2"), H200) > 3 * seconds(large, H200)
 
 
+def test_a_card_without_tf32_runs_fp32() -> None:
+    v100 = find_gpu("v100-32")
+    assert seconds(product(4096, 4096, 4096, "tf32"), v100) == seconds(product(4096, 4096, 4096, "fp32"), v100)
+
+
+def test_a_bias_keeps_fp32_from_splitting_the_inner_dimension() -> None:
+    plain = product(64, 1000, 8192, "fp32")
+    assert seconds(replace(plain, name="addmm"), H200) > 1.5 * seconds(plain, H200)
+
+
 def test_every_card_has_a_time() -> None:
     for gpu in all_gpus():
         for precision in ("bf16", "fp32", "tf32", "fp8"):
@@ -99,7 +115,7 @@ def test_every_card_has_a_time() -> None:
 @pytest.mark.truth
 @pytest.mark.parametrize(
     ("precisions", "median", "p90"),
-    [(("bf16", "fp16"), 0.055, 0.17), (("fp8",), 0.045, 0.15), (("tf32",), 0.10, 0.29), (("fp32",), 0.12, 0.27)],
+    [(("bf16", "fp16"), 0.047, 0.15), (("fp8",), 0.043, 0.13), (("tf32",), 0.083, 0.28), (("fp32",), 0.10, 0.22)],
 )  # fmt: skip
 def test_measured_products_are_told(precisions: tuple[str, ...], median: float, p90: float) -> None:
     off = errors("matmul", *precisions)
@@ -109,4 +125,4 @@ def test_measured_products_are_told(precisions: tuple[str, ...], median: float, 
 @pytest.mark.truth
 def test_the_products_of_measured_trainings_are_told() -> None:
     off = errors_of_trainings("matmul")
-    assert np.median(off) < 0.035 and np.quantile(off, 0.9) < 0.12
+    assert np.median(off) < 0.038 and np.quantile(off, 0.9) < 0.082

@@ -90,41 +90,43 @@ def seconds(launch: Launch, gpu: Gpu) -> float:
 
 def modelled(launch: Launch, gpu: Gpu) -> float:
     """The same, computed anew."""
-    _, direction, *options = launch.variant.split()
     family = figures()["attention"][family_of(launch)]
     batch, heads, key_heads, rows, columns, width, value_width = launch.shape
+    element_bytes: int = figures()["element_bytes"][launch.precision]
+    bandwidth = gpu.bandwidth_bytes_per_s
+    query, keys = batch * heads * rows * width, batch * heads * columns * (width + value_width)
+    backward = "backward" in launch.variant
+    moved = 4 * query + 2 * keys if backward else 2 * query + keys * key_heads / heads
+    memory_s = moved * element_bytes / (bandwidth * family["dram"])
+    whole_s: float = family["start_s"] + (_busy_s(launch, gpu, family) ** 4 + memory_s**4) ** 0.25
+    if not backward:
+        return whole_s
+    # Around the backward: row sums of the output, gradients of the query to their type, those of shared heads summed.
+    side: float = query * (3 * element_bytes + 2 * _SUM_BYTES)
+    if heads != key_heads:
+        side += keys * element_bytes * (1 + key_heads / heads)
+    return float(whole_s + side / (bandwidth * family["side"]) + family["side_s"] * (launch.kernels - 1))
+
+
+def _busy_s(launch: Launch, gpu: Gpu, family: dict[str, Any]) -> float:
+    """Until the last SM is through its blocks."""
+    _, direction, *options = launch.variant.split()
+    batch, heads, _, rows, columns, width, value_width = launch.shape
     # One block of scores on one SM.
-    clock = gpu.clock_mhz * 1e6
     rate = peak(gpu, "tf32" if launch.precision == "fp32" else launch.precision) / gpu.sm_count
     rate *= family["mac"] * (older_share(gpu) if family["older"] else 1.0)
-    padded = (_padded(width) + _padded(value_width)) / 2
     slower = family["wide"] if max(width, value_width) > _MOST_WIDTH else 1.0
-    products_s = 2 * _PRODUCTS[direction] * padded * slower / rate
-    shares = sum(1 / family[word] for word in ("exp", *(word for word in options if word != "causal")))
-    block_s = family["rows"] * family["columns"] * (products_s + shares / (_EXPONENTIALS_PER_CLOCK * clock))
+    products_s = _PRODUCTS[direction] * (_padded(width) + _padded(value_width)) * slower / rate
+    shares = sum(1 / family[word] for word in ("exp", *options) if word != "causal")
+    block_s = (
+        family["rows"] * family["columns"] * (products_s + shares / (_EXPONENTIALS_PER_CLOCK * gpu.clock_mhz * 1e6))
+    )
     # All of them; the SM with the longest row of blocks ends last.
     blocks, most = _blocks(rows, columns, family["rows"], family["columns"], "causal" in options)
     longest_s = most * block_s + family["block_s"]
-    row_blocks = batch * heads * ceil(rows / family["rows"])
-    shared_s = (batch * heads * blocks * block_s + row_blocks * family["block_s"]) / gpu.sm_count
-    busy_s = max(longest_s, shared_s + family["tail"] * longest_s)
-    element_bytes: int = figures()["element_bytes"][launch.precision]
-    bandwidth = gpu.bandwidth_bytes_per_s
-    query_elements, key_elements = batch * heads * rows * width, batch * heads * columns * (width + value_width)
-    moved = (
-        2 * query_elements + key_elements * key_heads / heads
-        if direction == "forward"
-        else 4 * query_elements + 2 * key_elements
-    )
-    memory_s = moved * element_bytes / (bandwidth * family["dram"])
-    whole_s: float = family["start_s"] + (busy_s**4 + memory_s**4) ** 0.25
-    if direction == "forward":
-        return whole_s
-    # Around the backward: row sums of the output, gradients of the query to their type, those of shared heads summed.
-    side: float = query_elements * (3 * element_bytes + 2 * _SUM_BYTES)
-    if heads != key_heads:
-        side += key_elements * element_bytes * (1 + key_heads / heads)
-    return float(whole_s + side / (bandwidth * family["side"]) + family["side_s"] * (launch.kernels - 1))
+    row_blocks = ceil(rows / family["rows"])
+    shared_s = batch * heads * (blocks * block_s + row_blocks * family["block_s"]) / gpu.sm_count
+    return float(max(longest_s, shared_s + family["tail"] * longest_s))
 
 
 def family_of(launch: Launch) -> str:

@@ -12,7 +12,7 @@ from math import ceil, prod
 from typing import Any
 
 from tonnage.clock.kernels import matmul
-from tonnage.clock.kernels.figures import Read, arithmetic, figures, peak, reader
+from tonnage.clock.kernels.figures import Read, arithmetic, figures, on_card, peak, reader
 from tonnage.clock.kernels.matmul import tiled
 from tonnage.clock.launch import Launch
 from tonnage.clock.operators import Call
@@ -21,6 +21,7 @@ from tonnage.hardware.gpu import Gpu
 
 _ALIGNED_BYTES = 16
 _SMALL_KERNEL = 9  # pixels
+_PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16")
 _NO_SPLIT = {"join_s": 0.0, "join": 1.0}
 
 
@@ -37,7 +38,13 @@ def _reading(name: str) -> Read:
         transposed = name.endswith("transpose") or call.value(table.get("transposed", len(call.values))) == "True"
         result = call.shapes[0] if at else _result(call, table, transposed)
         passes = _passes(call, table, transposed)
-        if precision is None or not passes or not prod(image) or not prod(weight) or len(result) != len(image):
+        if (
+            precision not in _PRECISIONS
+            or not passes
+            or not prod(image)
+            or not prod(weight)
+            or len(result) != len(image)
+        ):
             return None
         shape = _shape(image, result, weight, transposed)
         strides: tuple[int, ...] = call.strides[at] if at < len(call.strides) else ()
@@ -112,6 +119,7 @@ def seconds(launch: Launch, gpu: Gpu) -> float:
 
 def modelled(launch: Launch, gpu: Gpu) -> float:
     """The same, computed anew."""
+    launch = on_card(launch, gpu)
     layout, *passes = launch.variant.split()
     one = {"depthwise": _depthwise, "pointwise": _pointwise}.get(_sort(launch), _gathered)
     return sum(one(launch, gpu, layout, name) for name in passes)
@@ -173,17 +181,14 @@ def _gathered(launch: Launch, gpu: Gpu, layout: str, name: str) -> float:
 def _pointwise(launch: Launch, gpu: Gpu, layout: str, name: str) -> float:
     """A kernel of one pixel is a plain product on tensor cores, in NCHW one for each image with its pixels as rows."""
     batch, channels, out_channels, _, pixels, _, _ = launch.shape
-    if pixels == 1:  # the same in both layouts
-        layout = "nhwc"
+    last = layout == "nhwc" or pixels == 1  # channels are
     rows, inner = (channels, out_channels) if name == "input" else (out_channels, channels)
     if name == "weight":
         shape, letters, row = (1, out_channels, channels, batch * pixels), "nt", min(channels, out_channels)
-    elif layout == "nhwc":
+    elif last:
         shape, letters, row = (1, batch * pixels, rows, inner), "nn" if name == "input" else "tn", rows
     else:
         shape, letters, row = (batch, rows, pixels, inner), "nn", pixels
-    if layout == "nchw":
-        row = pixels
-    row_bytes = row * figures()["element_bytes"][launch.precision]
+    row_bytes = (row if last else pixels) * figures()["element_bytes"][launch.precision]
     aligned = next(size for size in (_ALIGNED_BYTES, 8, 4, 2, 1) if not row_bytes % size)
     return matmul.modelled(replace(launch, kind="matmul", shape=shape, variant=f"{letters}-{aligned}"), gpu)

@@ -1,10 +1,12 @@
 """What the models of compute kernels share: their fitted figures, and how a call is read.
 
-The figures are in `data/compute.toml`; `tools/fit_clock_compute.py` fits them to times measured on a card.
+The figures are in `data/compute.toml`; `tools/fit_clock_compute.py` fits them to times measured on a card. Times are those of
+kernels in a full queue: they hold the half microsecond or so until the next one begins, which a profiler does not count.
 """
 
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, wraps
 from pathlib import Path
 from typing import Any
@@ -42,7 +44,12 @@ def l2_bytes_per_s(gpu: Gpu) -> float:
 def older_share(gpu: Gpu) -> float:
     """Of the peak, what kernels written for Ampere reach: from Hopper on only products of whole warp groups are faster."""
     share: float = figures()["older_share"]
-    return share if gpu.compute_capability[0] in (9, 10) else 1.0
+    return share if gpu.maker == "NVIDIA" and gpu.compute_capability[0] in (9, 10) else 1.0
+
+
+def on_card(launch: Launch, gpu: Gpu) -> Launch:
+    """The launch as that card runs it: without TF32 there, in FP32."""
+    return replace(launch, precision="fp32") if launch.precision == "tf32" and "tf32" not in gpu.rates else launch
 
 
 def reader(read: Read) -> Read:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tonnage.clock.kernels.figures import Read, arithmetic, figures, l2_bytes_per_s, peak, reader
+from tonnage.clock.kernels.figures import Read, arithmetic, figures, l2_bytes_per_s, on_card, peak, reader
 from tonnage.clock.launch import Launch
 from tonnage.clock.operators import Call
 from tonnage.clock.settings import Settings
@@ -23,8 +23,8 @@ from tonnage.hardware.gpu import Gpu
 
 _PANEL_BYTES = 128  # of each row, streamed at a time
 _SUM_BYTES = 4  # of an element while parts of the inner dimension are summed
-_SHARPNESS = 6.0  # of the step from one limit to the other; infinity would be a maximum
 _ALIGNED_BYTES = 16
+_LARGE_TILE, _MANY_WAVES = 128 * 256, 4  # from so many on, nobody splits the inner dimension
 
 
 # From calls -----------------------------------------------------------------------------------------------------------
@@ -65,22 +65,20 @@ def _variant(call: Call, at: int, out_row_bytes: int) -> str:
 
 @reader
 def _grouped(call: Call, settings: Settings) -> Launch | None:
-    """Rows of the left factor in as many groups as the right one has matrices, taken as groups of the same size."""
-    (rows, k), (*_, n) = call.shapes[:2]
-    precision = arithmetic(call, 0, settings.tf32_matmul)
-    if len(call.shapes[1]) == 2:  # a gradient of the weights: each group sums over its share of the inner dimension
-        (groups,) = call.shapes[2]
-        moved = call.tensor_bytes(0) + call.tensor_bytes(1) + float(groups * rows * n * call.element_bytes(0))
-        return Launch(
-            kind="matmul", name=call.name, shape=(groups, rows, n, ceil(k / groups)), precision=precision or "bf16",
-            moved_bytes=moved, operations=2.0 * rows * n * k, variant="tn-16",
-        )  # fmt: skip
-    groups = call.shapes[1][0]
-    m = ceil(rows / groups)
-    moved = call.tensor_bytes(0) + call.tensor_bytes(1) + float(rows * n * call.element_bytes(0))
+    """Groups of rows, or of the inner dimension where both factors are matrices, taken as groups of the same size."""
+    (rows, inner), right = call.shapes[:2]
+    precision, groups = arithmetic(call, 0, settings.tf32_matmul), call.shapes[2][0]
+    shape = (
+        (groups, ceil(rows / groups), right[2], inner)
+        if len(right) == 3
+        else (groups, rows, right[1], ceil(inner / groups))
+    )
+    if precision is None or not prod(shape):
+        return None
+    out_bytes = float(prod(shape[:3]) * call.element_bytes(0))
     return Launch(
-        kind="matmul", name=call.name, shape=(groups, m, n, k), precision=precision or "bf16", moved_bytes=moved,
-        operations=2.0 * rows * n * k, variant="tn-16",
+        kind="matmul", name=call.name, shape=shape, precision=precision, operations=2.0 * prod(shape),
+        moved_bytes=call.tensor_bytes(0) + call.tensor_bytes(1) + out_bytes, variant="tn-16",
     )  # fmt: skip
 
 
@@ -108,17 +106,17 @@ def seconds(launch: Launch, gpu: Gpu) -> float:
 
 def modelled(launch: Launch, gpu: Gpu) -> float:
     """The same, computed anew."""
-    letters, _ = launch.variant.split("-")
+    launch = on_card(launch, gpu)
     family = figures()["matmul"][family_of(launch)]
-    element_bytes: int = figures()["element_bytes"][launch.precision]
-    out_bytes: int = figures()["out_bytes"].get(launch.precision, element_bytes)
-    slower = family["nn"] if letters == "nn" else family["nt"] if letters == "nt" else 1.0
     if launch.name.startswith("addmm") and "biased_tiles" in family:
         family = family | {"tiles": family["biased_tiles"]}
+    element_bytes: int = figures()["element_bytes"][launch.precision]
+    out_bytes: int = figures()["out_bytes"].get(launch.precision, element_bytes)
+    slower = family.get(launch.variant.split("-")[0], 1.0)
     whole_s = tiled(family, launch.shape, gpu, peak(gpu, launch.precision), element_bytes, out_bytes, slower)
-    if 1 in launch.shape[1:3] and family.get("streams", False):  # a vector has kernels of its own
-        streamed_s = family["start_s"] + _moved(launch.shape, element_bytes, out_bytes) / (gpu.bandwidth_bytes_per_s * family["dram"])
-        return float(min(whole_s, streamed_s))
+    if 1 in launch.shape[1:3] and "streams" in family:
+        moved = _moved(launch.shape, element_bytes, out_bytes)
+        return float(min(whole_s, family["start_s"] + moved / (gpu.bandwidth_bytes_per_s * family["dram"])))
     return whole_s
 
 
@@ -140,7 +138,8 @@ def tiled(
 ) -> float:  # fmt: skip
     """The fastest of the family's tiles, in seconds."""
     batch, m, n, k = shape
-    tile_m, tile_n, parts = _candidates(family["tiles"])
+    many = batch * m * n > _MANY_WAVES * gpu.sm_count * _LARGE_TILE
+    tile_m, tile_n, parts = _candidates(family["tiles"], many)
     l2_rate = l2_bytes_per_s(gpu)
     # One tile on one SM.
     panels = np.ceil(np.ceil(k / parts) * element_bytes / _PANEL_BYTES)
@@ -152,12 +151,13 @@ def tiled(
     store_s = stored / (l2_rate * family["store"])
     # All of them, in waves. A kernel that stays on its SM stores a tile while it computes the next one.
     waves = np.ceil(batch * np.ceil(m / tile_m) * np.ceil(n / tile_n) * parts / gpu.sm_count)
+    if figures()["tiles"][family["tiles"]]["persistent"]:
+        tiles_s = waves * (_limit(inner_s, store_s) + family["tile_s"]) + np.minimum(inner_s, store_s)
+    else:
+        tiles_s = waves * (inner_s + store_s + family["tile_s"])
+    # What does not fit the cache comes from memory.
     moved = _moved(shape, element_bytes, out_bytes)
     memory_s = (moved - _kept(moved, gpu.l2_bytes * family["cache"])) / (gpu.bandwidth_bytes_per_s * family["dram"])
-    stays = figures()["tiles"][family["tiles"]]["persistent"]
-    hidden_s = np.minimum(inner_s, store_s) if stays else np.zeros_like(store_s)
-    tiles_s = waves * (_limit(inner_s, store_s) if stays else inner_s + store_s) + waves * family["tile_s"] + hidden_s
-    # What does not fit the cache comes from memory.
     whole_s = family["start_s"] + _limit(tiles_s, np.asarray(memory_s))
     # Parts are summed by a kernel of its own.
     summed = batch * m * n * (_SUM_BYTES * parts + out_bytes)
@@ -171,9 +171,11 @@ def _moved(shape: tuple[int, ...], element_bytes: int, out_bytes: int) -> int:
 
 
 def _limit(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The larger, with a smooth step where they meet."""
-    high, low = np.maximum(one, other), np.minimum(one, other)
-    whole: NDArray[np.float64] = high * (1 + (low / high) ** _SHARPNESS) ** (1 / _SHARPNESS)
+    """The larger, with a smooth step where they meet: a norm of the eighth power, by squares and roots as those are quick."""
+    high = np.maximum(one, other)
+    square = (np.minimum(one, other) / high) ** 2
+    fourth = square * square
+    whole: NDArray[np.float64] = high * np.sqrt(np.sqrt(np.sqrt(1 + fourth * fourth)))
     return whole
 
 
@@ -183,9 +185,9 @@ def _kept(moved_bytes: float, cache_bytes: float) -> float:
 
 
 @cache
-def _candidates(name: str) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Rows, columns and parts of the inner dimension."""
+def _candidates(name: str, whole: bool) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Rows, columns and parts of the inner dimension; where tiles are many, nobody splits it."""
     table = figures()["tiles"][name]
-    found = [(m, n, parts) for m, n in table["shapes"] for parts in table["parts"]]
+    found = [(m, n, parts) for m, n in table["shapes"] for parts in ([1] if whole else table["parts"])]
     rows, columns, parts = (np.array(column, dtype=np.float64) for column in zip(*found, strict=True))
     return rows, columns, parts

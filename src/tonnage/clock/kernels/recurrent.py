@@ -7,7 +7,7 @@ length, batch, input width, hidden width, gates); directions count as layers. Pr
 from functools import lru_cache
 from math import prod
 
-from tonnage.clock.kernels.figures import Read, arithmetic, figures, peak, reader
+from tonnage.clock.kernels.figures import Read, arithmetic, figures, on_card, peak, reader
 from tonnage.clock.kernels.matmul import tiled
 from tonnage.clock.launch import Launch
 from tonnage.clock.operators import Call
@@ -58,6 +58,7 @@ def seconds(launch: Launch, gpu: Gpu) -> float:
 
 def modelled(launch: Launch, gpu: Gpu) -> float:
     """The same, computed anew."""
+    launch = on_card(launch, gpu)
     layers, length, batch, width, hidden, gates = launch.shape
     family = figures()["recurrent"][family_of(launch)]
     backward = launch.variant == "backward"
