@@ -4,12 +4,11 @@ A call does not say on which side its tensors are. A trace names the copy ("Memc
 sides otherwise makes the launch by `transfer`.
 """
 
-from collections.abc import Callable
 from math import prod
 from typing import Literal
 
 from tonnage.clock.kernels import elementwise
-from tonnage.clock.kernels.memory import figures
+from tonnage.clock.kernels.memory import careful, figures
 from tonnage.clock.launch import Launch
 from tonnage.clock.operators import Call
 from tonnage.clock.settings import Settings
@@ -47,4 +46,4 @@ def _copy(call: Call, settings: Settings) -> Launch | None:
     return elementwise.OPERATORS["copy_"](call, settings)
 
 
-OPERATORS: dict[str, Callable[[Call, Settings], Launch | None]] = {"copy_": _copy}
+OPERATORS = careful({"copy_": _copy})
