@@ -24,6 +24,10 @@ from tonnage.hardware.gpu import Gpu
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 KINDS = ("elementwise", "conversions", "reductions", "norms", "losses", "indexing", "creation", "optimizers", "copies")
+BY_KIND: dict[str, Any] = {
+    "elementwise": elementwise, "copy": copies, "reduction": reductions, "norm": rows, "loss": rows, "indexing": indexing,
+    "sorting": indexing, "optimizer": optimizers, "fused": fused,
+}  # fmt: skip
 MODULES = (copies, rows, reductions, indexing, optimizers, elementwise)
 TYPES = {"float32": "float", "bfloat16": "c10::BFloat16", "float16": "c10::Half", "int64": "long int"}
 FP32, FLAG, INDEX = "float", "bool", "long int"
@@ -56,24 +60,20 @@ def predicted_s(sample: Sample, gpu: Gpu) -> float:
 
 
 def seconds(launch: Launch, gpu: Gpu) -> float:
-    """By the module that made the launch."""
-    if launch.name.startswith(fused.PREFIX):
-        return fused.seconds(launch, gpu)
-    return _module_of(launch.name).seconds(launch, gpu)
+    """By the module that knows the kind."""
+    return float(BY_KIND[launch.kind].seconds(launch, gpu))
 
 
 def launch_of(call: Call) -> Launch | None:
     if call.name.startswith(fused.PREFIX):
         return fused.fused(call, SETTINGS)
-    module = _module_of(call.name)
-    return {**getattr(module, "WHEN_ALONE", {}), **module.OPERATORS}[call.name](call, SETTINGS) if module else None
+    reader = _readers().get(call.name)
+    return reader(call, SETTINGS) if reader else None
 
 
 @cache
-def _module_of(name: str) -> Any:
-    return next(
-        (module for module in MODULES if name in module.OPERATORS or name in getattr(module, "WHEN_ALONE", {})), None
-    )
+def _readers() -> dict[str, Any]:
+    return {name: reader for module in MODULES for name, reader in {**getattr(module, "WHEN_ALONE", {}), **module.OPERATORS}.items()}
 
 
 # ── probes ──

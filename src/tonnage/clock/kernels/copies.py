@@ -43,7 +43,7 @@ def _copy(call: Call, settings: Settings) -> Launch | None:
             if mark in kernel:
                 size = float(prod(call.shapes[0]) * call.element_bytes(0))
                 return transfer(size, "to_device" if direction == "to_device" else "to_host", pinned="Pinned" in kernel)
-    return elementwise.OPERATORS["copy_"](call, settings)
+    return elementwise.copy_on_card(call, settings)
 
 
 OPERATORS = careful({"copy_": _copy})

@@ -60,8 +60,8 @@ def _elementwise(call: Call, settings: Settings) -> Launch | None:
     return _launch(call, tensors, shape, moved, accesses=len(tensors) + 1)
 
 
-def _copy(call: Call, settings: Settings) -> Launch | None:
-    """Of copy_(to, from): within the card here; between host and card, `copies` knows."""
+def copy_on_card(call: Call, settings: Settings) -> Launch | None:
+    """Of copy_(to, from); `copies` knows those between host and card."""
     shape = call.shapes[0]
     moved = prod(shape) * call.element_bytes(0) + call.tensor_bytes(1)
     return _launch(call, [0, 1], shape, moved, accesses=2)
@@ -129,7 +129,7 @@ def _launch(call: Call, tensors: Sequence[int], shape: tuple[int, ...], moved: f
         call,
         moved=moved,
         elements=elements,
-        blocks=_loops(call, tensors, shape),
+        blocks=_loops(call, tensors, shape) if variant.startswith("strided") else 1,
         accesses=float(accesses * elements),
         variant=variant,
         kernels=pieces(largest),
@@ -248,7 +248,6 @@ OPERATORS = careful(
         **dict.fromkeys(("fill_", "arange", "linspace", "eye"), _write),
         **dict.fromkeys((name for name in _names("written") if name not in ("fill_", "zero_")), _random),
         "randperm": _random,
-        "copy_": _copy,
         "native_dropout": _dropout,
         "cat": _cat,
         "roll": _rolled,

@@ -7,7 +7,7 @@ instructions on every SM, and waits for its longest block. The slowest of them d
 
 import tomllib
 from collections.abc import Callable, Mapping
-from functools import cache, wraps
+from functools import cache, lru_cache, wraps
 from math import ceil, inf, log2, prod
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ _DATA = Path(__file__).parents[1] / "data" / "memory.toml"
 _SILENT = _DATA.parent / "silent.toml"
 _INDEXED_BYTES = 2**31  # by 32-bit offsets; a larger tensor is worked on in halves
 SECTOR_BYTES = 32  # the least that a card reads
+_REMEMBERED = 1024  # calls of a family
 _SHARPNESS = 6.0  # of the maximum of what goes on at once
 
 
@@ -137,6 +138,7 @@ def careful(readers: Mapping[str, Reader]) -> dict[str, Reader]:
 
 @cache
 def _careful(reader: Reader) -> Reader:
+    @lru_cache(_REMEMBERED)  # the layers of a model make the same calls
     @wraps(reader)
     def read(call: Call, settings: Settings) -> Launch | None:
         try:
