@@ -27,7 +27,8 @@ from tonnage.hardware import Gpu, find_gpu
 
 DATA = Path(memory.__file__).parents[1] / "data" / "memory.toml"
 PULL = 0.05
-MOST = {"share": 1.0, "l2_share": 1.0, "resident": 1.0, "kept": 1.0}
+MOST = {"share": 0.92, "l2_share": 1.0, "resident": 1.0, "kept": 1.0}
+MOST_WRITTEN = 1.0  # of bandwidth: writing alone comes closer to its peak
 FIXED = {"passes", "kernel_s"}
 UNMEASURED = {"fused", "fused_rows"}  # every training with such kernels is judged by
 ROUNDS = 3
@@ -43,7 +44,7 @@ def fit(samples: list[Sample], gpu: Gpu) -> None:
         for path, table in tables.items():
             chosen = everything_common if path == "common" else using[path]
             if chosen and path not in UNMEASURED:
-                _fit_table(table, chosen, share, gpu)
+                _fit_table(table, chosen, share, gpu, MOST | ({"share": MOST_WRITTEN} if path == "written" else {}))
 
 
 def _tables(found: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, dict[str, float]]]:
@@ -74,10 +75,12 @@ def _shares(samples: list[Sample]) -> dict[str, float]:
     return total
 
 
-def _fit_table(table: dict[str, float], samples: list[Sample], total: dict[str, float], gpu: Gpu) -> None:
+def _fit_table(
+    table: dict[str, float], samples: list[Sample], total: dict[str, float], gpu: Gpu, limits: dict[str, float]
+) -> None:
     names = [name for name, value in table.items() if name not in FIXED and value > 0]
     begin = np.log([table[name] for name in names])
-    most = np.array([np.log(MOST.get(name, np.inf)) for name in names])
+    most = np.array([np.log(limits.get(name, np.inf)) for name in names])
     # A sample of a step counts by its part of the step; the many of a probe count alike.
     weights = np.array(
         [1.0 if sample.gapped else 0.1 + 4.0 * (sample.measured_s / total[sample.group]) ** 0.5 for sample in samples]

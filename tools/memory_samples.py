@@ -73,7 +73,11 @@ def launch_of(call: Call) -> Launch | None:
 
 @cache
 def _readers() -> dict[str, Any]:
-    return {name: reader for module in MODULES for name, reader in {**getattr(module, "WHEN_ALONE", {}), **module.OPERATORS}.items()}
+    return {
+        name: reader
+        for module in MODULES
+        for name, reader in {**getattr(module, "WHEN_ALONE", {}), **module.OPERATORS}.items()
+    }
 
 
 # ── probes ──

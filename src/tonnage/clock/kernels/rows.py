@@ -13,11 +13,8 @@ from tonnage.clock.operators import Call, Shape
 from tonnage.clock.settings import Settings
 from tonnage.hardware.gpu import Gpu
 
-_WARP_COLUMNS, _REGISTER_COLUMNS, _SHARED_BYTES = (
-    1024,
-    9216,
-    46 << 10,
-)  # rows of a softmax that a warp, registers, shared memory hold
+# Rows of a softmax that a warp, the registers or the shared memory of a block hold.
+_WARP_COLUMNS, _REGISTER_COLUMNS, _SHARED_BYTES = 1024, 9216, 46 << 10
 _MANY_ROWS = 64 << 10  # from there on, gradients of a norm's weight are summed in parts
 _WEIGHT = "norm_weight"
 _WEIGHT_COLUMNS = 32  # of a block that sums gradients of a norm's weight
@@ -145,7 +142,7 @@ def _softmax(call: Call, settings: Settings) -> Launch | None:
 def _softmax_backward(call: Call, settings: Settings) -> Launch | None:
     shape = call.shapes[0]
     elements, columns, each = prod(shape), shape[-1] if shape else 1, call.element_bytes(0)
-    shared = 2 * columns * each <= 2 * _SHARED_BYTES and columns * each % 16 == 0
+    shared = columns * each <= _SHARED_BYTES and columns * each % 16 == 0
     variant = "softmax_backward_warp" if columns <= _WARP_COLUMNS else f"softmax_backward{'_shared' if shared else ''}"
     return _rows(call, elements, columns, 3.0 * elements * each, f"{variant}{_width(each)}")
 
