@@ -138,7 +138,6 @@ def _calls(row: dict[str, Any]) -> list[Call]:
     shape, kind = tuple(row["args"][0]["shape"]), TYPES[row["args"][0]["dtype"]]
     strides = tuple(row["args"][0].get("stride", ()))
     x: Any = (shape, kind, strides) if strides else (shape, kind)
-    name, _, backward = row["op"].partition(" backward")
     backward = row["op"].endswith(" backward")
     name = row["op"].removesuffix(" backward")
     if row["kind"] == "elementwise":
@@ -365,7 +364,7 @@ SEVERAL = {
 UNRECORDED = {"cat", "index"}
 
 
-def _step_sample(training: str, name: str, rows_: list[dict[str, Any]], count: int, judged: bool) -> Sample | None:
+def _step_sample(training: str, name: str, rows_: list[dict[str, Any]], count: float, judged: bool) -> Sample | None:
     shapes, types = _tupled(rows_[0].get("shapes") or []), tuple(rows_[0].get("types") or [])
     if not shapes or name in UNRECORDED or "TensorList" in types:
         return None
@@ -385,7 +384,7 @@ def _step_sample(training: str, name: str, rows_: list[dict[str, Any]], count: i
         first, _, weight = launch.variant.partition("+")
         launch = replace(launch, variant=weight if "GammaBeta" in kernels[0] else first, kernels=1)
     if name not in SEVERAL:
-        count = count / launch.kernels  # type: ignore[assignment]
+        count = count / launch.kernels
     measured_s = sum(row["gpu_s"] for row in rows_)
     return Sample(
         group=training, label=f"{name} {shapes} {types} {kernels[0][:60]}", launches=(launch,), count=count,
