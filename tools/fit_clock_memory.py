@@ -62,7 +62,7 @@ def _uses(sample: Sample, path: str) -> bool:
         narrow = name == "narrow"
         costs = memory.figures()["arithmetic"][name]
         return any(
-            one.variant == "vector" and one.name in costs and (one.precision in ("bf16", "fp16")) == narrow
+            one.variant in ("vector", "random") and one.name in costs and (one.precision in ("bf16", "fp16")) == narrow
             for one in sample.launches
         )
     return any(name in one.variant.split("+") for one in sample.launches)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.truth
 PROBES = {
     "conversions": (0.06, 0.20),
     "copies": (0.06, 0.33),
-    "creation": (0.15, 0.25),
+    "creation": (0.14, 0.29),
     "elementwise": (0.07, 0.18),
     "indexing": (0.10, 0.36),
     "losses": (0.08, 0.36),

@@ -27,6 +27,7 @@ from tonnage.hardware.gpu import Gpu
 
 _HALVES = ("c10::BFloat16", "c10::Half")
 _FLAG = "bool"
+_COMPUTING = ("vector", "random")  # forms whose arithmetic is not hidden behind their addresses
 _WITH_RESULT = {"mse_loss_backward": 3}  # the result is the last argument, and not read
 
 
@@ -35,7 +36,7 @@ def seconds(launch: Launch, gpu: Gpu) -> float:
     elements, kernels = launch.shape[0], launch.kernels
     form = figures()[launch.variant]
     width = "narrow" if launch.precision in ("bf16", "fp16") else "wide"
-    arithmetic = figures()["arithmetic"][width].get(launch.name, 0.0) if launch.variant == "vector" else 0.0
+    arithmetic = figures()["arithmetic"][width].get(launch.name, 0.0) if launch.variant in _COMPUTING else 0.0
     missed = form.get("miss", 0.0) * (1.0 - held_share(launch.moved_bytes, gpu))
     each = arithmetic + form["element"] + form.get("axis", 0.0) * launch.shape[1]
     cycles = each * elements + (form["access"] + missed) * launch.operations
@@ -156,7 +157,7 @@ def _variant(call: Call, tensors: Sequence[int]) -> str:
         if "elementwise_kernel" in kernel or kernel.startswith("Memcpy"):
             return _variant_of_kernel(kernel) or _strided(call, tensors)
     mixed = _is_mixed(call, tensors)
-    alike = _lie_alike(call, tensors)
+    alike = call.name != "flip" and _lie_alike(call, tensors)
     if alike:
         return "mixed" if mixed else "vector"
     if not mixed and _crosses(call, tensors):
