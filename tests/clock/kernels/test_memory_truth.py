@@ -23,7 +23,7 @@ PROBES = {
     "indexing": (0.10, 0.36),
     "losses": (0.08, 0.36),
     "norms": (0.10, 0.29),
-    "optimizers": (0.13, 0.42),
+    "optimizers": (0.13, 0.46),
     "reductions": (0.08, 0.34),
 }
 
