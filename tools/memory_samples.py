@@ -24,6 +24,10 @@ from tonnage.hardware.gpu import Gpu
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 KINDS = ("elementwise", "conversions", "reductions", "norms", "losses", "indexing", "creation", "optimizers", "copies")
+BY_KIND: dict[str, Any] = {
+    "elementwise": elementwise, "copy": copies, "reduction": reductions, "norm": rows, "loss": rows, "indexing": indexing,
+    "sorting": indexing, "optimizer": optimizers, "fused": fused,
+}  # fmt: skip
 MODULES = (copies, rows, reductions, indexing, optimizers, elementwise)
 TYPES = {"float32": "float", "bfloat16": "c10::BFloat16", "float16": "c10::Half", "int64": "long int"}
 FP32, FLAG, INDEX = "float", "bool", "long int"
@@ -56,22 +60,24 @@ def predicted_s(sample: Sample, gpu: Gpu) -> float:
 
 
 def seconds(launch: Launch, gpu: Gpu) -> float:
-    """By the module that made the launch."""
-    if launch.name.startswith(fused.PREFIX):
-        return fused.seconds(launch, gpu)
-    return _module_of(launch.name).seconds(launch, gpu)
+    """By the module that knows the kind."""
+    return float(BY_KIND[launch.kind].seconds(launch, gpu))
 
 
 def launch_of(call: Call) -> Launch | None:
     if call.name.startswith(fused.PREFIX):
         return fused.fused(call, SETTINGS)
-    module = _module_of(call.name)
-    return module.OPERATORS[call.name](call, SETTINGS) if module else None
+    reader = _readers().get(call.name)
+    return reader(call, SETTINGS) if reader else None
 
 
 @cache
-def _module_of(name: str) -> Any:
-    return next((module for module in MODULES if name in module.OPERATORS), None)
+def _readers() -> dict[str, Any]:
+    return {
+        name: reader
+        for module in MODULES
+        for name, reader in {**getattr(module, "WHEN_ALONE", {}), **module.OPERATORS}.items()
+    }
 
 
 # ── probes ──
@@ -105,7 +111,9 @@ def _sizes(row: dict[str, Any]) -> str:
 def _launches(row: dict[str, Any]) -> Iterator[Launch]:
     if row["kind"] == "copies":
         size = 4.0 * row["args"][0]["shape"][0]
-        yield copies.transfer(size, "to_device" if row["op"] == "to device" else "to_host", pinned=row["note"] == "pinned")
+        yield copies.transfer(
+            size, "to_device" if row["op"] == "to device" else "to_host", pinned=row["note"] == "pinned"
+        )
         return
     calls = _optimizer(row["note"]) if row["kind"] == "optimizers" else _calls(row)
     made = [launch_of(call) for call in calls]
@@ -130,7 +138,6 @@ def _calls(row: dict[str, Any]) -> list[Call]:
     shape, kind = tuple(row["args"][0]["shape"]), TYPES[row["args"][0]["dtype"]]
     strides = tuple(row["args"][0].get("stride", ()))
     x: Any = (shape, kind, strides) if strides else (shape, kind)
-    name, _, backward = row["op"].partition(" backward")
     backward = row["op"].endswith(" backward")
     name = row["op"].removesuffix(" backward")
     if row["kind"] == "elementwise":
@@ -261,7 +268,11 @@ def _loss(name: str, x: Any, row: dict[str, Any], backward: bool) -> list[Call]:
         return [call("mse_loss", x, x), call("mean", x, "", "")]
     target = ((x[0][0],), INDEX)
     if backward:
-        return [call("nll_loss_backward", ((), FP32), x, target), call("fill_", x), call("_log_softmax_backward_data", x, x)]
+        return [
+            call("nll_loss_backward", ((), FP32), x, target),
+            call("fill_", x),
+            call("_log_softmax_backward_data", x, x),
+        ]
     return [call("_log_softmax", x, "-1", "False"), call("nll_loss_forward", x, target)]
 
 
@@ -275,10 +286,18 @@ def _indexing(name: str, x: Any, row: dict[str, Any], backward: bool) -> list[Ca
         return [call("embedding", table, index)]
     taken = ((*others[0][0], x[0][-1]), x[1]) if others else x
     if name == "index_select":
-        return [call("fill_", x), call("index_add_", x, "0", others[0], taken)] if backward else [call(name, x, "0", others[0])]
+        return (
+            [call("fill_", x), call("index_add_", x, "0", others[0], taken)]
+            if backward
+            else [call(name, x, "0", others[0])]
+        )
     if name == "gather":
         same = (others[0][0], x[1])
-        return [call("fill_", x), call("scatter_add_", x, "-1", others[0], same)] if backward else [call(name, x, "-1", others[0])]
+        return (
+            [call("fill_", x), call("scatter_add_", x, "-1", others[0], same)]
+            if backward
+            else [call(name, x, "-1", others[0])]
+        )
     if name == "scatter_add":
         return [] if backward else [call("fill_", x), call("copy_", x, x), call("scatter_add_", x, "-1", others[0], x)]
     if name == "index_add":
@@ -296,7 +315,11 @@ def _optimizer(note: str) -> list[Call]:
     if how == "fused":
         return []  # of zeros, whose divisions and roots take the long way: half as fast again as a real step
     prefix, argument = ("_foreach_", lists) if how == "foreach" else ("", one)
-    updates = {"mul_": 1, "add_": 2} if name == "SGD" else {"lerp_": 2, "mul_": 1, "addcmul_": 3, "sqrt": 1, "div_": 1, "add_": 1, "addcdiv_": 3}
+    updates = (
+        {"mul_": 1, "add_": 2}
+        if name == "SGD"
+        else {"lerp_": 2, "mul_": 1, "addcmul_": 3, "sqrt": 1, "div_": 1, "add_": 1, "addcdiv_": 3}
+    )
     made = [call(prefix + word, *[argument] * uses) for word, uses in updates.items()]
     if name == "AdamW":
         made.append(call(prefix + "mul_", argument))
@@ -310,7 +333,9 @@ def _optimizer(note: str) -> list[Call]:
 
 def step_samples() -> list[Sample]:
     """A sample for each operator of each training; kernels of one call are taken together."""
-    judged = {name: row["judged"] for name, row in json.loads((RESULTS / "steps-h200.json").read_text())["trainings"].items()}
+    judged = {
+        name: row["judged"] for name, row in json.loads((RESULTS / "steps-h200.json").read_text())["trainings"].items()
+    }
     grouped: dict[tuple[str, str, str], list[dict[str, Any]]] = defaultdict(list)
     with gzip.open(RESULTS / "steps-operators-h200.jsonl.gz", "rt") as file:
         for row in map(json.loads, file):
@@ -339,13 +364,19 @@ SEVERAL = {
 UNRECORDED = {"cat", "index"}
 
 
-def _step_sample(training: str, name: str, rows_: list[dict[str, Any]], count: int, judged: bool) -> Sample | None:
+def _step_sample(training: str, name: str, rows_: list[dict[str, Any]], count: float, judged: bool) -> Sample | None:
     shapes, types = _tupled(rows_[0].get("shapes") or []), tuple(rows_[0].get("types") or [])
     if not shapes or name in UNRECORDED or "TensorList" in types:
         return None
     kernels = tuple(row["kernel"].removeprefix("void at::native::").removeprefix("void ") for row in rows_)
-    made = Call(name=name, shapes=shapes, types=types, kernels=kernels, values=_guessed_values(name, shapes, kernels[0]),
-                strides=_guessed_strides(name, shapes, kernels[0]))
+    made = Call(
+        name=name,
+        shapes=shapes,
+        types=types,
+        kernels=kernels,
+        values=_guessed_values(name, shapes, kernels[0]),
+        strides=_guessed_strides(name, shapes, kernels[0]),
+    )
     launch = launch_of(made)
     if launch is None:
         return None
@@ -353,7 +384,7 @@ def _step_sample(training: str, name: str, rows_: list[dict[str, Any]], count: i
         first, _, weight = launch.variant.partition("+")
         launch = replace(launch, variant=weight if "GammaBeta" in kernels[0] else first, kernels=1)
     if name not in SEVERAL:
-        count = count / launch.kernels  # type: ignore[assignment]
+        count = count / launch.kernels
     measured_s = sum(row["gpu_s"] for row in rows_)
     return Sample(
         group=training, label=f"{name} {shapes} {types} {kernels[0][:60]}", launches=(launch,), count=count,
@@ -387,7 +418,11 @@ def _guessed_strides(name: str, shapes: Any, kernel: str) -> tuple[Any, ...]:
         return ()
     if name in reductions.OPERATORS and shape[2] == shape[3] and "<512, 1" not in kernel:
         return ((shape[1] * shape[2] * shape[3], 1, shape[1] * shape[3], shape[1]),)
-    if name in ("mul", "add", "add_", "neg") and kernel.startswith("elementwise_kernel") and shapes[-1][:2] in (shape[:2], (1, 1), ()):
+    if (
+        name in ("mul", "add", "add_", "neg")
+        and kernel.startswith("elementwise_kernel")
+        and shapes[-1][:2] in (shape[:2], (1, 1), ())
+    ):
         _, heads, length, width = shape
         return ((heads * length * width, width, heads * width, 1),)
     return ()
@@ -408,8 +443,6 @@ def _guessed_values(name: str, shapes: Any, kernel: str) -> tuple[str, ...]:
     return ("", str(axes))
 
 
-
-
 # ── parameters ──
 
 LISTS = {
@@ -419,7 +452,16 @@ LISTS = {
 
 
 def _gpt2(width: int, layers: int) -> list[tuple[int, ...]]:
-    inside = [(width, 3 * width), (3 * width,), (width, width), (width,), (width, 4 * width), (4 * width,), (4 * width, width), (width,)]
+    inside = [
+        (width, 3 * width),
+        (3 * width,),
+        (width, width),
+        (width,),
+        (width, 4 * width),
+        (4 * width,),
+        (4 * width, width),
+        (width,),
+    ]
     return [(50257, width), (1024, width), *(inside + [(width,)] * 4) * layers, (width,), (width,)]
 
 
@@ -431,8 +473,22 @@ def _llama(hidden: int, between: int, layers: int, heads: int, groups: int, voca
 
 
 def _vit(width: int, layers: int) -> list[tuple[int, ...]]:
-    layer = [(width, width), (width,)] * 4 + [(4 * width, width), (4 * width,), (width, 4 * width), (width,)] + [(width,)] * 4
-    return [(1, 1, width), (1, 197, width), (width, 3, 16, 16), (width,), *layer * layers, (width,), (width,), (1000, width), (1000,)]
+    layer = (
+        [(width, width), (width,)] * 4
+        + [(4 * width, width), (4 * width,), (width, 4 * width), (width,)]
+        + [(width,)] * 4
+    )
+    return [
+        (1, 1, width),
+        (1, 197, width),
+        (width, 3, 16, 16),
+        (width,),
+        *layer * layers,
+        (width,),
+        (width,),
+        (1000, width),
+        (1000,),
+    ]
 
 
 _B16 = "c10::BFloat16"

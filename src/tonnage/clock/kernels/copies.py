@@ -4,12 +4,11 @@ A call does not say on which side its tensors are. A trace names the copy ("Memc
 sides otherwise makes the launch by `transfer`.
 """
 
-from collections.abc import Callable
 from math import prod
 from typing import Literal
 
 from tonnage.clock.kernels import elementwise
-from tonnage.clock.kernels.memory import figures
+from tonnage.clock.kernels.memory import careful, figures
 from tonnage.clock.launch import Launch
 from tonnage.clock.operators import Call
 from tonnage.clock.settings import Settings
@@ -44,7 +43,7 @@ def _copy(call: Call, settings: Settings) -> Launch | None:
             if mark in kernel:
                 size = float(prod(call.shapes[0]) * call.element_bytes(0))
                 return transfer(size, "to_device" if direction == "to_device" else "to_host", pinned="Pinned" in kernel)
-    return elementwise.OPERATORS["copy_"](call, settings)
+    return elementwise.copy_on_card(call, settings)
 
 
-OPERATORS: dict[str, Callable[[Call, Settings], Launch | None]] = {"copy_": _copy}
+OPERATORS = careful({"copy_": _copy})

@@ -4,11 +4,22 @@ PyTorch has a fast kernel where all tensors lie alike and have one type, a slowe
 do, and one that is slow in both ways. A trace that names the kernel settles it; otherwise types and strides do.
 """
 
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Sequence
+from itertools import pairwise
 from math import prod
 
-from tonnage.clock.kernels.memory import SECTOR_BYTES, cycle_seconds, figures, held_share, launch, memory_seconds, pieces, slowest
+from tonnage.clock.kernels.memory import (
+    SECTOR_BYTES,
+    careful,
+    cycle_seconds,
+    families,
+    figures,
+    held_share,
+    launch,
+    memory_seconds,
+    pieces,
+    slowest,
+)
 from tonnage.clock.launch import Launch
 from tonnage.clock.operators import Call
 from tonnage.clock.settings import Settings
@@ -16,6 +27,7 @@ from tonnage.hardware.gpu import Gpu
 
 _HALVES = ("c10::BFloat16", "c10::Half")
 _FLAG = "bool"
+_COMPUTING = ("vector", "random")  # forms whose arithmetic is not hidden behind their addresses
 _WITH_RESULT = {"mse_loss_backward": 3}  # the result is the last argument, and not read
 
 
@@ -24,13 +36,13 @@ def seconds(launch: Launch, gpu: Gpu) -> float:
     elements, kernels = launch.shape[0], launch.kernels
     form = figures()[launch.variant]
     width = "narrow" if launch.precision in ("bf16", "fp16") else "wide"
-    arithmetic = figures()["arithmetic"][width].get(launch.name, 0.0) if launch.variant == "vector" else 0.0
+    arithmetic = figures()["arithmetic"][width].get(launch.name, 0.0) if launch.variant in _COMPUTING else 0.0
     missed = form.get("miss", 0.0) * (1.0 - held_share(launch.moved_bytes, gpu))
     each = arithmetic + form["element"] + form.get("axis", 0.0) * launch.shape[1]
     cycles = each * elements + (form["access"] + missed) * launch.operations
     floor_s = form["floor_s"] * kernels
     moved_s = memory_seconds(launch.moved_bytes, form["share"], gpu)
-    return floor_s + slowest(moved_s, cycle_seconds(cycles / gpu.sm_count, gpu))
+    return float(floor_s + slowest(moved_s, cycle_seconds(cycles / gpu.sm_count, gpu)))
 
 
 # ── from calls ──
@@ -49,8 +61,8 @@ def _elementwise(call: Call, settings: Settings) -> Launch | None:
     return _launch(call, tensors, shape, moved, accesses=len(tensors) + 1)
 
 
-def _copy(call: Call, settings: Settings) -> Launch | None:
-    """Of copy_(to, from): within the card here; between host and card, `copies` knows."""
+def copy_on_card(call: Call, settings: Settings) -> Launch | None:
+    """Of copy_(to, from); `copies` knows those between host and card."""
     shape = call.shapes[0]
     moved = prod(shape) * call.element_bytes(0) + call.tensor_bytes(1)
     return _launch(call, [0, 1], shape, moved, accesses=2)
@@ -61,7 +73,15 @@ def _write(call: Call, settings: Settings) -> Launch | None:
     at = next(call.tensors(), None)
     elements = prod(call.shapes[at]) if at is not None else 1
     moved = float(elements * (call.element_bytes(at) if at is not None else 8))
-    return launch("elementwise", call, moved=moved, elements=elements, accesses=float(elements), variant="written", kernels=pieces(moved))
+    return launch(
+        "elementwise",
+        call,
+        moved=moved,
+        elements=elements,
+        accesses=float(elements),
+        variant="written",
+        kernels=pieces(moved),
+    )
 
 
 def _random(call: Call, settings: Settings) -> Launch | None:
@@ -96,7 +116,7 @@ def list_bytes(call: Call, at: int) -> int:
 
 
 def _result_bytes(call: Call, tensors: Sequence[int]) -> int:
-    if call.name in _flags():
+    if call.name in _FLAGS:
         return 1
     return max(call.element_bytes(at) for at in tensors)
 
@@ -110,7 +130,7 @@ def _launch(call: Call, tensors: Sequence[int], shape: tuple[int, ...], moved: f
         call,
         moved=moved,
         elements=elements,
-        blocks=_loops(call, tensors, shape),
+        blocks=_loops(call, tensors, shape) if variant.startswith("strided") else 1,
         accesses=float(accesses * elements),
         variant=variant,
         kernels=pieces(largest),
@@ -123,6 +143,12 @@ def _broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(0 if 0 in extents else max(extents) for extents in zip(*padded, strict=True))
 
 
+def _rolled(call: Call, settings: Settings) -> Launch | None:
+    elements = prod(call.shapes[0])
+    moved = 2.0 * elements * call.element_bytes(0)
+    return launch("elementwise", call, moved=moved, elements=elements, accesses=2.0 * elements, variant="rolled")
+
+
 # ── which of the kernels ──
 
 
@@ -131,7 +157,7 @@ def _variant(call: Call, tensors: Sequence[int]) -> str:
         if "elementwise_kernel" in kernel or kernel.startswith("Memcpy"):
             return _variant_of_kernel(kernel) or _strided(call, tensors)
     mixed = _is_mixed(call, tensors)
-    alike = _lie_alike(call, tensors)
+    alike = call.name != "flip" and _lie_alike(call, tensors)
     if alike:
         return "mixed" if mixed else "vector"
     if not mixed and _crosses(call, tensors):
@@ -169,7 +195,9 @@ def _lie_alike(call: Call, tensors: Sequence[int]) -> bool:
 
 def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     expected = 1
-    for stride, extent in sorted((stride, extent) for stride, extent in zip(strides, shape, strict=True) if extent != 1):
+    for stride, extent in sorted(
+        (stride, extent) for stride, extent in zip(strides, shape, strict=True) if extent != 1
+    ):
         if stride != expected:
             return False
         expected *= extent
@@ -190,9 +218,7 @@ def _loops(call: Call, tensors: Sequence[int], shape: tuple[int, ...]) -> int:
     """Axes that are left when those that lie one behind the other in every tensor are taken as one: each costs a division."""
     strides = [_strides(call, at, shape) for at in tensors]
     axes = sorted((axis for axis in range(len(shape)) if shape[axis] != 1), key=lambda axis: -strides[0][axis])
-    merged = sum(
-        all(one[outer] == one[inner] * shape[inner] for one in strides) for outer, inner in zip(axes, axes[1:], strict=False)
-    )
+    merged = sum(all(one[outer] == one[inner] * shape[inner] for one in strides) for outer, inner in pairwise(axes))
     return len(axes) - merged
 
 
@@ -210,42 +236,25 @@ def _strides(call: Call, at: int, shape: tuple[int, ...]) -> list[int]:
 
 # ── which operators ──
 
-_ARITHMETIC = """abs relu relu_ add add_ sub sub_ mul mul_ div div_ neg neg_ reciprocal reciprocal_ clamp clamp_ clamp_min clamp_min_ clamp_max maximum
-    minimum fmax fmin threshold threshold_backward where masked_fill masked_fill_ sign bitwise_and bitwise_or bitwise_xor
-    bitwise_not bitwise_and_ logical_and logical_and_ logical_not logical_or_ logical_xor addcmul addcmul_ addcdiv addcdiv_ lerp
-    lerp_ leaky_relu leaky_relu_ leaky_relu_backward hardtanh hardtanh_ hardtanh_backward native_dropout_backward exp exp_ exp2
-    expm1 log log_ log2 log1p sqrt sqrt_ rsqrt rsqrt_ pow pow_ sin cos tan sinh cosh asin acos atan atan2 tanh tanh_ sigmoid
-    sigmoid_ silu silu_ gelu gelu_ softplus mish erf erf_ erfinv gelu_backward silu_backward tanh_backward sigmoid_backward
-    softplus_backward mish_backward elu elu_ elu_backward celu selu hardswish hardswish_ hardswish_backward hardsigmoid
-    hardsigmoid_ hardsigmoid_backward log_sigmoid_forward log_sigmoid_backward glu glu_backward prelu _prelu_kernel
-    _prelu_kernel_backward remainder remainder_ fmod floor floor_ ceil round trunc frac floor_divide floor_divide_ copysign
-    isnan isneginf isposinf nan_to_num nan_to_num_ mse_loss smooth_l1_loss huber_loss mse_loss_backward smooth_l1_loss_backward huber_loss_backward
-    binary_cross_entropy binary_cross_entropy_backward polar complex _conj_physical conj_physical sgn angle logit
-    logit_backward xlogy flip tril triu tril_ triu_ masked_fill_backward quantize_per_tensor bitwise_left_shift
-    bitwise_right_shift rot90 constant_pad reflection_pad2d replication_pad2d hypot logaddexp ldexp lgamma digamma
-    special_expit sinc heaviside renorm_kernel clamp_backward native_channel_shuffle pixel_shuffle channel_shuffle"""
-_COMPARISONS = "eq ne lt le gt ge eq_ ne_ lt_ le_ gt_ ge_ logical_or logical_and logical_not isnan isneginf isposinf"
-_WRITES = "fill_ zero_ arange linspace eye"
-_RANDOM = "normal_ uniform_ bernoulli_ random_ exponential_ geometric_ cauchy_ log_normal_ randperm"
+
+def _names(family: str) -> list[str]:
+    return " ".join(families()[family].values()).split()
 
 
-@cache
-def _flags() -> frozenset[str]:
-    return frozenset(_COMPARISONS.split())
+_FLAGS = frozenset(_names("comparison"))
 
-
-def _rolled(call: Call, settings: Settings) -> Launch | None:
-    elements = prod(call.shapes[0])
-    moved = 2.0 * elements * call.element_bytes(0)
-    return launch("elementwise", call, moved=moved, elements=elements, accesses=2.0 * elements, variant="rolled")
-
-
-OPERATORS: dict[str, Callable[[Call, Settings], Launch | None]] = {
-    **dict.fromkeys((*_ARITHMETIC.split(), *_COMPARISONS.split()), _elementwise),
-    **dict.fromkeys(_WRITES.split(), _write),
-    **dict.fromkeys(_RANDOM.split(), _random),
-    "copy_": _copy,
-    "native_dropout": _dropout,
-    "cat": _cat,
-    "roll": _rolled,
-}
+OPERATORS = careful(
+    {
+        **dict.fromkeys((*_names("elementwise"), *_names("comparison")), _elementwise),
+        **dict.fromkeys(("fill_", "arange", "linspace", "eye"), _write),
+        **dict.fromkeys((name for name in _names("written") if name not in ("fill_", "zero_")), _random),
+        "randperm": _random,
+        "native_dropout": _dropout,
+        "cat": _cat,
+        "roll": _rolled,
+    }
+)
+# These call one of the above, which a real card's trace has inside them. A capture that has nothing inside asks here.
+WHEN_ALONE = {name: OPERATORS.pop(name) for name in ("relu", "relu_", "square", "rsub", "clone", "copy")} | careful(
+    {"zero_": _write}
+)

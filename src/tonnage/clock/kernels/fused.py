@@ -4,10 +4,9 @@ Their names say what they are (`triton_poi_…` pointwise, `triton_red_…` and 
 were fused from, so that expensive ones cost what they cost alone.
 """
 
-from collections.abc import Callable
 from math import prod
 
-from tonnage.clock.kernels.memory import cycle_seconds, figures, launch, memory_seconds, slowest
+from tonnage.clock.kernels.memory import Reader, cycle_seconds, figures, launch, memory_seconds, slowest
 from tonnage.clock.launch import Launch
 from tonnage.clock.operators import Call
 from tonnage.clock.settings import Settings
@@ -22,14 +21,20 @@ def fused(call: Call, settings: Settings) -> Launch | None:
     if not call.name.startswith(PREFIX) or not tensors:
         return None
     counts = {at: prod(call.shapes[at]) for at in tensors}
-    table = min(tensors, key=lambda at: -counts[at]) if any(word in call.name for word in ("embedding", "gather", "nll_loss_forward")) else -1
+    table = (
+        min(tensors, key=lambda at: -counts[at])
+        if any(word in call.name for word in ("embedding", "gather", "nll_loss_forward"))
+        else -1
+    )
     most = max((count for at, count in counts.items() if at != table), default=counts[tensors[0]])
     moved = sum(min(call.tensor_bytes(at), float(most * call.element_bytes(at))) for at in tensors)
     if call.name.startswith("triton_red_"):
         moved += _read_again(call, tensors, counts)
     variant = "fused_rows" if call.name.startswith(("triton_red_", "triton_per_")) else "fused"
     accesses = float(sum(min(count, most) for count in counts.values()))
-    return launch("fused", call, moved=moved, elements=min(most, max(counts.values())), accesses=accesses, variant=variant)
+    return launch(
+        "fused", call, moved=moved, elements=min(most, max(counts.values())), accesses=accesses, variant=variant
+    )
 
 
 def _read_again(call: Call, tensors: list[int], counts: dict[int, int]) -> float:
@@ -42,7 +47,10 @@ def seconds(launch: Launch, gpu: Gpu) -> float:
     """Device time: bytes, or the arithmetic of the operators in its name."""
     form, costs = figures()[launch.variant], figures()["arithmetic"]["wide"]
     words = set(launch.name.split("_"))
-    cycles = sum(cost for name, cost in costs.items() if name in words) * launch.shape[0] + form["access"] * launch.operations
+    cycles = (
+        sum(cost for name, cost in costs.items() if name in words) * launch.shape[0]
+        + form["access"] * launch.operations
+    )
     return float(
         form["floor_s"]
         + slowest(memory_seconds(launch.moved_bytes, form["share"], gpu), cycle_seconds(cycles / gpu.sm_count, gpu))
@@ -50,4 +58,4 @@ def seconds(launch: Launch, gpu: Gpu) -> float:
 
 
 # Names differ from program to program: whoever looks an operator up tries `fused` for those with the prefix.
-OPERATORS: dict[str, Callable[[Call, Settings], Launch | None]] = {}
+OPERATORS: dict[str, Reader] = {}

@@ -3,13 +3,12 @@
 What the numbers are is not known: rows are taken to be spread evenly over a table, and none to come up far more often.
 """
 
-from collections.abc import Callable
 from math import ceil, prod
 
 from tonnage.clock.kernels import memory
-from tonnage.clock.kernels.memory import launch
+from tonnage.clock.kernels.memory import Reader, careful, launch
 from tonnage.clock.launch import Launch
-from tonnage.clock.operators import Call
+from tonnage.clock.operators import Call, Shape
 from tonnage.clock.settings import Settings
 
 seconds = memory.seconds
@@ -32,9 +31,9 @@ def _index_count(call: Call) -> int:
     for at in range(1, len(call.shapes)):
         shape = call.shapes[at]
         if shape and isinstance(shape[0], tuple):
-            return max(prod(one) for one in shape)
+            return int(max(prod(one) for one in shape))
         if at < len(call.types) and call.types[at] in _INTEGERS and shape:
-            return prod(shape)
+            return int(prod(shape))
     return int(call.shapes[0][0]) if call.shapes[0] else 1
 
 
@@ -54,17 +53,19 @@ def _gather(call: Call, settings: Settings) -> Launch | None:
 
 
 def _repeats(call: Call, at: int) -> bool:
-    strides = call.strides[at] if at < len(call.strides) else ()
+    strides: Shape = call.strides[at] if at < len(call.strides) else ()
     return len(strides) > 1 and strides[-1] == 0 and call.shapes[at][-1] > 1
 
 
 def _rows(call: Call, rows: int, width: int, table: int, each: int, variant: str) -> Launch | None:
     elements = rows * width
     moved = elements * each + min(elements, table) * each + rows * 8.0
-    return launch("indexing", call, moved=moved, elements=elements, blocks=rows, accesses=2.0 * elements, variant=variant)
+    return launch(
+        "indexing", call, moved=moved, elements=elements, blocks=rows, accesses=2.0 * elements, variant=variant
+    )
 
 
-def _added(at: int) -> Callable[[Call, Settings], Launch | None]:
+def _added(at: int) -> Reader:
     """Elements added, or written, to where numbers say."""
 
     def made(call: Call, settings: Settings) -> Launch | None:
@@ -85,7 +86,9 @@ def _index_put(call: Call, settings: Settings) -> Launch | None:
     width = min(prod(values), prod(call.shapes[0][1:]))
     moved = prod(values) * each + 2.0 * min(prod(values), prod(call.shapes[0])) * each
     count = prod(values) // max(1, width)
-    return launch("indexing", call, moved=moved, elements=prod(values), blocks=count, variant="put+sorted_numbers", kernels=12)
+    return launch(
+        "indexing", call, moved=moved, elements=prod(values), blocks=count, variant="put+sorted_numbers", kernels=12
+    )
 
 
 def _embedding_backward(call: Call, settings: Settings) -> Launch | None:
@@ -94,15 +97,19 @@ def _embedding_backward(call: Call, settings: Settings) -> Launch | None:
     moved = 3.0 * elements * each
     if count <= _FEW_INDICES:
         columns = ceil(elements / count / 32)
-        return launch("indexing", call, moved=moved, elements=elements, blocks=columns, variant="embedding_backward_few")
+        return launch(
+            "indexing", call, moved=moved, elements=elements, blocks=columns, variant="embedding_backward_few"
+        )
     variant = "embedding_backward+sorted_numbers"
-    return launch("indexing", call, moved=moved, elements=elements, blocks=count, variant=variant, kernels=_SORTING_KERNELS)
+    return launch(
+        "indexing", call, moved=moved, elements=elements, blocks=count, variant=variant, kernels=_SORTING_KERNELS
+    )
 
 
 # ── sorting, scans ──
 
 
-def _by_rows(variant: str, written: float = 1.0, kernels: int = 1) -> Callable[[Call, Settings], Launch | None]:
+def _by_rows(variant: str, written: float = 1.0, kernels: int = 1) -> Reader:
     def made(call: Call, settings: Settings) -> Launch | None:
         shape = call.shapes[0]
         elements, each = prod(shape), call.element_bytes(0)
@@ -116,7 +123,7 @@ def _by_rows(variant: str, written: float = 1.0, kernels: int = 1) -> Callable[[
 # ── pooling and resizing ──
 
 
-def _windows(variant: str) -> Callable[[Call, Settings], Launch | None]:
+def _windows(variant: str) -> Reader:
     """Every tensor is read, and one of the first one's size written at most."""
 
     def made(call: Call, settings: Settings) -> Launch | None:
@@ -128,22 +135,34 @@ def _windows(variant: str) -> Callable[[Call, Settings], Launch | None]:
     return made
 
 
-OPERATORS: dict[str, Callable[[Call, Settings], Launch | None]] = {
-    **dict.fromkeys(("embedding", "index_select", "index", "take", "_unsafe_index", "masked_select", "embedding_renorm_"), _taken),
-    "gather": _gather,
-    **dict.fromkeys(("index_add", "index_add_", "index_copy_", "index_fill_"), _added(3)),
-    **dict.fromkeys(("scatter_add_", "scatter_", "scatter_reduce_", "index_reduce_"), _added(3)),
-    "_index_put_impl_": _index_put,
-    "embedding_dense_backward": _embedding_backward,
-    "sort": _by_rows("sort", written=9.0, kernels=4),
-    "topk": _by_rows("topk"),
-    "kthvalue": _by_rows("topk"),
-    "median": _by_rows("topk"),
-    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"), _by_rows("scan")),
-    **dict.fromkeys(("_unique2", "unique_dim", "unique_consecutive", "nonzero", "histc", "bincount"), _by_rows("sort", kernels=8)),
-    **dict.fromkeys(("max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d", "avg_pool3d"), _windows("pooled")),
-    **dict.fromkeys(("max_pool2d_with_indices_backward", "avg_pool2d_backward"), _windows("pooled_backward")),
-    **dict.fromkeys(("_adaptive_avg_pool2d_backward", "max_pool3d_with_indices"), _windows("pooled_backward")),
-    **dict.fromkeys(("upsample_nearest2d", "upsample_bilinear2d", "upsample_nearest1d", "upsample_bicubic2d"), _windows("pooled")),
-    **dict.fromkeys(("upsample_nearest2d_backward", "upsample_bilinear2d_backward"), _windows("pooled_backward")),
-}
+OPERATORS = careful(
+    {
+        **dict.fromkeys(("index", "take", "_unsafe_index", "masked_select"), _taken),
+        "gather": _gather,
+        **dict.fromkeys(("index_add", "index_add_", "index_copy_", "index_fill_"), _added(3)),
+        **dict.fromkeys(("scatter_add_", "scatter_", "scatter_reduce_", "index_reduce_"), _added(3)),
+        "_index_put_impl_": _index_put,
+        "embedding_dense_backward": _embedding_backward,
+        "sort": _by_rows("sort", written=9.0, kernels=4),
+        "topk": _by_rows("topk"),
+        "kthvalue": _by_rows("topk"),
+        "median": _by_rows("topk"),
+        **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"), _by_rows("scan")),
+        **dict.fromkeys(
+            ("_unique2", "unique_dim", "unique_consecutive", "nonzero", "histc", "bincount"),
+            _by_rows("sort", kernels=8),
+        ),
+        **dict.fromkeys(
+            ("max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d", "avg_pool3d"), _windows("pooled")
+        ),
+        **dict.fromkeys(("max_pool2d_with_indices_backward", "avg_pool2d_backward"), _windows("pooled_backward")),
+        **dict.fromkeys(("_adaptive_avg_pool2d_backward", "max_pool3d_with_indices"), _windows("pooled_backward")),
+        **dict.fromkeys(
+            ("upsample_nearest2d", "upsample_bilinear2d", "upsample_nearest1d", "upsample_bicubic2d"),
+            _windows("pooled"),
+        ),
+        **dict.fromkeys(("upsample_nearest2d_backward", "upsample_bilinear2d_backward"), _windows("pooled_backward")),
+    }
+)
+# These call gather, which a real card's trace has inside them. A capture that has nothing inside asks here.
+WHEN_ALONE = careful(dict.fromkeys(("embedding", "index_select"), _taken))

@@ -6,7 +6,8 @@ instructions on every SM, and waits for its longest block. The slowest of them d
 """
 
 import tomllib
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import cache, lru_cache, wraps
 from math import ceil, inf, log2, prod
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ _DATA = Path(__file__).parents[1] / "data" / "memory.toml"
 _SILENT = _DATA.parent / "silent.toml"
 _INDEXED_BYTES = 2**31  # by 32-bit offsets; a larger tensor is worked on in halves
 SECTOR_BYTES = 32  # the least that a card reads
+_REMEMBERED = 1024  # calls of a family
 _SHARPNESS = 6.0  # of the maximum of what goes on at once
 
 
@@ -42,7 +44,15 @@ def precision_of(type_name: str) -> str:
 
 
 def launch(
-    kind: Kind, call: Call, *, moved: float, elements: int, variant: str, blocks: int = 0, accesses: float = 0.0, kernels: int = 0
+    kind: Kind,
+    call: Call,
+    *,
+    moved: float,
+    elements: int,
+    variant: str,
+    blocks: int = 0,
+    accesses: float = 0.0,
+    kernels: int = 0,
 ) -> Launch:
     """A launch of this module's form: `shape` is (elements, blocks), `operations` the elements read or written by threads."""
     return Launch(
@@ -71,7 +81,11 @@ def seconds(launch: Launch, gpu: Gpu) -> float:
 
 def _form_seconds(form: dict[str, float], launch: Launch, gpu: Gpu) -> float:
     elements, blocks = launch.shape
-    issued = form.get("element", 0.0) * elements + form.get("access", 0.0) * launch.operations + form.get("block", 0.0) * blocks
+    issued = (
+        form.get("element", 0.0) * elements
+        + form.get("access", 0.0) * launch.operations
+        + form.get("block", 0.0) * blocks
+    )
     serial = form.get("serial", 0.0)
     if "serial_miss" in form:
         serial += form["serial_miss"] * (1.0 - held_share(launch.moved_bytes, gpu))
@@ -112,7 +126,27 @@ def slowest(*parts: float) -> float:
     return most * sum((part / most) ** _SHARPNESS for part in parts) ** (1.0 / _SHARPNESS) if most > 0 else 0.0
 
 
-# ── operators that nobody knows ──
+# ── operators ──
+
+Reader = Callable[[Call, Settings], Launch | None]
+
+
+def careful(readers: Mapping[str, Reader]) -> dict[str, Reader]:
+    """The same, but arguments of another version's operator, or ones that were not recorded, give no launch."""
+    return {name: _careful(reader) for name, reader in readers.items()}
+
+
+@cache
+def _careful(reader: Reader) -> Reader:
+    @lru_cache(_REMEMBERED)  # the layers of a model make the same calls
+    @wraps(reader)
+    def read(call: Call, settings: Settings) -> Launch | None:
+        try:
+            return reader(call, settings) if call.shapes else None
+        except (IndexError, TypeError, KeyError, ValueError, ArithmeticError):
+            return None
+
+    return read
 
 
 def fallback(call: Call, settings: Settings) -> Launch | None:

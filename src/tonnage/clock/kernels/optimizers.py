@@ -5,12 +5,19 @@ longest block, so that a list of many middling tensors takes longer than its byt
 """
 
 import re
-from collections.abc import Callable
 from math import ceil, prod
 
 from tonnage.clock.kernels import memory
 from tonnage.clock.kernels.elementwise import list_bytes
-from tonnage.clock.kernels.memory import cycle_seconds, families, figures, launch, memory_seconds, slowest
+from tonnage.clock.kernels.memory import (
+    careful,
+    cycle_seconds,
+    families,
+    figures,
+    launch,
+    memory_seconds,
+    slowest,
+)
 from tonnage.clock.launch import Launch
 from tonnage.clock.operators import Call
 from tonnage.clock.settings import Settings
@@ -83,7 +90,9 @@ def _scale(call: Call, settings: Settings) -> Launch | None:
     return launch("optimizer", call, moved=16.0, elements=1, variant="vector")
 
 
-OPERATORS: dict[str, Callable[[Call, Settings], Launch | None]] = {
-    **dict.fromkeys(families()["lists_of"]["names"].split(), _lists),
-    "_amp_update_scale_": _scale,
-}
+OPERATORS = careful(
+    {
+        **dict.fromkeys(families()["lists_of"]["names"].split(), _lists),
+        "_amp_update_scale_": _scale,
+    }
+)

@@ -5,11 +5,18 @@ what the others left, one load after the other. So a sum over the rows of a narr
 """
 
 import re
-from collections.abc import Callable
 from math import ceil, prod
 from typing import NamedTuple
 
-from tonnage.clock.kernels.memory import cycle_seconds, figures, held_share, memory_seconds, precision_of, slowest
+from tonnage.clock.kernels.memory import (
+    careful,
+    cycle_seconds,
+    figures,
+    held_share,
+    memory_seconds,
+    precision_of,
+    slowest,
+)
 from tonnage.clock.launch import Launch
 from tonnage.clock.operators import Call
 from tonnage.clock.settings import Settings
@@ -97,7 +104,14 @@ def _reduction(call: Call, settings: Settings) -> Launch | None:
     if not inputs or not outputs:
         return None
     axes = _axes(call, reduced)
-    heavy = {"argmax": "argument", "argmin": "argument", "max": "argument", "min": "argument", "var": "moments", "std": "moments"}
+    heavy = {
+        "argmax": "argument",
+        "argmin": "argument",
+        "max": "argument",
+        "min": "argument",
+        "var": "moments",
+        "std": "moments",
+    }
     family = heavy.get(call.name, "sum") if outputs > 1 or call.name not in ("max", "min") else "sum"
     variant = f"{family}_{('whole', 'last', 'inner', 'first')[axes]}" if family == "sum" else family
     return Launch(
@@ -133,9 +147,15 @@ def _axes(call: Call, reduced: list[int]) -> int:
         return WHOLE
     if order[-1] in kept:
         return FIRST
-    return LAST if order[-len([axis for axis in order if axis in reduced]) :] == [a for a in order if a in reduced] else INNER
+    return (
+        LAST
+        if order[-len([axis for axis in order if axis in reduced]) :] == [a for a in order if a in reduced]
+        else INNER
+    )
 
 
-OPERATORS: dict[str, Callable[[Call, Settings], Launch | None]] = dict.fromkeys(
-    "sum mean amax amin max min prod any all argmax argmin linalg_vector_norm var std logsumexp".split(), _reduction
+OPERATORS = careful(
+    dict.fromkeys(
+        "sum mean amax amin max min prod any all argmax argmin linalg_vector_norm var std logsumexp".split(), _reduction
+    )
 )

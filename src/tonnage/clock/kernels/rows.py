@@ -3,18 +3,18 @@
 Their forms are those of `memory`, with rows (or channels) as blocks. Which kernel PyTorch takes depends on how long a row is.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from math import ceil, prod
 
 from tonnage.clock.kernels import memory
-from tonnage.clock.kernels.memory import cycle_seconds, figures, launch, memory_seconds, slowest
+from tonnage.clock.kernels.memory import Reader, careful, cycle_seconds, figures, launch, memory_seconds, slowest
 from tonnage.clock.launch import Launch
-from tonnage.clock.operators import Call
+from tonnage.clock.operators import Call, Shape
 from tonnage.clock.settings import Settings
 from tonnage.hardware.gpu import Gpu
 
-_WARP_COLUMNS, _REGISTER_COLUMNS, _SHARED_BYTES = 1024, 9216, 46 << 10  # rows of a softmax that a warp, registers, shared memory hold
+# Rows of a softmax that a warp, the registers or the shared memory of a block hold.
+_WARP_COLUMNS, _REGISTER_COLUMNS, _SHARED_BYTES = 1024, 9216, 46 << 10
 _MANY_ROWS = 64 << 10  # from there on, gradients of a norm's weight are summed in parts
 _WEIGHT = "norm_weight"
 _WEIGHT_COLUMNS = 32  # of a block that sums gradients of a norm's weight
@@ -48,7 +48,9 @@ def _layer_norm(call: Call, settings: Settings) -> Launch | None:
     rows, moved = elements // columns, 2.0 * elements * call.element_bytes(0)
     family = "rms_norm" if "rms" in call.name else "layer_norm"
     variant = f"{family}{_width(call.element_bytes(0))}" if columns % 4 == 0 else "layer_norm_plain"
-    return launch("norm", call, moved=moved, elements=elements, blocks=rows, variant=variant, kernels=1 if columns % 4 == 0 else 2)
+    return launch(
+        "norm", call, moved=moved, elements=elements, blocks=rows, variant=variant, kernels=1 if columns % 4 == 0 else 2
+    )
 
 
 def _layer_norm_backward(call: Call, settings: Settings) -> Launch | None:
@@ -58,7 +60,13 @@ def _layer_norm_backward(call: Call, settings: Settings) -> Launch | None:
     variant = f"layer_norm_backward{how}" + (f"+{_WEIGHT}" if weighted else "")
     moved = 3.0 * elements * call.element_bytes(0)
     return launch(
-        "norm", call, moved=moved, elements=elements, blocks=elements // columns, variant=variant, kernels=2 if weighted else 1
+        "norm",
+        call,
+        moved=moved,
+        elements=elements,
+        blocks=elements // columns,
+        variant=variant,
+        kernels=2 if weighted else 1,
     )
 
 
@@ -68,7 +76,7 @@ def _normalized(call: Call, at: int) -> int:
     return int(weights[0][0]) if weights else int(call.shapes[0][-1])
 
 
-def _batch_norm(at: int, passes: float, name: str) -> Callable[[Call, Settings], Launch | None]:
+def _batch_norm(at: int, passes: float, name: str) -> Reader:
     def made(call: Call, settings: Settings) -> Launch | None:
         shape = call.shapes[at]
         elements, channels = prod(shape), shape[1]
@@ -78,23 +86,32 @@ def _batch_norm(at: int, passes: float, name: str) -> Callable[[Call, Settings],
         kernels = 3 if "+" in name else 1
         planes = float(shape[0] * channels)  # each begins anew, which tells where they are small
         return launch(
-            "norm", call, moved=moved, elements=elements, blocks=channels, accesses=planes, variant=variant, kernels=kernels
+            "norm",
+            call,
+            moved=moved,
+            elements=elements,
+            blocks=channels,
+            accesses=planes,
+            variant=variant,
+            kernels=kernels,
         )
 
     return made
 
 
 def _channels_last(call: Call, at: int) -> bool:
-    strides = call.strides[at] if at < len(call.strides) else ()
-    return len(strides) > 2 and strides[1] == 1 and prod(call.shapes[at][2:]) > 1
+    strides: Shape = call.strides[at] if at < len(call.strides) else ()
+    return bool(strides) and strides[1] == 1 and prod(call.shapes[at][2:]) > 1
 
 
 def _group_norm(call: Call, settings: Settings) -> Launch | None:
-    """Of native_group_norm(input, weight, bias, batch, channels, …, groups, eps): moments of groups, then an elementwise kernel."""
+    """Of native_group_norm(input, weight, bias, …, groups, eps): moments of groups, then an elementwise kernel."""
     elements, groups = prod(call.shapes[0]), int(call.value(6) or 32)
     moved = elements * call.element_bytes(0) * 2.0
     blocks = call.shapes[0][0] * groups
-    return launch("norm", call, moved=moved, elements=elements, blocks=blocks, variant="group_norm_moments+group_norm", kernels=3)
+    return launch(
+        "norm", call, moved=moved, elements=elements, blocks=blocks, variant="group_norm_moments+group_norm", kernels=3
+    )
 
 
 def _group_norm_backward(call: Call, settings: Settings) -> Launch | None:
@@ -125,7 +142,7 @@ def _softmax(call: Call, settings: Settings) -> Launch | None:
 def _softmax_backward(call: Call, settings: Settings) -> Launch | None:
     shape = call.shapes[0]
     elements, columns, each = prod(shape), shape[-1] if shape else 1, call.element_bytes(0)
-    shared = 2 * columns * each <= 2 * _SHARED_BYTES and columns * each % 16 == 0
+    shared = columns * each <= _SHARED_BYTES and columns * each % 16 == 0
     variant = "softmax_backward_warp" if columns <= _WARP_COLUMNS else f"softmax_backward{'_shared' if shared else ''}"
     return _rows(call, elements, columns, 3.0 * elements * each, f"{variant}{_width(each)}")
 
@@ -152,25 +169,27 @@ def _nll_loss_backward(call: Call, settings: Settings) -> Launch | None:
     return launch("loss", call, moved=rows * 40.0, elements=rows, blocks=1, variant="nll_loss_backward")
 
 
-OPERATORS: dict[str, Callable[[Call, Settings], Launch | None]] = {
-    "native_layer_norm": _layer_norm,
-    "_fused_rms_norm": _layer_norm,
-    "native_layer_norm_backward": _layer_norm_backward,
-    "_fused_rms_norm_backward": _layer_norm_backward,
-    "native_batch_norm": _batch_norm(0, 2.0, "batch_norm_statistics+batch_norm"),
-    "_native_batch_norm_legit": _batch_norm(0, 2.0, "batch_norm_statistics+batch_norm"),
-    "_batch_norm_with_update": _batch_norm(0, 2.0, "batch_norm_statistics+batch_norm"),
-    "native_batch_norm_backward": _batch_norm(1, 5.0, "batch_norm_backward"),
-    "cudnn_batch_norm": _batch_norm(0, 3.0, "cudnn_batch_norm"),
-    "cudnn_batch_norm_backward": _batch_norm(0, 5.0, "cudnn_batch_norm_backward"),
-    "native_group_norm": _group_norm,
-    "native_group_norm_backward": _group_norm_backward,
-    "_softmax": _softmax,
-    "_log_softmax": _softmax,
-    "_softmax_backward_data": _softmax_backward,
-    "_log_softmax_backward_data": _softmax_backward,
-    "nll_loss_forward": _nll_loss,
-    "nll_loss2d_forward": _nll_loss,
-    "nll_loss_backward": _nll_loss_backward,
-    "nll_loss2d_backward": _nll_loss_backward,
-}
+OPERATORS = careful(
+    {
+        "native_layer_norm": _layer_norm,
+        "_fused_rms_norm": _layer_norm,
+        "native_layer_norm_backward": _layer_norm_backward,
+        "_fused_rms_norm_backward": _layer_norm_backward,
+        "native_batch_norm": _batch_norm(0, 2.0, "batch_norm_statistics+batch_norm"),
+        "_native_batch_norm_legit": _batch_norm(0, 2.0, "batch_norm_statistics+batch_norm"),
+        "_batch_norm_with_update": _batch_norm(0, 2.0, "batch_norm_statistics+batch_norm"),
+        "native_batch_norm_backward": _batch_norm(1, 5.0, "batch_norm_backward"),
+        "cudnn_batch_norm": _batch_norm(0, 3.0, "cudnn_batch_norm"),
+        "cudnn_batch_norm_backward": _batch_norm(0, 5.0, "cudnn_batch_norm_backward"),
+        "native_group_norm": _group_norm,
+        "native_group_norm_backward": _group_norm_backward,
+        "_softmax": _softmax,
+        "_log_softmax": _softmax,
+        "_softmax_backward_data": _softmax_backward,
+        "_log_softmax_backward_data": _softmax_backward,
+        "nll_loss_forward": _nll_loss,
+        "nll_loss2d_forward": _nll_loss,
+        "nll_loss_backward": _nll_loss_backward,
+        "nll_loss2d_backward": _nll_loss_backward,
+    }
+)
