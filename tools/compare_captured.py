@@ -67,10 +67,10 @@ def main() -> None:
     for pair in parser.parse_args().pairs:
         name, _, file = pair.partition("=")
         step = read_recording(file).captured
-        if step is None:
-            print(f"{name}: nothing was captured")
-            continue
         total = sum(seconds for _, seconds in measured_calls(name).values())
+        if step is None or not total:
+            print(f"{name}: {'not measured' if step else 'nothing was captured'}")
+            continue
         rows = list(differences(name, step))
         missed = sum(row["gpu_s"] for row in rows)
         print(f"{name}: {len(rows)} of {len(measured_calls(name))} differ, {missed / total:.1%} of the card's time")
