@@ -35,11 +35,12 @@ def measured_calls(training: str, path: Path = MEASURED) -> dict[Key, tuple[list
 def captured_calls(step: CapturedStep) -> Counter[Key]:
     """How often each operator was called, written as the H200's rows are: these have nothing of lists."""
     found: Counter[Key] = Counter()
-    for call, count in step.counts.items():
-        if call.kind in ("operator", "kernel"):
+    for place, moment in enumerate(step.moments()):
+        call = moment.call
+        if call.kind in ("operator", "kernel") and place not in step.wrappers:
             types = ["TensorList" if kind.endswith("[]") else kind for kind in call.types]
             shapes = [[] if kind == "TensorList" else shape for shape, kind in zip(call.shapes, types, strict=True)]
-            found[call.name, json.dumps(shapes), json.dumps(types)] += count
+            found[call.name, json.dumps(shapes), json.dumps(types)] += 1
     return found
 
 

@@ -18,7 +18,7 @@ if torch.version.cuda:
 
 def record(script: Callable[[], Any]) -> Recording:
     session = new_session(find_gpu("h200"), "2.11")
-    session.open()
+    session.open(capture=True)
     try:
         script()
     finally:

@@ -89,6 +89,16 @@ class CapturedStep:
 
         return sum(moment.call.kind == "operator" and not is_inner(moment) for moment in moments)
 
+    @cached_property
+    def wrappers(self) -> frozenset[int]:
+        """Places of operators that only pass on to one of the same name, as autocast has it: the inner one does the work."""
+        moments = list(self.moments())
+        return frozenset(
+            moment.parent
+            for moment in moments
+            if moment.parent is not None and moment.call.name == moments[moment.parent].call.name
+        )
+
     @property
     def autograd_nodes(self) -> int:
         """Nodes that autograd's engine evaluated."""
