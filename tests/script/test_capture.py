@@ -199,6 +199,13 @@ def test_trouble_is_a_note_and_never_the_scripts(monkeypatch: pytest.MonkeyPatch
     assert not torch._C._autograd._profiler_enabled()
 
 
+def test_a_step_without_end_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture, "_MOST_THOUSANDS", 0)
+    recording = record(lambda: train(accumulate=80))
+    assert recording.captured is None
+    assert recording.notes == [Note("assumption", "profiler", 1, capture._TOO_LONG)]
+
+
 def test_settings_of_the_step() -> None:
     step = captured(train)
     assert set(step.settings) == {"matmul_tf32", "cudnn_tf32", "cudnn_benchmark"}
