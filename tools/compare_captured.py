@@ -35,11 +35,12 @@ def measured_calls(training: str, path: Path = MEASURED) -> dict[Key, tuple[list
 def captured_calls(step: CapturedStep) -> Counter[Key]:
     """How often each operator was called, written as the H200's rows are: these have nothing of lists."""
     found: Counter[Key] = Counter()
-    for call, count in step.counts.items():
-        if call.kind in ("operator", "kernel"):
+    for place, moment in enumerate(step.moments()):
+        call = moment.call
+        if call.kind in ("operator", "kernel") and place not in step.wrappers:
             types = ["TensorList" if kind.endswith("[]") else kind for kind in call.types]
             shapes = [[] if kind == "TensorList" else shape for shape, kind in zip(call.shapes, types, strict=True)]
-            found[call.name, json.dumps(shapes), json.dumps(types)] += count
+            found[call.name, json.dumps(shapes), json.dumps(types)] += 1
     return found
 
 
@@ -67,10 +68,10 @@ def main() -> None:
     for pair in parser.parse_args().pairs:
         name, _, file = pair.partition("=")
         step = read_recording(file).captured
-        if step is None:
-            print(f"{name}: nothing was captured")
-            continue
         total = sum(seconds for _, seconds in measured_calls(name).values())
+        if step is None or not total:
+            print(f"{name}: {'not measured' if step else 'nothing was captured'}")
+            continue
         rows = list(differences(name, step))
         missed = sum(row["gpu_s"] for row in rows)
         print(f"{name}: {len(rows)} of {len(measured_calls(name))} differ, {missed / total:.1%} of the card's time")

@@ -18,7 +18,7 @@ if torch.version.cuda:
 
 def record(script: Callable[[], Any]) -> Recording:
     session = new_session(find_gpu("h200"), "2.11")
-    session.open()
+    session.open(capture=True)
     try:
         script()
     finally:
@@ -197,6 +197,13 @@ def test_trouble_is_a_note_and_never_the_scripts(monkeypatch: pytest.MonkeyPatch
     assert recording.captured is None
     assert "another version of torch" in recording.notes[0].text
     assert not torch._C._autograd._profiler_enabled()
+
+
+def test_a_step_without_end_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture, "_MOST_THOUSANDS", 0)
+    recording = record(lambda: train(accumulate=80))
+    assert recording.captured is None
+    assert recording.notes == [Note("assumption", "profiler", 1, capture._TOO_LONG)]
 
 
 def test_settings_of_the_step() -> None:

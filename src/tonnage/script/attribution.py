@@ -61,6 +61,9 @@ class Observer(Protocol):
     def optimizer_ends(self) -> None:
         """It has; told when no backward runs any more, if it stepped within one."""
 
+    def goes_on(self) -> None:
+        """Another thousand blocks, or so, were made or dropped."""
+
     def finish(self) -> None:
         """The run ends."""
 

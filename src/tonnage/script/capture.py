@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 STEPS = 2
 # Steps that are tried where some compile or evaluate.
 _MOST_STEPS = 6
+# Of blocks; with about four operators for each, and about a kilobyte for every operator.
+_MOST_THOUSANDS = 256
+_TOO_LONG = "Its steps call too many operators to capture one, so nothing is known of its time."
 _NOTE = "The script profiles itself, so its operators were not captured, and nothing is known of its time."
 
 
@@ -59,6 +62,7 @@ class StepCapture:
         self._spoiled = False  # by a compilation; not to be kept
         self._steps: list[_Step] = []
         self._tried = 0
+        self._thousands = 0
 
     def install(self) -> Callable[[], None]:
         """Watch from here on; the result undoes it."""
@@ -107,10 +111,19 @@ class StepCapture:
         if self._profiling and self._is_mine():
             self._mark(f"phase {phase}")
 
+    @_harmless
     def module_starts(self) -> None:
         """Any module is called."""
         if self._profiling:
             self._steps[-1].module_calls += 1
+            if self._thousands > _MOST_THOUSANDS and self._is_mine():
+                self._over = self._spoiled = True
+                self._stop()
+                self._tell("profiler", _TOO_LONG)
+
+    def goes_on(self) -> None:
+        """Another thousand blocks were made or dropped: what the profiler keeps takes memory, too."""
+        self._thousands += self._profiling
 
     @_harmless
     def optimizer_starts(self, optimizer: Any) -> None:

@@ -78,8 +78,11 @@ class RecordedDevice(ABC):
         self.allocations.append(allocation)
         self.live[address] = allocation
         self.serials[address] = serial
-        if self.on_progress and not self.sequence & 1023:
-            self.on_progress()
+        if not self.sequence & 1023:
+            if self.on_progress:
+                self.on_progress()
+            if who.observer:
+                who.observer.goes_on()
         return allocation
 
     def freed(self, address: int, serial: int) -> Allocation | None:

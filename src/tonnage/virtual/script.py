@@ -21,7 +21,7 @@ def run_script(
     """Run the script to its end, whatever that is, and return what was recorded."""
     program = script if isinstance(script, Program) else Program.of_file(script)
     session = new_session(gpu, torch_version)
-    session.open()
+    session.open(capture=True)
     if progress is not None:
         session.device.on_progress = lambda: _tell(progress, session.device)
     from tonnage.virtual.cluster import alone  # imports torch, and so not before the session is open

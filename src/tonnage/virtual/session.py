@@ -17,6 +17,7 @@ from tonnage.virtual.recorded import RecordedDevice
 from tonnage.virtual.standins import StandIns
 
 if TYPE_CHECKING:
+    from tonnage.script.capture import StepCapture
     from tonnage.virtual.modelled import ModelledSession
 
 _open = threading.Lock()
@@ -38,6 +39,7 @@ class Session(ABC):
         self.modelled = torch_version or torch.__version__.split("+")[0]
         self.laws = Laws()
         self._undo: list[Callable[[], None]] = []
+        self._capture: StepCapture | None = None
         self._started = time.perf_counter()
 
     @property
@@ -50,8 +52,8 @@ class Session(ABC):
     def pinned_peak_bytes(self) -> int:
         """The most host memory that was pinned."""
 
-    def open(self) -> None:
-        """From here on, `cuda` is this card."""
+    def open(self, *, capture: bool = False) -> None:
+        """From here on, `cuda` is this card; with `capture`, what a typical step calls is captured."""
         if not _open.acquire(blocking=False):
             raise RuntimeError("A virtual GPU is open in this process already; leave its `with` block first.")
         current(self)
@@ -60,10 +62,11 @@ class Session(ABC):
 
         self.device.attribution.lines.source_of = source_of
         self._install()
-        from tonnage.script.capture import StepCapture
+        if capture:
+            from tonnage.script.capture import StepCapture
 
-        self.capture = StepCapture(self.device.attribution, self.stand_ins.assume)
-        self._undo.append(self.capture.install())
+            self._capture = StepCapture(self.device.attribution, self.stand_ins.assume)
+            self._undo.append(self._capture.install())
 
     def close(self) -> None:
         """Leave the card; tensors still on it are dropped silently from now on."""
@@ -110,7 +113,7 @@ class Session(ABC):
             **header,
         )
         stand_ins, notes = self.stand_ins.records(), self.stand_ins.notes()
-        captured = self.capture.captured
+        captured = self._capture.captured if self._capture else None
         return Recording(
             described, device.allocations, device.segments, device.marks, stand_ins, notes, captured=captured
         )
