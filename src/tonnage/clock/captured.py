@@ -77,6 +77,16 @@ class CapturedStep:
         """Operators that no other operator called."""
         return sum(moment.call.kind == "operator" and not moment.is_inner for moment in self.moments())
 
+    @cached_property
+    def wrappers(self) -> frozenset[int]:
+        """Places of operators that only pass on to one of the same name, as autocast has it: the inner one does the work."""
+        moments = list(self.moments())
+        return frozenset(
+            moment.parent
+            for moment in moments
+            if moment.parent is not None and moment.call.name == moments[moment.parent].call.name
+        )
+
     @property
     def autograd_nodes(self) -> int:
         """Nodes that autograd's engine evaluated."""
@@ -86,7 +96,9 @@ class CapturedStep:
         """Every call in order; `parent` is the place of the call that made it."""
         begins = dict(self.phases)
         phase = ""
-        open_calls: dict[int, list[tuple[int, bool]]] = {}  # by thread: the place of each, and whether an operator is among them
+        open_calls: dict[
+            int, list[tuple[int, bool]]
+        ] = {}  # by thread: the place of each, and whether an operator is among them
         for place, (number, depth, thread) in enumerate(zip(self.sequence, self.depths, self.threads, strict=True)):
             phase = begins.get(place, phase)
             above = open_calls.setdefault(thread, [])

@@ -18,7 +18,7 @@ def _figures() -> dict[str, float]:
 
 
 def slowdown(kernels: Iterable[tuple[float, float]], step_s: float) -> float:
-    """The factor on the time of arithmetic. Each kernel has its seconds and the share of the peak rate that it reaches in them."""
+    """The factor on the time of arithmetic. Each kernel has its seconds and the share of the peak rate that it reaches."""
     figures = _figures()
     busy_s = drawn = 0.0
     for seconds, share in kernels:

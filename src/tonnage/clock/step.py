@@ -1,19 +1,21 @@
 """How long one captured step takes on a card: its calls become launches, and launches a timeline behind the host."""
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from tonnage.clock import kernels
 from tonnage.clock.captured import CapturedCall, CapturedStep, Moment
 from tonnage.clock.host import host_costs
 from tonnage.clock.launch import Launch
 from tonnage.clock.power import slowdown
+from tonnage.clock.ranges import factors
 from tonnage.clock.settings import Settings
 from tonnage.clock.timeline import Task, Timeline, timeline
 from tonnage.hardware import Gpu
 
 OPTIMIZER = "optimizer"
+WAITING = "waiting for the host"
 _ARITHMETIC = ("matmul", "attention", "convolution", "recurrent")
 # The host reads a value from the card, and waits until it is there.
 _WAITING = frozenset(
@@ -23,15 +25,16 @@ _WAITING = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """A step in the steady state."""
+    """A step in the steady state, and between which times nine in ten such steps would be."""
 
     gpu: Gpu
     timeline: Timeline
+    low_s: float
+    high_s: float
     samples: int | None
     tokens: int | None
     operations: float  # of matrix products, attention and convolutions
     rate: float  # the card's own, in the precision of most of them
-    unknown: dict[str, int] = field(default_factory=dict)
 
     @property
     def step_s(self) -> float:
@@ -46,38 +49,43 @@ class StepTime:
     @property
     def time_by_kind(self) -> dict[str, float]:
         """Seconds of the card by kind of kernel, most first, and those in which it waits for the host."""
-        return self.timeline.by_kind | {"waiting for the host": self.timeline.idle_s}
+        return self.timeline.by_kind | {WAITING: self.timeline.idle_s}
 
 
 def step_time(step: CapturedStep, gpu: Gpu) -> StepTime:
     """What a captured step would take on this card."""
-    settings = settings_of(step)
-    tasks = within_power(list(tasks_of(step, gpu, settings)))
-    by_precision = Counter[str]()
-    for _, launch in launches_of(step, settings):
+    launched = list(launches_of(step, settings_of(step)))
+    tasks = within_power(list(_tasks(launched, gpu)))
+    by_precision: defaultdict[str, float] = defaultdict(float)
+    for _, launch in launched:
         if launch is not None and launch.kind in _ARITHMETIC:
             by_precision[launch.precision] += launch.operations
-    most = max(by_precision, key=by_precision.__getitem__, default="")
+    low_s, high_s = (
+        timeline([task.scaled(card, host) for task in tasks], warm_steps=1).step_s for card, host in factors(gpu)
+    )
     return StepTime(
         gpu=gpu,
         timeline=timeline(tasks),
+        low_s=low_s,
+        high_s=high_s,
         samples=step.samples,
         tokens=step.tokens,
         operations=sum(by_precision.values()),
-        rate=gpu.rates.get(most, 0.0),
+        rate=gpu.rates.get(max(by_precision, key=by_precision.__getitem__, default=""), 0.0),
     )
 
 
 def within_power(tasks: Sequence[Task]) -> list[Task]:
     """The same tasks as the card's power limit lets them run."""
     slower = slowdown(((task.seconds, task.share) for task in tasks), sum(task.host_s for task in tasks))
-    return [replace(task, seconds=task.seconds * slower) if task.share else task for task in tasks]
+    return [task.scaled(slower) if task.share else task for task in tasks]
 
 
 def settings_of(step: CapturedStep) -> Settings:
     """What the script allowed when the step ran."""
     return Settings(
-        tf32_matmul=step.settings.get("matmul_tf32") == "True", tf32_convolution=step.settings.get("cudnn_tf32") != "False"
+        tf32_matmul=step.settings.get("matmul_tf32") == "True",
+        tf32_convolution=step.settings.get("cudnn_tf32") != "False",
     )
 
 
@@ -102,16 +110,16 @@ def launches_of(step: CapturedStep, settings: Settings) -> Iterator[tuple[Moment
 
 def _launch_of(call: CapturedCall, settings: Settings) -> Launch | None:
     """What the call launches; None of one that stays on the host."""
-    if call.kind not in ("operator", "kernel") or not call.on_card or call.name.startswith('torch::autograd'):
+    if call.kind not in ("operator", "kernel") or not call.on_card:
         return None
     return kernels.launch_of(call, settings)
 
 
-def tasks_of(step: CapturedStep, gpu: Gpu, settings: Settings) -> Iterator[Task]:
+def _tasks(launched: Iterable[tuple[Moment, Launch | None]], gpu: Gpu) -> Iterator[Task]:
     """The host's work up to each launch, and the launch."""
     costs = host_costs()
     waiting_s = 0.0
-    for moment, launch in launches_of(step, settings):
+    for moment, launch in launched:
         call = moment.call
         waiting_s += costs.call_s(moment)
         if reads_back(call):

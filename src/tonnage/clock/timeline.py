@@ -3,9 +3,9 @@
 It is given seconds; which kernel takes how long is the business of `kernels`, and what the host takes, of `host`.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 # From a launch by the host until an idle card begins, and between two kernels of one stream, on an H200.
 LAUNCH_LATENCY_S = 5e-6
@@ -31,6 +31,10 @@ class Task:
     awaits: tuple[int, ...] = ()
     synchronizes: bool = False
     share: float = 0.0  # of the card's peak rate of arithmetic, while it runs
+
+    def scaled(self, card: float, host: float = 1.0) -> "Task":
+        """The same where card and host take so many times as long."""
+        return replace(self, seconds=self.seconds * card, host_s=self.host_s * host)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,7 @@ def timeline(tasks: Sequence[Task], *, warm_steps: int = 2) -> Timeline:
         began_s = lanes.end_s
         spans = [span for task in tasks if (span := lanes.run(task)) is not None]
     step_s = lanes.end_s - began_s
-    by_kind = Counter[str]()
+    by_kind: defaultdict[str, float] = defaultdict(float)
     for span in spans:
         by_kind[span.kind] += span.end_s - span.start_s
     shown = tuple(Span(s.name, s.kind, s.stream, s.start_s - began_s, s.end_s - began_s) for s in spans)
@@ -72,7 +76,7 @@ def timeline(tasks: Sequence[Task], *, warm_steps: int = 2) -> Timeline:
         step_s=step_s,
         host_s=sum(task.host_s for task in tasks),
         spans=shown,
-        by_kind=dict(by_kind.most_common()),
+        by_kind=dict(sorted(by_kind.items(), key=lambda kind: -kind[1])),
         idle_s=max(0.0, step_s - _covered_s(shown)),
     )
 

@@ -10,8 +10,8 @@ from functools import cached_property
 from heapq import merge
 from typing import Literal
 
-from tonnage.ledger import Ledger
 from tonnage.clock.captured import CapturedStep
+from tonnage.ledger import Ledger
 from tonnage.recording.groups import Group, group_alike
 from tonnage.recording.records import Allocation, Header, Mark, Note, OutOfMemory, SegmentEvent, StandIn
 from tonnage.recording.timeline import PhasePeak, StepPeak, Timeline, peaks_by_phase, peaks_by_step

@@ -19,8 +19,8 @@ from contextlib import suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
-from tonnage.garbage import no_collection
 from tonnage.clock.captured import CapturedStep
+from tonnage.garbage import no_collection
 from tonnage.script.profiled import MARK, Calls, Event, Profile
 
 if TYPE_CHECKING:

@@ -1,5 +1,6 @@
 """The kinds of kernels: each module turns calls of its operators into launches, and launches into seconds on a card."""
 
+from collections.abc import Callable
 from functools import lru_cache
 
 from tonnage.clock.kernels import (
@@ -24,15 +25,17 @@ from tonnage.hardware import Gpu
 _MODULES = (
     matmul, attention, convolution, recurrent, elementwise, reductions, rows, indexing, optimizers, copies,
 )  # fmt: skip
-_READERS = {name: read for module in _MODULES for name, read in module.OPERATORS.items()}
+# Operators that call one which has their kernel, and count where nothing inside them was recorded.
+_WHEN_ALONE = elementwise.WHEN_ALONE | indexing.WHEN_ALONE
+_AROUND = frozenset((*_WHEN_ALONE, *(name for name in attention.OPERATORS if name.startswith("_scaled_dot_product"))))
+_READERS: dict[str, Callable[[Call, Settings], Launch | None]] = {
+    name: read for module in _MODULES for name, read in module.OPERATORS.items()
+} | _WHEN_ALONE
 _BY_KIND = {
     "matmul": matmul, "attention": attention, "convolution": convolution, "recurrent": recurrent,
     "optimizer": optimizers, "fused": fused, "copy": copies, "elementwise": elementwise, "reduction": reductions, "norm": rows,
-    "loss": rows,
+    "loss": rows, "indexing": indexing, "sorting": indexing,
 }  # fmt: skip
-
-# Operators that call one which has their kernel.
-_AROUND = frozenset(("relu", "relu_", "zero_", *(name for name in attention.OPERATORS if name.startswith("_scaled_dot_product"))))
 
 
 def is_whole(name: str) -> bool:
