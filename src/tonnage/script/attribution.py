@@ -89,7 +89,7 @@ class Attribution:
         self._known: dict[int, weakref.ref[Any]] = {}  # parameters by id: a WeakSet would compare tensors
         self.trains = False  # whether there is an optimizer
         self._stepped = True
-        self._stepping = False
+        self.stepping = False  # whether an optimizer is at it
         self._stepped_within = False  # a backward that still runs
         self._backward_depth = 0
         self.main_thread = threading.main_thread().ident or 0
@@ -203,11 +203,11 @@ class Attribution:
                 self.observer.optimizer_ends()
             self._stepped_within = False
             # Backward in the closure of an optimizer's step: the step itself follows.
-            self.enter("optimizer" if self._stepping else "other")
+            self.enter("optimizer" if self.stepping else "other")
 
     def step_starts(self, optimizer: Any) -> None:
         """An optimizer steps, perhaps inside backward."""
-        self.trains = self._stepping = True
+        self.trains = self.stepping = True
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         if not self._frugal or optimizer not in self._seen:
             self._remember(parameters)
@@ -219,7 +219,7 @@ class Attribution:
 
     def step_ends(self, optimizer: Any) -> None:
         """What the optimizer keeps are its states."""
-        self._stepped, self._stepping = True, False
+        self._stepped, self.stepping = True, False
         if self._is_new(optimizer):
             self.mark(Category.OPTIMIZER_STATES, _tensors(optimizer.state.values()))
         self.enter("backward" if self._backward_depth else "other")

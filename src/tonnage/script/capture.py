@@ -97,7 +97,7 @@ class StepCapture:
             self._next_step()
         if self._profiling:
             self._steps[-1].number = who.step
-            self._steps[-1].call(module, arguments, keywords, evaluates=who.phase == "evaluation")
+            self._steps[-1].call(module, arguments, keywords, evaluates=who.phase == "evaluation", again=who.stepping)
 
     @_harmless
     def root_ends(self, output: Any) -> None:
@@ -264,12 +264,19 @@ class _Step:
         self.samples: int | None = 0
         self.tokens: int | None = 0
 
-    def call(self, module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], *, evaluates: bool) -> None:
-        """An outermost module is called. Of the first of the step all calls count: gradients may be accumulated."""
+    def call(
+        self, module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], *, evaluates: bool, again: bool
+    ) -> None:
+        """An outermost module is called. Of the first of the step all calls count: gradients may be accumulated.
+
+        An optimizer that calls it again, as L-BFGS does, has no other samples for it.
+        """
         self.evaluates |= evaluates
         if evaluates:
             return
         self.called = True
+        if module is self._model and again:
+            return
         if self._model is None:
             self._model = module
         if module is self._model:

@@ -138,8 +138,17 @@ def quiet_launches(jit: ModuleType, stand_ins: StandIns, patches: Patches) -> No
         name = getattr(self, "__name__", None) or getattr(getattr(self, "fn", None), "__name__", "kernel")
         if not warmup:
             stand_ins.unmodelled(f"triton kernel {name}", "not run: it writes into tensors that exist already")
+            _tell_profiler(str(name), (*arguments, *keywords.values()))
 
     patches.set(jit.JITFunction, "run", run)
+
+
+def _tell_profiler(name: str, given: tuple[Any, ...]) -> None:
+    """Record a launch as Inductor does for kernels of its own, which Triton's own launches leave to the card's tracer."""
+    if torch.autograd.profiler._is_profiler_enabled:
+        shown = [value for value in given if isinstance(value, (torch.Tensor, int, float))]
+        with torch._C._profiler._RecordFunctionFast(f"triton_{name.removeprefix('triton_')}", shown):
+            pass
 
 
 def constant_times(testing: ModuleType, patches: Patches) -> None:
