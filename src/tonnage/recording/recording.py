@@ -8,9 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import merge
+from math import isfinite
 from typing import Literal
 
 from tonnage.clock.captured import CapturedStep
+from tonnage.clock.step import StepTime, step_time
+from tonnage.errors import UnknownGpu
+from tonnage.hardware import find_gpu
 from tonnage.ledger import Ledger
 from tonnage.recording.groups import Group, group_alike
 from tonnage.recording.records import Allocation, Header, Mark, Note, OutOfMemory, SegmentEvent, StandIn
@@ -32,6 +36,17 @@ class Recording:
     notes: list[Note] = field(default_factory=list)
     oom: OutOfMemory | None = None
     captured: CapturedStep | None = None
+
+    @cached_property
+    def step_time(self) -> StepTime | None:
+        """How long the captured step takes on the card; None where no step was captured, or its calls make no sense."""
+        if self.captured is None:
+            return None
+        try:
+            found = step_time(self.captured, find_gpu(self.header.gpu))
+        except (UnknownGpu, ArithmeticError, LookupError, TypeError, ValueError):
+            return None  # a file may hold any numbers
+        return found if isfinite(found.high_s) and found.step_s > 0 else None
 
     @cached_property
     def timeline(self) -> Timeline:
