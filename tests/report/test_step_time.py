@@ -60,7 +60,7 @@ def test_without_a_captured_step_nothing_is_said() -> None:
     assert time_figures(silent) == {}
 
 
-@pytest.mark.parametrize("extent", [10**400, -3, 0])
+@pytest.mark.parametrize("extent", [10**400, 0])
 def test_a_file_with_mad_numbers_breaks_nothing(extent: int) -> None:
     found = recording()
     assert found.captured is not None
