@@ -30,24 +30,27 @@ def step_section(time: StepTime | None) -> str:
     """The section; nothing where no step was captured."""
     if time is None:
         return ""
-    kinds = sorted(time.time_by_kind.items(), key=lambda kind: -kind[1])
-    whole_s = sum(seconds for _, seconds in kinds) or 1.0
-    parts = [(_colour(kind), round(seconds / whole_s * 1e6)) for kind, seconds in kinds]
-    entries = [
-        f"<li>{markup.swatch(_colour(kind))}{text(kind)}<b>{percent(seconds / whole_s)}</b> "
-        f'<span class="faint">{time_words(seconds)}</span></li>'
-        for kind, seconds in kinds
-        if seconds > 0
-    ]
+    kinds = {kind: seconds for kind, seconds in time.time_by_kind.items() if seconds > 0}
+    whole_s = sum(kinds.values())
+    parts = [(_colour(kind), round(seconds / whole_s * 1e6)) for kind, seconds in kinds.items()]
+    chart = f'{read_part("step.html")}<script type="text/plain" id="spans">{packed_spans(time)}</script>'
     return markup.section(
         "The time of a step",
         f'<p id="step-words">{text(step_words(time))}</p>',
+        '<p class="note">Predicted, in the steady state; nine in ten such steps are in the range.</p>',
         f'<div class="card">{bar(parts, 1_000_000)}</div>',
-        f'<ul id="step-kinds" class="legend">{"".join(entries)}</ul>',
-        read_part("step.html"),
-        f'<script type="text/plain" id="spans">{packed_spans(time.timeline.spans, time.step_s)}</script>',
+        f'<ul id="step-kinds" class="legend">{"".join(_entry(*kind, whole_s) for kind in kinds.items())}</ul>',
+        chart if time.timeline.spans else "",
         name="step-time",
-        note="predicted, of a step in the steady state; nine in ten such steps are in the range",
+    )
+
+
+def _entry(kind: str, seconds: float, whole_s: float) -> str:
+    share = seconds / whole_s
+    words = percent(share) if share >= 0.0005 else "&lt; 0.1 %"
+    return (
+        f"<li>{markup.swatch(_colour(kind))}{text(kind)}<b>{words}</b> "
+        f'<span class="faint">{time_words(seconds)}</span></li>'
     )
 
 
@@ -87,9 +90,9 @@ def _colour(kind: str) -> str:
     return kind if kind in get_args(Kind) else "other"
 
 
-def packed_spans(spans: Sequence[Span], step_s: float, most: int = MOST_SPANS) -> str:
+def packed_spans(time: StepTime) -> str:
     """The columns as JSON, compressed, in letters."""
-    plain = json.dumps(spans_of(spans, step_s, most), separators=(",", ":"))
+    plain = json.dumps(spans_of(time.timeline.spans, time.step_s), separators=(",", ":"))
     return b64encode(gzip.compress(plain.encode(), compresslevel=6, mtime=0)).decode()
 
 

@@ -4,8 +4,10 @@ const TICKS = { s: 1e7, ms: 1e4, µs: 10 };
 
 function inTime(ticks) {
   const unit = ticks >= TICKS.s ? "s" : ticks >= TICKS.ms ? "ms" : "µs";
-  return `${(ticks / TICKS[unit]).toPrecision(3).replace(/e.*/, "")} ${unit}`;
+  return `${(ticks / TICKS[unit]).toFixed(ticks >= 100 * TICKS[unit] ? 0 : ticks >= 10 * TICKS[unit] ? 1 : 2)} ${unit}`;
 }
+
+const intoStep = (ticks) => (ticks >= TICKS.ms ? `${(ticks / TICKS.ms).toFixed(2)} ms` : inTime(ticks));
 
 function stepOf(text) {
   const found = JSON.parse(text);
@@ -32,7 +34,8 @@ function longestIn({ starts, ends }, from, to) {
   return { best, count };
 }
 
-// A row of boxes. What is narrower than a pixel is summed by column and colour.
+// A row of boxes on whole pixels: one that ended within a pixel would mix two colours into a third. What is narrower, and the
+// ends of boxes, are summed by column and colour.
 function drawStream(pen, row, step, stream, view) {
   const count = Math.floor(row.width), scale = row.width / (view.to - view.from), wide = [];
   const shares = new Map(step.colours.map((name) => [name, new Float64Array(count)]));
@@ -40,9 +43,10 @@ function drawStream(pen, row, step, stream, view) {
   for (let at = Math.max(lastUpTo(starts, view.from), 0); at < starts.length && starts[at] < view.to; at += 1) {
     const left = Math.max((starts[at] - view.from) * scale, 0), right = Math.min((ends[at] - view.from) * scale, row.width);
     if (right <= left) continue;
-    const { name, colour } = step.labels[label[at]];
-    if (right - left >= 1) wide.push({ left, right, name, colour });
-    else for (let column = Math.floor(left); column < right && column < count; column += 1) shares.get(colour)[column] += Math.min(right, column + 1) - Math.max(left, column);
+    const { name, colour } = step.labels[label[at]], share = shares.get(colour), isWide = right - left >= 2;
+    if (isWide) wide.push({ left: Math.round(left), right: Math.round(right), name, colour });
+    const last = Math.min(Math.ceil(right), count) - 1, stride = isWide ? Math.max(last - Math.floor(left), 1) : 1;
+    for (let column = Math.floor(left); column <= last; column += stride) share[column] += Math.min(right, column + 1) - Math.max(left, column);
   }
   pen.fillStyle = colour("c-waiting");
   pen.fillRect(row.x, row.y, row.width, row.height);
@@ -66,16 +70,19 @@ function drawShares(pen, row, shares) {
 
 // Names stand where there is room.
 function drawBoxes(pen, row, boxes) {
-  const paints = new Map();
-  pen.textAlign = "center";
-  pen.textBaseline = "middle";
-  for (const { left, right, name, colour: key } of boxes) {
+  const paints = new Map(), paper = colour("paper");
+  for (const { left, right, colour: key } of boxes) {
     if (!paints.has(key)) paints.set(key, colour(`c-${key}`));
     pen.fillStyle = paints.get(key);
-    pen.fillRect(row.x + left, row.y, right - left - (right - left > 5 ? 0.7 : 0), row.height);
+    pen.fillRect(row.x + left, row.y, right - left, row.height);
+    if (right - left < 6) continue;
+    pen.fillStyle = paper;
+    pen.fillRect(row.x + right - 0.5, row.y, 0.5, row.height);
   }
-  if (row.height < 16) return;
+  if (row.height < 28) return;
   pen.fillStyle = colour("on-colour");
+  pen.textAlign = "center";
+  pen.textBaseline = "middle";
   for (const { left, right, name } of boxes) {
     if (right - left > 24 && pen.measureText(name).width + 8 < right - left) pen.fillText(name, row.x + (left + right) / 2, row.y + row.height / 2 + 0.5);
   }
@@ -83,8 +90,8 @@ function drawBoxes(pen, row, boxes) {
 
 // 1, 2 or 5 times a power of ten, in the unit that suits the step.
 function drawTimes(pen, box, view, height) {
-  const unit = view.to >= TICKS.s ? "s" : view.to - view.from >= 0.2 * TICKS.ms ? "ms" : "µs", span = (view.to - view.from) / TICKS[unit];
-  const rough = span / Math.max(box.width / 110, 2), ten = 10 ** Math.floor(Math.log10(rough));
+  const unit = view.to >= TICKS.s ? "s" : view.to >= TICKS.ms ? "ms" : "µs", span = (view.to - view.from) / TICKS[unit];
+  const rough = span / Math.max(box.width / 75, 2), ten = 10 ** Math.floor(Math.log10(rough));
   const size = ten * [1, 2, 5, 10].find((times) => times * ten >= rough), digits = Math.max(0, -Math.floor(Math.log10(size) + 1e-9));
   pen.textAlign = "center";
   pen.textBaseline = "bottom";
@@ -152,7 +159,7 @@ function showStep(step) {
     strip = drawStepOverview(overview, step, view);
     chart.dataset.from = view.from;
     chart.dataset.to = view.to;
-    id("step-view").textContent = view.to - view.from < step.length ? `${inTime(view.to - view.from)} from ${inTime(view.from)} on` : "";
+    id("step-view").textContent = view.to - view.from < step.length ? `${inTime(view.to - view.from)} from ${intoStep(view.from)} on` : "";
     tell();
   }
 
@@ -168,17 +175,18 @@ function showStep(step) {
     else {
       const { name, kind, colour: key } = step.labels[label[best]], head = make("strong", "", `${inTime(ends[best] - starts[best])}  ${name}`);
       head.prepend(make("span", `swatch c-${key}`));
-      const others = count > 1 ? [make("span", "", `and ${counted(count - 1, "shorter launch").replace(/hs$/, "hes")} in this pixel`)] : [];
-      tip.replaceChildren(head, make("span", "", `${kind} · stream ${row.stream.stream}`), ...others, make("span", "faint", `${inTime(starts[best])} into the step`));
+      const others = count > 1 ? [make("span", "", `and ${counted(count - 1, "shorter one")} in this pixel`)] : [];
+      tip.replaceChildren(head, make("span", "", `${kind} · stream ${row.stream.stream}`), ...others, make("span", "faint", `${intoStep(starts[best])} into the step`));
     }
     besidePointer(tip, plot, cursor);
   }
 
   function tellGap({ starts, ends }) {
     const at = lastUpTo(starts, timeAt(cursor.x)), from = at < 0 ? 0 : ends[at], to = at + 1 < starts.length ? starts[at + 1] : step.length;
-    const head = make("strong", "", `${inTime(to - from)}  ${step.streams.length > 1 ? "nothing runs on this stream" : "waiting for the host"}`);
+    const why = step.streams.length > 1 ? "nothing runs on this stream" : to - from > 20 ? "waiting for the host" : "between two kernels";
+    const head = make("strong", "", `${inTime(to - from)}  ${why}`);
     head.prepend(make("span", "swatch c-waiting"));
-    tip.replaceChildren(head, make("span", "faint", `${inTime(from)} into the step`));
+    tip.replaceChildren(head, make("span", "faint", `${intoStep(from)} into the step`));
   }
 
   const middle = () => (view.from + view.to) / 2;
@@ -227,7 +235,7 @@ function showStep(step) {
     plot.style.height = `${step.streams.length * 38 + 28}px`;
     overview.style.height = `${Math.max(step.streams.length * 8 + 4, 26)}px`;
   }
-  if (step.left_out) id("step-left-out").textContent = `The ${counted(step.left_out, "shortest launch").replace(/hs$/, "hes")} are not on the page.`;
+  if (step.left_out) id("step-left-out").textContent = `Not on the page: ${counted(step.left_out, "kernel")}, the shortest.`;
   new ResizeObserver(later).observe(chart);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", later);
   show(0, step.length);
