@@ -5,15 +5,16 @@ import json
 import re
 from base64 import b64decode
 from itertools import accumulate
+from random import Random
 
 import pytest
 
 from hostile_recordings import HOSTILE
 from html_tags import Tags
-from step_times import step_of
+from step_times import step_of, step_with
 from support import training_run
 from tonnage.clock.step import StepTime
-from tonnage.clock.timeline import Span, Timeline
+from tonnage.clock.timeline import Span
 from tonnage.report.html import render_page
 from tonnage.report.html.step import MOST_STREAMS, spans_of, step_words
 
@@ -56,10 +57,9 @@ def test_without_a_captured_step_nothing_is_shown() -> None:
     ],
 )
 def test_the_sentence(words: dict, sentence: str) -> None:
-    spans = (Span("mm", "matmul", 0, 0.0, 0.412),)
-    timeline = Timeline(step_s=0.412, host_s=0.1, spans=spans, by_kind={"matmul": 0.412})
     values = {"low_s": 0.388, "high_s": 0.440, "tokens": 16384, "samples": 16, "operations": 0.412 * 0.41, "rate": 1.0}
-    assert step_words(StepTime(gpu=step_of(1).gpu, timeline=timeline, **(values | words))) == sentence
+    time = step_with(Span("mm", "matmul", 0, 0.0, 0.412), step_s=0.412, **(values | words))
+    assert step_words(time) == sentence
 
 
 def test_launches_are_where_they_were() -> None:
@@ -74,7 +74,12 @@ def test_launches_are_where_they_were() -> None:
 
 
 def test_a_step_of_20_000_launches_is_small() -> None:
-    assert len(page_of(step_of(5_000))) - len(page_of(None)) < 200_000
+    chance = Random(1)
+    spans = [
+        Span(f"op{chance.randrange(60)}", "elementwise", 0, at * 1e-4, at * 1e-4 + chance.uniform(1e-6, 9e-5))
+        for at in range(20_000)
+    ]
+    assert len(page_of(step_with(*spans, step_s=2.0))) - len(page_of(None)) < 250_000
 
 
 def test_what_is_too_much_is_left_out_and_counted() -> None:
@@ -85,23 +90,12 @@ def test_what_is_too_much_is_left_out_and_counted() -> None:
 
 
 def test_names_and_kinds_of_a_recording_are_words_and_never_markup() -> None:
-    spans = (Span(HOSTILE, HOSTILE, 0, 0.0, 0.01), Span("\ud800", "matmul", 0, 0.01, 0.02))
-    timeline = Timeline(step_s=0.02, host_s=0.0, spans=spans, by_kind={HOSTILE: 0.01, "matmul": 0.01})
-    page = page_of(
-        StepTime(
-            gpu=step_of(1).gpu, timeline=timeline, low_s=0.02, high_s=0.02, samples=1, tokens=1, operations=0, rate=0
-        )
-    )
+    page = page_of(step_with(Span(HOSTILE, HOSTILE, 0, 0.0, 0.01), Span("\ud800", "matmul", 0, 0.01, 0.02)))
     page.encode("utf-8")
     assert "&lt;img" in page and not [tag for tag, _ in Tags(page).found if tag == "img"]
     assert spans_in(page)["labels"][0][2] == "other"
 
 
 def test_a_step_that_launches_nothing_has_no_chart() -> None:
-    timeline = Timeline(step_s=0.02, host_s=0.02, spans=(), idle_s=0.02)
-    page = page_of(
-        StepTime(
-            gpu=step_of(1).gpu, timeline=timeline, low_s=0.02, high_s=0.02, samples=1, tokens=1, operations=0, rate=0
-        )
-    )
+    page = page_of(step_with())
     assert "waiting for the host" in page and 'id="step-chart"' not in page
