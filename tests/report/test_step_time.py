@@ -70,7 +70,7 @@ def test_a_file_with_mad_numbers_breaks_nothing(extent: int) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "shown"),
-    [(123.4, "123 s"), (1.234, "1.23 s"), (0.4123, "412 ms"), (0.0412, "41.2 ms"), (2e-4, "0.2 ms")],
+    [(123.4, "123 s"), (1.234, "1.23 s"), (0.4123, "412 ms"), (0.0412, "41.2 ms"), (2e-4, "0.2 ms"), (2e-5, "20 µs")],
 )
 def test_times_have_three_figures(seconds: float, shown: str) -> None:
     assert time_words(seconds) == shown

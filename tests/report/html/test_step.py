@@ -16,7 +16,8 @@ from support import training_run
 from tonnage.clock.step import StepTime
 from tonnage.clock.timeline import Span
 from tonnage.report.html import render_page
-from tonnage.report.html.step import MOST_STREAMS, spans_of, step_words
+from tonnage.report.html.step import MOST_STREAMS, spans_of
+from tonnage.report.html.step import sentence as sentence_of
 
 
 def page_of(time: StepTime | None) -> str:
@@ -34,7 +35,7 @@ def test_the_section_stands_above_the_memory_s_chart() -> None:
     time = step_of(20)
     page = page_of(time)
     assert page.index('id="step-time"') < page.index('id="timeline"')
-    assert step_words(time) in page
+    assert sentence_of(time) in page
     kinds = re.search(r'id="step-kinds".*?</ul>', page)[0]
     assert [kind in kinds for kind in time.time_by_kind] == [True] * len(time.time_by_kind)
 
@@ -47,19 +48,19 @@ def test_without_a_captured_step_nothing_is_shown() -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ({}, "A step takes about 412 ms on the H200 (388 to 440 ms), 39,800 tokens/s, 41 % of its peak"),
-        ({"tokens": None}, "A step takes about 412 ms on the H200 (388 to 440 ms), 38.8 samples/s, 41 % of its peak"),
-        ({"samples": None, "tokens": None, "rate": 0.0}, "A step takes about 412 ms on the H200 (388 to 440 ms)"),
+        ({}, "A step takes about 412 ms on the h200 (388 to 440 ms), 39,800 tokens/s, 41 % of its peak"),
+        ({"tokens": None}, "A step takes about 412 ms on the h200 (388 to 440 ms), 38.8 samples/s, 41 % of its peak"),
+        ({"samples": None, "tokens": None, "rate": 0.0}, "A step takes about 412 ms on the h200 (388 to 440 ms)"),
         (
             {"high_s": 1.044},
-            "A step takes about 412 ms on the H200 (388 ms to 1.04 s), 39,800 tokens/s, 41 % of its peak",
+            "A step takes about 412 ms on the h200 (388 ms to 1.04 s), 39,800 tokens/s, 41 % of its peak",
         ),
     ],
 )
 def test_the_sentence(words: dict, sentence: str) -> None:
     values = {"low_s": 0.388, "high_s": 0.440, "tokens": 16384, "samples": 16, "operations": 0.412 * 0.41, "rate": 1.0}
     time = step_with(Span("mm", "matmul", 0, 0.0, 0.412), step_s=0.412, **(values | words))
-    assert step_words(time) == sentence
+    assert sentence_of(time) == sentence
 
 
 def test_launches_are_where_they_were() -> None:

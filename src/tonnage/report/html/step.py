@@ -18,12 +18,12 @@ from tonnage.report.html.blocks import Numbers
 from tonnage.report.html.markup import clean, text
 from tonnage.report.html.sections import bar
 from tonnage.report.html.shell import read_part
+from tonnage.report.step_time import step_words, time_words
 from tonnage.units import percent
 
 MOST_SPANS = 100_000
 MOST_STREAMS = 12
 _TICKS_PER_S = 10_000_000  # the page counts in tenths of a microsecond
-_WORTH_SAYING = 0.005  # of the card's peak
 
 
 def step_section(time: StepTime | None) -> str:
@@ -36,13 +36,19 @@ def step_section(time: StepTime | None) -> str:
     chart = f'{read_part("step.html")}<script type="text/plain" id="spans">{packed_spans(time)}</script>'
     return markup.section(
         "The time of a step",
-        f'<p id="step-words">{text(step_words(time))}</p>',
+        f'<p id="step-words">{text(sentence(time))}</p>',
         '<p class="note">Predicted, in the steady state; nine in ten such steps are in the range.</p>',
         f'<div class="card">{bar(parts, 1_000_000)}</div>',
         f'<ul id="step-kinds" class="legend">{"".join(_entry(*kind, whole_s) for kind in kinds.items())}</ul>',
         chart if time.timeline.spans else "",
         name="step-time",
     )
+
+
+def sentence(time: StepTime) -> str:
+    """The step in one sentence."""
+    words = ", ".join(step_words(time))
+    return words[:1].upper() + words[1:]
 
 
 def _entry(kind: str, seconds: float, whole_s: float) -> str:
@@ -52,35 +58,6 @@ def _entry(kind: str, seconds: float, whole_s: float) -> str:
         f"<li>{markup.swatch(_colour(kind))}{text(kind)}<b>{words}</b> "
         f'<span class="faint">{time_words(seconds)}</span></li>'
     )
-
-
-def step_words(time: StepTime) -> str:
-    """ "A step takes about 412 ms on the H200 (388 to 440 ms), 39,700 tokens/s, 41 % of its peak"."""
-    low, high = time_words(time.low_s), time_words(time.high_s)
-    if low.split()[1] == high.split()[1]:
-        low = low.split()[0]
-    card = time.gpu.name.removeprefix("NVIDIA ")
-    words = [f"A step takes about {time_words(time.step_s)} on the {card} ({low} to {high})"]
-    for count, what in ((time.tokens, "tokens"), (time.samples, "samples")):
-        if count:
-            words.append(f"{_three_digits(count / time.step_s)} {what}/s")
-            break
-    if time.share_of_peak is not None and time.share_of_peak >= _WORTH_SAYING:
-        words.append(f"{percent(time.share_of_peak, 0)} of its peak")
-    return ", ".join(words)
-
-
-def time_words(seconds: float) -> str:
-    """ "2.31 s", "412 ms", "4.1 ms", "12 µs"."""
-    if seconds >= 1:
-        return f"{seconds:,.0f} s" if seconds >= 100 else f"{seconds:.2f} s"
-    if seconds < 1e-4:
-        return f"{seconds * 1e6:.0f} µs"
-    return f"{seconds * 1e3:.0f} ms" if seconds >= 0.1 else f"{seconds * 1e3:.1f} ms"
-
-
-def _three_digits(amount: float) -> str:
-    return f"{float(f'{amount:.3g}'):,.0f}" if amount >= 100 else f"{amount:.3g}"
 
 
 def _colour(kind: str) -> str:
