@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "tools"))
+sys.path.append(str(Path(__file__).parents[3] / "tools"))  # last: a test package has the name of a tool
 import fit_clock_compute as tool
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from clock.kernels.calls import H200
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "tools"))
+sys.path.append(str(Path(__file__).parents[3] / "tools"))  # last: a test package has the name of a tool
 from memory_samples import predicted_s, probe_samples, step_samples
 
 pytestmark = pytest.mark.truth
