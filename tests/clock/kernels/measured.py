@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 
-sys.path.append(str(Path(__file__).parents[3] / "tools"))  # last: a test package has the name of a tool
+_TOOLS = str(Path(__file__).parents[3] / "tools")
+sys.path.append(_TOOLS)
 import fit_clock_compute as tool
+
+sys.path.remove(_TOOLS)  # a test package has the name of a tool
 
 
 @cache
