@@ -9,7 +9,7 @@ import numpy as np
 
 _TOOLS = str(Path(__file__).parents[3] / "tools")
 sys.path.append(_TOOLS)
-import fit_clock_compute as tool
+import fit_clock_compute as tool  # noqa: E402
 
 sys.path.remove(_TOOLS)  # a test package has the name of a tool
 
