@@ -53,6 +53,14 @@ def test_an_operator_that_stands_for_others_counts_where_nothing_inside_was_reco
     assert found == (["clamp_min"] if inner else ["relu"])
 
 
+def test_attention_counts_beside_what_it_fills() -> None:
+    around = call("_scaled_dot_product_efficient_attention_backward", *[(2, 8, 512, 64)] * 4)
+    kernel = call("_efficient_attention_backward", *[(2, 512, 8, 64)] * 4)
+    fill = call("zero_", (2, 8, 512, 64))
+    assert launched(step(around, fill, depths=(0, 1))) == [around.name, "zero_"]
+    assert launched(step(around, kernel, depths=(0, 1))) == [kernel.name]
+
+
 def test_an_operator_that_nobody_knows_is_counted_by_its_bytes() -> None:
     (_, launch), = launches_of(step(call("mylib::twist", (4096, 4096))), settings_of(step(PRODUCT)))  # fmt: skip
     assert isinstance(launch, Launch)

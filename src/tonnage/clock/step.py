@@ -17,6 +17,7 @@ from tonnage.hardware import Gpu
 OPTIMIZER = "optimizer"
 WAITING = "waiting for the host"
 _ARITHMETIC = ("matmul", "attention", "convolution", "recurrent")
+_WITHOUT_TENSOR_CORES = ("fp32", "fp64")  # a card does not reach its power limit with these
 # The host reads a value from the card, and waits until it is there.
 _WAITING = frozenset(
     ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "equal")
@@ -101,7 +102,7 @@ def launches_of(step: CapturedStep, settings: Settings) -> Iterator[tuple[Moment
     within: list[set[str]] = [set() for _ in moments]  # what launches something within each
     for place in reversed(range(len(moments))):
         name, parent = moments[place].call.name, moments[place].parent
-        if name in within[place] or (within[place] and kernels.is_whole(name)):
+        if kernels.is_done_within(name, within[place]):
             found[place] = None
         if parent is not None:
             within[parent] |= within[place] | ({name} if found[place] else set())
@@ -130,7 +131,8 @@ def _tasks(launched: Iterable[tuple[Moment, Launch | None]], gpu: Gpu) -> Iterat
         kind = OPTIMIZER if moment.phase == OPTIMIZER else launch.kind
         waiting_s += costs.launch_s(launch) if call.kind == "operator" else costs.triton_kernel
         seconds = kernels.seconds(launch, gpu)
-        rate = gpu.rates.get(launch.precision, 0.0) if launch.kind in _ARITHMETIC else 0.0
+        on_tensor_cores = launch.kind in _ARITHMETIC and launch.precision not in _WITHOUT_TENSOR_CORES
+        rate = gpu.rates.get(launch.precision, 0.0) if on_tensor_cores else 0.0
         share = launch.operations / seconds / rate if rate and seconds else 0.0
         yield Task(call.name, kind, seconds, waiting_s, launch.kernels, launch.stream, share=share)
         waiting_s = 0.0
