@@ -100,3 +100,13 @@ def test_reading_a_value_back_makes_the_host_wait() -> None:
     assert not reads_back(replace(to_host, devices=("cuda", "cpu")))
     waiting = [PRODUCT, call("_local_scalar_dense", ())]
     assert step_time(step(*waiting, times=3), H200).step_s > step_time(step(PRODUCT, times=3), H200).step_s
+
+
+def test_what_comes_from_the_host_takes_the_link_s_time() -> None:
+    batch = (64 << 20,)
+    within = call("copy_", batch, batch, types=FLOAT)
+    pageable = replace(within, devices=("cuda", "cpu"))
+    pinned = replace(pageable, shapes=(batch, batch, ()), types=(FLOAT, FLOAT, "Scalar"), values=("", "", "True"))
+    on_card_s, pinned_s, pageable_s = (step_time(step(one), H200).step_s for one in (within, pinned, pageable))
+    assert on_card_s < pinned_s / 10
+    assert pinned_s < pageable_s

@@ -3,10 +3,12 @@
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from tonnage.clock import kernels
 from tonnage.clock.captured import CapturedCall, CapturedStep, Moment
 from tonnage.clock.host import host_costs
+from tonnage.clock.kernels import copies
 from tonnage.clock.launch import Launch
 from tonnage.clock.power import slowdown
 from tonnage.clock.ranges import factors
@@ -113,6 +115,11 @@ def _launch_of(call: CapturedCall, settings: Settings) -> Launch | None:
     """What the call launches; None of one that stays on the host."""
     if call.kind not in ("operator", "kernel") or not call.on_card:
         return None
+    if call.name == "copy_" and set(call.devices[:2]) == {"cpu", "cuda"}:
+        # Whether memory is pinned is not recorded; who does not want to wait has pinned it.
+        size = prod(call.shapes[1]) * call.element_bytes(1)
+        direction: copies.Direction = "to_device" if call.devices[0] == "cuda" else "to_host"
+        return copies.transfer(size, direction, pinned=call.value(2) in ("True", "1"))
     return kernels.launch_of(call, settings)
 
 
