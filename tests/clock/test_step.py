@@ -110,3 +110,15 @@ def test_what_comes_from_the_host_takes_the_link_s_time() -> None:
     on_card_s, pinned_s, pageable_s = (step_time(step(one), H200).step_s for one in (within, pinned, pageable))
     assert on_card_s < pinned_s / 10
     assert pinned_s < pageable_s
+
+
+def test_rows_that_are_taken_by_index_are_as_many_as_their_gradients() -> None:
+    taken = replace(call("index", (1000, 256), ()), types=(HALF, ""), devices=("cuda", ""))
+    gradient = call("_index_put_impl_", (1000, 256), (), (50_000, 256))
+    moved = [
+        next(launch for moment, launch in launches_of(captured, settings_of(captured)) if moment.call is taken)
+        for captured in (step(taken), step(taken, gradient))
+    ]
+    assert moved[0] is not None
+    assert moved[1] is not None
+    assert moved[1].moved_bytes > 10 * moved[0].moved_bytes

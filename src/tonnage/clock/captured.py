@@ -14,6 +14,11 @@ from tonnage.clock.operators import Call
 
 # A kernel is one of Triton's; a node is one that autograd's engine evaluates; a region is a stretch that was given a name.
 CallKind = Literal["operator", "kernel", "node", "region"]
+_COMPILED = {("region", "Torch-Compiled Region"), ("node", "CompiledFunctionBackward")}
+# Operators whose caller waits until a value from the card is there.
+READS_BACK = frozenset(
+    ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "equal")
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +35,8 @@ class CapturedCall(Call):
 
     @property
     def is_compiled(self) -> bool:
-        """Whether it is a region of what torch.compile made, or its backward."""
-        return self.kind == "region" and self.name.startswith(("Torch-Compiled Region", "CompiledFunctionBackward"))
+        """Whether it is what torch.compile made, or its backward."""
+        return (self.kind, self.name.split(":")[0]) in _COMPILED
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """What the host takes for the calls of a step: Python, the dispatcher, autograd's engine and the driver.
 
-Seconds were measured beside an H200, on a core that nobody else used (`data/host.toml`); hosts differ, and most share their cores.
-The range of a step's time says by how much.
+Seconds were measured beside an H200, on a core that nobody else used (`data/host.toml`). Hosts differ, and most share cores: the
+range of a step's time says by how much.
 """
 
 import tomllib
@@ -26,7 +26,8 @@ class PhaseCosts:
 
     operator: float
     inner_operator: float
-    kernel: float
+    launch: float  # an operator's first kernel
+    further_kernel: float
     recurrent_kernel: float = 0.0  # cuDNN launches many from one operator
     launching: dict[str, float] = field(default_factory=dict)
 
@@ -34,7 +35,7 @@ class PhaseCosts:
         """For a launch by an operator."""
         if launch.kind == "recurrent":
             return launch.kernels * self.recurrent_kernel
-        return launch.kernels * self.kernel + self.launching.get(launch.kind, 0.0)
+        return self.launch + (launch.kernels - 1) * self.further_kernel + self.launching.get(launch.kind, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +59,11 @@ class HostCosts:
 
     def call_s(self, moment: Moment) -> float:
         """For a call, without what it launches."""
-        if moment.call.kind == "region":
-            if moment.phase == "recompute" and moment.call.name == "detach":
+        call = moment.call
+        if call.kind != "operator":
+            if call.name == "detach" and moment.phase == "recompute":
                 return self.recomputed_tensor
-            return self.compiled_region if moment.call.is_compiled else 0.0
-        if moment.call.kind != "operator":
-            return 0.0
+            return self.compiled_region if call.is_compiled else 0.0
         costs = self.phase(moment)
         return costs.inner_operator if moment.is_inner else costs.operator
 
@@ -81,14 +81,10 @@ class HostCosts:
 @cache
 def host_costs() -> HostCosts:
     """The figures that ship with the package, for a host whose cores are shared as most are."""
-    figures: dict[str, Any] = tomllib.loads(_DATA.read_text("utf-8"))
-    shared = figures.pop("shared")
-    return HostCosts(
-        **{
-            name: PhaseCosts(**_times(shared, value)) if isinstance(value, dict) else shared * value
-            for name, value in figures.items()
-        }
-    )
+    figures = tomllib.loads(_DATA.read_text("utf-8"))
+    figures = _times(figures.pop("shared"), figures)
+    forward, backward, optimizer = (PhaseCosts(**figures.pop(name)) for name in ("forward", "backward", "optimizer"))
+    return HostCosts(forward=forward, backward=backward, optimizer=optimizer, **figures)
 
 
 def _times(factor: float, figures: dict[str, Any]) -> dict[str, Any]:

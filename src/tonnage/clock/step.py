@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from tonnage.clock import kernels
-from tonnage.clock.captured import CapturedCall, CapturedStep, Moment
+from tonnage.clock.captured import READS_BACK, CapturedCall, CapturedStep, Moment
 from tonnage.clock.host import OPTIMIZER, host_costs
 from tonnage.clock.kernels import copies
 from tonnage.clock.launch import Launch
@@ -19,10 +19,6 @@ from tonnage.hardware import Gpu
 WAITING = "waiting for the host"
 _ARITHMETIC = ("matmul", "attention", "convolution", "recurrent")
 _WITHOUT_TENSOR_CORES = ("fp32", "fp64")  # a card does not reach its power limit with these
-# The host reads a value from the card, and waits until it is there.
-_WAITING = frozenset(
-    ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "equal")
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,4 +165,4 @@ def reads_back(call: CapturedCall) -> bool:
     """Whether the host must wait for what the card computes before it goes on."""
     if call.name == "copy_":
         return call.devices[:2] == ("cpu", "cuda")
-    return call.name in _WAITING and call.on_card
+    return call.name in READS_BACK and call.on_card

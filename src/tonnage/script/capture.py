@@ -5,7 +5,8 @@
 | has an optimizer   | from the end of one optimizer's step to the end of the next, the first from its first forward |
 | has none           | from one call of an outermost module to the next, the last one to the end of the run          |
 
-The last of them is kept: the first makes states that others find. A step in which something is compiled or that is interrupted by
+The last of them is kept, without what makes an optimizer's states where it is the first: others find them. One that calls a great
+many operators is enough, since each of them costs time. A step in which something is compiled or that is interrupted by
 an evaluation is not typical, and another one takes its place. The profiler is begun once (again only after it was stopped for a
 compilation), and where a step begins is a mark among its events: to begin it anew within a region that it has seen begin would
 have torch write to memory that is gone. A script that profiles itself is left alone.
@@ -14,7 +15,7 @@ have torch write to memory that is gone. A script that profiles itself is left a
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -31,8 +32,10 @@ STEPS = 2
 _MOST_STEPS = 6
 # Of blocks; with about four operators for each, and about a kilobyte for every operator.
 _MOST_THOUSANDS = 256
+_ENOUGH_THOUSANDS = 4
 _TOO_LONG = "Its steps call too many operators to capture one, so nothing is known of its time."
 _RECOMPUTE = "recompute"
+_MAKES_STATES = frozenset(("aten::zeros_like", "aten::zeros", "aten::full", "aten::full_like", "aten::tensor"))
 _NOTE = "The script profiles itself, so its operators were not captured, and nothing is known of its time."
 
 
@@ -168,7 +171,9 @@ class StepCapture:
         )
         with _quiet():
             torch._C._autograd._prepare_profiler(config, {native.ProfilerActivity.CPU})
-            torch._C._autograd._enable_profiler(config, {native.ProfilerActivity.CPU})
+            # What a node of autograd runs says its name again in a scope of its own, which is left out.
+            scopes = {native.RecordScope.FUNCTION, native.RecordScope.USER_SCOPE}
+            torch._C._autograd._enable_profiler(config, {native.ProfilerActivity.CPU}, scopes)
         torch.autograd.profiler._run_on_profiler_start()
         self._profiling, self._spoiled = True, False
         self._steps = [_Step(self._who.trains)]
@@ -184,7 +189,8 @@ class StepCapture:
         self._mark("step")
         self._mark(f"phase {self._who.phase}")
         typical = sum(step.complete and not step.evaluates for step in self._steps)
-        if typical >= STEPS or self._tried >= _MOST_STEPS:
+        enough = STEPS if self._thousands < _ENOUGH_THOUSANDS else 1
+        if typical >= enough or self._tried >= _MOST_STEPS:
             self._stop()
             self._over = True
 
@@ -296,7 +302,8 @@ class _Step:
         """What the profiler saw from the mark at which this step began to the next."""
         own = profile.events(at)
         calls = Calls(profile.flat)
-        kept = list(calls.sequence(own))
+        states = set(_states(own)) if at == 0 else set()
+        kept = [(number, event) for number, event in calls.sequence(own) if id(event) not in states]
         threads = {own[0].thread: 0}  # our mark's, which is the main one
         return CapturedStep(
             number=self.number,
@@ -312,6 +319,19 @@ class _Step:
             tokens=self.tokens,
             settings=self.settings,
         )
+
+
+def _states(events: Iterable[Event]) -> Iterator[int]:
+    """Which events make an optimizer's states, by identity."""
+    phase, above = "", -1
+    for event in events:
+        if event.mark.startswith("phase "):
+            phase, above = event.mark.removeprefix("phase "), -1
+        elif phase == "optimizer" and not event.mark:
+            if above < 0 or event.depth <= above:
+                above = event.depth if event.call.name in _MAKES_STATES else -1
+            if above >= 0:
+                yield id(event)
 
 
 def _phases(events: Iterable[Event], kept: list[Event]) -> list[tuple[int, str]]:
