@@ -1,7 +1,12 @@
 """The kinds of kernels: each module turns calls of its operators into launches, and launches into seconds on a card."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tonnage.clock.kernels import (
     attention,
@@ -37,6 +42,9 @@ _BY_KIND = {
     "loss": rows, "indexing": indexing, "sorting": indexing,
 }  # fmt: skip
 
+# Kinds whose time is not a formula: where sizes are arrays, each is looked at alone.
+_ONE_BY_ONE = frozenset(("attention", "reduction", "norm", "loss", "indexing", "optimizer"))
+
 
 def is_whole(name: str) -> bool:
     """Whether an operator stands for those that it calls: it launches nothing itself where they are recorded."""
@@ -54,7 +62,22 @@ def launch_of(call: Call, settings: Settings) -> Launch | None:
         return memory.fallback(call, settings)  # arguments of another version's operator
 
 
-def seconds(launch: Launch, gpu: Gpu) -> float:
-    """How long it runs on the card alone."""
-    module = _BY_KIND.get(launch.kind)
-    return module.seconds(launch, gpu) if module else memory.seconds(launch, gpu)
+def seconds(launch: Launch, gpu: Gpu) -> Any:
+    """How long it runs on the card alone; of a launch whose sizes are arrays, for each of them."""
+    module = _BY_KIND.get(launch.kind, memory)
+    if launch.kind in _ONE_BY_ONE and any(isinstance(size, np.ndarray) for size in (*launch.shape, launch.moved_bytes)):
+        return _each_once(launch, gpu)
+    return module.seconds(launch, gpu)
+
+
+def _each_once(launch: Launch, gpu: Gpu) -> NDArray[np.float64]:
+    """Of kinds that take one launch at a time: like ones once."""
+    columns = np.broadcast_arrays(*launch.shape, launch.moved_bytes, launch.operations, launch.kernels)
+    rows, places = np.unique(np.stack(columns, axis=-1), axis=0, return_inverse=True)
+    module = _BY_KIND[launch.kind]
+    found = []
+    for *shape, moved, operations, kernels in rows.tolist():
+        sizes = tuple(round(size) for size in shape)
+        one = replace(launch, shape=sizes, moved_bytes=moved, operations=operations, kernels=round(kernels))
+        found.append(module.seconds(one, gpu))
+    return np.array(found)[places.reshape(-1)]
