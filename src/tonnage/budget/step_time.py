@@ -6,24 +6,29 @@ checkpoints to disk are not known here.
 """
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tonnage.budget.collectives import Network, Traffic, traffic
 from tonnage.budget.configuration import NUMBERS, Configuration, Quantity
-from tonnage.budget.frameworks import gradient_bytes
-from tonnage.budget.layer_time import LayerClock, Pass, Work, layer_pass
+from tonnage.budget.layer_launches import LayerLaunches
+from tonnage.budget.layer_time import Busy, Pass, Work, layer_pass, work_of
 from tonnage.budget.moments import recomputed_blocks
 from tonnage.budget.offload_time import Crossing, crossing
-from tonnage.budget.optimizer_time import optimizer_s
-from tonnage.budget.roofline import Calibration, Roofline, calibration
+from tonnage.budget.optimizer_time import accumulated, update
+from tonnage.budget.roofline import Calibration, calibration
 from tonnage.budget.sharding import Stage, sharded, stages
 from tonnage.budget.states import lora_parameters
+from tonnage.clock.power import slowdown_of
+from tonnage.hardware import Gpu
 from tonnage.hardware.cluster import Cluster
 from tonnage.models.shape import Layer, ModelShape, Stack
 
+# What a layer's kernels depend on, of a configuration's numbers.
+_LAYER_NUMBERS = ("seq", "micro_batch", "tp", "cp", "ep")
 PARTS = ("forward", "backward", "recompute", "optimizer", "collectives", "offload", "bubble")
 
 
@@ -61,35 +66,42 @@ class StepClock:
         self.shares = shares or calibration()
         self._network = Network(cluster, self.shares)
         self._census = [(stack, _census(stack)) for stack in shape.stacks]
-        self._kept: dict[tuple[object, ...], tuple[Configuration, list[tuple[Work, int]]]] = {}
+        self._kept: dict[tuple[object, ...], tuple[Configuration, _Works]] = {}
         self._sent: dict[tuple[object, ...], tuple[Configuration, Traffic]] = {}
 
     def step(self, configuration: Configuration) -> StepTime:
         """One configuration, or each of many."""
-        shape, shares = self._shape, self.shares
+        shape = self._shape
         stage = next(stages(shape, configuration))
-        line = Roofline(self._cluster.gpu, configuration.precision, configuration.compute_bytes, shares)
-        layers = self._layers(configuration, line)
-        head = LayerClock(shape, configuration, line).head_pass()
-        busy = _stage_pass(_all_layers(layers, configuration, shares), head, stage, configuration)
-        attention_s = (
-            sum(count * (work.attention_s + work.attention_backward_s) for work, count in layers) * stage.share
-        )
+        works = self._works(configuration)
+        passed = _stage_pass(_all_layers(works.layers, configuration), _ends(works, configuration), stage, configuration)
+        attention = sum((count * (work.attention + work.attention_backward) for work, count in works.layers), Busy())
+        update = _update(shape, stage, configuration, self._cluster.gpu)
         sent = self._traffic(stage, configuration)
-        moved = crossing(shape, stage, configuration, self._cluster, shares)
-        parts = _micro_batches(busy, configuration) | {"optimizer": _optimizer_s(shape, stage, configuration, line)}
-        exposed, hidden_s = _exposed(busy, sent, moved, attention_s, configuration)
-        parts |= exposed
-        parts["bubble"] = (configuration.pp - 1) * (_total(busy) + sent.plain_s)
-        tokens = configuration.global_batch * configuration.seq
-        return StepTime({name: parts[name] for name in PARTS}, hidden_s, tokens)
+        moved = crossing(shape, stage, configuration, self._cluster, self.shares)
 
-    def _layers(self, configuration: Configuration, line: Roofline) -> list[tuple[Work, int]]:
-        """The work of each kind of layer, and how many there are."""
-        key = (*_identity(configuration), configuration.attention, configuration.compile, configuration.lora_rank)
+        def parts(slower: Quantity) -> tuple[dict[str, Quantity], Quantity]:
+            """Seconds of every part, and those that are hidden, where the power limit makes arithmetic so much slower."""
+            seconds = _paced(passed, update, slower, configuration)
+            exposed, hidden_s = _exposed(seconds, sent, moved, attention.at(slower) * stage.share, configuration)
+            bubble_s = (configuration.pp - 1) * (seconds.total_s + sent.plain_s)
+            found = _micro_batches(seconds, configuration) | exposed | {"bubble": bubble_s, "optimizer": seconds.update_s}
+            return {name: found[name] for name in PARTS}, hidden_s
+
+        at_full_clock, _ = parts(1.0)
+        whole = passed.whole * configuration.accumulate + update
+        slower = slowdown_of(whole.card_s, whole.at_peak_s, sum(at_full_clock.values()))
+        return StepTime(*parts(slower), configuration.global_batch * configuration.seq)
+
+    def _works(self, configuration: Configuration) -> "_Works":
+        """What each kind of layer, the embedding and the head take. Numbers that make no difference to them are left out."""
+        kinds = (configuration.attention, configuration.compile, configuration.compile_loss, configuration.lora_rank)
+        key = (*_identity(configuration), *kinds)
         if key not in self._kept:
             # The configuration is kept too: while it is, no other array can have the identity of one of its own.
-            self._kept[key] = configuration, list(self._work(configuration, line))
+            few, places = _distinct(configuration)
+            works = self._work(few)
+            self._kept[key] = configuration, works if places is None else works.at(places)
         return self._kept[key][1]
 
     def _traffic(self, stage: Stage, configuration: Configuration) -> Traffic:
@@ -99,12 +111,60 @@ class StepClock:
             self._sent[key] = configuration, traffic(self._shape, stage, configuration, self._network)
         return self._sent[key][1]
 
-    def _work(self, configuration: Configuration, line: Roofline) -> Iterator[tuple[Work, int]]:
+    def _work(self, configuration: Configuration) -> "_Works":
+        gpu = self._cluster.gpu
+        layers = []
+        read: Quantity = 0
         for stack, census in self._census:
             seen = replace(configuration, seq=stack.tokens) if stack.tokens else configuration
-            clock = LayerClock(self._shape, seen, line)
+            launches = LayerLaunches(self._shape, seen, gpu)
             for layer, count in census:
-                yield clock.work(layer, stack.hidden), count
+                layers.append((work_of(launches.layer(layer, stack.hidden, read), seen, gpu), count))
+            read = launches.tokens
+        launches = LayerLaunches(self._shape, seen, gpu)
+        ends = (work_of(calls, configuration, gpu) for calls in (launches.embedding(), launches.head()))
+        return _Works(layers, *ends)
+
+
+class _Works(NamedTuple):
+    """What layers, with the number of each kind, and both ends of a model take for a micro-batch."""
+
+    layers: list[tuple[Work, int]]
+    embedding: Work
+    head: Work
+
+    def at(self, places: NDArray[np.int64]) -> "_Works":
+        """The same for configurations at those places."""
+
+        def spread(value: Quantity) -> Quantity:
+            return value[places] if isinstance(value, np.ndarray) and value.ndim else value
+
+        layers = [(work.each(spread), count) for work, count in self.layers]
+        return _Works(layers, self.embedding.each(spread), self.head.each(spread))
+
+
+class _Seconds(NamedTuple):
+    """Of a micro-batch on the slowest stage, and of the update."""
+
+    forward_s: Quantity
+    backward_s: Quantity
+    recompute_s: Quantity
+    update_s: Quantity
+
+    @property
+    def total_s(self) -> Quantity:
+        return self.forward_s + self.backward_s + self.recompute_s
+
+
+def _distinct(configuration: Configuration) -> tuple[Configuration, NDArray[np.int64] | None]:
+    """The configurations that differ in what a layer sees, and where each of the given ones is among them."""
+    columns = [np.asarray(getattr(configuration, name)) for name in _LAYER_NUMBERS]
+    if not any(column.ndim for column in columns):
+        return configuration, None
+    table = np.stack(np.broadcast_arrays(*columns), axis=-1)
+    rows, places = np.unique(table, axis=0, return_inverse=True)
+    few = {name: rows[:, at] for at, name in enumerate(_LAYER_NUMBERS) if columns[at].ndim}
+    return replace(configuration, **few), places.reshape(-1)
 
 
 def _identity(configuration: Configuration) -> tuple[object, ...]:
@@ -117,59 +177,65 @@ def _census(stack: Stack) -> list[tuple[Layer, int]]:
     return list(Counter(stack.layers).items())
 
 
-def _all_layers(layers: list[tuple[Work, int]], configuration: Configuration, shares: Calibration) -> Pass:
-    forward_s: Quantity = 0.0
-    backward_s: Quantity = 0.0
-    recompute_s: Quantity = 0.0
+def _all_layers(layers: list[tuple[Work, int]], configuration: Configuration) -> Pass:
+    whole = Pass()
     for work, count in layers:
-        one = layer_pass(work, configuration, shares)
-        forward_s = forward_s + count * one.forward_s
-        backward_s = backward_s + count * one.backward_s
-        recompute_s = recompute_s + recomputed_blocks(configuration.checkpoint, count) * one.recompute_s
-    return Pass(forward_s, backward_s, recompute_s)
+        one = layer_pass(work, configuration)
+        again = recomputed_blocks(configuration.checkpoint, count)
+        whole = whole + Pass(one.forward * count, one.backward * count, one.recompute * again)
+    return whole
 
 
-def _stage_pass(layers: Pass, head: Pass, stage: Stage, configuration: Configuration) -> Pass:
+def _ends(works: _Works, configuration: Configuration) -> Pass:
+    """Embedding, head and loss; a chunked loss takes the head's product again."""
+    again = works.head.products if configuration.loss == "chunked" else Busy()
+    return Pass(works.embedding.forward + works.head.forward, works.embedding.backward + works.head.backward, again)
+
+
+def _stage_pass(layers: Pass, ends: Pass, stage: Stage, configuration: Configuration) -> Pass:
     """One micro-batch on the slowest stage: one with the most layers, or the last with the head."""
     full, last = stage.share, 1 - stage.share * (configuration.pp - 1)
-    slower_last = _total(layers) * last + _total(head) > _total(layers) * full
+    layers_s, ends_s = layers.whole.card_s, ends.whole.card_s
+    slower_last = layers_s * last + ends_s > layers_s * full
     share = np.where(slower_last, np.maximum(last, 0.0), full)
-    return Pass(
-        share * layers.forward_s + slower_last * head.forward_s,
-        share * layers.backward_s + slower_last * head.backward_s,
-        share * layers.recompute_s + slower_last * head.recompute_s,
-    )
+    return layers * share + ends * (1.0 * slower_last)
 
 
-def _total(one: Pass) -> Quantity:
-    return one.forward_s + one.backward_s + one.recompute_s
+def _paced(passed: Pass, update: Busy, slower: Quantity, configuration: Configuration) -> _Seconds:
+    """At the pace of the card or of the host, whichever takes longer for the whole step: it may be ahead in one part of it."""
+    parts = (passed.forward, passed.backward, passed.recompute)
+    count = configuration.accumulate
+    card_s = count * passed.whole.at(slower) + update.at(slower)
+    waits = count * passed.whole.host_s + update.host_s > card_s
+    micro_batch = (np.where(waits, part.host_s, part.at(slower))[()] for part in parts)
+    return _Seconds(*micro_batch, np.where(waits, update.host_s, update.at(slower))[()])
 
 
-def _micro_batches(busy: Pass, configuration: Configuration) -> dict[str, Quantity]:
+def _micro_batches(seconds: _Seconds, configuration: Configuration) -> dict[str, Quantity]:
     count = configuration.accumulate
     return {
-        "forward": count * busy.forward_s,
-        "backward": count * busy.backward_s,
-        "recompute": count * busy.recompute_s,
+        "forward": count * seconds.forward_s,
+        "backward": count * seconds.backward_s,
+        "recompute": count * seconds.recompute_s,
     }
 
 
-def _optimizer_s(shape: ModelShape, stage: Stage, configuration: Configuration, line: Roofline) -> Quantity:
-    """The update, and the sums of gradients over micro-batches."""
+def _update(shape: ModelShape, stage: Stage, configuration: Configuration, gpu: Gpu) -> Busy:
+    """The optimizer's step, and the sums of gradients over micro-batches."""
     if configuration.lora_rank:
         trained = lora_parameters(shape, configuration.lora_rank, configuration.lora_targets)
         count = trained * stage.share / configuration.tp
     else:
         count = sharded(stage, configuration, 1)
     held = count if configuration.lora_rank else sharded(stage, configuration, 2)
-    summed_bytes = 3 * held * gradient_bytes(configuration) * (configuration.accumulate - 1)
-    on_gpu = configuration.optimizer_place == "gpu"
-    update_s = optimizer_s(shape, configuration, line, count) if on_gpu else 0.0 * count
-    return update_s + line.memory_s(summed_bytes)
+    summed = accumulated(shape, configuration, held, gpu) * (configuration.accumulate - 1)
+    if configuration.optimizer_place != "gpu":
+        return summed
+    return summed + update(shape, configuration, count, gpu)
 
 
 def _exposed(
-    busy: Pass, sent: Traffic, moved: Crossing, attention_s: Quantity, configuration: Configuration
+    busy: _Seconds, sent: Traffic, moved: Crossing, attention_s: Quantity, configuration: Configuration
 ) -> tuple[dict[str, Quantity], Quantity]:
     """Collectives first, then offload in what time is left to hide behind."""
     count = configuration.accumulate
