@@ -26,6 +26,8 @@ _PRECISIONS = {"fp32": "fp32", "tf32": "tf32", "fp16-mixed": "fp16", "bf16-mixed
 _FP32_BYTES = 4
 # Operators within another one that the host calls for each kind of call, counted in captured steps.
 _INNER = {"cast": 3, "product": 7, "attention": 14, "gradient": 4, "attention gradient": 20}
+# What the host does to hand a parameter's gradient over, in operators of the backward pass.
+_HANDED_OVER = 7
 _LAST, _FIRST = 1, 3  # axes of a reduction, as the clock numbers them
 _HOPPER = 9
 # One multiply-add and one decay for each number of a recurrent state and token, forward.
@@ -77,6 +79,12 @@ def _parts() -> dict[str, dict[str, dict[str, list[_Kernel]]]]:
     }
 
 
+@cache
+def _transposed() -> frozenset[str]:
+    """Architectures whose weights lie with their inputs first."""
+    return frozenset(("gpt2",))
+
+
 def _kernel(text: str) -> _Kernel:
     body, _, divisor = text.partition(" / ")
     per_row = body.startswith("row ")
@@ -118,6 +126,7 @@ class LayerLaunches:
         branches = sum(part is not None for part in (layer.attention, layer.cross_attention, layer.feed_forward))
         for _ in range(layer.norms):
             self._part(calls, "norm", norm, rows, hidden)
+            calls.backward += [self._handed_over()] * (1 if layer.rms_norm else 2)
         how = "fused" if style.fused else "eager"
         for _ in range(branches):
             self._part(calls, "residual", how, rows, hidden)
@@ -184,10 +193,11 @@ class LayerLaunches:
             routed, experts = rows * mlp.experts_per_token, mlp.experts / ep
             each, width = routed * ep / mlp.experts, mlp.intermediate / tp
             self._product(calls, rows, mlp.experts, hidden)
+            self._part(calls, "mixture", "routing", routed, 1)
             self._part(calls, "mixture", "rows", routed, hidden)
             self._part(calls, "mixture", "widths", routed, width * sum(matrices))
             self._product(calls, each, width * (2 if mlp.gated else 1), hidden, groups=experts)
-            self._part(calls, "activation", activation, routed, width)
+            self._part(calls, "activation", "gated-experts" if activation == "gated" else activation, routed, width)
             calls.closing = self._product(calls, each, hidden, width, groups=experts)
 
     # ── products ──
@@ -200,15 +210,22 @@ class LayerLaunches:
         configuration = self.configuration
         name = "fp8" if configuration.precision == "fp8" and not wide else _PRECISIONS[configuration.precision]
         precision = "bf16" if wide and name == "fp8" else name
+        # Which factors are transposed: of weights as nn.Linear keeps them, or as GPT-2 does, the other way round.
+        transposed = biased and not wide and self.shape.architecture in _transposed()
+        layouts = ("nn", "tn", "nt") if transposed else ("tn", "nn", "nt")
         forward = Call(
-            _product(groups, rows, n, k, precision, f"tn-{aligned}", biased), inner=_INNER["product"]
+            _product(groups, rows, n, k, precision, f"{layouts[0]}-{aligned}", biased), inner=_INNER["product"]
         )
-        into = Call(_product(groups, rows, k, n, precision, f"nn-{aligned}"), operators=3, inner=_INNER["gradient"])
-        weight = Call(_product(groups, n, k, rows, precision, f"nt-{aligned}"), operators=6, inner=_INNER["cast"] + 4)
+        into = Call(_product(groups, rows, k, n, precision, f"{layouts[1]}-{aligned}"), operators=3, inner=_INNER["gradient"])
+        weight = Call(_product(groups, n, k, rows, precision, f"{layouts[2]}-{aligned}"), operators=3, inner=_INNER["gradient"])
         calls.products.append(forward)
-        calls.backward += [into] if configuration.lora_rank else [into, weight]
+        calls.backward.append(into)
+        if not configuration.lora_rank:
+            calls.backward += [weight, self._handed_over()]
         if biased and not configuration.lora_rank:
-            calls.backward.append(self._plain("sum_first", ["c"], [], rows, n))
+            calls.backward += [self._plain("sum_first", ["c"], [], rows, n), self._handed_over()]
+            if configuration.autocast:
+                self._cast(calls, n, 1, rows, inputs=False)
         if precision == "fp8":
             self._narrowed(calls, rows, n, k, groups)
         if configuration.autocast:
@@ -216,6 +233,10 @@ class LayerLaunches:
         if configuration.lora_rank and not wide:
             self._adapter(calls, rows, n, k)
         return [forward]
+
+    def _handed_over(self) -> Call:
+        """Autograd's engine sets a parameter's gradient, which takes the host alone."""
+        return Call(None, operators=_HANDED_OVER + 3, inner=_INNER["cast"])
 
     def _cast(self, calls: Calls, n: Quantity, k: Quantity, rows: Quantity, *, inputs: bool) -> None:
         """Autocast's: the weight and the input, and their gradients back."""
@@ -318,6 +339,8 @@ class LayerLaunches:
         """Rows of the table, and their gradients summed into a table of zeros."""
         calls = Calls()
         hidden = self.shape.stacks[0].hidden
+        if not self.configuration.compile:
+            self._part(calls, "start", "eager", self.tokens, 1)
         calls.others.append(self._plain("gather", ["r"], ["r"], self.tokens, hidden))
         if not self.configuration.lora_rank and self.shape.vocab:
             calls.backward.append(self._plain("embedding_backward", ["r"], [], self.tokens, hidden))

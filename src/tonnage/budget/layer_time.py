@@ -118,7 +118,8 @@ def busy(calls: Iterable[Call], configuration: Configuration, gpu: Gpu, *, backw
     for call in calls:
         launch = call.launch
         if launch is None:
-            host_s = host_s + (0.0 if configuration.compile else each_s)
+            called_s = call.operators * each_s + call.inner * costs.inner_operator
+            host_s = host_s + (0.0 if configuration.compile else called_s)
             continue
         seconds = call.times * (kernels.seconds(launch, gpu) + KERNEL_GAP_S * launch.kernels)
         if launch.kind in _ARITHMETIC:

@@ -82,7 +82,7 @@ class StepClock:
 
         def parts(slower: Quantity) -> tuple[dict[str, Quantity], Quantity]:
             """Seconds of every part, and those that are hidden, where the power limit makes arithmetic so much slower."""
-            seconds = _paced(passed, update, slower, configuration)
+            seconds = _paced(passed, update, slower)
             exposed, hidden_s = _exposed(seconds, sent, moved, attention.at(slower) * stage.share, configuration)
             bubble_s = (configuration.pp - 1) * (seconds.total_s + sent.plain_s)
             found = _micro_batches(seconds, configuration) | exposed | {"bubble": bubble_s, "optimizer": seconds.update_s}
@@ -201,14 +201,18 @@ def _stage_pass(layers: Pass, ends: Pass, stage: Stage, configuration: Configura
     return layers * share + ends * (1.0 * slower_last)
 
 
-def _paced(passed: Pass, update: Busy, slower: Quantity, configuration: Configuration) -> _Seconds:
-    """At the pace of the card or of the host, whichever takes longer for the whole step: it may be ahead in one part of it."""
-    parts = (passed.forward, passed.backward, passed.recompute)
-    count = configuration.accumulate
-    card_s = count * passed.whole.at(slower) + update.at(slower)
-    waits = count * passed.whole.host_s + update.host_s > card_s
-    micro_batch = (np.where(waits, part.host_s, part.at(slower))[()] for part in parts)
-    return _Seconds(*micro_batch, np.where(waits, update.host_s, update.at(slower))[()])
+def _paced(passed: Pass, update: Busy, slower: Quantity) -> _Seconds:
+    """At the pace of the card or of the host. They begin a micro-batch together, as transformers reads a value from the card then;
+    from there on the host may be ahead, but not behind."""
+    ends_s = launched_s = begins_s = 0.0 * (slower * passed.forward.host_s)
+    found = []
+    for part in (passed.forward, passed.recompute, passed.backward, update):
+        launched_s = launched_s + part.host_s
+        ends_s = np.maximum(begins_s + part.at(slower), launched_s)
+        found.append(ends_s - begins_s)
+        begins_s = ends_s
+    forward_s, recompute_s, backward_s, update_s = found
+    return _Seconds(forward_s, backward_s, recompute_s, update_s)
 
 
 def _micro_batches(seconds: _Seconds, configuration: Configuration) -> dict[str, Quantity]:
