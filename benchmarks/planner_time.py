@@ -143,7 +143,7 @@ def published_table(path: Path) -> None:
             continue
         try:
             case = case_of(row)
-            cluster = find_cluster(f"{int(case.configuration.gpus)}x{case.gpu}")
+            cluster = case.cluster()
         except (NotSaid, TonnageError):
             continue
         time = step_time(case.shape, case.configuration, cluster)

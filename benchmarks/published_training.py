@@ -6,10 +6,12 @@ error is never a reason.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from tonnage.budget.configuration import Configuration
+from tonnage.hardware import find_cluster
+from tonnage.hardware.cluster import Cluster
 from tonnage.models import Attention, FeedForward, Layer, ModelShape, Stack, find_model, from_config
 
 Row = dict[str, Any]
@@ -25,6 +27,12 @@ class Case:
     gpu: str
     figure: Figure
     stage: Literal["worst", "first", "last"] = "worst"
+    changes: dict[str, float] = field(default_factory=dict)  # of the card, where the row states another one than is sold
+
+    def cluster(self) -> Cluster:
+        """The cards of the run."""
+        sold = find_cluster(f"{int(self.configuration.gpus)}x{self.gpu}")
+        return replace(sold, gpu=replace(sold.gpu, **self.changes)) if self.changes else sold
 
 
 class NotSaid(Exception):
@@ -103,7 +111,18 @@ def _torchtitan(row: Row) -> Case:
         data=fsdp,
         shard=fsdp,
     )
-    return Case(find_model(_preset(model)), configuration, _card(row.get("gpu", "")), "reserved")
+    card = _card(row.get("gpu", ""))
+    changes = _GRAND_TETON if card == "h100" and _is_grand_teton(row) else {}
+    return Case(find_model(_preset(model)), configuration, card, "reserved", changes=changes)
+
+
+# The H100s of torchtitan's own benchmarks (its docs/performance.md): 96 GB of HBM2e, at 500 W.
+_GRAND_TETON = {"power_w": 500, "bandwidth_bytes_per_s": 2.4e12}
+
+
+def _is_grand_teton(row: Row) -> bool:
+    """The row says so, or by the share of memory it has the 95 GiB of these cards."""
+    return "Grand Teton" in row["gpu"] or "95 GiB" in row["gpu"] + row.get("notes", "")
 
 
 # torchtitan compiles its loss since April 2025 (its change 1033); these revisions are from before.

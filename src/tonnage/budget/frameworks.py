@@ -25,6 +25,8 @@ class Framework:
     loss_backward_bytes: int
     parallel: Literal["torch", "own"]
     written: Literal["transformers", "fused", "native"]
+    attention: Literal["torch", "flash"]
+    clips: bool
 
 
 def framework_of(configuration: Configuration) -> Framework:

@@ -29,7 +29,7 @@ _INNER = {"cast": 3, "product": 7, "attention": 14, "gradient": 4, "attention gr
 # What the host does to hand a parameter's gradient over, in operators of the backward pass.
 _HANDED_OVER = 7
 _LAST, _FIRST = 1, 3  # axes of a reduction, as the clock numbers them
-_HOPPER = 9
+_HOPPER, _BLACKWELL = 9, 10
 # One multiply-add and one decay for each number of a recurrent state and token, forward.
 _RECURRENT_OPERATIONS = 6
 _ALIGNED_BYTES = 16
@@ -161,7 +161,9 @@ class LayerLaunches:
             self._product(calls, rows, hidden, outputs, biased=biased, casts=False)
         if style.fused_qkv and not style.fused:
             calls.backward.append(self._plain("join", ["c"], ["c"], rows, queries + 2 * keys))
-        rotary = "fused" if style.fused and style.rotary != "none" else style.rotary
+        rotary: str = style.rotary
+        if rotary != "none":
+            rotary = "fused" if style.fused else "native" if framework_of(self.configuration).written == "native" else rotary
         for width in (queries, keys):
             if style.qk_norm:
                 norm = "fused" if style.fused else style.norm
@@ -176,7 +178,9 @@ class LayerLaunches:
 
     def _feed_forward(self, calls: Calls, mlp: FeedForward, hidden: int, style: Style, biased: bool) -> None:
         tp, ep, rows = self.configuration.tp, self.configuration.ep, self.tokens
-        activation = "gated" if mlp.gated else style.activation
+        activation: str = "gated" if mlp.gated else style.activation
+        if mlp.gated and style.fused_gate:
+            activation = "gated-halves"
         if style.fused:
             activation = "fused-gated" if mlp.gated else "fused"
         dense = mlp.shared_intermediate if mlp.experts else mlp.intermediate
@@ -280,17 +284,23 @@ class LayerLaunches:
         rows: Quantity = self.configuration.seq / cp
         columns: Quantity = read / batch if read else rows
         causal, dropout = attention.causal and not read, style.attention_dropout
+        # A compiled model of transformers is given its mask, and keys that are repeated for every head.
+        masked = causal and self.configuration.compile and self.configuration.framework == "torch"
+        if masked:
+            causal, key_heads = False, heads
+            for known in (calls.others, calls.backward):
+                known.append(self._plain("fused", ["c"], ["c"], self.tokens, 2 * heads * attention.head_dim))
         if attention.window and causal:
             # A window is a band: each row of it has that many columns, whatever the length.
             causal = causal and bool(np.all(np.asarray(columns) <= attention.window))
             columns = np.minimum(columns, attention.window)
-        options = [word for word, is_on in (("causal", causal), ("dropout", dropout)) if is_on]
+        options = [word for word, is_on in (("causal", causal), ("bias", masked), ("dropout", dropout)) if is_on]
         precision, library = self._library(dropout)
         sizes = (batch, heads, key_heads, rows, columns, attention.head_dim, attention.value_head_dim)
         pairs = rows * columns * (0.5 if causal else 1.0)
         width = attention.head_dim + attention.value_head_dim
         for way, products, kernels, known in (("forward", 2, 1, calls.attention), ("backward", 5, 4, calls.attention_backward)):
-            shared = 2 * (attention.heads != attention.kv_heads) if way == "backward" else 0
+            shared = 2 * (attention.heads != attention.kv_heads and not masked) if way == "backward" else 0
             launch = Launch(
                 kind="attention", name="attention", shape=sizes, precision=precision, kernels=kernels + shared,
                 operations=products * batch * heads * pairs * width, variant=" ".join([library, way, *options]),
@@ -301,12 +311,13 @@ class LayerLaunches:
             known.append(replace(merged, times=cp - 1, operators=0))
 
     def _library(self, dropout: bool) -> tuple[str, str]:
-        """What PyTorch takes: cuDNN's kernels from Hopper on, flash attention elsewhere, its own in FP32."""
+        """Whose kernels: PyTorch takes cuDNN's from Hopper on, FlashAttention elsewhere, its own in FP32."""
         if self.configuration.compute_bytes == _FP32_BYTES:
             return "fp32", "efficient"
         precision = "fp16" if self.configuration.precision == "fp16-mixed" else "bf16"
-        hopper = self.gpu.maker == "NVIDIA" and self.gpu.compute_capability[0] >= _HOPPER
-        return precision, "cudnn" if hopper and not dropout else "flash"
+        first = _HOPPER if framework_of(self.configuration).attention == "torch" else _BLACKWELL
+        has_cudnn = self.gpu.maker == "NVIDIA" and self.gpu.compute_capability[0] >= first
+        return precision, "cudnn" if has_cudnn and not dropout else "flash"
 
     def _scores(self, calls: Calls, attention: Attention, style: Style) -> None:
         """Eager attention: two products over every pair, masked or not, and passes over the scores in memory."""
@@ -366,9 +377,13 @@ class LayerLaunches:
             calls, rows, width, shape.hidden, aligned=self._alignment(width), wide=True,
             biased=shape.head_parameters % shape.hidden != 0,
         )  # fmt: skip
-        fused = framework_of(self.configuration).written == "fused"
-        fused = fused or (self.configuration.compile and self.configuration.compile_loss)
-        self._part(calls, "loss", "fused" if fused else "causal" if shape.decoder.causal else "plain", rows, width)
+        written = framework_of(self.configuration).written
+        loss = "causal" if shape.decoder.causal else "plain"
+        if written == "native":
+            loss = "split"
+        if written == "fused" or (self.configuration.compile and self.configuration.compile_loss):
+            loss = "fused"
+        self._part(calls, "loss", loss, rows, width)
         return calls
 
     def _alignment(self, width: Quantity) -> int:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from tonnage.budget.configuration import Configuration, Quantity
-from tonnage.budget.frameworks import gradient_bytes, master_bytes, state_bytes
+from tonnage.budget.frameworks import framework_of, gradient_bytes, made_bytes, master_bytes, state_bytes
 from tonnage.budget.layer_launches import Call
 from tonnage.budget.layer_time import Busy, busy
 from tonnage.clock.launch import Launch
@@ -55,19 +55,22 @@ _CHUNKS_PER_KERNEL = 320
 def update(shape: ModelShape, configuration: Configuration, parameters: Quantity, gpu: Gpu) -> Busy:
     """To update that many parameters on the GPU."""
     kernel = configuration.optimizer_kernel
-    passes = _PASSES[configuration.optimizer]
+    operations = _PASSES[configuration.optimizer]
     tensors = _TENSORS_PER_LAYER * sum(len(stack.layers) for stack in shape.stacks) / configuration.pp
     narrow = "narrow" if state_bytes(configuration) < 4 else "wide"
-    if kernel == "fused" or len(passes) == 1:
+    if kernel == "fused" or len(operations) == 1:
         calls = [Call(_lists(parameters, step_bytes(configuration), f"fused_{narrow}"))]
     elif kernel == "foreach":
-        calls = [Call(_lists(parameters, numbers * state_bytes(configuration), f"{form}_{narrow}")) for numbers, form in passes]
+        calls = [Call(_lists(parameters, numbers * state_bytes(configuration), f"{form}_{narrow}")) for numbers, form in operations]
     else:
         # One kernel a tensor and operation, as long as the tensor's share of the bytes.
         calls = [
             replace(Call(_each(parameters / tensors, numbers * state_bytes(configuration))), times=tensors)
-            for numbers, _ in passes
+            for numbers, _ in operations
         ]
+    if framework_of(configuration).clips:
+        # The norm reads gradients once, scaling them reads and writes.
+        calls += [Call(_lists(parameters, passes * gradient_bytes(configuration), "foreach_wide")) for passes in (1, 2)]
     if configuration.optimizer == "muon":
         sides = parameters / (2 * shape.hidden**2)
         product = Launch(
@@ -81,7 +84,9 @@ def update(shape: ModelShape, configuration: Configuration, parameters: Quantity
 def accumulated(shape: ModelShape, configuration: Configuration, parameters: Quantity, gpu: Gpu) -> Busy:
     """To add the gradients of a micro-batch to those before it, a tensor at a time."""
     tensors = _TENSORS_PER_LAYER * sum(len(stack.layers) for stack in shape.stacks) / configuration.pp
-    added = Call(_each(parameters / tensors, 3 * gradient_bytes(configuration)), times=tensors)
+    kept, made = gradient_bytes(configuration), made_bytes(configuration)
+    form = "mixed" if kept != made else "vector"
+    added = Call(_each(parameters / tensors, 2 * kept + made, form, 3), times=tensors)
     return busy([added], configuration, gpu, backward=True)
 
 
@@ -95,8 +100,11 @@ def _lists(parameters: Quantity, moved_bytes: float, variant: str) -> Launch:
     )  # fmt: skip
 
 
-def _each(elements: Quantity, moved_bytes: float) -> Launch:
-    return Launch(kind="elementwise", name="", shape=(elements, 1), variant="vector", moved_bytes=elements * moved_bytes)
+def _each(elements: Quantity, moved_bytes: float, form: str = "vector", accesses: int = 1) -> Launch:
+    return Launch(
+        kind="elementwise", name="", shape=(elements, 1), variant=form, moved_bytes=elements * moved_bytes,
+        operations=elements * accesses,
+    )  # fmt: skip
 
 
 def step_bytes(configuration: Configuration) -> float:

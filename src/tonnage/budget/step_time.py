@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from tonnage.budget.collectives import Network, Traffic, traffic
 from tonnage.budget.configuration import NUMBERS, Configuration, Quantity
+from tonnage.budget.frameworks import framework_of, gradient_bytes, made_bytes
 from tonnage.budget.layer_launches import LayerLaunches
 from tonnage.budget.layer_time import Busy, Pass, Work, layer_pass, work_of
 from tonnage.budget.moments import recomputed_blocks
@@ -22,7 +23,7 @@ from tonnage.budget.optimizer_time import accumulated, update
 from tonnage.budget.roofline import Calibration, calibration
 from tonnage.budget.sharding import Stage, sharded, stages
 from tonnage.budget.states import lora_parameters
-from tonnage.clock.power import slowdown_of
+from tonnage.clock.power import limit_of, slowdown_of
 from tonnage.hardware import Gpu
 from tonnage.hardware.cluster import Cluster
 from tonnage.models.shape import Layer, ModelShape, Stack
@@ -74,7 +75,7 @@ class StepClock:
         shape = self._shape
         stage = next(stages(shape, configuration))
         works = self._works(configuration)
-        passed = _stage_pass(_all_layers(works.layers, configuration), _ends(works, configuration), stage, configuration)
+        passes = _stage_passes(works, stage, configuration)
         attention = sum((count * (work.attention + work.attention_backward) for work, count in works.layers), Busy())
         update = _update(shape, stage, configuration, self._cluster.gpu)
         sent = self._traffic(stage, configuration)
@@ -82,16 +83,21 @@ class StepClock:
 
         def parts(slower: Quantity) -> tuple[dict[str, Quantity], Quantity]:
             """Seconds of every part, and those that are hidden, where the power limit makes arithmetic so much slower."""
-            seconds = _paced(passed, update, slower)
+            seconds = _paced(passes, update, slower, together=self._begins_together(configuration))
             exposed, hidden_s = _exposed(seconds, sent, moved, attention.at(slower) * stage.share, configuration)
             bubble_s = (configuration.pp - 1) * (seconds.total_s + sent.plain_s)
             found = _micro_batches(seconds, configuration) | exposed | {"bubble": bubble_s, "optimizer": seconds.update_s}
             return {name: found[name] for name in PARTS}, hidden_s
 
         at_full_clock, _ = parts(1.0)
-        whole = passed.whole * configuration.accumulate + update
-        slower = slowdown_of(whole.card_s, whole.at_peak_s, sum(at_full_clock.values()))
+        whole = sum((one.whole for one in passes), Busy()) * configuration.accumulate + update
+        slower = slowdown_of(whole.card_s, whole.at_peak_s, sum(at_full_clock.values()), limit_of(self._cluster.gpu))
         return StepTime(*parts(slower), configuration.global_batch * configuration.seq)
+
+    def _begins_together(self, configuration: Configuration) -> bool:
+        """Whether the host waits for the card in every forward pass: decoders of transformers look whether sequences are packed."""
+        eager = framework_of(configuration).written == "transformers" and not configuration.compile
+        return eager and self._shape.decoder.causal
 
     def _works(self, configuration: Configuration) -> "_Works":
         """What each kind of layer, the embedding and the head take. Numbers that make no difference to them are left out."""
@@ -143,6 +149,14 @@ class _Works(NamedTuple):
         return _Works(layers, self.embedding.each(spread), self.head.each(spread))
 
 
+class _Passes(NamedTuple):
+    """A micro-batch on the slowest stage."""
+
+    embedding: Pass
+    layers: Pass
+    head: Pass
+
+
 class _Seconds(NamedTuple):
     """Of a micro-batch on the slowest stage, and of the update."""
 
@@ -186,33 +200,40 @@ def _all_layers(layers: list[tuple[Work, int]], configuration: Configuration) ->
     return whole
 
 
-def _ends(works: _Works, configuration: Configuration) -> Pass:
-    """Embedding, head and loss; a chunked loss takes the head's product again."""
+def _stage_passes(works: _Works, stage: Stage, configuration: Configuration) -> _Passes:
+    """One micro-batch on the slowest stage: one with the most layers, or the last with the head. A chunked loss takes the head's
+    product again."""
+    layers = _all_layers(works.layers, configuration)
+    embedding = Pass(works.embedding.forward, works.embedding.backward)
     again = works.head.products if configuration.loss == "chunked" else Busy()
-    return Pass(works.embedding.forward + works.head.forward, works.embedding.backward + works.head.backward, again)
-
-
-def _stage_pass(layers: Pass, ends: Pass, stage: Stage, configuration: Configuration) -> Pass:
-    """One micro-batch on the slowest stage: one with the most layers, or the last with the head."""
+    head = Pass(works.head.forward, works.head.backward, again)
     full, last = stage.share, 1 - stage.share * (configuration.pp - 1)
-    layers_s, ends_s = layers.whole.card_s, ends.whole.card_s
+    layers_s, ends_s = layers.whole.card_s, (embedding + head).whole.card_s
     slower_last = layers_s * last + ends_s > layers_s * full
     share = np.where(slower_last, np.maximum(last, 0.0), full)
-    return layers * share + ends * (1.0 * slower_last)
+    return _Passes(embedding * (1.0 * slower_last), layers * share, head * (1.0 * slower_last))
 
 
-def _paced(passed: Pass, update: Busy, slower: Quantity) -> _Seconds:
-    """At the pace of the card or of the host. They begin a micro-batch together, as transformers reads a value from the card then;
-    from there on the host may be ahead, but not behind."""
-    ends_s = launched_s = begins_s = 0.0 * (slower * passed.forward.host_s)
-    found = []
-    for part in (passed.forward, passed.recompute, passed.backward, update):
+def _paced(passes: _Passes, update: Busy, slower: Quantity, *, together: bool) -> _Seconds:
+    """At the pace of the card or of the host: the host may be ahead, and the card waits where it is behind. They begin a micro-batch
+    together, or the host has the lead that it won in the one before."""
+    embedding, layers, head = passes
+    order = (
+        ("forward", embedding.forward), ("forward", layers.forward), ("forward", head.forward), ("recompute", head.recompute),
+        ("backward", head.backward), ("recompute", layers.recompute), ("backward", layers.backward),
+        ("backward", embedding.backward), ("update", update),
+    )  # fmt: skip
+    found: dict[str, Quantity] = dict.fromkeys(("forward", "backward", "recompute", "update"), 0.0)
+    begins_s: Quantity = 0.0
+    whole = sum((part for _, part in order), Busy())
+    lead_s = 0.0 if together else np.maximum(whole.at(slower) - whole.host_s, 0.0)
+    launched_s: Quantity = -1.0 * lead_s
+    for name, part in order:
         launched_s = launched_s + part.host_s
         ends_s = np.maximum(begins_s + part.at(slower), launched_s)
-        found.append(ends_s - begins_s)
+        found[name] = found[name] + (ends_s - begins_s)
         begins_s = ends_s
-    forward_s, recompute_s, backward_s, update_s = found
-    return _Seconds(forward_s, backward_s, recompute_s, update_s)
+    return _Seconds(*found.values())
 
 
 def _micro_batches(seconds: _Seconds, configuration: Configuration) -> dict[str, Quantity]:
@@ -232,7 +253,9 @@ def _update(shape: ModelShape, stage: Stage, configuration: Configuration, gpu: 
     else:
         count = sharded(stage, configuration, 1)
     held = count if configuration.lora_rank else sharded(stage, configuration, 2)
-    summed = accumulated(shape, configuration, held, gpu) * (configuration.accumulate - 1)
+    # Where gradients are kept in another type than they are made in, those of the first micro-batch are added too.
+    first = 1 if gradient_bytes(configuration) == made_bytes(configuration) else 0
+    summed = accumulated(shape, configuration, held, gpu) * (configuration.accumulate - first)
     if configuration.optimizer_place != "gpu":
         return summed
     return summed + update(shape, configuration, count, gpu)

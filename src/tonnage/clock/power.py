@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from tonnage.hardware import Gpu, find_gpu
+
 _DATA = Path(__file__).parent / "data" / "power.toml"
 _LEAST_S = 1e-12
 
@@ -30,9 +32,15 @@ def slowdown(kernels: Iterable[tuple[float, float]], step_s: float) -> float:
     return float(slowdown_of(busy_s, at_peak_s, step_s))
 
 
-def slowdown_of(busy_s: Any, at_peak_s: Any, step_s: Any) -> Any:
+def limit_of(gpu: Gpu) -> float:
+    """A card's power limit against what its kind is sold with: less where an operator has lowered it."""
+    sold = find_gpu(gpu.key).power_w
+    return gpu.power_w / sold if gpu.power_w and sold else 1.0
+
+
+def slowdown_of(busy_s: Any, at_peak_s: Any, step_s: Any, limit: float = 1.0) -> Any:
     """The same from sums: how long kernels run, and how long their arithmetic would take at the peak rate. They may be arrays."""
     figures = _figures()
     whole_s = np.maximum(np.maximum(step_s, busy_s), _LEAST_S)
     drawn = busy_s * figures["busy"] + at_peak_s * figures["arithmetic"] + (whole_s - busy_s) * figures["idle"]
-    return np.maximum(1.0, drawn / whole_s) ** (1 / figures["exponent"])
+    return np.maximum(1.0, drawn / whole_s / limit) ** (1 / figures["exponent"])
