@@ -27,7 +27,9 @@ class Case:
     gpu: str
     figure: Figure
     stage: Literal["worst", "first", "last"] = "worst"
-    changes: dict[str, float] = field(default_factory=dict)  # of the card, where the row states another one than is sold
+    changes: dict[str, float] = field(
+        default_factory=dict
+    )  # of the card, where the row states another one than is sold
 
     def cluster(self) -> Cluster:
         """The cards of the run."""

@@ -60,7 +60,9 @@ def judge_trainings(parts: bool) -> None:
         error = float(time.total_s) / row["step_s"] - 1
         errors["judged" if row["judged"] else "known"].append(error)
         mark = "judged" if row["judged"] else ""
-        print(f"{name:40}{float(time.total_s) * 1e3:9.1f}{row['step_s'] * 1e3:9.1f}{error:+8.1%}  {mark:8}{words(time) if parts else ''}")
+        print(
+            f"{name:40}{float(time.total_s) * 1e3:9.1f}{row['step_s'] * 1e3:9.1f}{error:+8.1%}  {mark:8}{words(time) if parts else ''}"
+        )
     for half, found in errors.items():
         say(half, found)
     say("all", errors["known"] + errors["judged"])
@@ -71,7 +73,9 @@ def judge_phases(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         time = step_time(shape_of(row), configuration_of(row), find_cluster("h200"))
         found.append(float(time.total_s) * 1e3 / sum(row["ms"].values()) - 1)
-        print(f"{row['size']:12}{row['precision']:5}{row['batch']:3}×{row['seq']:<6}{found[-1]:+8.1%}  {words(time)}  measured {row['ms']}")
+        print(
+            f"{row['size']:12}{row['precision']:5}{row['batch']:3}×{row['seq']:<6}{found[-1]:+8.1%}  {words(time)}  measured {row['ms']}"
+        )
     say("steptime.json", found)
 
 
@@ -91,12 +95,16 @@ def judge_published(path: Path) -> None:
         print(f"{ratio:7.2f}  {row['id']:24}{words(time)}")
     for family, found in [*ratios.items(), ("all", [ratio for each in ratios.values() for ratio in each])]:
         near = np.mean([abs(ratio - 1) < 0.2 for ratio in found])
-        print(f"{family:20} {len(found):3} runs, predicted over reported {median(found):.2f} in the median, {near:.0%} within 20 %")
+        print(
+            f"{family:20} {len(found):3} runs, predicted over reported {median(found):.2f} in the median, {near:.0%} within 20 %"
+        )
 
 
 def say(name: str, errors: list[float]) -> None:
     sizes = np.abs(errors)
-    print(f"{name:14} {len(errors):3} steps: median {np.median(sizes):.1%}, 95th percentile {np.quantile(sizes, 0.95):.1%}")
+    print(
+        f"{name:14} {len(errors):3} steps: median {np.median(sizes):.1%}, 95th percentile {np.quantile(sizes, 0.95):.1%}"
+    )
 
 
 def words(time: StepTime) -> str:
@@ -137,12 +145,25 @@ def _configs() -> Iterator[tuple[str, Any]]:
         "model_type": "gpt2", "n_embd": s.get("width", 768), "n_layer": s.get("layers", 12), "n_head": s.get("heads", 12),
         "vocab_size": 50257,
     }  # fmt: skip
-    yield "llama", lambda s: {"model_type": "llama"} | dict(
-        zip(
-            ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size"),
-            LLAMAS[s.get("size", "1b")],
-            strict=True,
-        )
+    yield (
+        "llama",
+        lambda s: (
+            {"model_type": "llama"}
+            | dict(
+                zip(
+                    (
+                        "hidden_size",
+                        "intermediate_size",
+                        "num_hidden_layers",
+                        "num_attention_heads",
+                        "num_key_value_heads",
+                        "vocab_size",
+                    ),
+                    LLAMAS[s.get("size", "1b")],
+                    strict=True,
+                )
+            )
+        ),
     )
     yield "qwen3", lambda s: {
         "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,

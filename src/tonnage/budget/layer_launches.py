@@ -146,7 +146,9 @@ class LayerLaunches:
     ) -> None:
         tp, rows = self.configuration.tp, self.tokens
         queries = attention.heads * attention.head_dim / tp
-        keys = np.maximum(attention.kv_heads / tp, 1) * attention.head_dim  # beyond the number of heads, they are repeated
+        keys = (
+            np.maximum(attention.kv_heads / tp, 1) * attention.head_dim
+        )  # beyond the number of heads, they are repeated
         outputs = attention.heads * attention.value_head_dim / tp
         if attention.kind in (AttentionKind.LATENT, AttentionKind.RECURRENT):
             # Many small projections: counted as one in and one out with as many weights.
@@ -163,7 +165,9 @@ class LayerLaunches:
             calls.backward.append(self._plain("join", ["c"], ["c"], rows, queries + 2 * keys))
         rotary: str = style.rotary
         if rotary != "none":
-            rotary = "fused" if style.fused else "native" if framework_of(self.configuration).written == "native" else rotary
+            rotary = (
+                "fused" if style.fused else "native" if framework_of(self.configuration).written == "native" else rotary
+            )
         for width in (queries, keys):
             if style.qk_norm:
                 norm = "fused" if style.fused else style.norm
@@ -220,8 +224,12 @@ class LayerLaunches:
         forward = Call(
             _product(groups, rows, n, k, precision, f"{layouts[0]}-{aligned}", biased), inner=_INNER["product"]
         )
-        into = Call(_product(groups, rows, k, n, precision, f"{layouts[1]}-{aligned}"), operators=3, inner=_INNER["gradient"])
-        weight = Call(_product(groups, n, k, rows, precision, f"{layouts[2]}-{aligned}"), operators=3, inner=_INNER["gradient"])
+        into = Call(
+            _product(groups, rows, k, n, precision, f"{layouts[1]}-{aligned}"), operators=3, inner=_INNER["gradient"]
+        )
+        weight = Call(
+            _product(groups, n, k, rows, precision, f"{layouts[2]}-{aligned}"), operators=3, inner=_INNER["gradient"]
+        )
         calls.products.append(forward)
         calls.backward.append(into)
         if not configuration.lora_rank:
@@ -266,13 +274,20 @@ class LayerLaunches:
         calls.backward += [self._plain("add", ["c", "c"], ["c"], rows, k), self._plain("cast", ["c"], ["4"], rows, n)]
         for high, deep in thin:
             calls.products.append(Call(_product(1, rows, high, deep, "fp32", "tn-16"), inner=_INNER["product"]))
-            for launch in (_product(1, rows, deep, high, "fp32", "nn-16"), _product(1, high, deep, rows, "fp32", "nt-16")):
+            for launch in (
+                _product(1, rows, deep, high, "fp32", "nn-16"),
+                _product(1, high, deep, rows, "fp32", "nt-16"),
+            ):
                 calls.backward.append(Call(launch, operators=3, inner=_INNER["gradient"]))
 
     def _joined(self, calls: Calls, rows: Quantity, hidden: Quantity, products: int) -> None:
         """Gradients of an input that several products read are added, by a kernel each or by the norm's."""
         fused = fused_kernels(self.configuration)
-        added = self._plain("fused", ["c"], [], rows, hidden) if fused else self._plain("add", ["r", "r"], ["r"], rows, hidden)
+        added = (
+            self._plain("fused", ["c"], [], rows, hidden)
+            if fused
+            else self._plain("add", ["r", "r"], ["r"], rows, hidden)
+        )
         calls.backward += [added] * (products - 1)
 
     # ── attention ──
@@ -299,7 +314,10 @@ class LayerLaunches:
         sizes = (batch, heads, key_heads, rows, columns, attention.head_dim, attention.value_head_dim)
         pairs = rows * columns * (0.5 if causal else 1.0)
         width = attention.head_dim + attention.value_head_dim
-        for way, products, kernels, known in (("forward", 2, 1, calls.attention), ("backward", 5, 4, calls.attention_backward)):
+        for way, products, kernels, known in (
+            ("forward", 2, 1, calls.attention),
+            ("backward", 5, 4, calls.attention_backward),
+        ):
             shared = 2 * (attention.heads != attention.kv_heads and not masked) if way == "backward" else 0
             launch = Launch(
                 kind="attention", name="attention", shape=sizes, precision=precision, kernels=kernels + shared,
@@ -328,7 +346,10 @@ class LayerLaunches:
         key, value = attention.head_dim, attention.value_head_dim
         for n, k, layout in ((seq, key, "tn-16"), (value, seq, "nn-16")):
             calls.attention.append(Call(_product(heads, rows, n, k, precision, layout), operators=2, inner=7))
-            for launch in (_product(heads, rows, k, n, precision, "nn-16"), _product(heads, n, k, rows, precision, "nt-16")):
+            for launch in (
+                _product(heads, rows, k, n, precision, "nn-16"),
+                _product(heads, n, k, rows, precision, "nt-16"),
+            ):
                 calls.attention_backward.append(Call(launch, operators=3, inner=2))
         scores = Calls()
         self._part(scores, "scores", "eager", heads * rows, seq)
@@ -414,7 +435,9 @@ class LayerLaunches:
         """One kernel that is not in the data file."""
         widths = self.widths
         kernel = _Kernel(name, tuple(reads), tuple(writes), False, False, 1)
-        launch = _launch(kernel, [widths[letter] for letter in reads], [widths[letter] for letter in writes], rows, columns)
+        launch = _launch(
+            kernel, [widths[letter] for letter in reads], [widths[letter] for letter in writes], rows, columns
+        )
         return Call(launch, inner=_INNER["cast"] if name == "cast" else 0)
 
 

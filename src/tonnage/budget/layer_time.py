@@ -1,11 +1,11 @@
 """Seconds of one micro-batch through one layer, and through embedding, head and loss: forward, backward, recomputed.
 
-Every kernel's time is the clock's (`tonnage.clock.kernels`), and so is what the host takes to launch it. What a card's power limit
-costs is not known here: it depends on the whole step.
+Every kernel's time is the clock's (`tonnage.clock.kernels`), and so is what the host takes to launch it. What a card's power
+limit costs is not known here: it depends on the whole step.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tonnage.budget.configuration import Configuration, Quantity
@@ -45,9 +45,13 @@ class Busy:
     __rmul__ = __mul__
     __array_ufunc__ = None  # an array times this is this times the array
 
-    def values(self) -> list[Quantity]:
+    def values(self) -> tuple[Quantity, ...]:
         """All figures in order."""
-        return [getattr(self, each.name) for each in fields(self)]
+        return self.arithmetic_s, self.other_s, self.at_peak_s, self.host_s
+
+    def each(self, change: Callable[[Any], Any]) -> "Busy":
+        """The same with every figure changed."""
+        return Busy(*map(change, self.values()))
 
     @property
     def card_s(self) -> Quantity:
@@ -73,6 +77,10 @@ class Pass:
     def __mul__(self, times: Quantity) -> "Pass":
         return Pass(self.forward * times, self.backward * times, self.recompute * times)
 
+    def each(self, change: Callable[[Any], Any]) -> "Pass":
+        """The same with every figure changed."""
+        return Pass(self.forward.each(change), self.backward.each(change), self.recompute.each(change))
+
     @property
     def whole(self) -> Busy:
         """All of it."""
@@ -95,10 +103,15 @@ class Work:
         """All of it, once."""
         return self.products + self.attention + self.others
 
-    def each(self, change: Any) -> "Work":
-        """The same with every figure changed."""
-        parts = (getattr(self, each.name) for each in fields(self))
-        return Work(*(Busy(*map(change, part.values())) for part in parts))
+    def figures(self) -> list[Quantity]:
+        """All seconds in order."""
+        parts = (self.products, self.closing, self.attention, self.others, self.backward, self.attention_backward)
+        return [figure for part in parts for figure in part.values()]
+
+    @classmethod
+    def of(cls, figures: Sequence[Quantity]) -> "Work":
+        """The work that has these figures."""
+        return cls(*(Busy(*figures[start : start + 4]) for start in range(0, len(figures), 4)))
 
 
 def work_of(calls: Calls, configuration: Configuration, gpu: Gpu) -> Work:

@@ -61,7 +61,10 @@ def update(shape: ModelShape, configuration: Configuration, parameters: Quantity
     if kernel == "fused" or len(operations) == 1:
         calls = [Call(_lists(parameters, step_bytes(configuration), f"fused_{narrow}"))]
     elif kernel == "foreach":
-        calls = [Call(_lists(parameters, numbers * state_bytes(configuration), f"{form}_{narrow}")) for numbers, form in operations]
+        calls = [
+            Call(_lists(parameters, numbers * state_bytes(configuration), f"{form}_{narrow}"))
+            for numbers, form in operations
+        ]
     else:
         # One kernel a tensor and operation, as long as the tensor's share of the bytes.
         calls = [

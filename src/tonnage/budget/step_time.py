@@ -7,7 +7,7 @@ checkpoints to disk are not known here.
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from tonnage.budget.optimizer_time import accumulated, update
 from tonnage.budget.roofline import Calibration, calibration
 from tonnage.budget.sharding import Stage, sharded, stages
 from tonnage.budget.states import lora_parameters
+from tonnage.clock.kernels.many import distinct
 from tonnage.clock.power import limit_of, slowdown_of
 from tonnage.hardware import Gpu
 from tonnage.hardware.cluster import Cluster
@@ -67,48 +68,63 @@ class StepClock:
         self.shares = shares or calibration()
         self._network = Network(cluster, self.shares)
         self._census = [(stack, _census(stack)) for stack in shape.stacks]
-        self._kept: dict[tuple[object, ...], tuple[Configuration, _Works]] = {}
+        self._known: dict[tuple[object, ...], _Known] = {}
         self._sent: dict[tuple[object, ...], tuple[Configuration, Traffic]] = {}
 
     def step(self, configuration: Configuration) -> StepTime:
         """One configuration, or each of many."""
-        shape = self._shape
+        shape, gpu = self._shape, self._cluster.gpu
         stage = next(stages(shape, configuration))
-        works = self._works(configuration)
-        passes = _stage_passes(works, stage, configuration)
-        attention = sum((count * (work.attention + work.attention_backward) for work, count in works.layers), Busy())
-        update = _update(shape, stage, configuration, self._cluster.gpu)
+        passes, attention = self._passes(configuration)
+        passes = _on_slowest_stage(passes, stage, configuration)
+        update = _update(shape, stage, configuration, gpu)
         sent = self._traffic(stage, configuration)
         moved = crossing(shape, stage, configuration, self._cluster, self.shares)
+        together = self._begins_together(configuration)
 
         def parts(slower: Quantity) -> tuple[dict[str, Quantity], Quantity]:
             """Seconds of every part, and those that are hidden, where the power limit makes arithmetic so much slower."""
-            seconds = _paced(passes, update, slower, together=self._begins_together(configuration))
+            seconds = _paced(passes, update, slower, together=together)
             exposed, hidden_s = _exposed(seconds, sent, moved, attention.at(slower) * stage.share, configuration)
             bubble_s = (configuration.pp - 1) * (seconds.total_s + sent.plain_s)
-            found = _micro_batches(seconds, configuration) | exposed | {"bubble": bubble_s, "optimizer": seconds.update_s}
+            found = (
+                _micro_batches(seconds, configuration) | exposed | {"bubble": bubble_s, "optimizer": seconds.update_s}
+            )
             return {name: found[name] for name in PARTS}, hidden_s
 
         at_full_clock, _ = parts(1.0)
         whole = sum((one.whole for one in passes), Busy()) * configuration.accumulate + update
-        slower = slowdown_of(whole.card_s, whole.at_peak_s, sum(at_full_clock.values()), limit_of(self._cluster.gpu))
+        slower = slowdown_of(whole.card_s, whole.at_peak_s, sum(at_full_clock.values()), limit_of(gpu))
         return StepTime(*parts(slower), configuration.global_batch * configuration.seq)
 
     def _begins_together(self, configuration: Configuration) -> bool:
-        """Whether the host waits for the card in every forward pass: decoders of transformers look whether sequences are packed."""
+        """Whether the host waits for the card in every forward pass: decoders of transformers look for packed sequences then."""
         eager = framework_of(configuration).written == "transformers" and not configuration.compile
         return eager and self._shape.decoder.causal
 
-    def _works(self, configuration: Configuration) -> "_Works":
-        """What each kind of layer, the embedding and the head take. Numbers that make no difference to them are left out."""
-        kinds = (configuration.attention, configuration.compile, configuration.compile_loss, configuration.lora_rank)
-        key = (*_identity(configuration), *kinds)
-        if key not in self._kept:
-            # The configuration is kept too: while it is, no other array can have the identity of one of its own.
-            few, places = _distinct(configuration)
-            works = self._work(few)
-            self._kept[key] = configuration, works if places is None else works.at(places)
-        return self._kept[key][1]
+    def _passes(self, configuration: Configuration) -> tuple["_Passes", Busy]:
+        """One micro-batch through the whole model, and its attention alone. Layers see the same of many configurations."""
+        columns = [getattr(configuration, name) for name in _LAYER_NUMBERS]
+        if not any(np.ndim(column) for column in columns):
+            return _model_passes(self._works(configuration, [tuple(map(int, columns))], -1), configuration)
+        first, places = distinct(columns)
+        rows = np.stack(np.broadcast_arrays(*columns), axis=-1)[first]
+        works = self._works(configuration, [tuple(row) for row in rows.tolist()], None)
+        passes, attention = _model_passes(works, configuration)
+        spread = _Passes(*(one.each(lambda value: value[places]) for one in passes))
+        return spread, attention.each(lambda value: value[places])
+
+    def _works(self, configuration: Configuration, rows: list[tuple[int, ...]], at: int | None) -> "_Works":
+        """What each kind of layer, the embedding and the head take, for rows of the numbers that matter to them. Only new rows are
+        computed."""
+        kinds = ("precision", "framework", "sequence_parallel", "attention", "compile", "compile_loss", "lora_rank")
+        known = self._known.setdefault(tuple(getattr(configuration, kind) for kind in kinds), _Known())
+        missing = [row for row in dict.fromkeys(rows) if row not in known.places]
+        if missing:
+            numbers: dict[str, Any] = dict(zip(_LAYER_NUMBERS, np.array(missing).T, strict=True))
+            known.add(missing, self._work(replace(configuration, **numbers)))
+        found = np.array([known.places[row] for row in rows])
+        return known.works(found if at is None else found[at])
 
     def _traffic(self, stage: Stage, configuration: Configuration) -> Traffic:
         recomputed = configuration.checkpoint == "full"
@@ -139,14 +155,34 @@ class _Works(NamedTuple):
     embedding: Work
     head: Work
 
-    def at(self, places: NDArray[np.int64]) -> "_Works":
-        """The same for configurations at those places."""
+    @property
+    def all(self) -> list[Work]:
+        """In one list."""
+        return [*(work for work, _ in self.layers), self.embedding, self.head]
 
-        def spread(value: Quantity) -> Quantity:
-            return value[places] if isinstance(value, np.ndarray) and value.ndim else value
 
-        layers = [(work.each(spread), count) for work, count in self.layers]
-        return _Works(layers, self.embedding.each(spread), self.head.each(spread))
+class _Known:
+    """Works that were computed before: a column of figures for each row of numbers."""
+
+    def __init__(self) -> None:
+        self.places: dict[tuple[int, ...], int] = {}
+        self._counts: list[int] = []
+        self._figures: NDArray[np.float64] | None = None
+
+    def add(self, rows: list[tuple[int, ...]], works: _Works) -> None:
+        """Keep the works of these rows."""
+        figures = np.stack([np.broadcast_to(figure, len(rows)) for work in works.all for figure in work.figures()])
+        self.places |= {row: len(self.places) + at for at, row in enumerate(rows)}
+        self._counts = [count for _, count in works.layers]
+        self._figures = figures if self._figures is None else np.concatenate([self._figures, figures], axis=1)
+
+    def works(self, places: Any) -> _Works:
+        """Those at some places, or at one."""
+        assert self._figures is not None
+        figures = self._figures[:, places]
+        size = len(figures) // (len(self._counts) + 2)
+        each = [Work.of(figures[start : start + size]) for start in range(0, len(figures), size)]
+        return _Works(list(zip(each[:-2], self._counts, strict=True)), *each[-2:])
 
 
 class _Passes(NamedTuple):
@@ -170,17 +206,6 @@ class _Seconds(NamedTuple):
         return self.forward_s + self.backward_s + self.recompute_s
 
 
-def _distinct(configuration: Configuration) -> tuple[Configuration, NDArray[np.int64] | None]:
-    """The configurations that differ in what a layer sees, and where each of the given ones is among them."""
-    columns = [np.asarray(getattr(configuration, name)) for name in _LAYER_NUMBERS]
-    if not any(column.ndim for column in columns):
-        return configuration, None
-    table = np.stack(np.broadcast_arrays(*columns), axis=-1)
-    rows, places = np.unique(table, axis=0, return_inverse=True)
-    few = {name: rows[:, at] for at, name in enumerate(_LAYER_NUMBERS) if columns[at].ndim}
-    return replace(configuration, **few), places.reshape(-1)
-
-
 def _identity(configuration: Configuration) -> tuple[object, ...]:
     """Of the numbers, which may be arrays, and of what decides how wide a number is."""
     numbers = (id(getattr(configuration, name)) for name in NUMBERS)
@@ -200,13 +225,18 @@ def _all_layers(layers: list[tuple[Work, int]], configuration: Configuration) ->
     return whole
 
 
-def _stage_passes(works: _Works, stage: Stage, configuration: Configuration) -> _Passes:
-    """One micro-batch on the slowest stage: one with the most layers, or the last with the head. A chunked loss takes the head's
-    product again."""
-    layers = _all_layers(works.layers, configuration)
-    embedding = Pass(works.embedding.forward, works.embedding.backward)
-    again = works.head.products if configuration.loss == "chunked" else Busy()
+def _model_passes(works: _Works, configuration: Configuration) -> tuple[_Passes, Busy]:
+    """One micro-batch through all layers and both ends, and through attention alone. A chunked loss takes the head's product again."""
+    embedding = Pass(works.embedding.forward, works.embedding.backward, works.embedding.forward * 0.0)
+    again = works.head.products if configuration.loss == "chunked" else works.head.products * 0.0
     head = Pass(works.head.forward, works.head.backward, again)
+    attention = sum((count * (work.attention + work.attention_backward) for work, count in works.layers), Busy())
+    return _Passes(embedding, _all_layers(works.layers, configuration), head), attention
+
+
+def _on_slowest_stage(passes: _Passes, stage: Stage, configuration: Configuration) -> _Passes:
+    """The part on one with the most layers, or on the last with the head."""
+    embedding, layers, head = passes
     full, last = stage.share, 1 - stage.share * (configuration.pp - 1)
     layers_s, ends_s = layers.whole.card_s, (embedding + head).whole.card_s
     slower_last = layers_s * last + ends_s > layers_s * full
@@ -215,8 +245,8 @@ def _stage_passes(works: _Works, stage: Stage, configuration: Configuration) -> 
 
 
 def _paced(passes: _Passes, update: Busy, slower: Quantity, *, together: bool) -> _Seconds:
-    """At the pace of the card or of the host: the host may be ahead, and the card waits where it is behind. They begin a micro-batch
-    together, or the host has the lead that it won in the one before."""
+    """At the pace of the card or of the host: the host may be ahead, and the card waits where it is behind. They begin a
+    micro-batch together, or the host has the lead that it won in the one before."""
     embedding, layers, head = passes
     order = (
         ("forward", embedding.forward), ("forward", layers.forward), ("forward", head.forward), ("recompute", head.recompute),

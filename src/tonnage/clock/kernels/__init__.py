@@ -22,6 +22,7 @@ from tonnage.clock.kernels import (
     reductions,
     rows,
 )
+from tonnage.clock.kernels.many import distinct
 from tonnage.clock.launch import Launch
 from tonnage.clock.operators import Call
 from tonnage.clock.settings import Settings
@@ -73,11 +74,12 @@ def seconds(launch: Launch, gpu: Gpu) -> Any:
 def _each_once(launch: Launch, gpu: Gpu) -> NDArray[np.float64]:
     """Of kinds that take one launch at a time: like ones once."""
     columns = np.broadcast_arrays(*launch.shape, launch.moved_bytes, launch.operations, launch.kernels)
-    rows, places = np.unique(np.stack(columns, axis=-1), axis=0, return_inverse=True)
+    first, places = distinct(columns)
+    rows = np.stack(columns, axis=-1)[first]
     module = _BY_KIND[launch.kind]
     found = []
     for *shape, moved, operations, kernels in rows.tolist():
         sizes = tuple(round(size) for size in shape)
         one = replace(launch, shape=sizes, moved_bytes=moved, operations=operations, kernels=round(kernels))
         found.append(module.seconds(one, gpu))
-    return np.array(found)[places.reshape(-1)]
+    return np.array(found)[places]

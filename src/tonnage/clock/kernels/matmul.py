@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tonnage.clock.kernels.figures import Read, arithmetic, figures, l2_bytes_per_s, on_card, peak, reader
+from tonnage.clock.kernels.many import distinct
 from tonnage.clock.launch import Launch
 from tonnage.clock.operators import Call
 from tonnage.clock.settings import Settings
@@ -113,15 +114,15 @@ def _remembered(launch: Launch, gpu: Gpu) -> float:
 
 def _seconds_of_many(launch: Launch, gpu: Gpu) -> NDArray[np.float64]:
     """Of each shape: like ones once, and those with many tiles, for which there is less to choose from, apart."""
-    columns = np.broadcast_arrays(*launch.shape)
-    shapes, places = np.unique(np.stack(columns, axis=-1), axis=0, return_inverse=True)
-    found = np.empty(len(shapes))
-    many = _has_many_tiles(shapes.T, gpu)
+    first, places = distinct(launch.shape)
+    shapes = np.stack(np.broadcast_arrays(*launch.shape))[:, first].astype(np.float64)
+    found = np.empty(len(first))
+    many = _has_many_tiles(shapes, gpu)
     for chosen in (many, ~many):
         if chosen.any():
-            each = tuple(column[:, None] for column in shapes[chosen].T.astype(np.float64))
+            each = tuple(column[chosen, None] for column in shapes)
             found[chosen] = modelled(replace(launch, shape=each), gpu)
-    return found[places.reshape(-1)]
+    return found[places]
 
 
 def modelled(launch: Launch, gpu: Gpu) -> Any:

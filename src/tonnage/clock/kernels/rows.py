@@ -139,7 +139,10 @@ def _softmax_backward(call: Call, settings: Settings) -> Launch | None:
 
 def softmax_form(columns: int, each: int, *, backward: bool = False) -> str:
     """Which kernel PyTorch takes: by where a row of elements of so many bytes fits."""
-    name, shared = "softmax_backward" if backward else "softmax", columns * each <= _SHARED_BYTES and columns * each % 16 == 0
+    name, shared = (
+        "softmax_backward" if backward else "softmax",
+        columns * each <= _SHARED_BYTES and columns * each % 16 == 0,
+    )
     if columns <= _WARP_COLUMNS:
         name += "_warp"
     elif columns <= _REGISTER_COLUMNS and not backward:
