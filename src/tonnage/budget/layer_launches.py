@@ -306,9 +306,9 @@ class LayerLaunches:
             for known in (calls.others, calls.backward):
                 known.append(self._plain("fused", ["c"], ["c"], self.tokens, 2 * heads * attention.head_dim))
         if attention.window and causal:
-            # A window is a band: each row of it has that many columns, whatever the length.
-            causal = causal and bool(np.all(np.asarray(columns) <= attention.window))
-            columns = np.minimum(columns, attention.window)
+            # A window is a band: as many pairs as it has, in a rectangle.
+            window = np.minimum(columns, attention.window)
+            causal, columns = False, window - window * window / (2 * columns)
         options = [word for word, is_on in (("causal", causal), ("bias", masked), ("dropout", dropout)) if is_on]
         precision, library = self._library(dropout)
         sizes = (batch, heads, key_heads, rows, columns, attention.head_dim, attention.value_head_dim)
@@ -383,7 +383,8 @@ class LayerLaunches:
         return calls
 
     def head(self) -> Calls:
-        """The last norm, logits and cross-entropy, where the model has them."""
+        """The last norm, logits and cross-entropy, where the model has them. All configurations must split logits alike: how wide
+        a row is decides which kernels are taken."""
         calls, shape, rows = Calls(), self.shape, self.tokens
         if not (shape.logits and shape.vocab):
             return calls
@@ -408,7 +409,7 @@ class LayerLaunches:
         return calls
 
     def _alignment(self, width: Quantity) -> int:
-        """Bytes at whose multiples all rows begin; where widths differ, the one that most have."""
+        """Bytes at whose multiples all rows begin."""
         row = np.ravel(width)[0] * self.configuration.compute_bytes
         return next(size for size in (_ALIGNED_BYTES, 8, 4, 2, 1) if row % size == 0)
 
@@ -490,7 +491,7 @@ def _launch(kernel: _Kernel, reads: list[int], writes: list[int], rows: Quantity
         case "fill":
             kind, variant = "elementwise", "written"
         case "join":
-            kind, variant = "elementwise", "joined_rows" if np.max(columns) < 1024 else "joined"
+            kind, variant = "elementwise", "joined_rows" if isinstance(columns, int) else "joined"
         case "dropout":
             kind, variant = "elementwise", "random"
         case _:

@@ -18,6 +18,7 @@ from tonnage.clock.timeline import KERNEL_GAP_S
 from tonnage.hardware import Gpu
 
 _ARITHMETIC = ("matmul", "attention")
+FIGURES = 6 * 4  # of a layer's work: each part's seconds
 
 
 @dataclass(frozen=True, slots=True)

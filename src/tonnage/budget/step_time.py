@@ -16,7 +16,7 @@ from tonnage.budget.collectives import Network, Traffic, traffic
 from tonnage.budget.configuration import NUMBERS, Configuration, Quantity
 from tonnage.budget.frameworks import framework_of, gradient_bytes, made_bytes
 from tonnage.budget.layer_launches import LayerLaunches
-from tonnage.budget.layer_time import Busy, Pass, Work, layer_pass, work_of
+from tonnage.budget.layer_time import FIGURES, Busy, Pass, Work, layer_pass, work_of
 from tonnage.budget.moments import recomputed_blocks
 from tonnage.budget.offload_time import Crossing, crossing
 from tonnage.budget.optimizer_time import accumulated, update
@@ -143,9 +143,21 @@ class StepClock:
             for layer, count in census:
                 layers.append((work_of(launches.layer(layer, stack.hidden, read), seen, gpu), count))
             read = launches.tokens
-        launches = LayerLaunches(self._shape, seen, gpu)
-        ends = (work_of(calls, configuration, gpu) for calls in (launches.embedding(), launches.head()))
-        return _Works(layers, *ends)
+        embedding = work_of(LayerLaunches(self._shape, seen, gpu).embedding(), configuration, gpu)
+        return _Works(layers, embedding, self._head(seen))
+
+    def _head(self, configuration: Configuration) -> Work:
+        """The head's work, for one degree of tensor parallelism after the other."""
+        gpu, tp = self._cluster.gpu, np.atleast_1d(configuration.tp)
+        figures = np.empty((FIGURES, tp.size))
+        for degree in np.unique(tp):
+            chosen = tp == degree
+            numbers = {name: np.asarray(getattr(configuration, name)) for name in _LAYER_NUMBERS}
+            some: dict[str, Any] = {name: array[chosen] if array.ndim else array[()] for name, array in numbers.items()}
+            launches = LayerLaunches(self._shape, replace(configuration, **some | {"tp": int(degree)}), gpu)
+            found = work_of(launches.head(), configuration, gpu)
+            figures[:, chosen] = np.stack([np.broadcast_to(figure, chosen.sum()) for figure in found.figures()])
+        return Work.of(list(figures))
 
 
 class _Works(NamedTuple):

@@ -7,6 +7,7 @@ import tomllib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from tonnage.clock.captured import Moment
 from tonnage.clock.launch import Launch
@@ -32,7 +33,7 @@ class HostCosts:
             return self.inner_operator
         return self.backward_operator if moment.thread else self.operator
 
-    def launch_s(self, launch: Launch) -> float:
+    def launch_s(self, launch: Launch) -> Any:
         """For its kernels."""
         return launch.kernels * self.launch.get(launch.kind, self.launch["default"])
 

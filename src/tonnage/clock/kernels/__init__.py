@@ -44,7 +44,7 @@ _BY_KIND = {
 }  # fmt: skip
 
 # Kinds whose time is not a formula: where sizes are arrays, each is looked at alone.
-_ONE_BY_ONE = frozenset(("attention", "reduction", "norm", "loss", "indexing", "optimizer"))
+_ONE_BY_ONE = frozenset(("attention", "reduction", "norm", "loss", "indexing"))
 
 
 def is_whole(name: str) -> bool:

@@ -5,6 +5,7 @@ Their forms are those of `memory`, with rows (or channels) as blocks. Which kern
 
 from dataclasses import replace
 from math import ceil, prod
+from typing import Any
 
 from tonnage.clock.kernels import memory
 from tonnage.clock.kernels.memory import Reader, careful, cycle_seconds, figures, launch, memory_seconds, slowest
@@ -20,7 +21,7 @@ _WEIGHT = "norm_weight"
 _WEIGHT_COLUMNS = 32  # of a block that sums gradients of a norm's weight
 
 
-def seconds(launch: Launch, gpu: Gpu) -> float:
+def seconds(launch: Launch, gpu: Gpu) -> Any:
     """Device time of a launch of this module."""
     if not launch.variant.endswith(_WEIGHT):
         return memory.seconds(launch, gpu)
