@@ -1,7 +1,7 @@
 """Hold `tonnage plan train`'s step times against measured ones: `python benchmarks/steps/plan_judge.py [--parts]`.
 
-Every training of `trainings.py` that a model's configuration describes is planned as it was run and stands beside what an H200 took
-for it. The judged half of them is never used to choose a form. After them come the steps of `truth/steptime.json`, and published
+Every training of `trainings.py` that a model's configuration describes is planned as it was run and stands beside what an H200
+took for it. The judged half of them is never used to choose a form. After them come the steps of `truth/steptime.json`, and published
 speeds of other clusters.
 """
 
@@ -61,7 +61,8 @@ def judge_trainings(parts: bool) -> None:
         errors["judged" if row["judged"] else "known"].append(error)
         mark = "judged" if row["judged"] else ""
         print(
-            f"{name:40}{float(time.total_s) * 1e3:9.1f}{row['step_s'] * 1e3:9.1f}{error:+8.1%}  {mark:8}{words(time) if parts else ''}"
+            f"{name:40}{float(time.total_s) * 1e3:9.1f}{row['step_s'] * 1e3:9.1f}{error:+8.1%}  {mark:8}",
+            words(time) if parts else "",
         )
     for half, found in errors.items():
         say(half, found)
@@ -74,7 +75,8 @@ def judge_phases(rows: list[dict[str, Any]]) -> None:
         time = step_time(shape_of(row), configuration_of(row), find_cluster("h200"))
         found.append(float(time.total_s) * 1e3 / sum(row["ms"].values()) - 1)
         print(
-            f"{row['size']:12}{row['precision']:5}{row['batch']:3}×{row['seq']:<6}{found[-1]:+8.1%}  {words(time)}  measured {row['ms']}"
+            f"{row['size']:12}{row['precision']:5}{row['batch']:3}×{row['seq']:<6}{found[-1]:+8.1%}  {words(time)}  ",
+            f"measured {row['ms']}",
         )
     say("steptime.json", found)
 
@@ -171,7 +173,8 @@ def _configs() -> Iterator[tuple[str, Any]]:
     }  # fmt: skip
     yield "mixtral", lambda s: {
         "model_type": "mixtral", "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 12,
-        "num_attention_heads": 16, "num_key_value_heads": 4, "num_local_experts": 8, "num_experts_per_tok": 2, "vocab_size": 32000,
+        "num_attention_heads": 16, "num_key_value_heads": 4, "num_local_experts": 8, "num_experts_per_tok": 2,
+        "vocab_size": 32000,
     }  # fmt: skip
     for kind in ("bert", "vit"):
         yield kind, lambda s, kind=kind: {

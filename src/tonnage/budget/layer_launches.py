@@ -293,7 +293,7 @@ class LayerLaunches:
     # ── attention ──
 
     def _fused_attention(self, calls: Calls, attention: Attention, style: Style, read: Quantity) -> None:
-        """One kernel forward, a few backward. A ring of context-parallel ranks runs one for each rank and merges what comes out."""
+        """One kernel forward, a few backward. A ring of context-parallel ranks runs one for each and merges what comes out."""
         cp, tp, batch = self.configuration.cp, self.configuration.tp, self.configuration.micro_batch
         heads, key_heads = attention.heads / tp, np.maximum(attention.kv_heads / tp, 1)
         rows: Quantity = self.configuration.seq / cp

@@ -115,8 +115,7 @@ class StepClock:
         return spread, attention.each(lambda value: value[places])
 
     def _works(self, configuration: Configuration, rows: list[tuple[int, ...]], at: int | None) -> "_Works":
-        """What each kind of layer, the embedding and the head take, for rows of the numbers that matter to them. Only new rows are
-        computed."""
+        """What each kind of layer, the embedding and the head take, for rows of the numbers that matter to them."""
         kinds = ("precision", "framework", "sequence_parallel", "attention", "compile", "compile_loss", "lora_rank")
         known = self._known.setdefault(tuple(getattr(configuration, kind) for kind in kinds), _Known())
         missing = [row for row in dict.fromkeys(rows) if row not in known.places]
@@ -193,7 +192,7 @@ class _Known:
         assert self._figures is not None
         figures = self._figures[:, places]
         size = len(figures) // (len(self._counts) + 2)
-        each = [Work.of(figures[start : start + size]) for start in range(0, len(figures), size)]
+        each = [Work.of(list(figures[start : start + size])) for start in range(0, len(figures), size)]
         return _Works(list(zip(each[:-2], self._counts, strict=True)), *each[-2:])
 
 
@@ -238,7 +237,7 @@ def _all_layers(layers: list[tuple[Work, int]], configuration: Configuration) ->
 
 
 def _model_passes(works: _Works, configuration: Configuration) -> tuple[_Passes, Busy]:
-    """One micro-batch through all layers and both ends, and through attention alone. A chunked loss takes the head's product again."""
+    """One micro-batch through layers and both ends, and through attention alone. A chunked loss takes the head's product again."""
     embedding = Pass(works.embedding.forward, works.embedding.backward, works.embedding.forward * 0.0)
     again = works.head.products if configuration.loss == "chunked" else works.head.products * 0.0
     head = Pass(works.head.forward, works.head.backward, again)

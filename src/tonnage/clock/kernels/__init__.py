@@ -1,7 +1,6 @@
 """The kinds of kernels: each module turns calls of its operators into launches, and launches into seconds on a card."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -80,6 +79,9 @@ def _each_once(launch: Launch, gpu: Gpu) -> NDArray[np.float64]:
     found = []
     for *shape, moved, operations, kernels in rows.tolist():
         sizes = tuple(round(size) for size in shape)
-        one = replace(launch, shape=sizes, moved_bytes=moved, operations=operations, kernels=round(kernels))
+        one = Launch(
+            kind=launch.kind, name=launch.name, shape=sizes, precision=launch.precision, moved_bytes=moved, operations=operations,
+            variant=launch.variant, kernels=round(kernels),
+        )  # fmt: skip
         found.append(module.seconds(one, gpu))
     return np.array(found)[places]

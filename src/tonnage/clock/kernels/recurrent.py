@@ -91,4 +91,4 @@ def family_of(launch: Launch) -> str:
 def _product_s(launch: Launch, gpu: Gpu, shape: tuple[int, ...]) -> float:
     family = figures()["matmul"][figures()["family"][launch.precision]]
     element_bytes: int = figures()["element_bytes"][launch.precision]
-    return tiled(family, shape, gpu, peak(gpu, launch.precision), element_bytes, element_bytes)
+    return float(tiled(family, shape, gpu, peak(gpu, launch.precision), element_bytes, element_bytes))
