@@ -1,8 +1,8 @@
 """Hold `tonnage plan train`'s step times against measured ones: `python benchmarks/steps/plan_judge.py [--parts]`.
 
-Every training of `trainings.py` that a model's configuration describes is planned as it was run and stands beside what an H200
-took for it. The judged half of them is never used to choose a form. After them come the steps of `truth/steptime.json`, and published
-speeds of other clusters.
+Every training of `trainings.py` that a model's configuration describes is planned as it was run, beside what an H200 took for it.
+The judged half of them is never used to choose a form. After them come the steps of `truth/steptime.json`, and published speeds
+of other clusters.
 """
 
 import argparse
@@ -18,7 +18,6 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from planner_time import configuration_of, shape_of
 from published_training import NotSaid, case_of
 from trainings import LLAMAS, TRAININGS, Training
 
@@ -26,10 +25,11 @@ from tonnage.budget.configuration import Configuration
 from tonnage.budget.step_time import StepTime, step_time
 from tonnage.errors import TonnageError
 from tonnage.hardware import find_cluster
-from tonnage.models import ModelShape, from_config
+from tonnage.models import ModelShape, find_model, from_config
 
 RESULTS = Path(__file__).parents[1] / "results" / "steps-h200.json"
 TRUTH = Path(__file__).parents[1] / "truth"
+MODELS = {"llama-1b": "llama-3.2-1b", "llama-3b": "llama-3.2-3b", "llama-8b": "llama-3.1-8b"}
 PRECISIONS = {"fp32": "fp32", "tf32": "tf32", "amp": "bf16-mixed", "amp-fp16": "fp16-mixed", "bf16": "bf16"}
 OPTIMIZERS = {
     "sgd": ("momentum", "foreach"),
@@ -79,6 +79,24 @@ def judge_phases(rows: list[dict[str, Any]]) -> None:
             f"measured {row['ms']}",
         )
     say("steptime.json", found)
+
+
+def shape_of(row: dict[str, Any]) -> ModelShape:
+    """The preset that the row trained."""
+    shape = find_model(MODELS.get(row["size"], row["size"]))
+    assert shape.parameters == row["params"], row["size"]
+    return shape
+
+
+def configuration_of(row: dict[str, Any]) -> Configuration:
+    """How the row was trained."""
+    return Configuration(
+        precision="bf16-mixed" if row["precision"] == "amp" else "bf16",
+        optimizer_kernel="fused",
+        checkpoint="full" if row["checkpoint"] else "none",
+        seq=row["seq"],
+        micro_batch=row["batch"],
+    )
 
 
 def judge_published(path: Path) -> None:

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tonnage.budget.configuration import Configuration
-from tonnage.budget.roofline import Calibration, Roofline, calibration
+from tonnage.budget.layer_launches import LayerLaunches
+from tonnage.budget.roofline import Calibration, calibration
 from tonnage.budget.step_time import PARTS, StepClock, step_time
 from tonnage.hardware import find_cluster, find_gpu
 from tonnage.models import ModelShape, find_model
@@ -218,9 +219,23 @@ def test_offload_costs_what_crosses_the_link() -> None:
     assert offload(parameter_place="host", micro_batch=8) == 0
 
 
-def test_a_roofline_is_the_larger_of_arithmetic_and_bytes() -> None:
-    line = Roofline(find_gpu("h200"), "bf16", 2, calibration())
-    large = 2 * 8192**3 / (989.4e12 * calibration().matmul_ceiling)
-    assert float(line.matmul_s(8192, 8192, 8192)) == pytest.approx(large, rel=0.05)
-    thin = 2 * (4096 + 4096 * 4096 + 4096) / (4.8e12 * calibration().memory_ceiling)
-    assert float(line.matmul_s(1, 4096, 4096)) == pytest.approx(thin)
+def test_a_layer_launches_what_transformers_was_seen_to_launch() -> None:
+    """A Llama of 1 B, 4 × 2048 in BF16: 38 kernels forward and 75 backward."""
+    model = find_model("llama-3.2-1b")
+    calls = LayerLaunches(model, replace(BASE, micro_batch=4), find_gpu("h200")).layer(model.stacks[0].layers[0], 2048)
+    forward = [
+        call for call in (*calls.products, *calls.attention, *calls.others) if call.launch and np.all(call.times)
+    ]
+    backward = [call for call in (*calls.backward, *calls.attention_backward) if call.launch and np.all(call.times)]
+    assert (len(forward), len(backward)) == (38, 75)
+    shapes = {call.launch.shape[1:] for call in calls.products if call.launch}
+    assert shapes == {(8192, 2048, 2048), (8192, 512, 2048), (8192, 8192, 2048), (8192, 2048, 8192)}
+
+
+def test_a_lower_power_limit_slows_arithmetic_down() -> None:
+    cluster, configuration = find_cluster("h200"), replace(BASE, micro_batch=8)
+    limited = replace(cluster, gpu=replace(cluster.gpu, power_w=400))
+    shape = find_model("llama-3.1-8b")
+    assert float(step_time(shape, configuration, limited).total_s) > 1.1 * float(
+        step_time(shape, configuration, cluster).total_s
+    )

@@ -1,12 +1,12 @@
 """The time of one training step, part by part: what the GPU computes, what it waits for, what an empty pipeline costs.
 
 The parts sum to the step. Traffic that runs behind arithmetic counts only for what sticks out; `hidden_s` is the rest. The
-slowest pipeline stage sets the pace, and 1F1B leaves it idle for `pp - 1` micro-batches. Data loading, clipping, logging and
-checkpoints to disk are not known here.
+slowest pipeline stage sets the pace, and 1F1B leaves it idle for `pp - 1` micro-batches. Data loading, logging and checkpoints to
+disk are not known here.
 """
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,6 +41,8 @@ class StepTime:
     parts: dict[str, Quantity]
     hidden_s: Quantity  # traffic that runs behind arithmetic
     tokens: Quantity
+    busy: Busy = field(default_factory=Busy)  # the card's and the host's own seconds, before the power limit
+    slower: Quantity = 1.0  # arithmetic, by the power limit
 
     @property
     def total_s(self) -> Quantity:
@@ -95,7 +97,7 @@ class StepClock:
         at_full_clock, _ = parts(1.0)
         whole = sum((one.whole for one in passes), Busy()) * configuration.accumulate + update
         slower = slowdown_of(whole.card_s, whole.at_peak_s, sum(at_full_clock.values()), limit_of(gpu))
-        return StepTime(*parts(slower), configuration.global_batch * configuration.seq)
+        return StepTime(*parts(slower), configuration.global_batch * configuration.seq, whole, slower)
 
     def _begins_together(self, configuration: Configuration) -> bool:
         """Whether the host waits for the card in every forward pass: decoders of transformers look for packed sequences then."""
@@ -237,7 +239,7 @@ def _all_layers(layers: list[tuple[Work, int]], configuration: Configuration) ->
 
 
 def _model_passes(works: _Works, configuration: Configuration) -> tuple[_Passes, Busy]:
-    """One micro-batch through layers and both ends, and through attention alone. A chunked loss takes the head's product again."""
+    """One micro-batch through layers and both ends, and through attention alone. A chunked loss takes its product again."""
     embedding = Pass(works.embedding.forward, works.embedding.backward, works.embedding.forward * 0.0)
     again = works.head.products if configuration.loss == "chunked" else works.head.products * 0.0
     head = Pass(works.head.forward, works.head.backward, again)
