@@ -28,6 +28,8 @@ _FP32_BYTES = 4
 _INNER = {"cast": 3, "product": 7, "attention": 14, "gradient": 4, "attention gradient": 20}
 # What the host does to hand a parameter's gradient over, in operators of the backward pass.
 _HANDED_OVER = 7
+# Axes that a kernel goes through where tensors lie differently: of heads, and of rows.
+_HEAD_LOOPS, _ROW_LOOPS = 4, 2
 _LAST, _FIRST = 1, 3  # axes of a reduction, as the clock numbers them
 _HOPPER, _BLACKWELL = 9, 10
 # One multiply-add and one decay for each number of a recurrent state and token, forward.
@@ -418,10 +420,11 @@ class LayerLaunches:
     def _part(self, calls: Calls, part: str, how: str, rows: Quantity, columns: Quantity) -> None:
         """All of a part's kernels, forward and backward."""
         ways = _parts()[part][how]
-        calls.others += self._calls(ways["forward"], rows, columns)
-        calls.backward += self._calls(ways["backward"], rows, columns)
+        loops = _HEAD_LOOPS if part == "rotary" else _ROW_LOOPS
+        calls.others += self._calls(ways["forward"], rows, columns, loops)
+        calls.backward += self._calls(ways["backward"], rows, columns, loops)
 
-    def _calls(self, kernels: Iterable[_Kernel], rows: Quantity, columns: Quantity) -> Iterator[Call]:
+    def _calls(self, kernels: Iterable[_Kernel], rows: Quantity, columns: Quantity, loops: int) -> Iterator[Call]:
         widths = self.widths
         for kernel in kernels:
             if kernel.name == "view":
@@ -430,7 +433,7 @@ class LayerLaunches:
             reads, writes = ([widths[letter] for letter in letters] for letters in (kernel.reads, kernel.writes))
             if kernel.name != "cast" or reads != writes:
                 inner = _INNER["cast"] if kernel.name == "cast" else 0
-                yield Call(_launch(kernel, reads, writes, rows, columns), inner=inner)
+                yield Call(_launch(kernel, reads, writes, rows, columns, loops), inner=inner)
 
     def _plain(self, name: str, reads: list[str], writes: list[str], rows: Quantity, columns: Quantity) -> Call:
         """One kernel that is not in the data file."""
@@ -456,7 +459,9 @@ def _whole(size: Quantity) -> Any:
     return np.ceil(size) if isinstance(size, np.ndarray) else int(np.ceil(size))
 
 
-def _launch(kernel: _Kernel, reads: list[int], writes: list[int], rows: Quantity, columns: Quantity) -> Launch:
+def _launch(
+    kernel: _Kernel, reads: list[int], writes: list[int], rows: Quantity, columns: Quantity, loops: int = _ROW_LOOPS
+) -> Launch:
     """A kernel of the data file on so many rows and columns, as the clock takes it."""
     elements: Quantity = rows / kernel.divisor if kernel.per_row else rows * columns / kernel.divisor
     moved, accesses = elements * sum(reads + writes), elements * (len(reads) + len(writes))
@@ -490,12 +495,12 @@ def _launch(kernel: _Kernel, reads: list[int], writes: list[int], rows: Quantity
             kind, variant = "fused", "fused_rows" if "rows" in name else "fused"
         case "fill":
             kind, variant = "elementwise", "written"
-        case "join":
+        case "join" if not kernel.strided:
             kind, variant = "elementwise", "joined_rows" if isinstance(columns, int) else "joined"
         case "dropout":
             kind, variant = "elementwise", "random"
         case _:
-            kind, variant, blocks = "elementwise", _elementwise_form(kernel, reads, writes), 3
+            kind, variant, blocks = "elementwise", _elementwise_form(kernel, reads, writes), loops
     name = "copy_" if kernel.name in ("cast", "copy") else kernel.name
     return Launch(
         kind=kind, name=name, shape=(elements, blocks), precision=precision, moved_bytes=moved,  # type: ignore[arg-type]
