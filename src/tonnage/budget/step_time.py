@@ -94,10 +94,12 @@ class StepClock:
             )
             return {name: found[name] for name in PARTS}, hidden_s
 
+        # A card averages its power over about a tenth of a second: the passes draw it, not the update after them.
         at_full_clock, _ = parts(1.0)
-        whole = sum((one.whole for one in passes), Busy()) * configuration.accumulate + update
-        slower = slowdown_of(whole.card_s, whole.at_peak_s, sum(at_full_clock.values()), limit_of(gpu))
-        return StepTime(*parts(slower), configuration.global_batch * configuration.seq, whole, slower)
+        passed = sum((one.whole for one in passes), Busy()) * configuration.accumulate
+        passed_s = sum(at_full_clock.values()) - at_full_clock["optimizer"]
+        slower = slowdown_of(passed.card_s, passed.at_peak_s, passed_s, limit_of(gpu))
+        return StepTime(*parts(slower), configuration.global_batch * configuration.seq, passed + update, slower)
 
     def _begins_together(self, configuration: Configuration) -> bool:
         """Whether the host waits for the card in every forward pass: decoders of transformers look for packed sequences then."""
