@@ -80,7 +80,7 @@ def _nanotron(row: Row) -> Case:
     }
     parallel = {"tp": tp, "pp": pp, "data": dp, "shard": dp, "zero": zero, "accumulate": row.get("grad_accum", 2)}
     configuration = Configuration(
-        framework="nanotron", optimizer_kernel="fused", seq=seq, micro_batch=batch, **parallel
+        framework="nanotron", optimizer_kernel="fused", attention="flash-2", seq=seq, micro_batch=batch, **parallel
     )
     # The rows leave open which figure and name the stage that logs the loss; nanotron's source says more on both. The
     # table of the benchmark is written by global rank 0 (`log_throughput` in helpers.py, in every version of it), which
@@ -104,6 +104,7 @@ def _torchtitan(row: Row) -> Case:
         zero=3,
         precision="fp8" if re.search("float8|fp8|rowwise", row["precision"]) else "bf16-mixed",
         checkpoint=_recomputation(recompute),
+        attention="flash-2",
         compile=bool(row.get("compile")),
         compile_loss=not any(date in row["source_rev"] for date in _BEFORE_COMPILED_LOSS),
         seq=seq,

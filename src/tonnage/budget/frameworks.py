@@ -25,7 +25,6 @@ class Framework:
     loss_backward_bytes: int
     parallel: Literal["torch", "own"]
     written: Literal["transformers", "fused", "native"]
-    attention: Literal["torch", "flash"]
     clips: bool
 
 

@@ -335,7 +335,7 @@ class LayerLaunches:
         if self.configuration.compute_bytes == _FP32_BYTES:
             return "fp32", "efficient"
         precision = "fp16" if self.configuration.precision == "fp16-mixed" else "bf16"
-        first = _HOPPER if framework_of(self.configuration).attention == "torch" else _BLACKWELL
+        first = _BLACKWELL if self.configuration.attention == "flash-2" else _HOPPER
         has_cudnn = self.gpu.maker == "NVIDIA" and self.gpu.compute_capability[0] >= first
         return precision, "cudnn" if has_cudnn and not dropout else "flash"
 

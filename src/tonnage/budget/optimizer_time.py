@@ -74,6 +74,8 @@ def update(shape: ModelShape, configuration: Configuration, parameters: Quantity
     if framework_of(configuration).clips:
         # The norm reads gradients once, scaling them reads and writes.
         calls += [Call(_lists(parameters, passes * gradient_bytes(configuration), "foreach_wide")) for passes in (1, 2)]
+    if configuration.precision == "fp16-mixed":
+        calls.append(Call(_lists(parameters, 2 * gradient_bytes(configuration), "foreach_wide")))  # the scaler's check
     if configuration.optimizer == "muon":
         sides = parameters / (2 * shape.hidden**2)
         product = Launch(
