@@ -14,7 +14,8 @@ import numpy as np
 from tonnage.budget.configuration import Configuration, Quantity
 from tonnage.budget.frameworks import framework_of, gradient_bytes, made_bytes, master_bytes, state_bytes
 from tonnage.budget.layer_launches import Call
-from tonnage.budget.layer_time import Busy, busy
+from tonnage.budget.layer_time import Busy, Pass, busy
+from tonnage.budget.states import sharded_parameters
 from tonnage.clock.launch import Launch
 from tonnage.hardware import Gpu
 from tonnage.models.shape import ModelShape
@@ -93,6 +94,16 @@ def accumulated(shape: ModelShape, configuration: Configuration, parameters: Qua
     form = "mixed" if kept != made else "vector"
     added = Call(_each(parameters / tensors, 2 * kept + made, form, 3), times=tensors)
     return busy([added], configuration, gpu, backward=True)
+
+
+def sharding_copies(parameters: Quantity, configuration: Configuration, gpu: Gpu) -> Pass:
+    """What FSDP2 copies beside its collectives in each pass: gathered parameters to their places, gradients side by side."""
+    if configuration.framework != "fsdp2" or not sharded_parameters(configuration):
+        return Pass()
+    gathered = Call(_each(parameters, 2 * configuration.compute_bytes, "joined", 2))
+    scattered = Call(_each(parameters, made_bytes(configuration) + gradient_bytes(configuration), "joined", 2))
+    again = [gathered] if configuration.zero == 3 else []
+    return Pass(busy([gathered], configuration, gpu), busy([scattered, *again], configuration, gpu, backward=True))
 
 
 def _lists(parameters: Quantity, moved_bytes: float, variant: str) -> Launch:

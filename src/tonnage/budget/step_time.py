@@ -19,7 +19,7 @@ from tonnage.budget.layer_launches import LayerLaunches
 from tonnage.budget.layer_time import FIGURES, Busy, Pass, Work, layer_pass, work_of
 from tonnage.budget.moments import recomputed_blocks
 from tonnage.budget.offload_time import Crossing, crossing
-from tonnage.budget.optimizer_time import accumulated, update
+from tonnage.budget.optimizer_time import accumulated, sharding_copies, update
 from tonnage.budget.roofline import Calibration, calibration
 from tonnage.budget.sharding import Stage, sharded, stages
 from tonnage.budget.states import lora_parameters
@@ -79,6 +79,7 @@ class StepClock:
         stage = next(stages(shape, configuration))
         passes, attention = self._passes(configuration)
         passes = _on_slowest_stage(passes, stage, configuration)
+        passes = passes._replace(layers=passes.layers + sharding_copies(stage.parameters, configuration, gpu))
         update = _update(shape, stage, configuration, gpu)
         sent = self._traffic(stage, configuration)
         moved = crossing(shape, stage, configuration, self._cluster, self.shares)
