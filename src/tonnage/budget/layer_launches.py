@@ -26,6 +26,8 @@ _PRECISIONS = {"fp32": "fp32", "tf32": "tf32", "fp16-mixed": "fp16", "bf16-mixed
 _FP32_BYTES = 4
 # Operators within another one that the host calls for each kind of call, counted in captured steps.
 _INNER = {"cast": 3, "product": 7, "attention": 14, "gradient": 4, "attention gradient": 20}
+# Which factors are transposed, as BLAS has it: forward, for the gradient of the input and of the weight.
+_LAYOUTS, _TURNED_LAYOUTS = ("tn", "nn", "nt"), ("nn", "tn", "nt")
 # What the host does to hand a parameter's gradient over, in operators of the backward pass.
 _HANDED_OVER = 7
 # Axes that a kernel goes through where tensors lie differently: of heads, and of rows.
@@ -79,12 +81,6 @@ def _parts() -> dict[str, dict[str, dict[str, list[_Kernel]]]]:
         }
         for part, table in tables.items()
     }
-
-
-@cache
-def _transposed() -> frozenset[str]:
-    """Architectures whose weights lie with their inputs first."""
-    return frozenset(("gpt2",))
 
 
 def _kernel(text: str) -> _Kernel:
@@ -160,9 +156,11 @@ class LayerLaunches:
         else:
             into = [queries + 2 * keys] if style.fused_qkv else [queries, keys, keys]
             for place, width in enumerate(into):
-                self._product(calls, read if read and place else rows, width, hidden, biased=biased)
+                self._product(
+                    calls, read if read and place else rows, width, hidden, biased=biased, turned=style.turned
+                )
             self._joined(calls, rows, hidden, len(into))
-            self._product(calls, rows, hidden, outputs, biased=biased, casts=False)
+            self._product(calls, rows, hidden, outputs, biased=biased, casts=False, turned=style.turned)
         if style.fused_qkv and not style.fused:
             calls.backward.append(self._plain("join", ["c"], ["c"], rows, queries + 2 * keys))
         rotary: str = style.rotary
@@ -195,10 +193,12 @@ class LayerLaunches:
             matrices = [1.0]
         if dense:
             for part in matrices:
-                self._product(calls, rows, part * dense / tp, hidden, biased=biased)
+                self._product(calls, rows, part * dense / tp, hidden, biased=biased, turned=style.turned)
             self._joined(calls, rows, hidden, len(matrices))
             self._part(calls, "activation", activation, rows, dense / tp)
-            calls.closing = self._product(calls, rows, hidden, dense / tp, biased=biased, casts=False)
+            calls.closing = self._product(
+                calls, rows, hidden, dense / tp, biased=biased, casts=False, turned=style.turned
+            )
         if mlp.experts:
             routed, experts = rows * mlp.experts_per_token, mlp.experts / ep
             each, width = routed * ep / mlp.experts, mlp.intermediate / tp
@@ -214,15 +214,13 @@ class LayerLaunches:
 
     def _product(
         self, calls: Calls, rows: Quantity, n: Quantity, k: Quantity, *, groups: Quantity = 1, biased: bool = False,
-        casts: bool = True, aligned: int = _ALIGNED_BYTES, wide: bool = False,
+        casts: bool = True, aligned: int = _ALIGNED_BYTES, wide: bool = False, turned: bool = False,
     ) -> list[Call]:  # fmt: skip
         """Of tokens with a weight: forward, gradients of the input and of the weight; what is cast for them; a bias."""
         configuration = self.configuration
         name = "fp8" if configuration.precision == "fp8" and not wide else _PRECISIONS[configuration.precision]
         precision = "bf16" if wide and name == "fp8" else name
-        # Which factors are transposed: of weights as nn.Linear keeps them, or as GPT-2 does, the other way round.
-        transposed = biased and not wide and self.shape.architecture in _transposed()
-        layouts = ("nn", "tn", "nt") if transposed else ("tn", "nn", "nt")
+        layouts = _TURNED_LAYOUTS if turned else _LAYOUTS
         forward = Call(
             _product(groups, rows, n, k, precision, f"{layouts[0]}-{aligned}", biased), inner=_INNER["product"]
         )

@@ -15,7 +15,7 @@ SIZES = np.array([64, 4096, 64, 1000, 262_144])
 KINDS = [
     Launch(kind="matmul", name="mm", shape=(1, SIZES, 4096, 2048), precision="bf16", variant="tn-16"),
     Launch(kind="matmul", name="addmm", shape=(8, 512, SIZES, 64), precision="fp32", variant="nn-16"),
-    Launch(kind="attention", name="", shape=(2, 16, 4, SIZES // 8, SIZES // 8, 64, 64), precision="bf16", variant="flash forward"),
+    Launch(kind="attention", name="", shape=(2, 16, 4, SIZES, 512, 64, 64), precision="bf16", variant="flash forward"),
     Launch(kind="elementwise", name="silu", shape=(SIZES, 1), precision="bf16", moved_bytes=4.0 * SIZES, variant="vector"),
     Launch(kind="fused", name="fused_silu", shape=(SIZES, 1), moved_bytes=6.0 * SIZES, operations=3.0 * SIZES, variant="fused"),
     Launch(kind="reduction", name="sum", shape=(SIZES, 512, 1), moved_bytes=1024.0 * SIZES, variant="sum_last"),
