@@ -154,7 +154,7 @@ class StepClock:
         """The head's work, for one degree of tensor parallelism after the other."""
         gpu, tp = self._cluster.gpu, np.atleast_1d(configuration.tp)
         figures = np.empty((FIGURES, tp.size))
-        for degree in np.unique(tp):
+        for degree in sorted(set(tp.tolist())):
             chosen = tp == degree
             numbers = {name: np.asarray(getattr(configuration, name)) for name in _LAYER_NUMBERS}
             some: dict[str, Any] = {name: array[chosen] if array.ndim else array[()] for name, array in numbers.items()}
