@@ -97,13 +97,16 @@ def accumulated(shape: ModelShape, configuration: Configuration, parameters: Qua
 
 
 def sharding_copies(parameters: Quantity, configuration: Configuration, gpu: Gpu) -> Pass:
-    """What FSDP2 copies beside its collectives in each pass: gathered parameters to their places, gradients side by side."""
-    if configuration.framework != "fsdp2" or not sharded_parameters(configuration):
+    """What FSDP2 and DeepSpeed copy beside their collectives in each pass: gathered parameters to their places, gradients side by
+    side."""
+    if configuration.framework not in ("fsdp2", "deepspeed") or configuration.zero < 2:
         return Pass()
-    gathered = Call(_each(parameters, 2 * configuration.compute_bytes, "joined", 2))
+    gathered = [Call(_each(parameters, 2 * configuration.compute_bytes, "joined", 2))]
+    if not sharded_parameters(configuration):
+        gathered = []
     scattered = Call(_each(parameters, made_bytes(configuration) + gradient_bytes(configuration), "joined", 2))
-    again = [gathered] if configuration.zero == 3 else []
-    return Pass(busy([gathered], configuration, gpu), busy([scattered, *again], configuration, gpu, backward=True))
+    again = gathered if configuration.zero == 3 else []
+    return Pass(busy(gathered, configuration, gpu), busy([scattered, *again], configuration, gpu, backward=True))
 
 
 def _lists(parameters: Quantity, moved_bytes: float, variant: str) -> Launch:
