@@ -1,8 +1,8 @@
 """Hold `tonnage plan train`'s step times against measured ones: `python benchmarks/steps/plan_judge.py [--parts]`.
 
 Every training of `trainings.py` that a model's configuration describes is planned as it was run, beside what an H200 took for it.
-The judged half of them is never used to choose a form. After them come the steps of `truth/steptime.json`, and published speeds
-of other clusters.
+No figure is fitted to the times of the judged half; which kernels they launch was looked up, as for the others. After them
+come the steps of `truth/steptime.json`, and published speeds of other clusters.
 """
 
 import argparse
