@@ -77,6 +77,15 @@ def parse_count(text: str) -> int:
     return round(float(match[1]) * {"": 1, "k": KIB, "m": MIB}[match[2].lower()])
 
 
+def parse_amount(text: str) -> float:
+    """The amount that "1B", "2.5 T", "300k" or "1e9" means: of tokens, samples or money, in powers of ten."""
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?(?:e\+?[0-9]{1,3})?)\s*([kmbt]?)\s*", text, re.IGNORECASE)
+    amount = float(match[1]) * {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}[match[2].lower()] if match else 0.0
+    if not 0 < amount < math.inf:
+        raise BadSize(f"{text!r} is not an amount above zero.", hint="Write it like 300000, 300k, 1B or 1e9.")
+    return amount
+
+
 def unit_for(size_bytes: int) -> str:
     """The largest binary unit that the size fills once."""
     fitting = [name for name, factor in _BINARY.items() if abs(size_bytes) >= factor]

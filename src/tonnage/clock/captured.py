@@ -96,9 +96,8 @@ class CapturedStep:
         """Every call in order; `parent` is the place of the call that made it."""
         begins = dict(self.phases)
         phase = ""
-        open_calls: dict[
-            int, list[tuple[int, bool]]
-        ] = {}  # by thread: the place of each, and whether an operator is among them
+        # By thread: the place of each open call, and whether an operator is among those up to it.
+        open_calls: dict[int, list[tuple[int, bool]]] = {}
         for place, (number, depth, thread) in enumerate(zip(self.sequence, self.depths, self.threads, strict=True)):
             phase = begins.get(place, phase)
             above = open_calls.setdefault(thread, [])

@@ -3,10 +3,12 @@
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from tonnage.clock import kernels
 from tonnage.clock.captured import CapturedCall, CapturedStep, Moment
 from tonnage.clock.host import host_costs
+from tonnage.clock.kernels import copies
 from tonnage.clock.launch import Launch
 from tonnage.clock.power import slowdown
 from tonnage.clock.ranges import factors
@@ -17,6 +19,7 @@ from tonnage.hardware import Gpu
 OPTIMIZER = "optimizer"
 WAITING = "waiting for the host"
 _ARITHMETIC = ("matmul", "attention", "convolution", "recurrent")
+_WITHOUT_TENSOR_CORES = ("fp32", "fp64")  # a card does not reach its power limit with these
 # The host reads a value from the card, and waits until it is there.
 _WAITING = frozenset(
     ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "equal")
@@ -101,7 +104,7 @@ def launches_of(step: CapturedStep, settings: Settings) -> Iterator[tuple[Moment
     within: list[set[str]] = [set() for _ in moments]  # what launches something within each
     for place in reversed(range(len(moments))):
         name, parent = moments[place].call.name, moments[place].parent
-        if name in within[place] or (within[place] and kernels.is_whole(name)):
+        if kernels.is_done_within(name, within[place]):
             found[place] = None
         if parent is not None:
             within[parent] |= within[place] | ({name} if found[place] else set())
@@ -112,6 +115,11 @@ def _launch_of(call: CapturedCall, settings: Settings) -> Launch | None:
     """What the call launches; None of one that stays on the host."""
     if call.kind not in ("operator", "kernel") or not call.on_card:
         return None
+    if call.name == "copy_" and set(call.devices[:2]) == {"cpu", "cuda"}:
+        # Whether memory is pinned is not recorded; who does not want to wait has pinned it.
+        size = prod(call.shapes[1]) * call.element_bytes(1)
+        direction: copies.Direction = "to_device" if call.devices[0] == "cuda" else "to_host"
+        return copies.transfer(size, direction, pinned=call.value(2) in ("True", "1"))
     return kernels.launch_of(call, settings)
 
 
@@ -130,7 +138,8 @@ def _tasks(launched: Iterable[tuple[Moment, Launch | None]], gpu: Gpu) -> Iterat
         kind = OPTIMIZER if moment.phase == OPTIMIZER else launch.kind
         waiting_s += costs.launch_s(launch) if call.kind == "operator" else costs.triton_kernel
         seconds = kernels.seconds(launch, gpu)
-        rate = gpu.rates.get(launch.precision, 0.0) if launch.kind in _ARITHMETIC else 0.0
+        on_tensor_cores = launch.kind in _ARITHMETIC and launch.precision not in _WITHOUT_TENSOR_CORES
+        rate = gpu.rates.get(launch.precision, 0.0) if on_tensor_cores else 0.0
         share = launch.operations / seconds / rate if rate and seconds else 0.0
         yield Task(call.name, kind, seconds, waiting_s, launch.kernels, launch.stream, share=share)
         waiting_s = 0.0

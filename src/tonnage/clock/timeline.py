@@ -30,7 +30,7 @@ class Task:
     stream: int = 0
     awaits: tuple[int, ...] = ()
     synchronizes: bool = False
-    share: float = 0.0  # of the card's peak rate of arithmetic, while it runs
+    share: float = 0.0  # of the peak rate of its tensor cores, while it runs
 
     def scaled(self, card: float, host: float = 1.0) -> "Task":
         """The same where card and host take so many times as long."""

@@ -6,14 +6,15 @@ second to load, and here a script waits for it. The reporter is loaded after the
 
 import os
 import sys
-from argparse import REMAINDER, ArgumentParser, Namespace
+from argparse import REMAINDER, ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tonnage.commands.pages import add_page_options, page_of
-from tonnage.errors import OutputExists, RequestError
+from tonnage.errors import BadSize, OutputExists, RequestError
 from tonnage.hardware import Gpu, find_cuda_gpu
 from tonnage.hardware.cluster import Cluster, find_cuda_cluster
+from tonnage.units import parse_amount
 
 if TYPE_CHECKING:
     from tonnage.recording import Recording
@@ -68,9 +69,26 @@ def _parser() -> ArgumentParser:
     add("--force", action="store_true", help="replace files that are there")
     add("--json", default="", metavar="FILE", help="write the figures as JSON ('-': standard output)")
     add_page_options(parser)
+    add_campaign(parser)
     add("-v", "--verbose", action="store_true", help="show every step, stand-in and assumption")
     add_program(parser)
     return parser
+
+
+def add_campaign(parser: ArgumentParser) -> None:
+    """How long the whole training takes, and what it costs."""
+    add = parser.add_argument
+    add("--tokens", type=_amount, metavar="N", help="say how long so many tokens take (1B, 1e9)")
+    add("--samples", type=_amount, metavar="N", help="the same for so many samples")
+    add("--epochs", type=_amount, default=1.0, metavar="N", help="how often they are gone through")
+    add("--price", type=_amount, metavar="P", help="what an hour of the card costs")
+
+
+def _amount(text: str) -> float:
+    try:
+        return parse_amount(text)
+    except BadSize as problem:
+        raise ArgumentTypeError(f"{problem} {problem.hint}") from None
 
 
 def add_program(parser: ArgumentParser) -> None:
@@ -154,11 +172,13 @@ def _answers(recording: "Recording", cards: list[Gpu]) -> "list[Recording]":
 def _keep(recording: "Recording", answers: "list[Recording]", options: Namespace, page: Path | None) -> None:
     from tonnage.recording import write_recording
     from tonnage.report.output import publish
+    from tonnage.report.step_time import Campaign
 
     if options.output:
         write_recording(options.output, recording, force=options.force)
         tell_failed(recording.header.outcome, options)
-    publish(answers, json_target=options.json, page=page, opens=options.open, verbose=options.verbose)
+    planned = Campaign(tokens=options.tokens, samples=options.samples, epochs=options.epochs, price=options.price)
+    publish(answers, json_target=options.json, page=page, opens=options.open, verbose=options.verbose, campaign=planned)
 
 
 def tell_failed(outcome: str, options: Namespace) -> None:

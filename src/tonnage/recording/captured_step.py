@@ -6,7 +6,7 @@ from dataclasses import asdict, fields
 from typing import Any, get_args
 
 from tonnage.clock.captured import CallKind, CapturedCall, CapturedStep
-from tonnage.recording.checks import check_values, is_count, is_whole, is_word_list, is_words
+from tonnage.recording.checks import check_values, is_count, is_word_list, is_words
 from tonnage.untrusted import Unreadable, parse_json
 
 _MOST_BYTES = 2**28
@@ -51,7 +51,7 @@ def _frozen(value: Any) -> Any:
 def _is_extents(value: Any) -> bool:
     """Numbers, in lists no deeper than a list of tensors for each argument."""
     return isinstance(value, list) and all(
-        isinstance(entry, list) and all(is_whole(n) or (isinstance(n, list) and all(map(is_whole, n))) for n in entry)
+        isinstance(entry, list) and all(is_count(n) or (isinstance(n, list) and all(map(is_count, n))) for n in entry)
         for entry in value
     )
 

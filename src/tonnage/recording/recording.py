@@ -9,16 +9,18 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from heapq import merge
 from math import isfinite
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from tonnage.clock.captured import CapturedStep
-from tonnage.clock.step import StepTime, step_time
 from tonnage.errors import UnknownGpu
 from tonnage.hardware import find_gpu
 from tonnage.ledger import Ledger
 from tonnage.recording.groups import Group, group_alike
 from tonnage.recording.records import Allocation, Header, Mark, Note, OutOfMemory, SegmentEvent, StandIn
 from tonnage.recording.timeline import PhasePeak, StepPeak, Timeline, peaks_by_phase, peaks_by_step
+
+if TYPE_CHECKING:
+    from tonnage.clock.step import StepTime
 
 _ACQUIRING = ("segment_alloc", "segment_map")
 Event = tuple[int, Literal["alloc", "free", "empty_cache"], Allocation | None]
@@ -38,10 +40,12 @@ class Recording:
     captured: CapturedStep | None = None
 
     @cached_property
-    def step_time(self) -> StepTime | None:
+    def step_time(self) -> "StepTime | None":
         """How long the captured step takes on the card; None where no step was captured, or its calls make no sense."""
         if self.captured is None:
             return None
+        from tonnage.clock.step import step_time  # with numpy behind it
+
         try:
             found = step_time(self.captured, find_gpu(self.header.gpu))
         except (UnknownGpu, ArithmeticError, LookupError, TypeError, ValueError):

@@ -7,17 +7,18 @@ from typing import Any
 from tonnage import __version__
 from tonnage.explain import Advice
 from tonnage.recording import Group, Recording
+from tonnage.report.step_time import NONE, Campaign, time_figures
 
 LARGEST = 20
 
 
-def figures_of(answers: Sequence[Recording], advice: Sequence[Advice]) -> dict[str, object]:
+def figures_of(answers: Sequence[Recording], advice: Sequence[Advice], campaign: Campaign = NONE) -> dict[str, object]:
     """The figures of the first card; of several cards, each one's in `cards`."""
-    each = [card_figures(answer, found) for answer, found in zip(answers, advice, strict=True)]
+    each = [card_figures(answer, found, campaign) for answer, found in zip(answers, advice, strict=True)]
     return each[0] | {"cards": each} if len(each) > 1 else each[0]
 
 
-def card_figures(recording: Recording, advice: Advice) -> dict[str, Any]:
+def card_figures(recording: Recording, advice: Advice, campaign: Campaign = NONE) -> dict[str, Any]:
     """What one card would see."""
     return {
         **_header_figures(recording),
@@ -26,6 +27,7 @@ def card_figures(recording: Recording, advice: Advice) -> dict[str, Any]:
         "peak_reserved_bytes": recording.peak_reserved_bytes,
         "peak_process_bytes": recording.peak_process_bytes,
         "unused_at_peak_bytes": recording.unused_at_peak_bytes,
+        **time_figures(recording, campaign),
         "ledger": {str(category): size for category, size in recording.ledger().bytes_by_category.items()},
         "peak": _peak_figures(recording),
         "phases": {phase.name: phase.peak_allocated_bytes for phase in recording.phases},

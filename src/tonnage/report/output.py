@@ -5,9 +5,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import TYPE_CHECKING
 
 from tonnage.errors import OutputExists, RequestError
 from tonnage.recording import Recording
+
+if TYPE_CHECKING:
+    from tonnage.report.step_time import Campaign
 
 STANDARD_OUTPUT = "-"
 
@@ -19,19 +23,23 @@ def publish(
     page: Path | None = None,
     opens: bool = False,
     verbose: bool = False,
+    campaign: "Campaign | None" = None,
 ) -> None:
     """One run's answers, a card each: a report for people, or what was asked for instead of it."""
     from tonnage.explain import Advice, advice_for
     from tonnage.report.figures import figures_of
+    from tonnage.report.step_time import NONE
     from tonnage.report.terminal import print_report
+
+    planned = campaign or NONE
 
     ran = max(answers, key=lambda answer: answer.header.capacity_bytes)
     # A card that holds the run needs no advice of its own: it is that of the card that ran.
     advice = [advice_for(answer) if answer is ran or answer.oom else Advice() for answer in answers]
     if json_target:
-        write_json(json_target, figures_of(answers, advice))
+        write_json(json_target, figures_of(answers, advice, planned))
     if wants_report(json_target, page):
-        print_report(answers, ran, advice[answers.index(ran)], stream=sys.stdout, verbose=verbose)
+        print_report(answers, ran, advice[answers.index(ran)], stream=sys.stdout, verbose=verbose, campaign=planned)
     if page is not None:
         from tonnage.report.html import render_page
 

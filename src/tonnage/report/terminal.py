@@ -28,6 +28,7 @@ from tonnage.report.lines import (
     table_unit,
     wrapped,
 )
+from tonnage.report.step_time import NONE, Campaign, time_lines, time_words
 from tonnage.script.notebook import source_line
 from tonnage.units import format_bytes, percent
 from tonnage.untrusted import clipped
@@ -48,18 +49,27 @@ _VERDICTS = {
 
 
 def print_report(
-    answers: Sequence[Recording], ran: Recording, advice: Advice, *, stream: TextIO, verbose: bool
+    answers: Sequence[Recording],
+    ran: Recording,
+    advice: Advice,
+    *,
+    stream: TextIO,
+    verbose: bool,
+    campaign: Campaign = NONE,
 ) -> None:
     """All cards in a table where there are several, then the card that ran in full."""
     sections = [cards_table(answers)] if len(answers) > 1 else []
-    sections += report_sections(ran, advice, verbose=verbose)
+    sections += report_sections(ran, advice, verbose=verbose, campaign=campaign)
     print_sections(sections, stream)
 
 
-def report_sections(recording: Recording, advice: Advice, *, verbose: bool) -> list[Iterator[Text]]:
-    """The sections of one card's report, in order."""
+def report_sections(
+    recording: Recording, advice: Advice, *, verbose: bool, campaign: Campaign | None = None
+) -> list[Iterator[Text]]:
+    """The sections of one card's report, in order; without a campaign, nothing is said of time."""
     return [
         headline(recording),
+        iter(()) if campaign is None else time_lines(recording, campaign),
         failure(recording),
         out_of_memory(recording),
         ledger(recording),
@@ -249,8 +259,8 @@ def _stand_ins(recording: Recording, verbose: bool) -> Iterator[Text]:
 def cards_table(answers: Sequence[Recording]) -> Iterator[Text]:
     """One run on several cards."""
     head, *rows = table(
-        [("card", "memory", "allocated", "reserved", "process", "verdict"), *map(_card_cells, answers)],
-        align="<>>>><", names=(5,), spare=(1, 2),
+        [("card", "memory", "allocated", "reserved", "process", "step", "verdict"), *map(_card_cells, answers)],
+        align="<>>>>><", names=(6,), spare=(1, 2),
     )  # fmt: skip
     yield Text(head.removesuffix("verdict").rstrip(), style="bold")
     for answer, row in zip(answers, rows, strict=True):
@@ -264,7 +274,9 @@ def cards_table(answers: Sequence[Recording]) -> Iterator[Text]:
 def _card_cells(answer: Recording) -> tuple[str, ...]:
     sizes = (answer.header.capacity_bytes, *_peaks(answer))
     verdict = (answer.oom.line or "dies") if answer.oom else _VERDICTS[answer.header.outcome][0]
-    return answer.header.gpu, *(format_bytes(size, "GiB") for size in sizes), verdict
+    time = None if answer.oom else answer.step_time
+    step = time_words(time.step_s) if time else ""
+    return answer.header.gpu, *(format_bytes(size, "GiB") for size in sizes), step, verdict
 
 
 def _peaks(answer: Recording) -> tuple[int, int, int]:

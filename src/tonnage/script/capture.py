@@ -214,6 +214,7 @@ class StepCapture:
             self._asks_dynamo = True
             callbacks.callback_handler.register_start_callback(self._compilation_starts)
 
+    @_harmless
     def _compilation_starts(self, *_: Any) -> None:
         if not self._profiling:
             return
@@ -221,6 +222,15 @@ class StepCapture:
         self._spoiled = True
         if self._is_mine():
             self._stop()
+
+    @_harmless
+    def _give_way(self) -> None:
+        if not self._over:
+            self._over = self._spoiled = True
+            if self._is_mine():
+                self._stop()
+            self.captured = None
+            self._tell("profiler", _NOTE)
 
     def _make_way(self) -> Callable[[], None]:
         """Let a profiler of the script's own begin in our place."""
@@ -240,12 +250,7 @@ class StepCapture:
         plain = getattr(owner, name)
 
         def begin(*arguments: Any, **keywords: Any) -> Any:
-            if not self._over:
-                self._over, self._spoiled = True, True
-                if self._profiling and self._is_mine():
-                    self._stop()
-                self.captured = None
-                self._tell("profiler", _NOTE)
+            self._give_way()
             return plain(*arguments, **keywords)
 
         setattr(owner, name, begin)

@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "tools"))
-import fit_clock_compute as tool
+_TOOLS = str(Path(__file__).parents[3] / "tools")
+sys.path.append(_TOOLS)
+import fit_clock_compute as tool  # noqa: E402
+
+sys.path.remove(_TOOLS)  # a test package has the name of a tool
 
 
 @cache

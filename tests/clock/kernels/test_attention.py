@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from clock.kernels.measured import errors, errors_of_trainings
 from tonnage.clock.kernels.attention import OPERATORS, modelled, seconds
+from tonnage.clock.kernels.figures import figures
 from tonnage.clock.launch import Launch
 from tonnage.clock.operators import Call
 from tonnage.clock.settings import Settings
@@ -55,9 +56,21 @@ def test_packed_sequences_are_taken_as_equal() -> None:
     assert found is not None and found.shape == (8, 16, 16, 512, 512, 128, 128)
 
 
-def test_only_inner_operators_launch() -> None:
-    assert not any(name.startswith("_scaled_dot_product") for name in OPERATORS)
+def test_what_is_no_attention_launches_nothing() -> None:
     assert read("_cudnn_attention_forward", {0: (2, 3)}, {}) is None
+
+
+@pytest.mark.parametrize("way", ["", "_backward"])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_operator_around_a_kernel_is_read_as_the_kernel_is(library: str, way: str) -> None:
+    """Not every build of torch records what it calls."""
+    name = f"_scaled_dot_product_{library}_attention{way}"
+    table = figures()["attention_operators"][name]
+    shapes = {table["query"] + at: (2, 8, 512, 64) for at in range(3)}
+    found = read(name, shapes, {table["causal"]: "True", table["dropout"]: "0.0"})
+    assert found is not None
+    assert found.shape == (2, 8, 8, 512, 512, 64, 64)
+    assert found.variant == f"{library} {'backward' if way else 'forward'} causal"
 
 
 @given(length=st.integers(1, 20_000), library=st.sampled_from(LIBRARIES), way=st.sampled_from(["forward", "backward"]))

@@ -9,8 +9,11 @@ import pytest
 
 from clock.kernels.calls import H200
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "tools"))
-from memory_samples import predicted_s, probe_samples, step_samples
+_TOOLS = str(Path(__file__).parents[3] / "tools")
+sys.path.append(_TOOLS)
+from memory_samples import predicted_s, probe_samples, step_samples  # noqa: E402
+
+sys.path.remove(_TOOLS)  # a test package has the name of a tool
 
 pytestmark = pytest.mark.truth
 

@@ -22,7 +22,7 @@
     const [light, dark] = [getComputedStyle(node).color, behind(node)].map(luminance).sort((a, b) => b - a);
     return (light + 0.05) / (dark + 0.05);
   };
-  const kinds = "h1, h2, p, dt, dd, td, th, summary, button:not(:disabled):not(.around), .verdict, #legend li, #legend b";
+  const kinds = "h1, h2, p, dt, dd, td, th, summary, button:not(:disabled):not(.around), .verdict, #legend li, #legend b, .legend li, .legend b, .legend span.faint";
   return [...document.querySelectorAll(kinds)]
     .filter((node) => node.textContent.trim() && node.getClientRects().length)
     .map((node) => [contrast(node), `${node.tagName} ${node.className} ${node.textContent.slice(0, 30)}`])

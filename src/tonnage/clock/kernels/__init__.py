@@ -1,6 +1,6 @@
 """The kinds of kernels: each module turns calls of its operators into launches, and launches into seconds on a card."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import lru_cache
 from typing import Any
 
@@ -32,7 +32,6 @@ _MODULES = (
 )  # fmt: skip
 # Operators that call one which has their kernel, and count where nothing inside them was recorded.
 _WHEN_ALONE = elementwise.WHEN_ALONE | indexing.WHEN_ALONE
-_AROUND = frozenset((*_WHEN_ALONE, *(name for name in attention.OPERATORS if name.startswith("_scaled_dot_product"))))
 _READERS: dict[str, Callable[[Call, Settings], Launch | None]] = {
     name: read for module in _MODULES for name, read in module.OPERATORS.items()
 } | _WHEN_ALONE
@@ -46,9 +45,13 @@ _BY_KIND = {
 _ONE_BY_ONE = frozenset(("attention", "reduction", "norm", "loss", "indexing"))
 
 
-def is_whole(name: str) -> bool:
-    """Whether an operator stands for those that it calls: it launches nothing itself where they are recorded."""
-    return name not in _READERS or name in _AROUND
+def is_done_within(name: str, inner: Collection[str]) -> bool:
+    """Whether an operator launches nothing itself, because of what those that it called launch."""
+    if name in inner:
+        return True  # autocast calls it again
+    if name in attention.OPERATORS:
+        return any(other in attention.OPERATORS for other in inner)
+    return bool(inner) and (name not in _READERS or name in _WHEN_ALONE)
 
 
 @lru_cache(maxsize=1 << 14)

@@ -25,7 +25,7 @@ FRAMES = 64
 Key = tuple[Any, ...]
 
 
-class _Numbers(dict[Any, int]):
+class Numbers(dict[Any, int]):
     """Numbers values in order of appearance, as [] asks for them."""
 
     def __missing__(self, value: Any) -> int:
@@ -51,7 +51,7 @@ def blocks_of(allocations: Sequence[Allocation], most: int = MOST_BLOCKS) -> dic
     """Blocks by birth (`life` 0: until the end), with their kinds; of these the group, the module and the stack."""
     kept = nlargest(most, allocations, key=lambda a: a.block_bytes) if len(allocations) > most else allocations
     kept = sorted(kept, key=lambda a: a.born)
-    words, stacks, groups, kinds = _Numbers(), _Numbers(), _Numbers(), _Numbers()
+    words, stacks, groups, kinds = Numbers(), Numbers(), Numbers(), Numbers()
     kind_of = [_kind(a, kinds) for a in kept]
     rows = [(groups[_group(kind)], words[clean(kind[2])], stacks[kind[4][:FRAMES]]) for kind in kinds]
     return {
@@ -68,7 +68,7 @@ def blocks_of(allocations: Sequence[Allocation], most: int = MOST_BLOCKS) -> dic
     }
 
 
-def _kind(a: Allocation, kinds: _Numbers) -> int:
+def _kind(a: Allocation, kinds: Numbers) -> int:
     """The number of a block's kind; where there are too many, its category is all that is kept."""
     key: Key = (a.category, a.operator, a.module, a.line, a.stack, a.dtype, a.shape, 0 if a.shape else a.block_bytes)
     if len(kinds) >= MOST_KINDS and key not in kinds:

@@ -17,13 +17,14 @@ from tonnage.report.html.markup import text
 from tonnage.report.html.segments import segments_section
 from tonnage.report.html.series import STRETCHES, series_of
 from tonnage.report.html.shell import embedded, policy, read_part
+from tonnage.report.html.step import step_section
 
-_SCRIPTS = ("common.js", "drawing.js", "timeline.js", "blocks.js", "controls.js", "moment.js", "icicle.js")
+_SCRIPTS = ("common.js", "drawing.js", "timeline.js", "blocks.js", "controls.js", "moment.js", "icicle.js", "step.js")
 
 
 def page_style() -> str:
     """The style of a page; a cluster's page has more."""
-    return read_part("page.css")
+    return read_part("page.css") + read_part("step.css")
 
 
 def page_script() -> str:
@@ -48,6 +49,7 @@ def render_page(
         header=sections.header_section(recording),
         cause=cause_section(diagnosis) if diagnosis else "",
         advice=sections.advice_section(recording, _advice(diagnosis) if diagnosis else advice or Advice()),
+        step_time=step_section(recording.step_time),
         ledger=sections.ledger_section(recording),
         outside=sections.outside_section(recording),
         segments=segments_section(shown),

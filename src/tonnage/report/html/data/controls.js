@@ -69,9 +69,7 @@
     const head = make("strong", "", `${inWords(bytes)}  ${name}`);
     head.prepend(make("span", `swatch c-${category}`));
     tip.replaceChildren(head, ...[maker, line, inner].filter(Boolean).map((words, at) => make("span", at ? "line" : "", words)), make("span", "faint", life));
-    const right = cursor.x + 16 + tip.offsetWidth > plot.clientWidth;
-    tip.style.left = `${Math.max(0, right ? cursor.x - 16 - tip.offsetWidth : cursor.x + 16)}px`;
-    tip.style.top = `${Math.max(0, Math.min(cursor.y + 14, plot.clientHeight - tip.offsetHeight))}px`;
+    besidePointer(tip, plot, cursor);
   }
 
   // What lies under the pointer, else the moment that was chosen.
@@ -189,27 +187,7 @@
     zoom((event.deltaY || event.deltaX) > 0 ? 1.25 : 0.8, eventAt(placeOf(plot, event)));
   }, { passive: false });
 
-  let held = null;
-  const onStrip = (x) => ((x - strip.box.x) / strip.box.width) * run.events;
-  overview.addEventListener("pointerdown", (event) => {
-    overview.setPointerCapture(event.pointerId);
-    const x = placeOf(overview, event);
-    const near = (edge) => Math.abs(x - edge) < 7;
-    const part = near(strip.left) ? "from" : near(strip.right) ? "to" : x > strip.left && x < strip.right ? "both" : "new";
-    held = { part, at: onStrip(x), from: view.from, to: view.to };
-  });
-  overview.addEventListener("pointermove", (event) => {
-    if (!held) return;
-    const now = onStrip(placeOf(overview, event));
-    if (held.part === "both") {
-      const from = Math.min(Math.max(held.from + now - held.at, 0), run.events - (held.to - held.from));
-      show(from, from + held.to - held.from);
-    } else {
-      const fixed = { from: held.to, to: held.from, new: held.at }[held.part];
-      show(Math.max(Math.min(fixed, now), 0), Math.min(Math.max(fixed, now), run.events));
-    }
-  });
-  for (const end of ["pointerup", "pointercancel"]) overview.addEventListener(end, () => (held = null));
+  slideWindow(overview, view, run.events, () => strip, show);
 
   const steps = run.steps.filter(([, , name]) => name !== "0").slice(0, 2000);
   if (steps.length > 1) {

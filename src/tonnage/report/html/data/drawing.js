@@ -48,3 +48,51 @@ function drawCeiling(pen, box, height, side = "right") {
   pen.textBaseline = "bottom";
   pen.fillText("all that the card has for PyTorch", side === "left" ? box.x + 4 : box.x + box.width - 4, height - 2);
 }
+
+// The stretch that is looked at, on the strip of the whole.
+function drawWindow(pen, box, view, whole) {
+  const left = box.x + (box.width * view.from) / whole, right = box.x + (box.width * view.to) / whole;
+  pen.fillStyle = colour("paper");
+  pen.globalAlpha = 0.72;
+  pen.fillRect(box.x, box.y, left - box.x, box.height);
+  pen.fillRect(right, box.y, box.x + box.width - right, box.height);
+  pen.globalAlpha = 1;
+  pen.strokeStyle = pen.fillStyle = colour("accent");
+  pen.lineWidth = 1.5;
+  pen.strokeRect(left, box.y, Math.max(right - left, 1), box.height);
+  for (const edge of [left, right]) pen.fillRect(edge - 2.5, box.y + box.height / 2 - 9, 5, 18);
+  return { box, left, right };
+}
+
+// A label where the pointer does not hide it.
+function besidePointer(tip, canvas, { x, y }) {
+  const right = x + 16 + tip.offsetWidth > canvas.clientWidth;
+  tip.style.left = `${Math.max(0, right ? x - 16 - tip.offsetWidth : x + 16)}px`;
+  tip.style.top = `${Math.max(0, Math.min(y + 14, canvas.clientHeight - tip.offsetHeight))}px`;
+}
+
+// The window on a strip, moved or pulled at its edges by the pointer; `stripOf` says where it was drawn last.
+function slideWindow(canvas, view, whole, stripOf, show) {
+  let held = null;
+  const placeOf = (event) => event.clientX - canvas.getBoundingClientRect().left;
+  const onStrip = (x) => ((x - stripOf().box.x) / stripOf().box.width) * whole;
+  canvas.addEventListener("pointerdown", (event) => {
+    canvas.setPointerCapture(event.pointerId);
+    const x = placeOf(event), { left, right } = stripOf();
+    const near = (edge) => Math.abs(x - edge) < 7;
+    const part = near(left) ? "from" : near(right) ? "to" : x > left && x < right ? "both" : "new";
+    held = { part, at: onStrip(x), from: view.from, to: view.to };
+  });
+  canvas.addEventListener("pointermove", (event) => {
+    if (!held) return;
+    const now = onStrip(placeOf(event));
+    if (held.part === "both") {
+      const from = Math.min(Math.max(held.from + now - held.at, 0), whole - (held.to - held.from));
+      show(from, from + held.to - held.from);
+    } else {
+      const fixed = { from: held.to, to: held.from, new: held.at }[held.part];
+      show(Math.max(Math.min(fixed, now), 0), Math.min(Math.max(fixed, now), whole));
+    }
+  });
+  for (const end of ["pointerup", "pointercancel"]) canvas.addEventListener(end, () => (held = null));
+}

@@ -228,15 +228,5 @@ function drawOverview(canvas, view) {
   pen.fillStyle = colour("panel");
   pen.fillRect(box.x, box.y, box.width, box.height);
   drawStack(pen, box, shown, y);
-  const left = box.x + (box.width * view.from) / run.events, right = box.x + (box.width * view.to) / run.events;
-  pen.fillStyle = colour("paper");
-  pen.globalAlpha = 0.72;
-  pen.fillRect(box.x, box.y, left - box.x, box.height);
-  pen.fillRect(right, box.y, box.x + box.width - right, box.height);
-  pen.globalAlpha = 1;
-  pen.strokeStyle = pen.fillStyle = colour("accent");
-  pen.lineWidth = 1.5;
-  pen.strokeRect(left, box.y, Math.max(right - left, 1), box.height);
-  for (const edge of [left, right]) pen.fillRect(edge - 2.5, box.y + box.height / 2 - 9, 5, 18);
-  return { box, left, right };
+  return drawWindow(pen, box, view, run.events);
 }

@@ -1,0 +1,106 @@
+"""The time of a step: a sentence, what it is spent on, and every launch on its stream, packed for the page's script.
+
+What would be too much for a page is left out, shortest first, and counted. It does not know how launches are drawn.
+"""
+
+import gzip
+import json
+from base64 import b64encode
+from collections.abc import Sequence
+from heapq import nlargest
+from typing import get_args
+
+from tonnage.clock.launch import Kind
+from tonnage.clock.step import WAITING, StepTime
+from tonnage.clock.timeline import Span
+from tonnage.report.html import markup
+from tonnage.report.html.blocks import Numbers
+from tonnage.report.html.markup import clean, text
+from tonnage.report.html.sections import bar
+from tonnage.report.html.shell import read_part
+from tonnage.report.step_time import step_words, time_words
+from tonnage.units import percent
+
+MOST_SPANS = 100_000
+MOST_STREAMS = 12
+_TICKS_PER_S = 10_000_000  # the page counts in tenths of a microsecond
+
+
+def step_section(time: StepTime | None) -> str:
+    """The section; nothing where no step was captured."""
+    if time is None:
+        return ""
+    kinds = {kind: seconds for kind, seconds in time.time_by_kind.items() if seconds > 0}
+    whole_s = sum(kinds.values())
+    parts = [(_colour(kind), round(seconds / whole_s * 1e6)) for kind, seconds in kinds.items()]
+    chart = f'{read_part("step.html")}<script type="text/plain" id="spans">{packed_spans(time)}</script>'
+    return markup.section(
+        "The time of a step",
+        f'<p id="step-words">{text(sentence(time))}</p>',
+        '<p class="note">Predicted, in the steady state; nine in ten such steps are in the range.</p>',
+        f'<div class="card">{bar(parts, 1_000_000)}</div>',
+        f'<ul id="step-kinds" class="legend">{"".join(_entry(*kind, whole_s) for kind in kinds.items())}</ul>',
+        chart if time.timeline.spans else "",
+        name="step-time",
+    )
+
+
+def sentence(time: StepTime) -> str:
+    """The step in one sentence."""
+    words = ", ".join(step_words(time))
+    return words[:1].upper() + words[1:]
+
+
+def _entry(kind: str, seconds: float, whole_s: float) -> str:
+    share = seconds / whole_s
+    words = percent(share) if share >= 0.0005 else "&lt; 0.1 %"
+    return (
+        f"<li>{markup.swatch(_colour(kind))}{text(kind)}<b>{words}</b> "
+        f'<span class="faint">{time_words(seconds)}</span></li>'
+    )
+
+
+def _colour(kind: str) -> str:
+    """The colour's name; a kind of a later version has that of others."""
+    if kind == WAITING:
+        return "waiting"
+    return kind if kind in get_args(Kind) else "other"
+
+
+def packed_spans(time: StepTime) -> str:
+    """The columns as JSON, compressed, in letters."""
+    plain = json.dumps(spans_of(time.timeline.spans, time.step_s), separators=(",", ":"))
+    return b64encode(gzip.compress(plain.encode(), compresslevel=6, mtime=0)).decode()
+
+
+def spans_of(spans: Sequence[Span], step_s: float, most: int = MOST_SPANS) -> dict[str, object]:
+    """For each stream the time before each launch, its length and its label: a name with a kind and the kind's colour."""
+    kept = nlargest(most, spans, key=lambda span: span.end_s - span.start_s) if len(spans) > most else spans
+    by_stream: dict[int, list[Span]] = {}
+    for span in sorted(kept, key=lambda span: span.start_s):
+        by_stream.setdefault(span.stream, []).append(span)
+    shown = sorted(nlargest(MOST_STREAMS, by_stream, key=lambda stream: len(by_stream[stream])))
+    labels = Numbers()
+    streams = [_columns(stream, by_stream[stream], labels) for stream in shown]
+    return {
+        "length": round(step_s * _TICKS_PER_S),
+        "labels": [(clean(name), clean(kind), _colour(kind)) for name, kind in labels],
+        "streams": streams,
+        "left_out": len(spans) - sum(len(by_stream[stream]) for stream in shown),
+    }
+
+
+def _columns(stream: int, spans: Sequence[Span], labels: Numbers) -> dict[str, object]:
+    """Gaps and lengths from rounded ends, so that no rounding adds up along the step."""
+    gaps, lengths, end = [], [], 0
+    for span in spans:
+        start = max(round(span.start_s * _TICKS_PER_S), end)
+        gaps.append(start - end)
+        end = max(round(span.end_s * _TICKS_PER_S), start)
+        lengths.append(end - start)
+    return {
+        "stream": stream,
+        "gaps": gaps,
+        "lengths": lengths,
+        "label": [labels[span.name, span.kind] for span in spans],
+    }

@@ -1,0 +1,144 @@
+"""How long a step takes, and what a training costs: lines for people, figures for programs."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rich.text import Text
+
+from tonnage.clock.step import StepTime
+from tonnage.recording import Recording
+from tonnage.report.lines import packed
+from tonnage.units import percent
+
+_WORTH_SAYING = 0.02  # of a step's time
+_LEAST_PEAK = 0.005  # of the card's rate
+_HOUR_S = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Campaign:
+    """The training that somebody plans: how much of it, and what an hour of the card costs."""
+
+    tokens: float | None = None
+    samples: float | None = None
+    epochs: float = 1.0
+    price: float | None = None
+
+
+NONE = Campaign()
+
+
+def time_lines(recording: Recording, campaign: Campaign = NONE) -> Iterator[Text]:
+    """The step, what it is spent on, and the whole training where one was named."""
+    time = recording.step_time
+    if time is None:
+        return
+    yield from map(Text, packed(step_words(time)))
+    yield from map(
+        Text, packed(f"{kind} {percent(share, 0)}" for kind, share in shares(time).items() if share >= _WORTH_SAYING)
+    )
+    yield from map(Text, packed(campaign_words(time, campaign)))
+
+
+def step_words(time: StepTime) -> list[str]:
+    """ "a step takes about 412 ms on the h200 (388 to 440 ms)", "39,700 tokens/s", "41 % of its peak"."""
+    words = [f"a step takes about {time_words(time.step_s)} on the {time.gpu.key} ({range_words(time)})"]
+    # Tokens a second, or samples where there are none.
+    paces = [
+        (count / time.step_s, what) for count, what in ((time.tokens, "tokens"), (time.samples, "samples")) if count
+    ]
+    words += [f"{_three_digits(pace)} {what}/s" for pace, what in paces[:1]]
+    if time.share_of_peak is not None and time.share_of_peak >= _LEAST_PEAK:
+        words.append(f"{percent(time.share_of_peak, 0)} of its peak")
+    return words
+
+
+def _three_digits(amount: float) -> str:
+    return f"{float(f'{amount:.3g}'):,.0f}" if amount >= 100 else f"{amount:.3g}"
+
+
+def shares(time: StepTime) -> dict[str, float]:
+    """Of the step's time by kind, most first. Streams that overlap, and gaps between kernels, are not told apart."""
+    by_kind = time.time_by_kind
+    whole = max(sum(by_kind.values()), 1e-12)
+    ranked = sorted(by_kind.items(), key=lambda kind: -kind[1])
+    return {kind: seconds / whole for kind, seconds in ranked}
+
+
+def campaign_words(time: StepTime, campaign: Campaign) -> list[str]:
+    """How long the whole training takes, and what it costs."""
+    steps = _steps(time, campaign)
+    if steps is None:
+        asked = campaign.tokens or campaign.samples
+        return ["how many tokens or samples a step has is not known, so neither is the whole training"] if asked else []
+    hours = steps * time.step_s / _HOUR_S
+    amount = (
+        f"{_count(campaign.tokens)} tokens"
+        if campaign.tokens
+        else f"{_count((campaign.samples or 0) * campaign.epochs)} samples"
+    )
+    words = [f"{amount}: {hours_words(hours)}"]
+    if campaign.price is not None:
+        words.append(f"at {campaign.price:,.2f} an hour: {hours * campaign.price:,.2f}")
+    return words
+
+
+def _steps(time: StepTime, campaign: Campaign) -> float | None:
+    if campaign.tokens:
+        return campaign.tokens * campaign.epochs / time.tokens if time.tokens else None
+    if campaign.samples:
+        return campaign.samples * campaign.epochs / time.samples if time.samples else None
+    return None
+
+
+def time_words(seconds: float) -> str:
+    """ "2.31 s", "412 ms", "4.1 ms", "12 µs"."""
+    if seconds >= 1:
+        return f"{seconds:,.0f} s" if seconds >= 100 else f"{seconds:.2f} s"
+    if seconds < 1e-4:
+        return f"{seconds * 1e6:.0f} µs"
+    return f"{seconds * 1e3:.0f} ms" if seconds >= 0.1 else f"{seconds * 1e3:.1f} ms"
+
+
+def range_words(time: StepTime) -> str:
+    """ "388 to 440 ms"."""
+    low, high = time_words(time.low_s), time_words(time.high_s)
+    amount, _, unit = low.partition(" ")
+    return f"{amount if high.endswith(' ' + unit) else low} to {high}"
+
+
+def hours_words(hours: float) -> str:
+    """ "7.0 hours", "3.2 days", "12 minutes"."""
+    if hours >= 72:
+        return f"{hours / 24:,.1f} days"
+    return f"{hours:.1f} hours" if hours >= 1 else f"{hours * 60:.1f} minutes"
+
+
+def _count(amount: float) -> str:
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if amount >= size:
+            return f"{amount / size:.3g} {letter}"
+    return f"{amount:.0f}"
+
+
+def time_figures(recording: Recording, campaign: Campaign = NONE) -> dict[str, Any]:
+    """The same for programs; nothing where no step was captured."""
+    time = recording.step_time
+    if time is None:
+        return {}
+    steps = _steps(time, campaign)
+    found: dict[str, Any] = {
+        "step_time_s": time.step_s,
+        "step_time_low_s": time.low_s,
+        "step_time_high_s": time.high_s,
+        "tokens_per_s": time.tokens / time.step_s if time.tokens else None,
+        "samples_per_s": time.samples / time.step_s if time.samples else None,
+        "share_of_peak": time.share_of_peak,
+        "host_s": time.timeline.host_s,
+        "time_by_kind": time.time_by_kind,
+    }
+    if steps is not None:
+        found["training_s"] = steps * time.step_s
+        found["training_cost"] = None if campaign.price is None else steps * time.step_s / _HOUR_S * campaign.price
+    return found
