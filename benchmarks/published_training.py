@@ -18,6 +18,9 @@ Row = dict[str, Any]
 Figure = Literal["allocated", "reserved", "process"]
 
 
+_P5, _P5_GPUS = "p5.48xlarge", 8  # H100s, 8 in a host, with EFA
+
+
 @dataclass(frozen=True)
 class Case:
     """One run as the planner sees it, and which of its figures the source reports."""
@@ -33,7 +36,8 @@ class Case:
 
     def cluster(self) -> Cluster:
         """The cards of the run."""
-        sold = find_cluster(f"{int(self.configuration.gpus)}x{self.gpu}")
+        gpus = int(self.configuration.gpus)
+        sold = find_cluster(f"{gpus // _P5_GPUS}x{_P5}" if self.gpu == _P5 else f"{gpus}x{self.gpu}")
         return replace(sold, gpu=replace(sold.gpu, **self.changes)) if self.changes else sold
 
 
@@ -87,7 +91,7 @@ def _nanotron(row: Row) -> Case:
     # is in the first stage (ranks are laid out pipeline first in parallel/context.py). The peaks are reset right before
     # the optimizer's part of the step that is logged (`log_memory` in trainer.py), so a figure that grows with the
     # micro-batch, as theirs does, can only be what is reserved.
-    return Case(from_config(config, row["model"]), configuration, "h100", "reserved", "first")
+    return Case(from_config(config, row["model"]), configuration, _P5 if "EFA" in row["gpu"] else "h100", "reserved", "first")
 
 
 # -- torchtitan and torchao

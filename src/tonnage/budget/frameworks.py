@@ -26,6 +26,10 @@ class Framework:
     parallel: Literal["torch", "own"]
     written: Literal["transformers", "fused", "native"]
     clips: bool
+    bucket_bytes: float
+    pipeline_messages: int
+    pipeline_operators: int
+    split_operators: tuple[int, int]
 
 
 def framework_of(configuration: Configuration) -> Framework:
@@ -35,7 +39,8 @@ def framework_of(configuration: Configuration) -> Framework:
 
 @cache
 def _frameworks() -> dict[str, Framework]:
-    return {name: Framework(**row) for name, row in tomllib.loads(_DATA.read_text("utf-8")).items()}
+    tables = tomllib.loads(_DATA.read_text("utf-8"))
+    return {name: Framework(**row | {"split_operators": tuple(row["split_operators"])}) for name, row in tables.items()}
 
 
 def working_bytes(configuration: Configuration) -> int:

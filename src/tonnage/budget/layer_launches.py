@@ -28,8 +28,6 @@ _FP32_BYTES = 4
 _INNER = {"cast": 3, "product": 7, "attention": 14, "gradient": 4, "attention gradient": 20}
 # Which factors are transposed, as BLAS has it: forward, for the gradient of the input and of the weight.
 _LAYOUTS, _TURNED_LAYOUTS = ("tn", "nn", "nt"), ("nn", "tn", "nt")
-# What the host does to hand a parameter's gradient over, in operators of the backward pass.
-_HANDED_OVER = 7
 # Axes that a kernel goes through where tensors lie differently: of heads, and of rows.
 _HEAD_LOOPS, _ROW_LOOPS = 4, 2
 _LAST, _FIRST = 1, 3  # axes of a reduction, as the clock numbers them
@@ -41,11 +39,13 @@ _ALIGNED_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A launch, and what the host does for it: operators that it calls, and others within them."""
+    """A launch, and what the host does for it: operators that it calls, others within them, and those that Python calls whatever
+    the pass."""
 
     launch: Launch | None
     operators: int = 1
     inner: int = 0
+    in_python: Quantity = 0
     times: Quantity = 1
 
 
@@ -137,6 +137,10 @@ class LayerLaunches:
                 self._attention(calls, attention, layer, hidden, style, biased, read)
         if layer.feed_forward is not None:
             self._feed_forward(calls, layer.feed_forward, hidden, style, biased)
+        # What the host does where tensor parallelism splits products.
+        for known, operators in zip((calls.others, calls.backward), framework_of(self.configuration).split_operators, strict=True):
+            if operators:
+                known.append(Call(None, operators=0, in_python=operators * (np.asarray(tp) > 1)))
         return calls
 
     def _attention(
@@ -161,13 +165,15 @@ class LayerLaunches:
                 )
             self._joined(calls, rows, hidden, len(into))
             self._product(calls, rows, hidden, outputs, biased=biased, casts=False, turned=style.turned)
-        if style.fused_qkv and not style.fused:
+        native = framework_of(self.configuration).written == "native" and not self.configuration.compile
+        if native:
+            self._part(calls, "heads", "all", rows, queries + 2 * keys)
+            self._part(calls, "heads", "pair", rows, 2 * keys)
+        elif style.fused_qkv and not style.fused:
             calls.backward.append(self._plain("join", ["c"], ["c"], rows, queries + 2 * keys))
         rotary: str = style.rotary
         if rotary != "none":
-            rotary = (
-                "fused" if style.fused else "native" if framework_of(self.configuration).written == "native" else rotary
-            )
+            rotary = "fused" if style.fused else "native" if native else rotary
         for width in (queries, keys):
             if style.qk_norm:
                 norm = "fused" if style.fused else style.norm
@@ -248,7 +254,7 @@ class LayerLaunches:
 
     def _handed_over(self) -> Call:
         """Autograd's engine sets a parameter's gradient, which takes the host alone."""
-        return Call(None, operators=_HANDED_OVER + 3, inner=_INNER["cast"])
+        return Call(None, operators=3, inner=_INNER["cast"])
 
     def _cast(self, calls: Calls, n: Quantity, k: Quantity, rows: Quantity, *, inputs: bool) -> None:
         """Autocast's: the weight and the input, and their gradients back."""

@@ -54,6 +54,10 @@ class Busy:
         """The same with every figure changed."""
         return Busy(*map(change, self.values()))
 
+    def slowed(self, times: Quantity) -> "Busy":
+        """The same on a card that takes so many times as long."""
+        return Busy(self.arithmetic_s * times, self.other_s * times, self.at_peak_s * times, self.host_s)
+
     @property
     def card_s(self) -> Quantity:
         """Seconds of the card at its full clock."""
@@ -81,6 +85,10 @@ class Pass:
     def each(self, change: Callable[[Any], Any]) -> "Pass":
         """The same with every figure changed."""
         return Pass(self.forward.each(change), self.backward.each(change), self.recompute.each(change))
+
+    def slowed(self, times: Quantity) -> "Pass":
+        """The same on a card that takes so many times as long."""
+        return Pass(self.forward.slowed(times), self.backward.slowed(times), self.recompute.slowed(times))
 
     @property
     def whole(self) -> Busy:
@@ -132,7 +140,7 @@ def busy(calls: Iterable[Call], configuration: Configuration, gpu: Gpu, *, backw
     for call in calls:
         launch = call.launch
         if launch is None:
-            called_s = call.operators * each_s + call.inner * costs.inner_operator
+            called_s = call.operators * each_s + call.inner * costs.inner_operator + call.in_python * costs.operator
             host_s = host_s + (0.0 if configuration.compile else called_s)
             continue
         seconds = call.times * (kernels.seconds(launch, gpu) + KERNEL_GAP_S * launch.kernels)

@@ -27,7 +27,12 @@ class Calibration:
     optimizer_ceiling: float
     link_ceiling: float
     link_hop_s: float
+    link_start_s: float
+    link_channels: int
     network_hop_s: float
+    network_small_saves_s: float
+    network_small_bytes_per_s: float
+    card_spread: float
     host_link_ceiling: float
     nvme_ceiling: float
     nvme_default_bytes_per_s: float

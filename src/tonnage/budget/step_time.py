@@ -7,6 +7,7 @@ disk are not known here.
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from tonnage.budget.optimizer_time import accumulated, sharding_copies, update
 from tonnage.budget.roofline import Calibration, calibration
 from tonnage.budget.sharding import Stage, sharded, stages
 from tonnage.budget.states import lora_parameters
+from tonnage.clock.host import host_costs
 from tonnage.clock.kernels.many import distinct
 from tonnage.clock.power import limit_of, slowdown_of
 from tonnage.hardware import Gpu
@@ -31,6 +33,9 @@ from tonnage.models.shape import Layer, ModelShape, Stack
 
 # What a layer's kernels depend on, of a configuration's numbers.
 _LAYER_NUMBERS = ("seq", "micro_batch", "tp", "cp", "ep")
+_BACKWARD = 4  # where it begins, of the parts in `_paced`
+# Of a backward pass, products that traffic of tensor parallelism can hide behind: half of those with two of three weights.
+_BEHIND_PRODUCTS = 0.25
 PARTS = ("forward", "backward", "recompute", "optimizer", "collectives", "offload", "bubble")
 
 
@@ -69,6 +74,7 @@ class StepClock:
         self._shape, self._cluster = shape, cluster
         self.shares = shares or calibration()
         self._network = Network(cluster, self.shares)
+        self._slowest = _slowest(cluster.gpus, self.shares.card_spread)
         self._census = [(stack, _census(stack)) for stack in shape.stacks]
         self._known: dict[tuple[object, ...], _Known] = {}
         self._sent: dict[tuple[object, ...], tuple[Configuration, Traffic]] = {}
@@ -79,16 +85,19 @@ class StepClock:
         stage = next(stages(shape, configuration))
         passes, attention = self._passes(configuration)
         passes = _on_slowest_stage(passes, stage, configuration)
-        passes = passes._replace(layers=passes.layers + sharding_copies(stage.parameters, configuration, gpu))
-        update = _update(shape, stage, configuration, gpu)
+        layers = passes.layers + sharding_copies(stage.parameters, configuration, gpu) + _handing_on(configuration)
+        passes = _Passes(*(one.slowed(self._slowest) for one in passes._replace(layers=layers)))
+        update = _update(shape, stage, configuration, gpu).slowed(self._slowest)
         sent = self._traffic(stage, configuration)
         moved = crossing(shape, stage, configuration, self._cluster, self.shares)
-        together = self._begins_together(configuration)
+        together, waits = self._begins_together(configuration), _waits(configuration)
+        taken = self.shares.link_channels / gpu.sm_count
 
         def parts(slower: Quantity) -> tuple[dict[str, Quantity], Quantity]:
             """Seconds of every part, and those that are hidden, where the power limit makes arithmetic so much slower."""
-            seconds = _paced(passes, update, slower, together=together)
-            exposed, hidden_s = _exposed(seconds, sent, moved, attention.at(slower) * stage.share, configuration)
+            seconds = _paced(passes, update, slower, together=together, waits=waits)
+            attention_s = attention.at(slower) * stage.share
+            exposed, hidden_s = _exposed(seconds, sent, moved, attention_s, configuration, taken)
             bubble_s = (configuration.pp - 1) * (seconds.total_s + sent.plain_s)
             found = (
                 _micro_batches(seconds, configuration) | exposed | {"bubble": bubble_s, "optimizer": seconds.update_s}
@@ -260,9 +269,29 @@ def _on_slowest_stage(passes: _Passes, stage: Stage, configuration: Configuratio
     return _Passes(embedding * (1.0 * slower_last), layers * share, head * (1.0 * slower_last))
 
 
-def _paced(passes: _Passes, update: Busy, slower: Quantity, *, together: bool) -> _Seconds:
+def _slowest(gpus: int, spread: float) -> float:
+    """How much longer than the median the slowest of some cards takes, as they differ: the largest of so many normal deviates."""
+    return 1 + spread * NormalDist().inv_cdf((gpus - 0.375) / (gpus + 0.25))
+
+
+def _waits(configuration: Configuration) -> Quantity:
+    """Where the host waits for the card between the passes of a stage."""
+    return (np.asarray(configuration.pp) > 1) & (framework_of(configuration).pipeline_operators > 0)
+
+
+def _handing_on(configuration: Configuration) -> Pass:
+    """What the host does on a stage of a pipeline to receive and send."""
+    operators = framework_of(configuration).pipeline_operators
+    if not operators:
+        return Pass()
+    once = Busy(host_s=operators * host_costs().operator / 3 * (np.asarray(configuration.pp) > 1))
+    return Pass(once * 2, once, Busy())
+
+
+def _paced(passes: _Passes, update: Busy, slower: Quantity, *, together: bool, waits: Quantity) -> _Seconds:
     """At the pace of the card or of the host: the host may be ahead, and the card waits where it is behind. They begin a
-    micro-batch together, or the host has the lead that it won in the one before."""
+    micro-batch together, or the host has the lead that it won in the one before. Where it `waits`, they begin the backward pass
+    together, too."""
     embedding, layers, head = passes
     order = (
         ("forward", embedding.forward), ("forward", layers.forward), ("forward", head.forward), ("recompute", head.recompute),
@@ -272,9 +301,11 @@ def _paced(passes: _Passes, update: Busy, slower: Quantity, *, together: bool) -
     found: dict[str, Quantity] = dict.fromkeys(("forward", "backward", "recompute", "update"), 0.0)
     begins_s: Quantity = 0.0
     whole = sum((part for _, part in order), Busy())
-    lead_s = 0.0 if together else np.maximum(whole.at(slower) - whole.host_s, 0.0)
+    lead_s = 0.0 if together else np.maximum(whole.at(slower) - whole.host_s, 0.0) * np.logical_not(waits)
     launched_s: Quantity = -1.0 * lead_s
-    for name, part in order:
+    for place, (name, part) in enumerate(order):
+        if place == _BACKWARD:
+            launched_s = np.where(waits, begins_s, launched_s)
         launched_s = launched_s + part.host_s
         ends_s = np.maximum(begins_s + part.at(slower), launched_s)
         found[name] = found[name] + (ends_s - begins_s)
@@ -308,21 +339,23 @@ def _update(shape: ModelShape, stage: Stage, configuration: Configuration, gpu: 
 
 
 def _exposed(
-    busy: _Seconds, sent: Traffic, moved: Crossing, attention_s: Quantity, configuration: Configuration
+    busy: _Seconds, sent: Traffic, moved: Crossing, attention_s: Quantity, configuration: Configuration, taken: float
 ) -> tuple[dict[str, Quantity], Quantity]:
-    """Collectives first, then offload in what time is left to hide behind."""
+    """Collectives first, then offload in what time is left to hide behind. A collective has that share of the SMs `taken`."""
     count = configuration.accumulate
     forward_s, backward_s = busy.forward_s, busy.backward_s + busy.recompute_s
     # The first exchange of a ring has nothing to hide behind.
     ring_s = np.maximum(sent.ring_s - attention_s, sent.ring_s / configuration.cp)
     passes = [(sent.forward_s, moved.forward_s, forward_s), (sent.backward_s, moved.backward_s, backward_s)]
-    collectives_s = count * (sent.plain_s + ring_s) + sent.step_s
+    products_s = np.maximum(sent.products_s - _BEHIND_PRODUCTS * backward_s, 0.0)
+    collectives_s = count * (sent.plain_s + ring_s + products_s) + sent.step_s
     offload_s = moved.step_s
     for sent_s, moved_s, behind_s in passes:
         collectives_s = collectives_s + count * np.maximum(sent_s - behind_s, 0.0)
         offload_s = offload_s + count * np.maximum(moved_s - np.maximum(behind_s - sent_s, 0.0), 0.0)
     collectives_s = collectives_s + np.maximum(sent.last_backward_s - backward_s, 0.0)
     offload_s = offload_s + np.maximum(moved.last_backward_s - backward_s, 0.0)
-    everything_s = count * (sum(sent_s + moved_s for sent_s, moved_s, _ in passes) + sent.plain_s + sent.ring_s)
-    everything_s = everything_s + sent.last_backward_s + moved.last_backward_s + sent.step_s + moved.step_s
-    return {"collectives": collectives_s, "offload": offload_s}, everything_s - collectives_s - offload_s
+    sent_s = count * (sent.forward_s + sent.backward_s + sent.plain_s + sent.products_s + sent.ring_s)
+    hidden_s = sent_s + sent.last_backward_s + sent.step_s - collectives_s
+    moved_s = count * (moved.forward_s + moved.backward_s) + moved.last_backward_s + moved.step_s
+    return {"collectives": collectives_s + taken * hidden_s, "offload": offload_s}, hidden_s + moved_s - offload_s
