@@ -30,9 +30,9 @@ class Case:
     gpu: str
     figure: Figure
     stage: Literal["worst", "first", "last"] = "worst"
-    changes: dict[str, float] = field(
-        default_factory=dict
-    )  # of the card, where the row states another one than is sold
+    # Of the card, where the row states another one than is sold.
+    changes: dict[str, float] = field(default_factory=dict)
+    untimed: str = ""  # why nothing can be said of its speed
 
     def cluster(self) -> Cluster:
         """The cards of the run."""
@@ -120,7 +120,8 @@ def _torchtitan(row: Row) -> Case:
     )
     card = _card(row.get("gpu", ""))
     changes = _GRAND_TETON if card == "h100" and _is_grand_teton(row) else {}
-    return Case(find_model(_preset(model)), configuration, card, "reserved", changes=changes)
+    untimed = "the cards are power limited, the row does not say to what" if "power limited" in row["gpu"] else ""
+    return Case(find_model(_preset(model)), configuration, card, "reserved", changes=changes, untimed=untimed)
 
 
 # The H100s of torchtitan's own benchmarks (its docs/performance.md): 96 GB of HBM2e, at 500 W.
@@ -165,6 +166,7 @@ def _torchtune(row: Row) -> Case:
     _refuse("fused into backward" in row["optimizer"], "a step inside backward is no choice of the planner")
     configuration = Configuration(
         precision="bf16",
+        attention="flash-2",
         checkpoint=_recomputation(recompute),
         loss="full" if loss == "none" else "chunked",
         compile=bool(row["compile"]),

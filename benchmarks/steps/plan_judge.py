@@ -109,6 +109,9 @@ def judge_published(path: Path) -> None:
             cluster = case.cluster()
         except (NotSaid, TonnageError):
             continue
+        if case.untimed:
+            print(f"      -  {row['id']:24}{case.untimed}")
+            continue
         time = step_time(case.shape, case.configuration, cluster)
         ratio = float(time.tokens_per_s) / cluster.gpus / row["tokens_per_s_per_gpu"]
         ratios.setdefault(row["family"], []).append(ratio)

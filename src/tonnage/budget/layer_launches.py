@@ -306,7 +306,8 @@ class LayerLaunches:
         columns: Quantity = read / batch if read else rows
         causal, dropout = attention.causal and not read, style.attention_dropout
         # A compiled model of transformers is given its mask, and keys that are repeated for every head.
-        masked = causal and self.configuration.compile and self.configuration.framework == "torch"
+        given = self.configuration.framework == "torch" and self.configuration.attention == "flash"
+        masked = causal and self.configuration.compile and given
         if masked:
             causal, key_heads = False, heads
             for known in (calls.others, calls.backward):

@@ -18,6 +18,7 @@ from tonnage.clock.timeline import KERNEL_GAP_S
 from tonnage.hardware import Gpu
 
 _ARITHMETIC = ("matmul", "attention")
+_WITHOUT_TENSOR_CORES = ("fp32", "fp64")  # a card does not reach its power limit with these
 FIGURES = 6 * 4  # of a layer's work: each part's seconds
 
 
@@ -25,7 +26,7 @@ FIGURES = 6 * 4  # of a layer's work: each part's seconds
 class Busy:
     """Seconds of a card and of its host for some kernels, before the power limit.
 
-    `arithmetic_s` is what products and attention take, `at_peak_s` what they would take at the card's peak rate, `other_s` the
+    `arithmetic_s` is what products and attention take on tensor cores, `at_peak_s` what they would take at the card's peak rate, `other_s` the
     rest; the host launches all of it in `host_s`.
     """
 
@@ -144,7 +145,7 @@ def busy(calls: Iterable[Call], configuration: Configuration, gpu: Gpu, *, backw
             host_s = host_s + (0.0 if configuration.compile else called_s)
             continue
         seconds = call.times * (kernels.seconds(launch, gpu) + KERNEL_GAP_S * launch.kernels)
-        if launch.kind in _ARITHMETIC:
+        if launch.kind in _ARITHMETIC and launch.precision not in _WITHOUT_TENSOR_CORES:
             arithmetic_s = arithmetic_s + seconds
             at_peak_s = at_peak_s + call.times * launch.operations / peak(gpu, launch.precision)
         else:

@@ -16,6 +16,7 @@ from tonnage.hardware import Gpu, find_gpu
 
 _DATA = Path(__file__).parent / "data" / "power.toml"
 _LEAST_S = 1e-12
+_LEAST_LIMIT = 0.05  # above what an idle card draws
 
 
 @cache
@@ -43,4 +44,7 @@ def slowdown_of(busy_s: Any, at_peak_s: Any, step_s: Any, limit: float = 1.0) ->
     figures = _figures()
     whole_s = np.maximum(np.maximum(step_s, busy_s), _LEAST_S)
     drawn = busy_s * figures["busy"] + at_peak_s * figures["arithmetic"] + (whole_s - busy_s) * figures["idle"]
-    return np.maximum(1.0, drawn / whole_s / limit) ** (1 / figures["exponent"])
+    # What an idle card draws does not fall with its clock.
+    idle = figures["idle"]
+    over = (drawn / whole_s - idle) / max(limit - idle, _LEAST_LIMIT)
+    return np.maximum(1.0, over) ** (1 / figures["exponent"])
