@@ -60,6 +60,11 @@ class Calls:
     backward: list[Call] = field(default_factory=list)
     attention_backward: list[Call] = field(default_factory=list)
 
+    def add(self, other: "Calls", times: int) -> None:
+        """What another part calls, so many times."""
+        for name in self.__slots__:
+            getattr(self, name).extend(replace(call, times=times * call.times) for call in getattr(other, name))
+
 
 class _Kernel(NamedTuple):
     """A line of the data file."""
@@ -122,14 +127,15 @@ class LayerLaunches:
         # Norms and sums of the residual stream.
         norm = "fused" if style.fused else "native-rms" if style.norm == "native" and layer.rms_norm else style.norm
         branches = sum(part is not None for part in (layer.attention, layer.cross_attention, layer.feed_forward))
-        for _ in range(layer.norms):
-            self._part(calls, "norm", norm, rows, hidden)
-            calls.backward += [self._handed_over()] * (1 if layer.rms_norm else 2)
+        norms, sums = Calls(), Calls()
+        self._part(norms, "norm", norm, rows, hidden)
+        norms.backward += [self._handed_over()] * (1 if layer.rms_norm else 2)
+        calls.add(norms, layer.norms)
         how = "fused" if style.fused else "eager"
-        for _ in range(branches):
-            self._part(calls, "residual", how, rows, hidden)
-            if style.dropout:
-                self._part(calls, "dropout", how, rows, hidden)
+        self._part(sums, "residual", how, rows, hidden)
+        if style.dropout:
+            self._part(sums, "dropout", how, rows, hidden)
+        calls.add(sums, branches)
         # What lies between them.
         biased = _is_biased(layer, hidden)
         for attention, read in ((layer.attention, 0), (layer.cross_attention, memory_tokens)):
@@ -158,12 +164,13 @@ class LayerLaunches:
             self._product(calls, rows, width, hidden)
             self._product(calls, rows, hidden, width)
         else:
-            into = [queries + 2 * keys] if style.fused_qkv else [queries, keys, keys]
-            for place, width in enumerate(into):
-                self._product(
-                    calls, read if read and place else rows, width, hidden, biased=biased, turned=style.turned
-                )
-            self._joined(calls, rows, hidden, len(into))
+            first = queries + 2 * keys if style.fused_qkv else queries
+            self._product(calls, rows, first, hidden, biased=biased, turned=style.turned)
+            if not style.fused_qkv:
+                one = Calls()
+                self._product(one, read if np.any(read) else rows, keys, hidden, biased=biased, turned=style.turned)
+                calls.add(one, 2)
+            self._joined(calls, rows, hidden, 1 if style.fused_qkv else 3)
             self._product(calls, rows, hidden, outputs, biased=biased, casts=False, turned=style.turned)
         native = framework_of(self.configuration).written == "native" and not self.configuration.compile
         if native:
@@ -194,13 +201,13 @@ class LayerLaunches:
         if style.fused:
             activation = "fused-gated" if mlp.gated else "fused"
         dense = mlp.shared_intermediate if mlp.experts else mlp.intermediate
-        matrices = [2.0] if style.fused_gate else [1.0, 1.0]
-        if not mlp.gated:
-            matrices = [1.0]
+        both = 2 if mlp.gated else 1
+        matrices = 1 if style.fused_gate else both
         if dense:
-            for part in matrices:
-                self._product(calls, rows, part * dense / tp, hidden, biased=biased, turned=style.turned)
-            self._joined(calls, rows, hidden, len(matrices))
+            one = Calls()
+            self._product(one, rows, both / matrices * dense / tp, hidden, biased=biased, turned=style.turned)
+            calls.add(one, matrices)
+            self._joined(calls, rows, hidden, matrices)
             self._part(calls, "activation", activation, rows, dense / tp)
             calls.closing = self._product(
                 calls, rows, hidden, dense / tp, biased=biased, casts=False, turned=style.turned
@@ -211,8 +218,8 @@ class LayerLaunches:
             self._product(calls, rows, mlp.experts, hidden)
             self._part(calls, "mixture", "routing", routed, 1)
             self._part(calls, "mixture", "rows", routed, hidden)
-            self._part(calls, "mixture", "widths", routed, width * sum(matrices))
-            self._product(calls, each, width * (2 if mlp.gated else 1), hidden, groups=experts)
+            self._part(calls, "mixture", "widths", routed, width * both)
+            self._product(calls, each, width * both, hidden, groups=experts)
             self._part(calls, "activation", "gated-experts" if activation == "gated" else activation, routed, width)
             calls.closing = self._product(calls, each, hidden, width, groups=experts)
 
@@ -294,7 +301,8 @@ class LayerLaunches:
             if fused
             else self._plain("add", ["r", "r"], ["r"], rows, hidden)
         )
-        calls.backward += [added] * (products - 1)
+        if products > 1:
+            calls.backward.append(replace(added, times=products - 1))
 
     # ── attention ──
 
@@ -303,8 +311,9 @@ class LayerLaunches:
         cp, tp, batch = self.configuration.cp, self.configuration.tp, self.configuration.micro_batch
         heads, key_heads = attention.heads / tp, np.maximum(attention.kv_heads / tp, 1)
         rows: Quantity = self.configuration.seq / cp
-        columns: Quantity = read / batch if read else rows
-        causal, dropout = attention.causal and not read, style.attention_dropout
+        reads = bool(np.any(read))
+        columns: Quantity = read / batch if reads else rows
+        causal, dropout = attention.causal and not reads, style.attention_dropout
         # A compiled model of transformers is given its mask, and keys that are repeated for every head.
         given = self.configuration.framework == "torch" and self.configuration.attention == "flash"
         masked = causal and self.configuration.compile and given
@@ -389,9 +398,19 @@ class LayerLaunches:
                 calls.backward.append(self._plain("add", ["r", "r"], ["r"], table, hidden))
         return calls
 
+    def head_form(self, tp: int) -> tuple[object, ...]:
+        """What decides which kernels the head takes where logits are split so far."""
+        width = int(self._logits_width(tp))
+        ways = [(size, backward) for size in (2, _FP32_BYTES) for backward in (False, True)]
+        return self._alignment(width), *(softmax_form(width, size, backward=backward) for size, backward in ways)
+
+    def _logits_width(self, tp: Any) -> Any:
+        width = np.ceil(self.shape.vocab / np.asarray(tp))
+        # Inductor pads it.
+        return np.ceil(width / _ALIGNED_BYTES) * _ALIGNED_BYTES if self.configuration.compile else width
+
     def head(self) -> Calls:
-        """The last norm, logits and cross-entropy, where the model has them. All configurations must split logits alike: how wide
-        a row is decides which kernels are taken."""
+        """The last norm, logits and cross-entropy, where the model has them. All configurations must have the same `head_form`."""
         calls, shape, rows = Calls(), self.shape, self.tokens
         if not (shape.logits and shape.vocab):
             return calls
@@ -399,9 +418,7 @@ class LayerLaunches:
         style = style_of(shape, last, self.configuration)
         norm = "fused" if style.fused else "native-rms" if style.norm == "native" and last.rms_norm else style.norm
         self._part(calls, "norm", norm, rows, shape.hidden)
-        width = np.ceil(shape.vocab / np.asarray(self.configuration.tp))
-        if self.configuration.compile:
-            width = np.ceil(width / _ALIGNED_BYTES) * _ALIGNED_BYTES  # Inductor pads it
+        width = self._logits_width(self.configuration.tp)
         self._product(
             calls, rows, width, shape.hidden, aligned=self._alignment(width), wide=True,
             biased=shape.head_parameters % shape.hidden != 0,

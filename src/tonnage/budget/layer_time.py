@@ -36,13 +36,16 @@ class Busy:
     host_s: Quantity = 0.0
 
     def __add__(self, other: "Busy") -> "Busy":
-        return Busy(*(mine + its for mine, its in zip(self.values(), other.values(), strict=True)))
+        return Busy(
+            self.arithmetic_s + other.arithmetic_s, self.other_s + other.other_s, self.at_peak_s + other.at_peak_s,
+            self.host_s + other.host_s,
+        )  # fmt: skip
 
     def __sub__(self, other: "Busy") -> "Busy":
         return self + other * -1.0
 
     def __mul__(self, times: Quantity) -> "Busy":
-        return Busy(*(times * value for value in self.values()))
+        return Busy(times * self.arithmetic_s, times * self.other_s, times * self.at_peak_s, times * self.host_s)
 
     __rmul__ = __mul__
     __array_ufunc__ = None  # an array times this is this times the array
@@ -142,7 +145,7 @@ def busy(calls: Iterable[Call], configuration: Configuration, gpu: Gpu, *, backw
         launch = call.launch
         if launch is None:
             called_s = call.operators * each_s + call.inner * costs.inner_operator + call.in_python * costs.operator
-            host_s = host_s + (0.0 if configuration.compile else called_s)
+            host_s = host_s + (0.0 if configuration.compile else call.times * called_s)
             continue
         seconds = call.times * (kernels.seconds(launch, gpu) + KERNEL_GAP_S * launch.kernels)
         if launch.kind in _ARITHMETIC and launch.precision not in _WITHOUT_TENSOR_CORES:

@@ -160,15 +160,16 @@ class StepClock:
         return _Works(layers, embedding, self._head(seen))
 
     def _head(self, configuration: Configuration) -> Work:
-        """The head's work, for one degree of tensor parallelism after the other."""
+        """The head's work, for those together whose logits are as wide that they take the same kernels."""
         gpu, tp = self._cluster.gpu, np.atleast_1d(configuration.tp)
+        launches = LayerLaunches(self._shape, configuration, gpu)
+        forms = {degree: launches.head_form(degree) for degree in set(tp.tolist())}
         figures = np.empty((FIGURES, tp.size))
-        for degree in sorted(set(tp.tolist())):
-            chosen = tp == degree
+        for form in set(forms.values()):
+            chosen = np.isin(tp, [degree for degree in forms if forms[degree] == form])
             numbers = {name: np.asarray(getattr(configuration, name)) for name in _LAYER_NUMBERS}
             some: dict[str, Any] = {name: array[chosen] if array.ndim else array[()] for name, array in numbers.items()}
-            launches = LayerLaunches(self._shape, replace(configuration, **some | {"tp": int(degree)}), gpu)
-            found = work_of(launches.head(), configuration, gpu)
+            found = work_of(replace(launches, configuration=replace(configuration, **some)).head(), configuration, gpu)
             figures[:, chosen] = np.stack([np.broadcast_to(figure, chosen.sum()) for figure in found.figures()])
         return Work.of(list(figures))
 
