@@ -4,9 +4,12 @@ Every kernel's time is the clock's (`tonnage.clock.kernels`), and so is what the
 limit costs is not known here: it depends on the whole step.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from tonnage.budget.configuration import Configuration, Quantity
 from tonnage.budget.frameworks import framework_of
@@ -14,6 +17,7 @@ from tonnage.budget.layer_launches import Call, Calls
 from tonnage.clock import kernels
 from tonnage.clock.host import host_costs
 from tonnage.clock.kernels.figures import peak
+from tonnage.clock.launch import Launch
 from tonnage.clock.timeline import KERNEL_GAP_S
 from tonnage.hardware import Gpu
 
@@ -130,11 +134,46 @@ class Work:
 def work_of(calls: Calls, configuration: Configuration, gpu: Gpu) -> Work:
     """The seconds of all that a layer calls."""
     ways = (calls.products, calls.closing, calls.attention, calls.others, calls.backward, calls.attention_backward)
-    return Work(*(busy(way, configuration, gpu, backward=place > 3) for place, way in enumerate(ways)))
+    launches = [call.launch for way in ways for call in way if call.launch is not None]
+    known = dict(zip(map(id, launches), _seconds_of(launches, gpu), strict=True))
+    return Work(*(_sum(way, known, configuration, gpu, backward=place > 3) for place, way in enumerate(ways)))
 
 
-def busy(calls: Iterable[Call], configuration: Configuration, gpu: Gpu, *, backward: bool = False) -> Busy:
+def busy(calls: Sequence[Call], configuration: Configuration, gpu: Gpu, *, backward: bool = False) -> Busy:
     """The seconds of some calls."""
+    known = {id(call.launch): kernels.seconds(call.launch, gpu) for call in calls if call.launch is not None}
+    return _sum(calls, known, configuration, gpu, backward=backward)
+
+
+def _seconds_of(launches: Sequence[Launch], gpu: Gpu) -> list[Any]:
+    """Of each; those that differ in nothing but their sizes are one launch of more sizes to the clock."""
+    found: list[Any] = [None] * len(launches)
+    alike: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
+    for place, launch in enumerate(launches):
+        numbers = (*launch.shape, launch.moved_bytes, launch.operations)
+        sizes = {number.size for number in numbers if isinstance(number, np.ndarray)}
+        key = launch.kind, launch.name, launch.variant, launch.precision, launch.kernels, len(launch.shape)
+        alike[(*key, *(sizes or {1}))].append(place)
+    for (*_, size), places in alike.items():
+        first = launches[places[0]]
+        if len(places) == 1:
+            found[places[0]] = kernels.seconds(first, gpu)
+            continue
+        rows = [(*launches[place].shape, launches[place].moved_bytes, launches[place].operations) for place in places]
+        *shape, moved, operations = (
+            np.concatenate([np.broadcast_to(number, size) for number in column]) for column in zip(*rows, strict=True)
+        )
+        together = replace(first, shape=tuple(shape), moved_bytes=moved, operations=operations)
+        each = np.broadcast_to(kernels.seconds(together, gpu), len(places) * size).reshape(len(places), size)
+        for place, seconds in zip(places, each, strict=True):
+            found[place] = seconds if size > 1 else seconds[0]
+    return found
+
+
+def _sum(
+    calls: Iterable[Call], known: dict[int, Any], configuration: Configuration, gpu: Gpu, *, backward: bool
+) -> Busy:
+    """Of calls whose launches' seconds are known."""
     costs = host_costs()
     each_s = costs.backward_operator if backward else costs.operator
     arithmetic_s: Quantity = 0.0
@@ -143,17 +182,17 @@ def busy(calls: Iterable[Call], configuration: Configuration, gpu: Gpu, *, backw
     host_s: Quantity = 0.0
     for call in calls:
         launch = call.launch
+        called_s = call.operators * each_s + call.inner * costs.inner_operator + call.in_python * costs.operator
         if launch is None:
-            called_s = call.operators * each_s + call.inner * costs.inner_operator + call.in_python * costs.operator
             host_s = host_s + (0.0 if configuration.compile else call.times * called_s)
             continue
-        seconds = call.times * (kernels.seconds(launch, gpu) + KERNEL_GAP_S * launch.kernels)
+        seconds = call.times * (known[id(launch)] + KERNEL_GAP_S * launch.kernels)
         if launch.kind in _ARITHMETIC and launch.precision not in _WITHOUT_TENSOR_CORES:
             arithmetic_s = arithmetic_s + seconds
             at_peak_s = at_peak_s + call.times * launch.operations / peak(gpu, launch.precision)
         else:
             other_s = other_s + seconds
-        called_s = call.operators * each_s + call.inner * costs.inner_operator + costs.launch_s(launch)
+        called_s = called_s + costs.launch_s(launch)
         host_s = host_s + call.times * (costs.triton_kernel if configuration.compile else called_s)
     return Busy(arithmetic_s, other_s, at_peak_s, host_s)
 
