@@ -91,7 +91,9 @@ def _nanotron(row: Row) -> Case:
     # is in the first stage (ranks are laid out pipeline first in parallel/context.py). The peaks are reset right before
     # the optimizer's part of the step that is logged (`log_memory` in trainer.py), so a figure that grows with the
     # micro-batch, as theirs does, can only be what is reserved.
-    return Case(from_config(config, row["model"]), configuration, _P5 if "EFA" in row["gpu"] else "h100", "reserved", "first")
+    return Case(
+        from_config(config, row["model"]), configuration, _P5 if "EFA" in row["gpu"] else "h100", "reserved", "first"
+    )
 
 
 # -- torchtitan and torchao

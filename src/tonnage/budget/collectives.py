@@ -13,7 +13,7 @@ makers', times the share that NCCL reaches; every step of a ring costs a hop, ev
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,7 +24,6 @@ from tonnage.budget.sharding import Stage
 from tonnage.budget.states import sharded_parameters
 from tonnage.hardware.cluster import Cluster
 from tonnage.models.shape import AttentionKind, ModelShape
-
 
 _LARGE_TENSORS = 3  # of a layer: before attention, into and out of the MLP
 _LEAST_MESSAGES = 1e-9  # a part of a stage without layers
@@ -71,7 +70,7 @@ class Network:
     def _network_hop_s(self) -> float:
         return self.cluster.host.network_hop_s or self.shares.network_hop_s
 
-    def _members(self, stride: Number) -> Quantity:
+    def _members(self, stride: Number) -> Any:
         """Of a group whose ranks are so far apart, how many are in one host."""
         return np.maximum(self.cluster.gpus_per_host // np.asarray(stride), 1)
 
@@ -120,7 +119,9 @@ def traffic(shape: ModelShape, stage: Stage, configuration: Configuration, netwo
         return Traffic(plain_s, products_s, ring_s, none, none, reduce_s, none)
     if not sharded_parameters(configuration):
         every = zero == 2
-        return Traffic(plain_s, products_s, ring_s, none, scatter_s if every else none, none if every else scatter_s, gather_s)
+        return Traffic(
+            plain_s, products_s, ring_s, none, scatter_s if every else none, none if every else scatter_s, gather_s
+        )
     again = 1 if zero == 3 else 0
     return Traffic(plain_s, products_s, ring_s, gather_s, again * gather_s + scatter_s, none, none)
 
@@ -145,8 +146,8 @@ def _tensor_s(
 ) -> tuple[Quantity, Quantity]:
     """What nothing hides, and what runs behind the products of a backward pass.
 
-    Two pairs of collectives a layer and pass, which an all-reduce without sequence parallelism is too; one pair outside. Frameworks
-    of their own scatter the gradient of an input while that of the weight is computed, and gather the input again meanwhile.
+    Two pairs of collectives a layer and pass, which an all-reduce without sequence parallelism is too; one pair outside. Those
+    with code of their own scatter the gradient of an input while that of the weight is computed, and gather the input again.
     """
     once_s = network.gather_s(_activation_bytes(shape, configuration), configuration.tp)
     layers = _layers(shape) * stage.share

@@ -144,7 +144,8 @@ class LayerLaunches:
         if layer.feed_forward is not None:
             self._feed_forward(calls, layer.feed_forward, hidden, style, biased)
         # What the host does where tensor parallelism splits products.
-        for known, operators in zip((calls.others, calls.backward), framework_of(self.configuration).split_operators, strict=True):
+        forward, backward = framework_of(self.configuration).split_operators
+        for known, operators in ((calls.others, forward), (calls.backward, backward)):
             if operators:
                 known.append(Call(None, operators=0, in_python=operators * (np.asarray(tp) > 1)))
         return calls
@@ -410,7 +411,7 @@ class LayerLaunches:
         return np.ceil(width / _ALIGNED_BYTES) * _ALIGNED_BYTES if self.configuration.compile else width
 
     def head(self) -> Calls:
-        """The last norm, logits and cross-entropy, where the model has them. All configurations must have the same `head_form`."""
+        """The last norm, logits and cross-entropy, where the model has them. All configurations must have one `head_form`."""
         calls, shape, rows = Calls(), self.shape, self.tokens
         if not (shape.logits and shape.vocab):
             return calls

@@ -30,8 +30,8 @@ FIGURES = 6 * 4  # of a layer's work: each part's seconds
 class Busy:
     """Seconds of a card and of its host for some kernels, before the power limit.
 
-    `arithmetic_s` is what products and attention take on tensor cores, `at_peak_s` what they would take at the card's peak rate, `other_s` the
-    rest; the host launches all of it in `host_s`.
+    `arithmetic_s` is what products and attention take on tensor cores, `at_peak_s` what they would take at the card's peak rate,
+    `other_s` the rest; the host launches all of it in `host_s`.
     """
 
     arithmetic_s: Quantity = 0.0
@@ -149,19 +149,18 @@ def _seconds_of(launches: Sequence[Launch], gpu: Gpu) -> list[Any]:
     """Of each; those that differ in nothing but their sizes are one launch of more sizes to the clock."""
     found: list[Any] = [None] * len(launches)
     alike: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
-    for place, launch in enumerate(launches):
-        numbers = (*launch.shape, launch.moved_bytes, launch.operations)
-        sizes = {number.size for number in numbers if isinstance(number, np.ndarray)}
-        key = launch.kind, launch.name, launch.variant, launch.precision, launch.kernels, len(launch.shape)
-        alike[(*key, *(sizes or {1}))].append(place)
-    for (*_, size), places in alike.items():
+    for place, one in enumerate(launches):
+        alike[one.kind, one.name, one.variant, one.precision, one.kernels, len(one.shape)].append(place)
+    for places in alike.values():
         first = launches[places[0]]
         if len(places) == 1:
             found[places[0]] = kernels.seconds(first, gpu)
             continue
-        rows = [(*launches[place].shape, launches[place].moved_bytes, launches[place].operations) for place in places]
+        numbers = [(*one.shape, one.moved_bytes, one.operations) for one in (launches[place] for place in places)]
+        size = max(np.size(number) for row in numbers for number in row)
         *shape, moved, operations = (
-            np.concatenate([np.broadcast_to(number, size) for number in column]) for column in zip(*rows, strict=True)
+            np.concatenate([np.broadcast_to(number, size) for number in column])
+            for column in zip(*numbers, strict=True)
         )
         together = replace(first, shape=tuple(shape), moved_bytes=moved, operations=operations)
         each = np.broadcast_to(kernels.seconds(together, gpu), len(places) * size).reshape(len(places), size)

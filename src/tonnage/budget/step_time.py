@@ -160,18 +160,20 @@ class StepClock:
         return _Works(layers, embedding, self._head(seen))
 
     def _head(self, configuration: Configuration) -> Work:
-        """The head's work, for those together whose logits are as wide that they take the same kernels."""
-        gpu, tp = self._cluster.gpu, np.atleast_1d(configuration.tp)
+        """The head's work, for those together whose logits are as wide that they take the same kernels. It sees tokens alone."""
+        gpu = self._cluster.gpu
         launches = LayerLaunches(self._shape, configuration, gpu)
+        tokens, tp = np.broadcast_arrays(*np.atleast_1d(launches.tokens, configuration.tp))
+        first, places = distinct((tokens, tp))
+        tokens, tp = tokens[first], tp[first]
         forms = {degree: launches.head_form(degree) for degree in set(tp.tolist())}
         figures = np.empty((FIGURES, tp.size))
         for form in set(forms.values()):
             chosen = np.isin(tp, [degree for degree in forms if forms[degree] == form])
-            numbers = {name: np.asarray(getattr(configuration, name)) for name in _LAYER_NUMBERS}
-            some: dict[str, Any] = {name: array[chosen] if array.ndim else array[()] for name, array in numbers.items()}
-            found = work_of(replace(launches, configuration=replace(configuration, **some)).head(), configuration, gpu)
+            some = replace(configuration, seq=tokens[chosen], tp=tp[chosen], micro_batch=1, cp=1, ep=1)
+            found = work_of(replace(launches, configuration=some).head(), configuration, gpu)
             figures[:, chosen] = np.stack([np.broadcast_to(figure, chosen.sum()) for figure in found.figures()])
-        return Work.of(list(figures))
+        return Work.of(list(figures[:, places]))
 
 
 class _Works(NamedTuple):
