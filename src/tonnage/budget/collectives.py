@@ -48,7 +48,8 @@ class Network:
         members = np.minimum(self._members(stride), ranks)
         hosts = np.maximum(np.ceil(np.asarray(ranks) / members), 1)
         deep_s = 2 * (np.ceil(np.log2(hosts)) * self._network_hop_s + (members - 1) * self.shares.link_hop_s)
-        sent_s = 2 * size_bytes * (np.asarray(ranks) - 1) / ranks / self._ring_bytes_per_s(ranks, stride)
+        rate = self._ring_bytes_per_s(ranks, stride) * self.cluster.host.network_tree_share
+        sent_s = 2 * size_bytes * (np.asarray(ranks) - 1) / ranks / rate
         tree_s = sent_s + messages * (deep_s + self.shares.link_start_s)
         return np.where(hosts > 1, np.minimum(ring_s, tree_s), ring_s)
 
@@ -106,6 +107,7 @@ class Traffic(NamedTuple):
     backward_s: Quantity  # a micro-batch, gathered parameters and scattered gradients: behind the backward pass
     last_backward_s: Quantity  # a step, gradients: behind the last backward pass
     step_s: Quantity  # a step, updated parameters: not hidden
+    ends: Quantity  # share of what is named for a pass that nothing hides: the embedding's, at either end of it
 
 
 def traffic(shape: ModelShape, stage: Stage, configuration: Configuration, network: Network) -> Traffic:
@@ -114,16 +116,16 @@ def traffic(shape: ModelShape, stage: Stage, configuration: Configuration, netwo
     plain_s = plain_s + _expert_s(shape, stage, configuration, network) + _pipeline_s(shape, configuration, network)
     gather_s, scatter_s, reduce_s = _data_s(_layers(shape), stage, configuration, network)
     zero, none = configuration.zero, 0.0 * gather_s
+    ends = stage.embeds * shape.embedding_parameters / configuration.tp / stage.parameters
     ring_s = _ring_s(shape, stage, configuration, network)
     if zero == 0:
-        return Traffic(plain_s, products_s, ring_s, none, none, reduce_s, none)
+        return Traffic(plain_s, products_s, ring_s, none, none, reduce_s, none, ends)
     if not sharded_parameters(configuration):
         every = zero == 2
-        return Traffic(
-            plain_s, products_s, ring_s, none, scatter_s if every else none, none if every else scatter_s, gather_s
-        )
+        behind = (scatter_s, none) if every else (none, scatter_s)
+        return Traffic(plain_s, products_s, ring_s, none, *behind, gather_s, ends)
     again = 1 if zero == 3 else 0
-    return Traffic(plain_s, products_s, ring_s, gather_s, again * gather_s + scatter_s, none, none)
+    return Traffic(plain_s, products_s, ring_s, gather_s, again * gather_s + scatter_s, none, none, ends)
 
 
 def _activation_bytes(shape: ModelShape, configuration: Configuration) -> Quantity:

@@ -30,6 +30,7 @@ class Framework:
     pipeline_messages: int
     pipeline_operators: int
     split_operators: tuple[int, int]
+    cuts_products: bool
 
 
 def framework_of(configuration: Configuration) -> Framework:

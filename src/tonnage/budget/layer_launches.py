@@ -166,13 +166,13 @@ class LayerLaunches:
             self._product(calls, rows, hidden, width)
         else:
             first = queries + 2 * keys if style.fused_qkv else queries
-            self._product(calls, rows, first, hidden, biased=biased, turned=style.turned)
+            self._product(calls, rows, first, hidden, biased=biased, turned=style.turned, spread="columns")
             if not style.fused_qkv:
                 one = Calls()
                 self._product(one, read if np.any(read) else rows, keys, hidden, biased=biased, turned=style.turned)
                 calls.add(one, 2)
             self._joined(calls, rows, hidden, 1 if style.fused_qkv else 3)
-            self._product(calls, rows, hidden, outputs, biased=biased, casts=False, turned=style.turned)
+            self._product(calls, rows, hidden, outputs, biased=biased, casts=False, turned=style.turned, spread="rows")
         native = framework_of(self.configuration).written == "native" and not self.configuration.compile
         if native:
             self._part(calls, "heads", "all", rows, queries + 2 * keys)
@@ -206,12 +206,14 @@ class LayerLaunches:
         matrices = 1 if style.fused_gate else both
         if dense:
             one = Calls()
-            self._product(one, rows, both / matrices * dense / tp, hidden, biased=biased, turned=style.turned)
+            self._product(
+                one, rows, both / matrices * dense / tp, hidden, biased=biased, turned=style.turned, spread="columns"
+            )
             calls.add(one, matrices)
             self._joined(calls, rows, hidden, matrices)
             self._part(calls, "activation", activation, rows, dense / tp)
             calls.closing = self._product(
-                calls, rows, hidden, dense / tp, biased=biased, casts=False, turned=style.turned
+                calls, rows, hidden, dense / tp, biased=biased, casts=False, turned=style.turned, spread="rows"
             )
         if mlp.experts:
             routed, experts = rows * mlp.experts_per_token, mlp.experts / ep
@@ -228,9 +230,10 @@ class LayerLaunches:
 
     def _product(
         self, calls: Calls, rows: Quantity, n: Quantity, k: Quantity, *, groups: Quantity = 1, biased: bool = False,
-        casts: bool = True, aligned: int = _ALIGNED_BYTES, wide: bool = False, turned: bool = False,
+        casts: bool = True, aligned: int = _ALIGNED_BYTES, wide: bool = False, turned: bool = False, spread: str = "",
     ) -> list[Call]:  # fmt: skip
-        """Of tokens with a weight: forward, gradients of the input and of the weight; what is cast for them; a bias."""
+        """Of tokens with a weight: forward, gradients of the input and of the weight; what is cast for them; a bias. Tensor
+        parallelism splits the weight by its "columns" or its "rows"."""
         configuration = self.configuration
         name = "fp8" if configuration.precision == "fp8" and not wide else _PRECISIONS[configuration.precision]
         precision = "bf16" if wide and name == "fp8" else name
@@ -244,8 +247,9 @@ class LayerLaunches:
         weight = Call(
             _product(groups, n, k, rows, precision, f"{layouts[2]}-{aligned}"), operators=3, inner=_INNER["gradient"]
         )
-        calls.products.append(forward)
-        calls.backward.append(into)
+        cuts = framework_of(configuration).cuts_products
+        calls.products += self._cut(forward) if cuts and spread == "columns" else [forward]
+        calls.backward += self._cut(into) if cuts and spread == "rows" else [into]
         if not configuration.lora_rank:
             calls.backward += [weight, self._handed_over()]
         if biased and not configuration.lora_rank:
@@ -259,6 +263,19 @@ class LayerLaunches:
         if configuration.lora_rank and not wide:
             self._adapter(calls, rows, n, k)
         return [forward]
+
+    def _cut(self, product: Call) -> list[Call]:
+        """A product as a GPU does it of which some rows are its own and the others come in: those before and those after."""
+        assert product.launch is not None
+        batch, rows, n, k = product.launch.shape
+        tp = np.asarray(self.configuration.tp)
+        sides = np.where(tp > 2, 2, 1)
+        others = np.maximum(rows * (tp - 1) / tp / sides, 1)
+        own, rest = (
+            replace(product.launch, shape=(batch, _whole(part[()]), n, k), operations=2.0 * batch * part * n * k)
+            for part in (rows / tp, others)
+        )
+        return [replace(product, launch=own), replace(product, launch=rest, times=sides * (tp > 1))]
 
     def _handed_over(self) -> Call:
         """Autograd's engine sets a parameter's gradient, which takes the host alone."""

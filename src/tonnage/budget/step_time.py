@@ -354,9 +354,10 @@ def _exposed(
     collectives_s = count * (sent.plain_s + ring_s + products_s) + sent.step_s
     offload_s = moved.step_s
     for sent_s, moved_s, behind_s in passes:
-        collectives_s = collectives_s + count * np.maximum(sent_s - behind_s, 0.0)
+        collectives_s = collectives_s + count * np.maximum(sent_s - behind_s, sent.ends * sent_s)
         offload_s = offload_s + count * np.maximum(moved_s - np.maximum(behind_s - sent_s, 0.0), 0.0)
-    collectives_s = collectives_s + np.maximum(sent.last_backward_s - backward_s, 0.0)
+    last_s = sent.last_backward_s
+    collectives_s = collectives_s + np.maximum(last_s - backward_s, sent.ends * last_s)
     offload_s = offload_s + np.maximum(moved.last_backward_s - backward_s, 0.0)
     sent_s = count * (sent.forward_s + sent.backward_s + sent.plain_s + sent.products_s + sent.ring_s)
     hidden_s = sent_s + sent.last_backward_s + sent.step_s - collectives_s

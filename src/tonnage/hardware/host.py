@@ -19,7 +19,7 @@ class Host:
 
     `gpu` is the card that it holds ("": any). `link_gpus` is how many neighbouring cards the fast link joins (NVLink, Infinity
     Fabric; 0: none, they talk over PCIe). `network_bytes_per_s` is for each card, `network_hop_s` one step of
-    a ring of cards in several hosts (0: as over InfiniBand).
+    a ring of cards in several hosts (0: as over InfiniBand), `network_tree_share` what a tree of hosts reaches of a ring's bandwidth.
     """
 
     key: str
@@ -36,6 +36,7 @@ class Host:
     network: str
     network_bytes_per_s: float
     network_hop_s: float = 0.0
+    network_tree_share: float = 1.0
 
 
 @cache
