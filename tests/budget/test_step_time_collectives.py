@@ -87,8 +87,9 @@ def test_large_batches_hide_the_gathers() -> None:
     small = step("64xh100", data=64, shard=64, micro_batch=1, seq=512)
     large = step("64xh100", data=64, shard=64, micro_batch=4, seq=8192)
     assert float(small.parts["collectives"]) > 0.1 * float(small.total_s)
-    # What is hidden takes SMs from the arithmetic beside it.
-    assert float(large.parts["collectives"]) == pytest.approx(SHARES.link_channels / 132 * float(large.hidden_s))
+    # What is hidden takes SMs from the arithmetic beside it; the embedding's part has nothing to hide behind.
+    taken = SHARES.link_channels / 132 * float(large.hidden_s)
+    assert taken < float(large.parts["collectives"]) < 0.03 * float(large.total_s)
 
 
 def test_hybrid_sharding_gathers_within_a_host() -> None:

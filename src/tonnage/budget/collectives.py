@@ -122,8 +122,8 @@ def traffic(shape: ModelShape, stage: Stage, configuration: Configuration, netwo
         return Traffic(plain_s, products_s, ring_s, none, none, reduce_s, none, ends)
     if not sharded_parameters(configuration):
         every = zero == 2
-        behind = (scatter_s, none) if every else (none, scatter_s)
-        return Traffic(plain_s, products_s, ring_s, none, *behind, gather_s, ends)
+        each_s, last_s = (scatter_s, none) if every else (none, scatter_s)
+        return Traffic(plain_s, products_s, ring_s, none, each_s, last_s, gather_s, ends)
     again = 1 if zero == 3 else 0
     return Traffic(plain_s, products_s, ring_s, gather_s, again * gather_s + scatter_s, none, none, ends)
 
