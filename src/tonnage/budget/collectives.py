@@ -106,7 +106,7 @@ class Traffic(NamedTuple):
     forward_s: Quantity  # a micro-batch, gathered parameters: behind the forward pass
     backward_s: Quantity  # a micro-batch, gathered parameters and scattered gradients: behind the backward pass
     last_backward_s: Quantity  # a step, gradients: behind the last backward pass
-    step_s: Quantity  # a step, updated parameters: not hidden
+    step_s: Quantity  # a step, updated parameters and gradients of what two stages tie: not hidden
     ends: Quantity  # share of what is named for a pass that nothing hides: the embedding's, at either end of it
 
 
@@ -115,17 +115,18 @@ def traffic(shape: ModelShape, stage: Stage, configuration: Configuration, netwo
     plain_s, products_s = _tensor_s(shape, stage, configuration, network)
     plain_s = plain_s + _expert_s(shape, stage, configuration, network) + _pipeline_s(shape, configuration, network)
     gather_s, scatter_s, reduce_s = _data_s(_layers(shape), stage, configuration, network)
+    tied_s = _tied_s(shape, configuration, network)
     zero, none = configuration.zero, 0.0 * gather_s
     ends = stage.embeds * shape.embedding_parameters / configuration.tp / stage.parameters
     ring_s = _ring_s(shape, stage, configuration, network)
     if zero == 0:
-        return Traffic(plain_s, products_s, ring_s, none, none, reduce_s, none, ends)
+        return Traffic(plain_s, products_s, ring_s, none, none, reduce_s, tied_s, ends)
     if not sharded_parameters(configuration):
         every = zero == 2
         each_s, last_s = (scatter_s, none) if every else (none, scatter_s)
-        return Traffic(plain_s, products_s, ring_s, none, each_s, last_s, gather_s, ends)
+        return Traffic(plain_s, products_s, ring_s, none, each_s, last_s, gather_s + tied_s, ends)
     again = 1 if zero == 3 else 0
-    return Traffic(plain_s, products_s, ring_s, gather_s, again * gather_s + scatter_s, none, none, ends)
+    return Traffic(plain_s, products_s, ring_s, gather_s, again * gather_s + scatter_s, none, tied_s, ends)
 
 
 def _activation_bytes(shape: ModelShape, configuration: Configuration) -> Quantity:
@@ -195,6 +196,14 @@ def _pipeline_s(shape: ModelShape, configuration: Configuration, network: Networ
     return network.send_s(2 * size, span, messages) * (np.asarray(configuration.pp) > 1)
 
 
+def _tied_s(shape: ModelShape, configuration: Configuration, network: Network) -> Quantity:
+    """The first stage of a pipeline and the last sum the gradients of an embedding that is the head, too."""
+    size = shape.embedding_parameters * gradient_bytes(configuration) / configuration.tp
+    apart = configuration.tp * np.asarray(configuration.cp) * configuration.data
+    tied = shape.tied and not configuration.lora_rank
+    return network.reduce_s(size, 2, apart) * (np.asarray(configuration.pp) > 1) * tied
+
+
 def _messages(layers: Quantity, stage: Stage, configuration: Configuration) -> Quantity:
     """Sharded parameters are gathered layer by layer. Else gradients go in buckets, of which a large tensor is one."""
     bucket = framework_of(configuration).bucket_bytes
@@ -215,7 +224,10 @@ def _data_s(
     ranks, stride = configuration.shard * np.asarray(configuration.cp), configuration.tp
     everyone = configuration.data * np.asarray(configuration.cp)
     gradients = trained * parameters * gradient_bytes(configuration)
-    gather_s = network.gather_s(parameters * configuration.compute_bytes, ranks, stride, messages)
+    at_once = framework_of(configuration).gathers_at_once and not sharded_parameters(configuration)
+    gather_s = network.gather_s(
+        parameters * configuration.compute_bytes, ranks, stride, np.minimum(messages, 1) if at_once else messages
+    )
     scatter_s = network.gather_s(gradients, ranks, stride, messages)
     scatter_s = scatter_s + network.reduce_s(gradients / ranks, everyone // ranks, stride * ranks, messages)
     return gather_s, scatter_s, network.reduce_s(gradients, everyone, stride, messages)

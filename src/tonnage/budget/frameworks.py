@@ -27,6 +27,7 @@ class Framework:
     written: Literal["transformers", "fused", "native"]
     clips: bool
     bucket_bytes: float
+    gathers_at_once: bool
     pipeline_messages: int
     pipeline_operators: int
     split_operators: tuple[int, int]

@@ -12,9 +12,17 @@ from dataclasses import replace
 import numpy as np
 
 from tonnage.budget.configuration import Configuration, Quantity
-from tonnage.budget.frameworks import framework_of, gradient_bytes, made_bytes, master_bytes, state_bytes
+from tonnage.budget.frameworks import (
+    framework_of,
+    gradient_bytes,
+    made_bytes,
+    master_bytes,
+    state_bytes,
+    working_bytes,
+)
 from tonnage.budget.layer_launches import Call
 from tonnage.budget.layer_time import Busy, Pass, busy
+from tonnage.budget.sharding import shards
 from tonnage.budget.states import sharded_parameters
 from tonnage.clock.launch import Launch
 from tonnage.hardware import Gpu
@@ -48,6 +56,7 @@ _EIGHT_BIT_BYTES = 4
 # Muon's Newton-Schulz: five iterations of three products of about the hidden side.
 _NEWTON_SCHULZ_PRODUCTS = 5 * 3
 _TENSORS_PER_LAYER = 9
+_NANOTRON_TENSORS = 6  # two norms, and four matrices
 # As PyTorch's lists of tensors are cut.
 _CHUNK = 65536
 _CHUNKS_PER_KERNEL = 320
@@ -85,6 +94,21 @@ def update(shape: ModelShape, configuration: Configuration, parameters: Quantity
         )  # fmt: skip
         calls.append(Call(product, times=_NEWTON_SCHULZ_PRODUCTS * sides))
     return busy(calls, replace(configuration, compile=False), gpu)
+
+
+def gathered(shape: ModelShape, configuration: Configuration, parameters: Quantity, gpu: Gpu) -> Busy:
+    """Around nanotron's gather of updated parameters: they are laid side by side thrice, and each rank's part of each tensor is
+    copied back by a kernel of its own."""
+    if not framework_of(configuration).gathers_at_once or configuration.zero != 1:
+        return Busy()
+    ranks = shards(configuration)
+    tensors = _NANOTRON_TENSORS * sum(len(stack.layers) for stack in shape.stacks) / configuration.pp
+    size = working_bytes(configuration)
+    calls = [
+        replace(Call(_each(parameters, 2 * size, "joined", 2)), times=3),
+        Call(_each(parameters / tensors / ranks, 2 * size, "vector", 2), operators=0, inner=1, times=tensors * ranks),
+    ]
+    return busy(calls, replace(configuration, compile=False), gpu) * (np.asarray(ranks) > 1)
 
 
 def accumulated(shape: ModelShape, configuration: Configuration, parameters: Quantity, gpu: Gpu) -> Busy:

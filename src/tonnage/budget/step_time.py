@@ -20,7 +20,7 @@ from tonnage.budget.layer_launches import LayerLaunches
 from tonnage.budget.layer_time import FIGURES, Busy, Pass, Work, layer_pass, work_of
 from tonnage.budget.moments import recomputed_blocks
 from tonnage.budget.offload_time import Crossing, crossing
-from tonnage.budget.optimizer_time import accumulated, sharding_copies, update
+from tonnage.budget.optimizer_time import accumulated, gathered, sharding_copies, update
 from tonnage.budget.roofline import Calibration, calibration
 from tonnage.budget.sharding import Stage, sharded, stages
 from tonnage.budget.states import lora_parameters
@@ -338,7 +338,7 @@ def _update(shape: ModelShape, stage: Stage, configuration: Configuration, gpu: 
     summed = accumulated(shape, configuration, held, gpu) * (configuration.accumulate - first)
     if configuration.optimizer_place != "gpu":
         return summed
-    return summed + update(shape, configuration, count, gpu)
+    return summed + update(shape, configuration, count, gpu) + gathered(shape, configuration, stage.parameters, gpu)
 
 
 def _exposed(
