@@ -51,12 +51,14 @@ class Call:
 
 @dataclass(slots=True)
 class Calls:
-    """What one part of a micro-batch calls. `closing` is the last product of a layer, which is among `products` too."""
+    """What one part of a micro-batch calls. Among `products` are `closing`, the last of a layer, and `second`, which selective
+    recomputation takes again: every other one."""
 
     products: list[Call] = field(default_factory=list)
     attention: list[Call] = field(default_factory=list)
     others: list[Call] = field(default_factory=list)
     closing: list[Call] = field(default_factory=list)
+    second: list[Call] = field(default_factory=list)
     backward: list[Call] = field(default_factory=list)
     attention_backward: list[Call] = field(default_factory=list)
 
@@ -148,6 +150,7 @@ class LayerLaunches:
         for known, operators in ((calls.others, forward), (calls.backward, backward)):
             if operators:
                 known.append(Call(None, operators=0, in_python=operators * (np.asarray(tp) > 1)))
+        calls.second = _every_other(calls.products)
         return calls
 
     def _attention(
@@ -359,8 +362,12 @@ class LayerLaunches:
             )  # fmt: skip
             inner = _INNER["attention" if way == "forward" else "attention gradient"]
             known.append(Call(launch, operators=5, inner=inner, times=cp))
-            merged = self._plain("fused", ["4", "4"], ["4"], self.tokens, heads * attention.value_head_dim)
-            known.append(replace(merged, times=cp - 1, operators=0))
+            if np.any(np.asarray(cp) > 1):
+                how = "torch" if framework_of(self.configuration).parallel == "torch" else "fused"
+                turn = self._calls(
+                    _parts()["ring"][how][way], self.tokens, heads * attention.value_head_dim, _ROW_LOOPS
+                )
+                known.extend(replace(call, times=cp - 1, operators=0) for call in turn)
 
     def _library(self, dropout: bool) -> tuple[str, str]:
         """Whose kernels: PyTorch takes cuDNN's from Hopper on, FlashAttention elsewhere, its own in FP32."""
@@ -483,6 +490,17 @@ class LayerLaunches:
             kernel, [widths[letter] for letter in reads], [widths[letter] for letter in writes], rows, columns
         )
         return Call(launch, inner=_INNER["cast"] if name == "cast" else 0)
+
+
+def _every_other(products: Iterable[Call]) -> list[Call]:
+    """The second of them, the fourth and so on, where like ones are counted."""
+    chosen, before = [], 0
+    for call in products:
+        after = before + int(np.max(call.times))
+        if count := after // 2 - before // 2:
+            chosen.append(replace(call, times=count))
+        before = after
+    return chosen
 
 
 def _product(

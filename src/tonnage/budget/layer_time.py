@@ -25,7 +25,7 @@ _ARITHMETIC = ("matmul", "attention")
 _WITHOUT_TENSOR_CORES = ("fp32", "fp64")  # a card does not reach its power limit with these
 _TIMED: dict[tuple[object, ...], Any] = {}
 _MOST_TIMED = 4096
-FIGURES = 6 * 4  # of a layer's work: each part's seconds
+FIGURES = 7 * 4  # of a layer's work: each part's seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +112,7 @@ class Work:
 
     products: Busy
     closing: Busy  # the last of the products
+    second: Busy  # every other of them
     attention: Busy
     others: Busy
     backward: Busy
@@ -124,8 +125,8 @@ class Work:
 
     def figures(self) -> list[Quantity]:
         """All seconds in order."""
-        parts = (self.products, self.closing, self.attention, self.others, self.backward, self.attention_backward)
-        return [figure for part in parts for figure in part.values()]
+        forward = (self.products, self.closing, self.second, self.attention, self.others)
+        return [figure for part in (*forward, self.backward, self.attention_backward) for figure in part.values()]
 
     @classmethod
     def of(cls, figures: Sequence[Quantity]) -> "Work":
@@ -135,10 +136,13 @@ class Work:
 
 def work_of(calls: Calls, configuration: Configuration, gpu: Gpu) -> Work:
     """The seconds of all that a layer calls."""
-    ways = (calls.products, calls.closing, calls.attention, calls.others, calls.backward, calls.attention_backward)
+    forward = (calls.products, calls.closing, calls.second, calls.attention, calls.others)
+    ways = (*forward, calls.backward, calls.attention_backward)
     launches = [call.launch for way in ways for call in way if call.launch is not None]
     known = dict(zip(map(id, launches), _seconds_of(launches, gpu), strict=True))
-    return Work(*(_sum(way, known, configuration, gpu, backward=place > 3) for place, way in enumerate(ways)))
+    return Work(
+        *(_sum(way, known, configuration, gpu, backward=place >= len(forward)) for place, way in enumerate(ways))
+    )
 
 
 def busy(calls: Sequence[Call], configuration: Configuration, gpu: Gpu, *, backward: bool = False) -> Busy:
@@ -215,7 +219,7 @@ def layer_pass(work: Work, configuration: Configuration) -> Pass:
     if configuration.checkpoint == "selective":
         # Fused frameworks run the scores again; elsewhere every other product is, and what is cheap.
         fused = framework_of(configuration).written == "fused"
-        again = work.attention if fused else work.products * 0.5 + work.others
+        again = work.attention if fused else work.second + work.others
     else:
         # PyTorch stops at the last tensor that the backward needs: the closing product is not run again.
         again = work.forward - work.closing

@@ -261,15 +261,19 @@ def clock(findings: Findings) -> Iterator[Line]:
     """What the seconds rest on: kernels and their host, the power limit, and the share of links' peaks that is reached."""
     shares, cluster, plan = findings.clock.shares, findings.cluster, findings.closest
     time, rate = findings.clock.step(plan.configuration), peak_rate(cluster.gpu, plan.configuration.precision)
-    busy, reached = time.busy, float(time.busy.at_peak_s / time.busy.arithmetic_s)
+    busy = time.busy
     yield [("  seconds rest on", "bold")]
-    words = f"{time_words(float(busy.arithmetic_s))} of a step, at {percent(reached, 0)} of {rate / 1e12:,.4g} Tflop/s"
-    yield from _lines(wrapped(words, first=f"   {'products':<17}"))
-    yield from _lines(wrapped(f"{time_words(float(busy.other_s))} of a step", first=f"   {'other kernels':<17}"))
+    if float(busy.arithmetic_s):
+        reached = percent(float(busy.at_peak_s / busy.arithmetic_s), 0)
+        words = f"{time_words(float(busy.arithmetic_s))} of a step, at {reached} of {rate / 1e12:,.4g} Tflop/s"
+        yield from _lines(wrapped(words, first=f"   {'products':<17}"))
+    name = "other kernels" if float(busy.arithmetic_s) else "kernels"
+    yield from _lines(wrapped(f"{time_words(float(busy.other_s))} of a step", first=f"   {name:<17}"))
     words = f"{time_words(float(busy.host_s))} of the CPU, for all of a step's kernels"
     yield from _lines(wrapped(words, first=f"   {'launching them':<17}"))
-    words = f"makes products {percent(float(time.slower) - 1, 0)} slower"
-    yield from _lines(wrapped(words, first=f"   {'the power limit':<17}"))
+    if float(time.slower) > 1:
+        words = f"makes products {percent(float(time.slower) - 1, 0)} slower"
+        yield from _lines(wrapped(words, first=f"   {'the power limit':<17}"))
     if cluster.gpus > 1:
         yield from _share("within a host", shares.link_ceiling, cluster.peer_bytes_per_s / 1e9, "GB/s of a GPU's link")
     if cluster.hosts > 1:
