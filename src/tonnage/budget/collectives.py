@@ -2,7 +2,7 @@
 
 | parallelism | what is sent                                                       | hidden behind                |
 |-------------|--------------------------------------------------------------------|------------------------------|
-| tensor      | a gather and a scatter of activations around attention and MLP     | nothing                      |
+| tensor      | a gather and a scatter of activations around attention and MLP     | nothing; some of it products |
 | context     | keys and values around a ring                                      | the attention of that layer  |
 | expert      | tokens to their experts and back                                   | nothing                      |
 | pipeline    | activations to the next stage, gradients back                      | nothing                      |
