@@ -40,12 +40,13 @@ _ALIGNED_BYTES = 16
 @dataclass(frozen=True, slots=True)
 class Call:
     """A launch, and what the host does for it: operators that it calls, others within them, and those that Python calls whatever
-    the pass."""
+    the pass; regions of compiled code that it enters; tensors that a checkpoint packs and unpacks."""
 
     launch: Launch | None
     operators: int = 1
     inner: int = 0
     in_python: Quantity = 0
+    regions: int = 0
     times: Quantity = 1
 
 
@@ -151,7 +152,14 @@ class LayerLaunches:
             if operators:
                 known.append(Call(None, operators=0, in_python=operators * (np.asarray(tp) > 1)))
         calls.second = _every_other(calls.products)
+        if self.configuration.compile and self.configuration.framework == "fsdp2":
+            self._region(calls)  # torchtitan compiles block by block
         return calls
+
+    def _region(self, calls: Calls) -> None:
+        """What the host does around compiled code, forward and backward."""
+        for known in (calls.others, calls.backward):
+            known.append(Call(None, operators=0, regions=1))
 
     def _attention(
         self, calls: Calls, attention: Attention, layer: Layer, hidden: int, style: Style, biased: bool, read: Quantity
@@ -414,6 +422,8 @@ class LayerLaunches:
         hidden = self.shape.stacks[0].hidden
         if not self.configuration.compile:
             self._part(calls, "start", "eager", self.tokens, 1)
+        else:
+            self._region(calls)
         calls.others.append(self._plain("gather", ["r"], ["r"], self.tokens, hidden))
         if not self.configuration.lora_rank and self.shape.vocab:
             calls.backward.append(self._plain("embedding_backward", ["r"], [], self.tokens, hidden))

@@ -7,7 +7,7 @@ limit costs is not known here: it depends on the whole step.
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from tonnage.budget.configuration import Configuration, Quantity
 from tonnage.budget.frameworks import framework_of
 from tonnage.budget.layer_launches import Call, Calls
 from tonnage.clock import kernels
-from tonnage.clock.host import host_costs
+from tonnage.clock.host import PhaseCosts, host_costs
 from tonnage.clock.kernels.figures import peak
 from tonnage.clock.launch import Launch
 from tonnage.clock.timeline import KERNEL_GAP_S
@@ -23,9 +23,11 @@ from tonnage.hardware import Gpu
 
 _ARITHMETIC = ("matmul", "attention")
 _WITHOUT_TENSOR_CORES = ("fp32", "fp64")  # a card does not reach its power limit with these
+_SAVED_BY_ATTENTION = 6  # queries, keys, values, what comes out, its sums and the generator's state
+Phase = Literal["forward", "backward", "optimizer"]
 _TIMED: dict[tuple[object, ...], Any] = {}
 _MOST_TIMED = 4096
-FIGURES = 7 * 4  # of a layer's work: each part's seconds
+FIGURES = 8 * 4  # of a layer's work: each part's seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,7 @@ class Work:
     others: Busy
     backward: Busy
     attention_backward: Busy  # not in `backward`
+    packing: Busy  # what a checkpoint's hooks take for the tensors of a layer that is recomputed
 
     @property
     def forward(self) -> Busy:
@@ -126,7 +129,8 @@ class Work:
     def figures(self) -> list[Quantity]:
         """All seconds in order."""
         forward = (self.products, self.closing, self.second, self.attention, self.others)
-        return [figure for part in (*forward, self.backward, self.attention_backward) for figure in part.values()]
+        others = (self.backward, self.attention_backward, self.packing)
+        return [figure for part in (*forward, *others) for figure in part.values()]
 
     @classmethod
     def of(cls, figures: Sequence[Quantity]) -> "Work":
@@ -140,15 +144,25 @@ def work_of(calls: Calls, configuration: Configuration, gpu: Gpu) -> Work:
     ways = (*forward, calls.backward, calls.attention_backward)
     launches = [call.launch for way in ways for call in way if call.launch is not None]
     known = dict(zip(map(id, launches), _seconds_of(launches, gpu), strict=True))
-    return Work(
-        *(_sum(way, known, configuration, gpu, backward=place >= len(forward)) for place, way in enumerate(ways))
-    )
+    in_forward = [_sum(way, known, configuration, gpu, "forward") for way in forward]
+    in_backward = [_sum(way, known, configuration, gpu, "backward") for way in ways[len(forward) :]]
+    return Work(*in_forward, *in_backward, _packing(calls, configuration))
 
 
-def busy(calls: Sequence[Call], configuration: Configuration, gpu: Gpu, *, backward: bool = False) -> Busy:
+def busy(calls: Sequence[Call], configuration: Configuration, gpu: Gpu, phase: Phase = "forward") -> Busy:
     """The seconds of some calls."""
     known = {id(call.launch): kernels.seconds(call.launch, gpu) for call in calls if call.launch is not None}
-    return _sum(calls, known, configuration, gpu, backward=backward)
+    return _sum(calls, known, configuration, gpu, phase)
+
+
+def _packing(calls: Calls, configuration: Configuration) -> Busy:
+    """PyTorch's checkpoints pack and unpack every tensor that a layer saves, in Python."""
+    if configuration.compile or framework_of(configuration).written != "transformers":
+        return Busy()
+    saved: Quantity = 0
+    for way, each in ((calls.products, 2), (calls.attention, _SAVED_BY_ATTENTION), (calls.others, 1)):
+        saved = saved + sum((each * call.times for call in way if call.launch is not None), start=0)
+    return Busy(host_s=saved * host_costs().recomputed_tensor)
 
 
 def _seconds_of(launches: Sequence[Launch], gpu: Gpu) -> list[Any]:
@@ -187,30 +201,34 @@ def _timed(launch: Launch, gpu: Gpu) -> Any:
     return _TIMED[key]
 
 
-def _sum(
-    calls: Iterable[Call], known: dict[int, Any], configuration: Configuration, gpu: Gpu, *, backward: bool
-) -> Busy:
+def _sum(calls: Iterable[Call], known: dict[int, Any], configuration: Configuration, gpu: Gpu, phase: Phase) -> Busy:
     """Of calls whose launches' seconds are known."""
     costs = host_costs()
-    each_s = costs.backward_operator if backward else costs.operator
+    its: PhaseCosts = getattr(costs, phase)
     arithmetic_s: Quantity = 0.0
     other_s: Quantity = 0.0
     at_peak_s: Quantity = 0.0
     host_s: Quantity = 0.0
     for call in calls:
         launch = call.launch
-        called_s = call.operators * each_s + call.inner * costs.inner_operator + call.in_python * costs.operator
+        called_s = call.operators * its.operator + call.inner * its.inner_operator
+        called_s = called_s + call.in_python * costs.forward.operator
         if launch is None:
-            host_s = host_s + (0.0 if configuration.compile else call.times * called_s)
+            called_s = call.regions * costs.compiled_region + (0.0 if configuration.compile else called_s)
+            host_s = host_s + call.times * called_s
             continue
         seconds = call.times * (known[id(launch)] + KERNEL_GAP_S * launch.kernels)
-        if launch.kind in _ARITHMETIC and launch.precision not in _WITHOUT_TENSOR_CORES:
+        is_arithmetic = launch.kind in _ARITHMETIC
+        if is_arithmetic and launch.precision not in _WITHOUT_TENSOR_CORES:
             arithmetic_s = arithmetic_s + seconds
             at_peak_s = at_peak_s + call.times * launch.operations / peak(gpu, launch.precision)
         else:
             other_s = other_s + seconds
-        called_s = called_s + costs.launch_s(launch)
-        host_s = host_s + call.times * (costs.triton_kernel if configuration.compile else called_s)
+        if configuration.compile:
+            called_s = its.inner_operator + its.launch_s(launch) if is_arithmetic else costs.triton_kernel
+        else:
+            called_s = called_s + its.launch_s(launch)
+        host_s = host_s + call.times * called_s
     return Busy(arithmetic_s, other_s, at_peak_s, host_s)
 
 
@@ -222,5 +240,5 @@ def layer_pass(work: Work, configuration: Configuration) -> Pass:
         again = work.attention if fused else work.second + work.others
     else:
         # PyTorch stops at the last tensor that the backward needs: the closing product is not run again.
-        again = work.forward - work.closing
+        again = work.forward - work.closing + work.packing
     return Pass(work.forward, work.backward + work.attention_backward, again)

@@ -24,6 +24,7 @@ from tonnage.budget.layer_launches import Call
 from tonnage.budget.layer_time import Busy, Pass, busy
 from tonnage.budget.sharding import shards
 from tonnage.budget.states import sharded_parameters
+from tonnage.clock.host import host_costs
 from tonnage.clock.launch import Launch
 from tonnage.hardware import Gpu
 from tonnage.models.shape import ModelShape
@@ -93,7 +94,8 @@ def update(shape: ModelShape, configuration: Configuration, parameters: Quantity
             operations=2.0 * shape.hidden**3, variant="nn-16",
         )  # fmt: skip
         calls.append(Call(product, times=_NEWTON_SCHULZ_PRODUCTS * sides))
-    return busy(calls, replace(configuration, compile=False), gpu)
+    found = busy(calls, replace(configuration, compile=False), gpu, "optimizer")
+    return found + Busy(host_s=host_costs().optimizer_s(tensors))
 
 
 def gathered(shape: ModelShape, configuration: Configuration, parameters: Quantity, gpu: Gpu) -> Busy:
@@ -108,7 +110,7 @@ def gathered(shape: ModelShape, configuration: Configuration, parameters: Quanti
         replace(Call(_each(parameters, 2 * size, "joined", 2)), times=3),
         Call(_each(parameters / tensors / ranks, 2 * size, "vector", 2), operators=0, inner=1, times=tensors * ranks),
     ]
-    return busy(calls, replace(configuration, compile=False), gpu) * (np.asarray(ranks) > 1)
+    return busy(calls, replace(configuration, compile=False), gpu, "optimizer") * (np.asarray(ranks) > 1)
 
 
 def accumulated(shape: ModelShape, configuration: Configuration, parameters: Quantity, gpu: Gpu) -> Busy:
@@ -117,7 +119,7 @@ def accumulated(shape: ModelShape, configuration: Configuration, parameters: Qua
     kept, made = gradient_bytes(configuration), made_bytes(configuration)
     form = "mixed" if kept != made else "vector"
     added = Call(_each(parameters / tensors, 2 * kept + made, form, 3), times=tensors)
-    return busy([added], configuration, gpu, backward=True)
+    return busy([added], configuration, gpu, "backward")
 
 
 def sharding_copies(parameters: Quantity, configuration: Configuration, gpu: Gpu) -> Pass:
@@ -130,7 +132,7 @@ def sharding_copies(parameters: Quantity, configuration: Configuration, gpu: Gpu
         gathered = []
     scattered = Call(_each(parameters, made_bytes(configuration) + gradient_bytes(configuration), "joined", 2))
     again = gathered if configuration.zero == 3 else []
-    return Pass(busy(gathered, configuration, gpu), busy([scattered, *again], configuration, gpu, backward=True))
+    return Pass(busy(gathered, configuration, gpu), busy([scattered, *again], configuration, gpu, "backward"))
 
 
 def _lists(parameters: Quantity, moved_bytes: float, variant: str) -> Launch:

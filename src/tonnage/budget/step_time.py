@@ -287,7 +287,7 @@ def _handing_on(configuration: Configuration) -> Pass:
     operators = framework_of(configuration).pipeline_operators
     if not operators:
         return Pass()
-    once = Busy(host_s=operators * host_costs().operator / 3 * (np.asarray(configuration.pp) > 1))
+    once = Busy(host_s=operators * host_costs().forward.operator / 3 * (np.asarray(configuration.pp) > 1))
     return Pass(once * 2, once, Busy())
 
 

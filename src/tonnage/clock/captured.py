@@ -28,6 +28,11 @@ class CapturedCall(Call):
         """Whether any of its tensors lies on the card."""
         return "cuda" in self.devices
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether it is a region of what torch.compile made, or its backward."""
+        return self.kind == "region" and self.name.startswith(("Torch-Compiled Region", "CompiledFunctionBackward"))
+
 
 @dataclass(frozen=True, slots=True)
 class Moment:

@@ -2,12 +2,12 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from tonnage.clock import kernels
 from tonnage.clock.captured import CapturedCall, CapturedStep, Moment
-from tonnage.clock.host import host_costs
+from tonnage.clock.host import OPTIMIZER, host_costs
 from tonnage.clock.kernels import copies
 from tonnage.clock.launch import Launch
 from tonnage.clock.power import slowdown
@@ -16,7 +16,6 @@ from tonnage.clock.settings import Settings
 from tonnage.clock.timeline import Task, Timeline, timeline
 from tonnage.hardware import Gpu
 
-OPTIMIZER = "optimizer"
 WAITING = "waiting for the host"
 _ARITHMETIC = ("matmul", "attention", "convolution", "recurrent")
 _WITHOUT_TENSOR_CORES = ("fp32", "fp64")  # a card does not reach its power limit with these
@@ -58,7 +57,7 @@ class StepTime:
 def step_time(step: CapturedStep, gpu: Gpu) -> StepTime:
     """What a captured step would take on this card."""
     launched = list(launches_of(step, settings_of(step)))
-    tasks = within_power(list(_tasks(launched, gpu)))
+    tasks = within_power(list(_tasks(launched, gpu, step.optimizer_parameters)))
     by_precision: defaultdict[str, float] = defaultdict(float)
     for _, launch in launched:
         if launch is not None and launch.kind in _ARITHMETIC:
@@ -100,7 +99,8 @@ def launches_of(step: CapturedStep, settings: Settings) -> Iterator[tuple[Moment
     it is not called again.
     """
     moments = list(step.moments())
-    found = [_launch_of(moment.call, settings) for moment in moments]
+    indexed = _indexed(step)
+    found = [_launch_of(indexed.get(id(moment.call), moment.call), settings) for moment in moments]
     within: list[set[str]] = [set() for _ in moments]  # what launches something within each
     for place in reversed(range(len(moments))):
         name, parent = moments[place].call.name, moments[place].parent
@@ -109,6 +109,20 @@ def launches_of(step: CapturedStep, settings: Settings) -> Iterator[tuple[Moment
         if parent is not None:
             within[parent] |= within[place] | ({name} if found[place] else set())
     return zip(moments, found, strict=True)
+
+
+def _indexed(step: CapturedStep) -> dict[int, CapturedCall]:
+    """Calls of `index`, by identity, with how many rows they take: the profiler does not say, their gradients do."""
+    rows = {
+        call.shapes[0]: prod(call.shapes[2]) // max(1, prod(call.shapes[0][1:]))
+        for call in step.calls
+        if call.name == "_index_put_impl_" and len(call.shapes) > 2 and call.shapes[2]
+    }
+    return {
+        id(call): replace(call, shapes=(call.shapes[0], ((rows[call.shapes[0]],),)))
+        for call in step.calls
+        if call.name == "index" and call.shapes[0] in rows
+    }
 
 
 def _launch_of(call: CapturedCall, settings: Settings) -> Launch | None:
@@ -123,12 +137,16 @@ def _launch_of(call: CapturedCall, settings: Settings) -> Launch | None:
     return kernels.launch_of(call, settings)
 
 
-def _tasks(launched: Iterable[tuple[Moment, Launch | None]], gpu: Gpu) -> Iterator[Task]:
-    """The host's work up to each launch, and the launch."""
+def _tasks(launched: Iterable[tuple[Moment, Launch | None]], gpu: Gpu, parameters: int) -> Iterator[Task]:
+    """The host's work up to each launch, and the launch; an optimizer has so many parameters to look at first."""
     costs = host_costs()
     waiting_s = 0.0
+    phase = ""
     for moment, launch in launched:
         call = moment.call
+        if moment.phase != phase:
+            phase = moment.phase
+            waiting_s += costs.optimizer_s(parameters) if phase == OPTIMIZER else 0.0
         waiting_s += costs.call_s(moment)
         if reads_back(call):
             yield Task(call.name, "copy", host_s=waiting_s, synchronizes=True)
@@ -136,7 +154,7 @@ def _tasks(launched: Iterable[tuple[Moment, Launch | None]], gpu: Gpu) -> Iterat
         if launch is None:
             continue
         kind = OPTIMIZER if moment.phase == OPTIMIZER else launch.kind
-        waiting_s += costs.launch_s(launch) if call.kind == "operator" else costs.triton_kernel
+        waiting_s += costs.launch_s(moment, launch)
         seconds = kernels.seconds(launch, gpu)
         on_tensor_cores = launch.kind in _ARITHMETIC and launch.precision not in _WITHOUT_TENSOR_CORES
         rate = gpu.rates.get(launch.precision, 0.0) if on_tensor_cores else 0.0

@@ -32,6 +32,7 @@ _MOST_STEPS = 6
 # Of blocks; with about four operators for each, and about a kilobyte for every operator.
 _MOST_THOUSANDS = 256
 _TOO_LONG = "Its steps call too many operators to capture one, so nothing is known of its time."
+_RECOMPUTE = "recompute"
 _NOTE = "The script profiles itself, so its operators were not captured, and nothing is known of its time."
 
 
@@ -116,6 +117,8 @@ class StepCapture:
         """Any module is called."""
         if self._profiling:
             self._steps[-1].module_calls += 1
+            if threading.get_ident() != self._who.main_thread:
+                self._mark(_RECOMPUTE)  # autograd's engine calls modules only to recompute them
             if self._thousands > _MOST_THOUSANDS and self._is_mine():
                 self._over = self._spoiled = True
                 self._stop()
@@ -315,12 +318,23 @@ def _phases(events: Iterable[Event], kept: list[Event]) -> list[tuple[int, str]]
     """From which of the kept calls on each phase runs."""
     found: list[tuple[int, str]] = []
     place = 0
+    recomputing: Event | None = None  # the first module that is called again, until what called it goes on
+
+    def begin(phase: str) -> None:
+        if found and found[-1][0] == place:
+            found.pop()
+        found.append((place, phase))
+
     for event in events:
         if event.mark.startswith("phase "):
-            if found and found[-1][0] == place:
-                found.pop()
-            found.append((place, event.mark.removeprefix("phase ")))
+            begin(event.mark.removeprefix("phase "))
+        elif event.mark == _RECOMPUTE and recomputing is None:
+            recomputing = event
+            begin(_RECOMPUTE)
         elif place < len(kept) and event is kept[place]:
+            if recomputing is not None and event.thread == recomputing.thread and event.depth < recomputing.depth:
+                recomputing = None
+                begin("backward")
             place += 1
     return found
 
