@@ -1,7 +1,7 @@
 """What the host takes for the calls of a step: Python, the dispatcher, autograd's engine and the driver.
 
-Seconds were measured beside an H200, on a core that nobody else used (`data/host.toml`); hosts differ, and most share their cores.
-The range of a step's time says by how much.
+Seconds were measured beside an H200, on a core that nobody else used (`data/host.toml`); hosts differ, and most share their
+cores. The range of a step's time says by how much.
 """
 
 import tomllib
@@ -83,12 +83,11 @@ def host_costs() -> HostCosts:
     """The figures that ship with the package, for a host whose cores are shared as most are."""
     figures: dict[str, Any] = tomllib.loads(_DATA.read_text("utf-8"))
     shared = figures.pop("shared")
-    return HostCosts(
-        **{
-            name: PhaseCosts(**_times(shared, value)) if isinstance(value, dict) else shared * value
-            for name, value in figures.items()
-        }
-    )
+    costs: dict[str, Any] = {
+        name: PhaseCosts(**_times(shared, value)) if isinstance(value, dict) else shared * value
+        for name, value in figures.items()
+    }
+    return HostCosts(**costs)
 
 
 def _times(factor: float, figures: dict[str, Any]) -> dict[str, Any]:
