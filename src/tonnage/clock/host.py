@@ -31,8 +31,8 @@ class PhaseCosts:
     recurrent_kernel: float = 0.0  # cuDNN launches many from one operator
     launching: dict[str, float] = field(default_factory=dict)
 
-    def launch_s(self, launch: Launch) -> float:
-        """For a launch by an operator."""
+    def launch_s(self, launch: Launch) -> Any:
+        """For a launch by an operator; its kernels may be an array."""
         if launch.kind == "recurrent":
             return launch.kernels * self.recurrent_kernel
         return self.launch + (launch.kernels - 1) * self.further_kernel + self.launching.get(launch.kind, 0.0)
@@ -71,9 +71,9 @@ class HostCosts:
         """For its kernels."""
         if moment.call.kind == "kernel":
             return self.triton_kernel
-        return self.phase(moment).launch_s(launch)
+        return float(self.phase(moment).launch_s(launch))
 
-    def optimizer_s(self, parameters: int) -> float:
+    def optimizer_s(self, parameters: Any) -> Any:
         """For what an optimizer does for each of its parameters before it launches anything."""
         return self.optimizer_step + parameters * self.optimizer_parameter
 
