@@ -45,14 +45,18 @@ class HostCosts:
     forward: PhaseCosts
     backward: PhaseCosts
     optimizer: PhaseCosts
+    compiled: PhaseCosts  # what compiled code calls beside its own kernels
     optimizer_step: float
     optimizer_parameter: float
     triton_kernel: float  # all that compiled code takes for one
     compiled_region: float
+    compiled_parameter: float  # guarded, and handed over
     recomputed_tensor: float
 
     def phase(self, moment: Moment) -> PhaseCosts:
         """What holds where a call is."""
+        if moment.is_compiled:
+            return self.compiled
         if moment.phase == OPTIMIZER:
             return self.optimizer
         return self.backward if moment.thread and moment.phase != "recompute" else self.forward
@@ -83,8 +87,10 @@ def host_costs() -> HostCosts:
     """The figures that ship with the package, for a host whose cores are shared as most are."""
     figures = tomllib.loads(_DATA.read_text("utf-8"))
     figures = _times(figures.pop("shared"), figures)
-    forward, backward, optimizer = (PhaseCosts(**figures.pop(name)) for name in ("forward", "backward", "optimizer"))
-    return HostCosts(forward=forward, backward=backward, optimizer=optimizer, **figures)
+    phases: dict[str, Any] = {
+        name: PhaseCosts(**figures.pop(name)) for name in list(figures) if isinstance(figures[name], dict)
+    }
+    return HostCosts(**phases, **figures)
 
 
 def _times(factor: float, figures: dict[str, Any]) -> dict[str, Any]:

@@ -6,15 +6,13 @@ calls are left out.
 """
 
 import sys
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-from tonnage import clock
 from tonnage.clock.captured import READS_BACK, CallKind, CapturedCall
+from tonnage.clock.silent import views
 
 MARK = "tonnage: "
 _OURS = "tonnage::"  # operators of the virtual GPU
@@ -164,8 +162,7 @@ class Calls:
 
 @cache
 def _views() -> frozenset[str]:
-    names = tomllib.loads((Path(clock.__file__).parent / "data" / "silent.toml").read_text("utf-8"))["views"].split()
-    return frozenset(f"aten::{name}" for name in names) - {f"aten::{name}" for name in READS_BACK}
+    return frozenset(f"aten::{name}" for name in views() - READS_BACK)
 
 
 @cache

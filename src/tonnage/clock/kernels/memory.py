@@ -17,10 +17,10 @@ import numpy as np
 from tonnage.clock.launch import Kind, Launch
 from tonnage.clock.operators import Call
 from tonnage.clock.settings import Settings
+from tonnage.clock.silent import silent
 from tonnage.hardware.gpu import Gpu
 
 _DATA = Path(__file__).parents[1] / "data" / "memory.toml"
-_SILENT = _DATA.parent / "silent.toml"
 _INDEXED_BYTES = 2**31  # by 32-bit offsets; a larger tensor is worked on in halves
 SECTOR_BYTES = 32  # the least that a card reads
 _REMEMBERED = 1024  # calls of a family
@@ -150,7 +150,7 @@ def _careful(reader: Reader) -> Reader:
 
 def fallback(call: Call, settings: Settings) -> Launch | None:
     """Counts an unknown operator with tensors as elementwise; None for those that launch nothing of their own."""
-    if call.name in _launch_nothing():
+    if call.name in silent():
         return None
     tensors = [at for at in call.tensors() if call.shapes[at]]
     if not tensors or all(isinstance(extent, tuple) for at in tensors for extent in call.shapes[at]):
@@ -159,8 +159,3 @@ def fallback(call: Call, settings: Settings) -> Launch | None:
     moved = sum(map(call.tensor_bytes, tensors)) + elements * call.element_bytes(tensors[0])
     accesses = float(elements * (len(tensors) + 1))
     return launch("elementwise", call, moved=moved, elements=elements, accesses=accesses, variant="vector")
-
-
-@cache
-def _launch_nothing() -> frozenset[str]:
-    return frozenset(name for group in tomllib.loads(_SILENT.read_text("utf-8")).values() for name in group.split())
