@@ -41,8 +41,8 @@ class Recording:
 
     @cached_property
     def step_time(self) -> "StepTime | None":
-        """How long the captured step takes on the card; None where no step was captured, or its calls make no sense."""
-        if self.captured is None:
+        """How long the captured step takes on the card; None where it does not fit, or no step that makes sense was captured."""
+        if self.captured is None or self.fits is False:
             return None
         from tonnage.clock.step import step_time  # with numpy behind it
 
