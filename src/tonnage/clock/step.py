@@ -13,7 +13,7 @@ from tonnage.clock.launch import Launch
 from tonnage.clock.power import slowdown
 from tonnage.clock.ranges import factors
 from tonnage.clock.settings import Settings
-from tonnage.clock.timeline import Task, Timeline, timeline
+from tonnage.clock.timeline import KERNEL_GAP_S, Task, Timeline, timeline
 from tonnage.hardware import Gpu
 
 OPTIMIZER = "optimizer"
@@ -76,6 +76,13 @@ def step_time(step: CapturedStep, gpu: Gpu) -> StepTime:
         operations=sum(by_precision.values()),
         rate=gpu.rates.get(max(by_precision, key=by_precision.__getitem__, default=""), 0.0),
     )
+
+
+def busy_s(step: CapturedStep, gpu: Gpu) -> tuple[float, float]:
+    """Seconds of the card for all that it runs, and of the host for launching it, where neither waits for the other."""
+    tasks = within_power(list(_tasks(launches_of(step, settings_of(step)), gpu)))
+    card_s = sum(task.seconds + task.kernels * KERNEL_GAP_S for task in tasks if task.seconds)
+    return card_s, sum(task.host_s for task in tasks)
 
 
 def within_power(tasks: Sequence[Task]) -> list[Task]:

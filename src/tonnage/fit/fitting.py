@@ -53,6 +53,7 @@ from tonnage.fit.techniques.compile import compiler_problem
 from tonnage.fit.techniques.micro_batches import MicroBatches
 from tonnage.fit.techniques.recompute import Recompute
 from tonnage.fit.training import Batch, Loss, Training
+from tonnage.fit.virtual import uncaptured
 from tonnage.fit.weighting import find_weighting
 from tonnage.units import budget_bytes, format_bytes
 from tonnage.untrusted import clipped
@@ -206,7 +207,8 @@ class Fitting:
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
         try:
-            yield
+            with uncaptured():
+                yield
         except BaseException:
             self.applied.take_away()
             if self.fresh:

@@ -14,14 +14,15 @@ have torch write to memory that is gone. A script that profiles itself is left a
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from tonnage.clock.captured import CapturedStep
 from tonnage.garbage import no_collection
-from tonnage.script.profiled import MARK, Calls, Event, Profile
+from tonnage.script import profiler
+from tonnage.script.profiled import Profile, read_step
 
 if TYPE_CHECKING:
     from tonnage.script.attribution import Attribution
@@ -60,6 +61,7 @@ class StepCapture:
         self._torch: Any = None
         self._profiling = self._over = self._asks_dynamo = False
         self._spoiled = False  # by a compilation; not to be kept
+        self._paused = 0
         self._steps: list[_Step] = []
         self._tried = 0
         self._thousands = 0
@@ -81,12 +83,28 @@ class StepCapture:
             with suppress(RuntimeError):
                 self._torch._C._autograd._disable_profiler()
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What runs here is no step of the script's: it is left out, and what began before it is dropped."""
+        self._drop()
+        self._paused += 1
+        try:
+            yield
+        finally:
+            self._paused -= 1
+
+    @_harmless
+    def _drop(self) -> None:
+        if self._profiling and self._is_mine():
+            self._spoiled = True
+            self._stop()
+
     # Called by the attribution
 
     @_harmless
     def root_starts(self, module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         """An outermost module is called."""
-        if self._over or not self._is_mine():
+        if self._over or self._paused or not self._is_mine():
             return
         who = self._who
         if self._profiling and self._steps[-1].training != who.trains:
@@ -109,7 +127,7 @@ class StepCapture:
     def phase_begins(self, phase: str) -> None:
         """Another phase of the step."""
         if self._profiling and self._is_mine():
-            self._mark(f"phase {phase}")
+            profiler.mark(f"phase {phase}")
 
     @_harmless
     def module_starts(self) -> None:
@@ -154,49 +172,35 @@ class StepCapture:
         return threading.get_ident() == self._who.main_thread and os.getpid() == self._process
 
     def _start(self) -> None:
-        torch = self._torch
-        if torch._C._autograd._profiler_enabled() or self._tried >= _MOST_STEPS:
+        if profiler.is_on() or self._tried >= _MOST_STEPS:
             self._over = True
             return
         self._listen_to_dynamo()
-        native = torch._C._profiler
-        config = native.ProfilerConfig(
-            native.ProfilerState.KINETO, True, False, False, False, False, native._ExperimentalConfig()
-        )
-        with _quiet():
-            torch._C._autograd._prepare_profiler(config, {native.ProfilerActivity.CPU})
-            torch._C._autograd._enable_profiler(config, {native.ProfilerActivity.CPU})
-        torch.autograd.profiler._run_on_profiler_start()
+        profiler.begin()
         self._profiling, self._spoiled = True, False
         self._steps = [_Step(self._who.trains)]
-        self._mark("step")
-        self._mark(f"phase {self._who.phase}")
+        profiler.mark("step")
+        profiler.mark(f"phase {self._who.phase}")
 
     def _next_step(self) -> None:
         """A step is complete. Is that enough?"""
         done = self._steps[-1]
-        done.complete, done.settings = True, _settings(self._torch)
+        done.complete, done.settings = True, profiler.settings()
         self._tried += 1
         self._steps.append(_Step(self._who.trains))
-        self._mark("step")
-        self._mark(f"phase {self._who.phase}")
+        profiler.mark("step")
+        profiler.mark(f"phase {self._who.phase}")
         typical = sum(step.complete and not step.evaluates for step in self._steps)
         if typical >= STEPS or self._tried >= _MOST_STEPS:
             self._stop()
             self._over = True
 
-    def _mark(self, name: str) -> None:
-        with self._torch._C._profiler._RecordFunctionFast(MARK + name):
-            pass
-
     def _stop(self) -> None:
         if not self._profiling:
             return
         self._profiling = False
-        with _quiet(), no_collection():
-            results = self._torch._C._autograd._disable_profiler()
-            self._torch.autograd.profiler._run_on_profiler_stop()
-            self._keep(results)
+        with no_collection():
+            self._keep(profiler.end())
 
     def _keep(self, results: Any) -> None:
         """The last complete step; one without an evaluation in it, if there is one."""
@@ -291,38 +295,17 @@ class _Step:
 
     def read(self, profile: Profile, at: int) -> CapturedStep:
         """What the profiler saw from the mark at which this step began to the next."""
-        own = profile.events(at)
-        calls = Calls(profile.flat)
-        kept = list(calls.sequence(own))
-        threads = {own[0].thread: 0}  # our mark's, which is the main one
-        return CapturedStep(
+        return read_step(
+            profile,
+            at,
+            settings=self.settings,
             number=self.number,
             training=self.training,
-            calls=tuple(calls.distinct),
-            sequence=tuple(number for number, _ in kept),
-            depths=tuple(event.depth for _, event in kept),
-            threads=tuple(threads.setdefault(event.thread, len(threads)) for _, event in kept),
-            phases=tuple(_phases(own, [event for _, event in kept])),
             module_calls=self.module_calls,
             optimizer_parameters=self.parameters,
             samples=self.samples,
             tokens=self.tokens,
-            settings=self.settings,
         )
-
-
-def _phases(events: Iterable[Event], kept: list[Event]) -> list[tuple[int, str]]:
-    """From which of the kept calls on each phase runs."""
-    found: list[tuple[int, str]] = []
-    place = 0
-    for event in events:
-        if event.mark.startswith("phase "):
-            if found and found[-1][0] == place:
-                found.pop()
-            found.append((place, event.mark.removeprefix("phase ")))
-        elif place < len(kept) and event is kept[place]:
-            place += 1
-    return found
 
 
 def _batch(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[int | None, int | None]:
@@ -336,28 +319,3 @@ def _batch(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[int | 
     if is_whole and first.dim() == 2:
         return first.shape[0], first.shape[0] * first.shape[1]
     return (None if is_whole else first.shape[0]), None
-
-
-def _settings(torch: Any) -> dict[str, str]:
-    """What the time of arithmetic depends on beside its operands."""
-    found: dict[str, str] = {}
-    for name, owner in (("matmul_tf32", torch.backends.cuda.matmul), ("cudnn_tf32", torch.backends.cudnn)):
-        with suppress(RuntimeError):  # a script that uses torch's newer settings may not be asked for the older
-            found[name] = str(bool(owner.allow_tf32))
-            continue
-        found[name] = str(owner.fp32_precision == "tf32")
-    return found | {"cudnn_benchmark": str(bool(torch.backends.cudnn.benchmark))}
-
-
-class _quiet:
-    """Silences the profiler's library, which says that it begins, and that it found no card to trace."""
-
-    _NAME = "KINETO_LOG_LEVEL"
-
-    def __enter__(self) -> None:
-        self._before = os.environ.get(self._NAME)
-        os.environ.setdefault(self._NAME, "99")
-
-    def __exit__(self, *_: Any) -> None:
-        if self._before is None:
-            os.environ.pop(self._NAME, None)

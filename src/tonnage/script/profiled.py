@@ -6,12 +6,12 @@ calls are left out.
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from tonnage.clock.captured import CallKind, CapturedCall
+from tonnage.clock.captured import CallKind, CapturedCall, CapturedStep
 
 MARK = "tonnage: "
 _OURS = "tonnage::"  # operators of the virtual GPU
@@ -151,6 +151,45 @@ class Calls:
         flat = self._flat.get(event.correlation_id)
         found: list[Any] = flat.concrete_inputs() if flat is not None else []
         return found + [None] * (len(event.typed[1].inputs) - len(found))
+
+
+def read_step(profile: Profile, at: int, *, settings: dict[str, str], **facts: Any) -> CapturedStep:
+    """What the profiler saw from the mark at which this step began to the next; `facts` are those that no call shows."""
+    own = profile.events(at)
+    calls = Calls(profile.flat)
+    kept = list(calls.sequence(own))
+    threads = {own[0].thread: 0}  # our mark's, which is the main one
+    unknown = {
+        "number": 0,
+        "training": True,
+        "module_calls": 0,
+        "optimizer_parameters": 0,
+        "samples": None,
+        "tokens": None,
+    }
+    return CapturedStep(
+        calls=tuple(calls.distinct),
+        sequence=tuple(number for number, _ in kept),
+        depths=tuple(event.depth for _, event in kept),
+        threads=tuple(threads.setdefault(event.thread, len(threads)) for _, event in kept),
+        phases=tuple(_phases(own, [event for _, event in kept])),
+        settings=settings,
+        **unknown | facts,
+    )
+
+
+def _phases(events: Iterable[Event], kept: list[Event]) -> list[tuple[int, str]]:
+    """From which of the kept calls on each phase runs."""
+    found: list[tuple[int, str]] = []
+    place = 0
+    for event in events:
+        if event.mark.startswith("phase "):
+            if found and found[-1][0] == place:
+                found.pop()
+            found.append((place, event.mark.removeprefix("phase ")))
+        elif place < len(kept) and event is kept[place]:
+            place += 1
+    return found
 
 
 @cache

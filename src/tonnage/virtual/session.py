@@ -8,6 +8,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 from tonnage.hardware import Gpu
@@ -79,6 +80,10 @@ class Session(ABC):
             self.stand_ins.assume("several cards", _ONE_CARD.format(len(self.device.cards)))
         current(None)
         _open.release()
+
+    def uncaptured(self) -> AbstractContextManager[None]:
+        """What runs inside is no step of the script's."""
+        return self._capture.paused() if self._capture else nullcontext()
 
     @abstractmethod
     def _install(self) -> None:
