@@ -81,7 +81,7 @@ class StepCapture:
         if self._profiling:
             self._profiling = False
             with suppress(RuntimeError):
-                self._torch._C._autograd._disable_profiler()
+                profiler.end()
 
     @contextmanager
     def paused(self) -> Iterator[None]:

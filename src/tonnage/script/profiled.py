@@ -2,10 +2,12 @@
 
 The profiler's tree has tensors with shapes, strides, types and devices, also those in lists; its events beside it have numbers,
 flags and lists of numbers. A virtual GPU computes some small values on the host, within the operator that asks for them: such
-calls are left out.
+calls are left out. Notes of ours tell of streams and collectives.
 """
 
+import ctypes
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -14,6 +16,7 @@ from typing import Any
 from tonnage.clock.captured import CallKind, CapturedCall, CapturedStep
 
 MARK = "tonnage: "
+_COPY = "aten::copy_"
 _OURS = "tonnage::"  # operators of the virtual GPU
 _NODE = "autograd::engine::evaluate_function: "
 _TYPES = {
@@ -24,6 +27,8 @@ _TYPES = {
 }  # fmt: skip
 _SCALARS = {bool: "Scalar", int: "Scalar", float: "Scalar", complex: "Scalar", list: "ScalarList"}
 _MOST_WORDS = 400
+_NOTES = ("stream ", "collective ")
+_STREAM_AT = {"set_stream": 0, "synchronize_stream": 0, "record_event": 1, "wait_event": 1}
 
 
 @dataclass(slots=True)
@@ -36,6 +41,45 @@ class Event:
     thread: int
     mark: str = ""
 
+    @property
+    def is_note(self) -> bool:
+        """Whether it tells of a stream or a collective."""
+        return self.mark.startswith(_NOTES)
+
+
+class Notes:
+    """Reads notes, in whose place of raw ids small numbers come.
+
+    Streams are numbered as they appear. Events and collectives are numbered from the beginning of each step, so that one which
+    is waited for in the step after it has the same number there.
+    """
+
+    def __init__(self, earlier: Iterable[str] = ()) -> None:
+        """After those of the step before."""
+        self._streams = {"0": 0}
+        self._numbers: dict[tuple[str, str], int] = {}
+        self._counts: Counter[str] = Counter()
+        for words in earlier:
+            self.read(words)
+        self._counts.clear()
+
+    def read(self, words: str) -> tuple[CallKind, str, tuple[str, ...]] | None:
+        """Kind, name and numbers; None where it is about something that nobody saw begin."""
+        kind, name, *numbers = words.split()
+        if name in _STREAM_AT:
+            at = _STREAM_AT[name]
+            numbers[at] = str(self._streams.setdefault(numbers[at], len(self._streams)))
+        what = "event" if name.endswith("_event") else "collective"
+        if kind == "collective" or name == "record_event":
+            self._counts[what] += 1
+            self._numbers[what, numbers[0]] = self._counts[what]
+        if kind == "collective" or name.endswith(("_event", "_collective")):
+            number = self._numbers.get((what, numbers[0]))
+            if number is None:
+                return None
+            numbers[0] = str(number)
+        return ("collective" if kind == "collective" else "stream"), name, tuple(numbers)
+
 
 class Profile:
     """What the profiler found."""
@@ -45,11 +89,21 @@ class Profile:
         # Its flat events alone hold lists of numbers, and are quick to look through.
         self.flat: dict[int, Any] = {}
         self._marks: list[int] = []
+        self._notes: list[tuple[int, str]] = []
         for event in results.events():
             self.flat[event.correlation_id()] = event
-            if event.name() == MARK + "step":
+            name = event.name()
+            if name == MARK + "step":
                 self._marks.append(event.start_ns())
+            elif name.startswith(MARK) and name.startswith(_NOTES, len(MARK)):
+                self._notes.append((event.start_ns(), name.removeprefix(MARK)))
         self._marks.sort()
+        self._notes.sort()
+
+    def notes_before(self, step: int) -> list[str]:
+        """Those of the step before it."""
+        first_ns, end_ns = self._marks[max(step - 1, 0)], self._marks[step]
+        return [words for began_ns, words in self._notes if first_ns <= began_ns < end_ns]
 
     def events(self, step: int) -> list[Event]:
         """Calls and marks of one step by the time at which they began. Threads that wait for each other do not overlap."""
@@ -78,9 +132,9 @@ _Key = tuple[str, tuple[Any, ...], tuple[Any, ...], tuple[str, ...], tuple[str, 
 class Calls:
     """Distinct calls, numbered in order of appearance."""
 
-    def __init__(self, flat: Mapping[int, Any]) -> None:
-        self._flat = flat
-        self._numbers: dict[_Key, int] = {}
+    def __init__(self, flat: Mapping[int, Any], notes: Notes) -> None:
+        self._flat, self._notes = flat, notes
+        self._numbers: dict[_Key | tuple[str, ...], int] = {}
         self.distinct: list[CapturedCall] = []
         self._tensor = sys.modules["torch"]._C._profiler._TensorMetadata
 
@@ -88,6 +142,10 @@ class Calls:
         """The number of each call that the script made, marks and the virtual GPU's own work left out."""
         within: dict[int, list[tuple[bool, bool]]] = {}  # by thread, of each open call: on the card, left out
         for event in events:
+            if event.is_note:
+                number = self._noted(event.mark)
+                if number is not None:
+                    yield number, event
             if event.mark or event.call.name.startswith(_OURS):
                 continue
             key = self._key(event.call)
@@ -101,6 +159,16 @@ class Calls:
             above.extend([(on_card, dropped)] * (event.depth + 1 - len(above)))
             if not dropped:
                 yield self._number(key), event
+
+    def _noted(self, words: str) -> int | None:
+        note = self._notes.read(words)
+        if note is None:
+            return None
+        kind, name, values = note
+        number = self._numbers.setdefault((name, *values), len(self.distinct))
+        if number == len(self.distinct):
+            self.distinct.append(CapturedCall(name=name, kind=kind, values=values))
+        return number
 
     def _number(self, key: _Key) -> int:
         number = self._numbers.get(key)
@@ -145,6 +213,9 @@ class Calls:
             types.append(kind)
             values.append(words)
             devices.append(device)
+        if name == _COPY and {"cpu", "cuda"} == set(devices[:2]):
+            at = devices.index("cpu")
+            devices[at] = "pinned" if _is_pinned(given[at].storage_data_ptr) else "cpu"
         return name, tuple(shapes), tuple(strides), tuple(types), tuple(values), tuple(devices)
 
     def _concrete(self, event: Any) -> list[Any]:
@@ -156,7 +227,7 @@ class Calls:
 def read_step(profile: Profile, at: int, *, settings: dict[str, str], **facts: Any) -> CapturedStep:
     """What the profiler saw from the mark at which this step began to the next; `facts` are those that no call shows."""
     own = profile.events(at)
-    calls = Calls(profile.flat)
+    calls = Calls(profile.flat, Notes(profile.notes_before(at)))
     kept = list(calls.sequence(own))
     threads = {own[0].thread: 0}  # our mark's, which is the main one
     unknown = {
@@ -190,6 +261,14 @@ def _phases(events: Iterable[Event], kept: list[Event]) -> list[tuple[int, str]]
         elif place < len(kept) and event is kept[place]:
             place += 1
     return found
+
+
+def _is_pinned(address: int | None) -> bool:
+    """Torch gives pinned memory back only to itself: what was pinned when it was copied still is."""
+    if not address:
+        return False
+    there = (ctypes.c_byte * 1).from_address(address)
+    return bool(sys.modules["torch"].frombuffer(there, dtype=sys.modules["torch"].uint8).is_pinned())
 
 
 @cache

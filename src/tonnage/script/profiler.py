@@ -10,9 +10,11 @@ from typing import Any
 
 from tonnage.clock.captured import CapturedStep
 from tonnage.garbage import no_collection
+from tonnage.script import streams
 from tonnage.script.profiled import MARK, Profile, read_step
 
 STEP = "step"
+_watching: list[Callable[[], None]] = []  # how to stop it, while we profile
 
 
 def is_on() -> bool:
@@ -31,6 +33,13 @@ def begin() -> None:
         torch._C._autograd._prepare_profiler(config, {native.ProfilerActivity.CPU})
         torch._C._autograd._enable_profiler(config, {native.ProfilerActivity.CPU})
     torch.autograd.profiler._run_on_profiler_start()
+    _watching.append(streams.watch(torch, note))
+
+
+def note(kind: str, name: str, *numbers: int) -> None:
+    """A note about streams or collectives, where it is we who profile."""
+    if _watching:
+        mark(" ".join(map(str, (kind, name, *numbers))))
 
 
 def mark(words: str) -> None:
@@ -42,6 +51,8 @@ def mark(words: str) -> None:
 def end() -> Any:
     """What was noted, as torch has it."""
     torch = sys.modules["torch"]
+    while _watching:
+        _watching.pop()()
     with _quiet():
         results = torch._C._autograd._disable_profiler()
         torch.autograd.profiler._run_on_profiler_stop()
