@@ -88,7 +88,9 @@ def busy_s(step: CapturedStep, gpu: Gpu) -> tuple[float, float]:
 
 def within_power(tasks: Sequence[Task]) -> list[Task]:
     """The same tasks as the card's power limit lets them run."""
-    slower = slowdown(((task.seconds, task.share) for task in tasks), sum(task.host_s for task in tasks))
+    # Collectives mostly run beside the rest.
+    drawing = ((task.seconds, task.share) for task in tasks if task.kind != "collective")
+    slower = slowdown(drawing, sum(task.host_s for task in tasks))
     return [task.scaled(slower) if task.share else task for task in tasks]
 
 

@@ -77,7 +77,7 @@ def timeline(tasks: Sequence[Task], *, warm_steps: int = 2) -> Timeline:
     by_kind: defaultdict[str, float] = defaultdict(float)
     for span in spans:
         by_kind[span.kind] += span.end_s - span.start_s
-    shown = tuple(Span(s.name, s.kind, s.stream, s.start_s - began_s, s.end_s - began_s) for s in spans)
+    shown = tuple(sorted((_within(span, began_s, step_s) for span in spans), key=lambda span: span.start_s))
     return Timeline(
         step_s=step_s,
         host_s=sum(task.host_s for task in tasks),
@@ -85,6 +85,14 @@ def timeline(tasks: Sequence[Task], *, warm_steps: int = 2) -> Timeline:
         by_kind=dict(sorted(by_kind.items(), key=lambda kind: -kind[1])),
         idle_s=max(0.0, step_s - _covered_s(shown)),
     )
+
+
+def _within(span: Span, began_s: float, step_s: float) -> Span:
+    """At its place in the step. A stream that is ahead of the others began it in the step before: so it will in this one."""
+    start_s = span.start_s - began_s
+    if start_s < 0:
+        start_s += step_s
+    return replace(span, start_s=start_s, end_s=start_s + span.end_s - span.start_s)
 
 
 class _Lanes:
