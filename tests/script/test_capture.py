@@ -264,3 +264,22 @@ def test_what_is_left_out_is_no_step() -> None:
         train(accumulate=2)
 
     assert captured(script).samples == 64
+
+
+def test_backward_runs_on_the_stream_of_its_forward() -> None:
+    def script() -> None:
+        model = torch.nn.Linear(8, 8).cuda()
+        optimizer = torch.optim.SGD(model.parameters())
+        side = torch.cuda.Stream()
+        for _ in range(3):
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                loss = model(torch.randn(4, 8, device="cuda")).sum()
+            loss.backward()
+            optimizer.step()
+
+    recording = record(script)
+    assert recording.step_time is not None
+    streams = {span.name: span.stream for span in recording.step_time.timeline.spans}
+    assert (streams["addmm"], streams["mm"]) == (1, 1)
+    assert streams["_foreach_add_"] == 0

@@ -12,7 +12,7 @@
 | `future_collective`             | number                                                    | the same, when backward is over  |
 
 A collective begins when the stream that it was called on has done what it was given, as NCCL has it; how long it takes is for
-whoever knows the links to say. Backward runs on stream 0 unless a note says otherwise.
+whoever knows the links to say.
 """
 
 from collections.abc import Callable, Iterator

@@ -7,13 +7,13 @@ calls are left out. Notes of ours tell of streams and collectives.
 
 import ctypes
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from tonnage.clock.captured import CallKind, CapturedCall, CapturedStep
+from tonnage.script.notes import BackwardStreams, Note, Notes
 
 MARK = "tonnage: "
 _COPY = "aten::copy_"
@@ -28,7 +28,6 @@ _TYPES = {
 _SCALARS = {bool: "Scalar", int: "Scalar", float: "Scalar", complex: "Scalar", list: "ScalarList"}
 _MOST_WORDS = 400
 _NOTES = ("stream ", "collective ")
-_STREAM_AT = {"set_stream": 0, "synchronize_stream": 0, "record_event": 1, "wait_event": 1}
 
 
 @dataclass(slots=True)
@@ -45,40 +44,6 @@ class Event:
     def is_note(self) -> bool:
         """Whether it tells of a stream or a collective."""
         return self.mark.startswith(_NOTES)
-
-
-class Notes:
-    """Reads notes, in whose place of raw ids small numbers come.
-
-    Streams are numbered as they appear. Events and collectives are numbered from the beginning of each step, so that one which
-    is waited for in the step after it has the same number there.
-    """
-
-    def __init__(self, earlier: Iterable[str] = ()) -> None:
-        """After those of the step before."""
-        self._streams = {"0": 0}
-        self._numbers: dict[tuple[str, str], int] = {}
-        self._counts: Counter[str] = Counter()
-        for words in earlier:
-            self.read(words)
-        self._counts.clear()
-
-    def read(self, words: str) -> tuple[CallKind, str, tuple[str, ...]] | None:
-        """Kind, name and numbers; None where it is about something that nobody saw begin."""
-        kind, name, *numbers = words.split()
-        if name in _STREAM_AT:
-            at = _STREAM_AT[name]
-            numbers[at] = str(self._streams.setdefault(numbers[at], len(self._streams)))
-        what = "event" if name.endswith("_event") else "collective"
-        if kind == "collective" or name == "record_event":
-            self._counts[what] += 1
-            self._numbers[what, numbers[0]] = self._counts[what]
-        if kind == "collective" or name.endswith(("_event", "_collective")):
-            number = self._numbers.get((what, numbers[0]))
-            if number is None:
-                return None
-            numbers[0] = str(number)
-        return ("collective" if kind == "collective" else "stream"), name, tuple(numbers)
 
 
 class Profile:
@@ -141,13 +106,16 @@ class Calls:
     def sequence(self, events: Sequence[Event]) -> Iterator[tuple[int, Event]]:
         """The number of each call that the script made, marks and the virtual GPU's own work left out."""
         within: dict[int, list[tuple[bool, bool]]] = {}  # by thread, of each open call: on the card, left out
+        streams = BackwardStreams()
         for event in events:
-            if event.is_note:
-                number = self._noted(event.mark)
-                if number is not None:
-                    yield number, event
+            if event.is_note and (note := self._notes.read(event.mark)):
+                streams.noted(event.thread, note)
+                yield self._noted(note), event
             if event.mark or event.call.name.startswith(_OURS):
                 continue
+            made_by = getattr(event.call.typed[1], "sequence_number", -1)
+            for note in streams.runs(event.thread, made_by, is_node=event.call.name.startswith(_NODE)):
+                yield self._noted(note), event
             key = self._key(event.call)
             devices = key[-1]
             above = within.setdefault(event.thread, [])
@@ -160,10 +128,7 @@ class Calls:
             if not dropped:
                 yield self._number(key), event
 
-    def _noted(self, words: str) -> int | None:
-        note = self._notes.read(words)
-        if note is None:
-            return None
+    def _noted(self, note: Note) -> int:
         kind, name, values = note
         number = self._numbers.setdefault((name, *values), len(self.distinct))
         if number == len(self.distinct):
@@ -258,7 +223,7 @@ def _phases(events: Iterable[Event], kept: list[Event]) -> list[tuple[int, str]]
             if found and found[-1][0] == place:
                 found.pop()
             found.append((place, event.mark.removeprefix("phase ")))
-        elif place < len(kept) and event is kept[place]:
+        while place < len(kept) and event is kept[place]:
             place += 1
     return found
 

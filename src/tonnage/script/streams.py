@@ -1,7 +1,7 @@
 """Notes among the profiler's calls that it would not make itself: which stream is current, and who waits for whom.
 
-They are made where torch's Python does it: streams that native code switches by itself, as autograd's engine does, are not seen.
-What notes mean is told in `clock.streams`.
+They are made where torch's Python does it; of native code only autograd's engine is followed (`notes.BackwardStreams`). What they
+mean is told in `clock.streams`.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
-"""Notes among the profiler's events: small numbers in the place of ids."""
+"""Notes among the profiler's events: small numbers in the place of ids, and what the engine does by itself."""
 
-from tonnage.script.profiled import Notes
+from tonnage.script.notes import BackwardStreams, Notes
 
 
 def test_streams_are_numbered_as_they_appear() -> None:
@@ -33,3 +33,27 @@ def test_collectives_are_numbered_by_themselves() -> None:
     )  # fmt: skip
     assert notes.read("stream wait_collective 8") == ("stream", "wait_collective", ("1",))
     assert notes.read("stream future_collective 9") is None
+
+
+def names(found: object) -> list[tuple[str, tuple[str, ...]]]:
+    return [(name, values) for _, name, values in found]  # type: ignore[attr-defined]
+
+
+def test_a_node_runs_on_the_stream_of_its_operator_after_what_ran_before() -> None:
+    streams = BackwardStreams()
+    assert names(streams.runs(0, 1, is_node=False)) == []
+    streams.noted(0, ("stream", "set_stream", ("1",)))
+    assert names(streams.runs(0, 2, is_node=False)) == []
+    streams.noted(0, ("stream", "set_stream", ("0",)))
+    (record, _), (wait, values), (switch, (stream,)) = names(streams.runs(7, 2, is_node=True))
+    assert (record, wait, switch, stream) == ("record_event", "wait_event", "set_stream", "1")
+    assert values[1] == "1"
+    assert names(streams.runs(7, -1, is_node=False)) == []  # an operator of the node
+    assert [name for name, _ in names(streams.runs(7, 1, is_node=True))] == ["record_event", "wait_event", "set_stream"]
+    assert names(streams.runs(0, -1, is_node=False))[-1][1][1] == "0"  # the caller goes on after all of it
+
+
+def test_where_nobody_switches_nothing_is_noted() -> None:
+    streams = BackwardStreams()
+    for thread, number, is_node in ((0, 1, False), (0, 2, False), (7, 2, True), (7, 1, True), (0, -1, False)):
+        assert names(streams.runs(thread, number, is_node=is_node)) == []
