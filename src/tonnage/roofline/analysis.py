@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from tonnage.roofline.advice import advice_for
 from tonnage.roofline.ceilings import Ceilings
 from tonnage.roofline.classes import Bound, Verdict, judge
-from tonnage.roofline.expected import expected_s
 from tonnage.roofline.items import Item
 from tonnage.roofline.profile import Profile
 
@@ -100,8 +99,16 @@ def _row(item: Item, ceilings: Ceilings) -> Row:
         verdict=verdict,
         seconds=seconds,
         advice=advice_for(item, verdict, ceilings),
-        expected_s=expected_s(item, ceilings.card) if ceilings.card and item.seconds is not None else None,
+        expected_s=_expected_s(item, ceilings),
     )
+
+
+def _expected_s(item: Item, ceilings: Ceilings) -> float | None:
+    if item.seconds is None or ceilings.card is None or not (item.made or item.link):
+        return None
+    from tonnage.roofline.expected import expected_s  # with numpy behind it
+
+    return expected_s(item, ceilings.card)
 
 
 def _proven(item: Item, ceilings: Ceilings) -> Item:

@@ -67,12 +67,6 @@ def launch(
     )
 
 
-def kernel_floor_s() -> float:
-    """The least that any kernel takes, the gap to the next one included."""
-    common = figures()["common"]
-    return float(common["kernel_s"] + common["gap_s"])
-
-
 def pieces(largest_bytes: float) -> int:
     """Kernels that one call is split into, so that offsets fit 32 bits."""
     return 1 if largest_bytes <= _INDEXED_BYTES else 2 ** ceil(log2(largest_bytes / _INDEXED_BYTES))
