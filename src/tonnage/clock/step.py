@@ -79,9 +79,9 @@ def step_time(step: CapturedStep, gpu: Gpu, collective_s: CollectiveSeconds | No
     )
 
 
-def busy_s(step: CapturedStep, gpu: Gpu) -> tuple[float, float]:
+def busy_s(step: CapturedStep, gpu: Gpu, collective_s: CollectiveSeconds | None = None) -> tuple[float, float]:
     """Seconds of the card for all that it runs, and of the host for launching it, where neither waits for the other."""
-    tasks = within_power(list(_tasks(launches_of(step, settings_of(step)), gpu)))
+    tasks = within_power(list(_tasks(launches_of(step, settings_of(step)), gpu, collective_s)))
     ahead = [replace(task, host_s=0.0, synchronizes=False) for task in tasks]
     return timeline(ahead, warm_steps=0).step_s, sum(task.host_s for task in tasks)
 

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 from tonnage.hardware import Gpu
+from tonnage.hardware.cluster import Cluster
 from tonnage.recording import Header, Recording
 from tonnage.virtual.laws import Laws
 from tonnage.virtual.recorded import RecordedDevice
@@ -41,6 +42,7 @@ class Session(ABC):
         self.laws = Laws()
         self._undo: list[Callable[[], None]] = []
         self._capture: StepCapture | None = None
+        self.cluster: Cluster | None = None  # that this card is a rank of
         self._started = time.perf_counter()
 
     @property

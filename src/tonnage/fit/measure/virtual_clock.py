@@ -6,13 +6,14 @@ from functools import cache
 
 import torch
 
+from tonnage.budget.links import collective_seconds
 from tonnage.clock import kernels
 from tonnage.clock.captured import CapturedCall
 from tonnage.clock.kernels import copies
 from tonnage.clock.settings import Settings
 from tonnage.clock.step import busy_s
 from tonnage.errors import RequestError
-from tonnage.fit.virtual import uncaptured
+from tonnage.fit.virtual import uncaptured, virtual_cluster
 from tonnage.hardware import Gpu, find_cuda_gpu
 from tonnage.script import profiler
 
@@ -38,7 +39,8 @@ def clocked(run: Callable[[], object], gpu: Gpu) -> tuple[float, float]:
             step = profiler.calls_of(run)
             if _graphs() == compiled:
                 break
-    return busy_s(step, gpu)
+    cluster = virtual_cluster()
+    return busy_s(step, gpu, collective_seconds(cluster) if cluster else None)
 
 
 def _graphs() -> int:

@@ -40,6 +40,7 @@ def run_rank(
     os.environ.update(environment_of(rank, cluster))
     own = [word.replace(LOCAL_RANK, os.environ["LOCAL_RANK"]) for word in arguments]
     session = new_session(cluster.gpu, torch_version, cards=cluster.gpus_per_host)
+    session.cluster = cluster
     session.open(capture=True)
     from tonnage.virtual.cluster import spawning
     from tonnage.virtual.cluster.distributed import install
