@@ -20,6 +20,7 @@ from tonnage.hardware import Gpu
 OPTIMIZER = "optimizer"
 WAITING = "waiting for the host"
 _ARITHMETIC = ("matmul", "attention", "convolution", "recurrent")
+_BESIDE = ("copy", "collective")  # which draw little more where they run on streams of their own, beside the rest
 _WITHOUT_TENSOR_CORES = ("fp32", "fp64")  # a card does not reach its power limit with these
 # The host reads a value from the card, and waits until it is there.
 _WAITING = frozenset(
@@ -88,8 +89,7 @@ def busy_s(step: CapturedStep, gpu: Gpu, collective_s: CollectiveSeconds | None 
 
 def within_power(tasks: Sequence[Task]) -> list[Task]:
     """The same tasks as the card's power limit lets them run."""
-    # Collectives mostly run beside the rest.
-    drawing = ((task.seconds, task.share) for task in tasks if task.kind != "collective")
+    drawing = ((task.seconds, task.share) for task in tasks if not (task.stream and task.kind in _BESIDE))
     slower = slowdown(drawing, sum(task.host_s for task in tasks))
     return [task.scaled(slower) if task.share else task for task in tasks]
 
