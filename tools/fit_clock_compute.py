@@ -155,7 +155,7 @@ _MAKERS: dict[str, Callable[[dict[str, Any], bool], tuple[Call, Settings] | None
 
 ASIDE = ("Memset", "splitKreduce", "epilogue", "scal_kernel", "Memcpy", "nchwToNhwc", "nhwcToNchw", "philox", "reduce", "init_device",
          "convert_dq", "compute_dot", "prepare_", "AddPadding", "ReduceSplitK", "wgrad2d_c1_k1_nhwc_reduce", "split_k_kernel")  # fmt: skip
-CAUSAL = ("gpt2", "llama", "qwen3", "mixtral")
+CAUSAL = ("gpt2", "llama", "qwen", "mixtral", "opt", "pythia", "gemma2", "mistral", "olmoe", "phi")
 TF32 = re.compile(r"tf32|_s1688gemm_[12]")
 LAYOUT = re.compile(r"_([NT])([NT])[NT]$|_([nt])([nt])_(?:n_|align)")
 

@@ -1,62 +1,123 @@
 """Measure the step times of all trainings on a real GPU: `python benchmarks/steps/measure.py --out FILE [NAME …]`.
 
-Each training is timed over enough steps to fill a second after two that warm it up: one by one, as a median, and in a row, as
-people run them. Half of the names, by their hash, are only ever judged by (`judged`), never used to choose a model's form.
-`--operators FILE` profiles one more step of each and keeps which operator took how much of the card's time.
+Each training runs in a process of its own, as people run them (in one process for all, the host becomes slower as it goes), and
+is timed over enough steps to fill most of a second after some that warm it up: one by one, as a median, and in a row. `host_s`
+says when the host was through with each phase of a step that found the card idle. Who shares a core with someone else takes up to
+1.7 times as long for the same calls, so `--times` repeats it in further processes: the median counts, and `runs_s` has all.
+Compiled ones are compiled side by side before the first is timed. `--operators FILE` profiles one more step of each and keeps
+which operator took how much of the card's time.
 """
 
 import argparse
-import gc
 import gzip
-import hashlib
+import importlib
 import json
+import math
+import multiprocessing
 import statistics
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from trainings import TRAININGS, Training, prepare
+from trainings import JUDGED, TRAININGS, Training, prepare
 
-LEAST_S = 1.0
-
-
-def is_judged(name: str) -> bool:
-    return hashlib.sha256(name.encode()).digest()[0] % 2 == 0
+LEAST_S = 0.7
+TOGETHER = 8  # compile at the same time
+FORKS = multiprocessing.get_context("fork")
 
 
-def measure(training: Training, operators: list[dict[str, Any]]) -> dict[str, Any]:
+def measure(training: Training, operators: bool) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The step's times, and its operators."""
     began_s = time.perf_counter()
     step = prepare(training)
-    for _ in range(3 if training.compiled else 2):
+    for _ in range(4 if training.compiled else 3):
         step()
     torch.cuda.synchronize()
     ready_s = time.perf_counter() - began_s
     torch.cuda.reset_peak_memory_stats()
     each_s: list[float] = []
-    while sum(each_s) < LEAST_S / 4 or len(each_s) < 5:
-        started_s = time.perf_counter()
-        step()
-        launched_s = time.perf_counter() - started_s
+    host_s: defaultdict[str, list[float]] = defaultdict(list)
+    while sum(each_s) < LEAST_S / 3 or len(each_s) < 5:
+        spent: Counter[str] = Counter()
+        started_s = since_s = time.perf_counter()
+
+        def mark(phase: str, spent: Counter[str] = spent) -> None:
+            nonlocal since_s
+            now_s = time.perf_counter()
+            spent[phase] += now_s - since_s
+            since_s = now_s
+
+        step(mark)
         torch.cuda.synchronize()
         each_s.append(time.perf_counter() - started_s)
+        for phase, seconds in spent.items():
+            host_s[phase].append(seconds)
     steps = max(5, round(LEAST_S / statistics.median(each_s)))
     started_s = time.perf_counter()
     for _ in range(steps):  # as people run them: the host may be a step ahead
         step()
     torch.cuda.synchronize()
     mean_s = (time.perf_counter() - started_s) / steps
-    operators.extend(profile(step))
-    return {
-        "step_s": mean_s, "apart_s": statistics.median(each_s), "launched_s": launched_s, "steps": steps,
-        "ready_s": round(ready_s, 1),
+    row = {
+        "step_s": mean_s, "apart_s": statistics.median(each_s), "steps": steps, "ready_s": round(ready_s, 1),
+        "host_s": {phase: statistics.median(seconds) for phase, seconds in host_s.items()}, "pace_s": pace_s(),
         "tokens": training.tokens, "samples": training.samples, "allocated_bytes": torch.cuda.max_memory_allocated(),
     }  # fmt: skip
+    return row, profile(step) if operators else []
+
+
+def pace_s() -> float:
+    """How fast the host is just now: small calls on the processor, one after the other."""
+    values = torch.ones(8)
+    began_s = time.perf_counter()
+    for _ in range(10_000):
+        values = values + 1
+    return (time.perf_counter() - began_s) / 10_000
+
+
+def measure_apart(name: str, *, operators: bool) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Measure within a process of its own; the time of one that failed is infinite."""
+    answers, theirs = FORKS.Pipe(duplex=False)
+
+    def work() -> None:
+        try:
+            row, found = measure(TRAININGS[name], operators)
+        except Exception as problem:
+            row, found = {"step_s": math.inf, "failed": f"{type(problem).__name__}: {str(problem)[:300]}"}, []
+        theirs.send((row | {"card": torch.cuda.get_device_name()}, found))
+
+    process = FORKS.Process(target=work)
+    process.start()
+    theirs.close()
+    try:
+        return cast(tuple[dict[str, Any], list[dict[str, Any]]], answers.recv())
+    except EOFError:
+        return {"step_s": math.inf, "failed": "the process died"}, []
+    finally:
+        process.join()
+
+
+def compile_once(name: str) -> None:
+    """Leave what the compiler makes in its cache."""
+    step = prepare(TRAININGS[name])
+    for _ in range(2):
+        step()
+    torch.cuda.synchronize()
+
+
+def compile_side_by_side(names: list[str]) -> None:
+    for first in range(0, len(names), TOGETHER):
+        compilers = [FORKS.Process(target=compile_once, args=(name,)) for name in names[first : first + TOGETHER]]
+        for compiler in compilers:
+            compiler.start()
+        for compiler in compilers:
+            compiler.join()
 
 
 def profile(step: Callable[[], object]) -> list[dict[str, Any]]:
@@ -90,29 +151,40 @@ def profile(step: Callable[[], object]) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--judged", action=argparse.BooleanOptionalAction, help="only those that are (not) judged by")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--operators", type=Path, help="where to keep each step's operators (.jsonl.gz)")
+    parser.add_argument("--times", type=int, default=1, help="processes that measure each training")
     parser.add_argument("--limit", type=float, default=580.0, help="seconds after which nothing new is begun")
     arguments = parser.parse_args()
     began_s = time.perf_counter()
-    found: dict[str, Any] = {"card": torch.cuda.get_device_name(), "torch": torch.__version__, "trainings": {}}
-    for name in arguments.names or TRAININGS:
+    for module in ("transformers", "timm", "peft", "transformers.models.llama.modeling_llama"):
+        importlib.import_module(module)  # once for all processes; the card is not touched before they fork
+    found: dict[str, Any] = {"torch": torch.__version__, "trainings": {}}
+    names = arguments.names or [
+        name for name in TRAININGS if arguments.judged is None or (name in JUDGED) == arguments.judged
+    ]
+    compile_side_by_side([name for name in names if TRAININGS[name].compiled])
+    print(f"{time.perf_counter() - began_s:6.1f} compiled", flush=True)
+    for name in names:
         if time.perf_counter() - began_s > arguments.limit:
             break
-        torch._dynamo.reset()
-        operators: list[dict[str, Any]] = []
-        try:
-            row = measure(TRAININGS[name], operators)
-        except Exception as problem:
-            row = {"failed": f"{type(problem).__name__}: {str(problem)[:300]}"}
-        found["trainings"][name] = row | {"judged": is_judged(name)}
-        print(f"{time.perf_counter() - began_s:6.1f} {name} {row}", flush=True)
+        runs = [measure_apart(name, operators=bool(arguments.operators)) for _ in range(arguments.times)]
+        row, operators = min(
+            runs, key=lambda run: abs(run[0]["step_s"] - statistics.median(r["step_s"] for r, _ in runs))
+        )
+        found["card"] = row.pop("card", None)
+        row["runs_s"] = [run["step_s"] for run, _ in runs]
+        found["trainings"][name] = row | {"judged": name in JUDGED}
+        # What is judged by is not shown.
+        print(
+            f"{time.perf_counter() - began_s:6.1f} {name} {'' if name in JUDGED and 'failed' not in row else row}",
+            flush=True,
+        )
         arguments.out.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
         if arguments.operators:
             with gzip.open(arguments.operators, "at") as file:
                 file.writelines(json.dumps({"training": name} | operator) + "\n" for operator in operators)
-        gc.collect()
-        torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

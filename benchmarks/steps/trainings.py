@@ -28,8 +28,8 @@ class Training:
     tokens: int = 0  # of a batch, where it has tokens
 
 
-def prepare(training: Training) -> Callable[[], Tensor]:
-    """One step of it, on the current device."""
+def prepare(training: Training) -> Callable[..., Tensor]:
+    """One step of it, on the current device. It calls `mark` at the end of each phase that the host is through with."""
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = training.precision == "tf32"
     torch.set_default_dtype(torch.bfloat16 if training.precision == "bf16" else torch.float32)
@@ -44,15 +44,18 @@ def prepare(training: Training) -> Callable[[], Tensor]:
     narrow = {"amp": torch.bfloat16, "amp-fp16": torch.float16}.get(training.precision)
     scaler = torch.amp.GradScaler("cuda", enabled=training.precision == "amp-fp16")
 
-    def step() -> Tensor:
+    def step(mark: Callable[[str], None] = lambda phase: None) -> Tensor:
         for _ in range(training.accumulate):
             with torch.autocast("cuda", narrow) if narrow else nullcontext():
                 output = run(**batch)
                 loss = output if isinstance(output, Tensor) else output.loss
+            mark("forward")
             scaler.scale(loss / training.accumulate).backward()
+            mark("backward")
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad(set_to_none=True)
+        mark("optimizer")
         return loss.detach()
 
     return step
@@ -157,6 +160,57 @@ def t5(batch: int = 16, length: int = 512) -> Any:
     }
 
 
+SIZES = {
+    "OPT": {"hidden_size": 1024, "ffn_dim": 4096, "num_hidden_layers": 24, "num_attention_heads": 16,
+            "word_embed_proj_dim": 1024},
+    "GPTNeoX": {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16},
+    "Qwen2": {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12,
+              "num_key_value_heads": 2, "tie_word_embeddings": True},
+    "Gemma2": {"hidden_size": 1152, "intermediate_size": 6912, "num_hidden_layers": 18, "num_attention_heads": 4,
+               "num_key_value_heads": 1, "head_dim": 256},
+    "Mistral": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 12, "num_attention_heads": 32,
+                "num_key_value_heads": 8, "sliding_window": None},
+    "Olmoe": {"hidden_size": 1024, "intermediate_size": 512, "num_hidden_layers": 8, "num_attention_heads": 16,
+              "num_key_value_heads": 16, "num_experts": 16, "num_experts_per_tok": 4, "vocab_size": 50304},
+    "Phi": {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 12, "num_attention_heads": 16},
+}  # fmt: skip
+
+
+def causal(kind: str, batch: int, length: int) -> Any:
+    import transformers
+
+    config = getattr(transformers, f"{kind}Config")(use_cache=False, **SIZES[kind])
+    return getattr(transformers, f"{kind}ForCausalLM")(config), _tokens(batch, length, 32000)
+
+
+def masked(kind: str, batch: int, length: int, **options: Any) -> Any:
+    import transformers
+
+    config = getattr(transformers, f"{kind}Config")(**options)
+    return getattr(transformers, f"{kind}ForMaskedLM")(config), _tokens(batch, length, 30000)
+
+
+def bart(batch: int, length: int) -> Any:
+    from transformers import BartConfig, BartForConditionalGeneration
+
+    config = BartConfig(
+        d_model=768, encoder_layers=6, decoder_layers=6, encoder_attention_heads=12, decoder_attention_heads=12,
+        encoder_ffn_dim=3072, decoder_ffn_dim=3072, use_cache=False,
+    )  # fmt: skip
+    return BartForConditionalGeneration(config), _tokens(batch, length, 50000)
+
+
+def whisper(batch: int, length: int = 64) -> Any:
+    from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+    config = WhisperConfig(
+        d_model=512, encoder_layers=6, decoder_layers=6, encoder_attention_heads=8, decoder_attention_heads=8,
+        encoder_ffn_dim=2048, decoder_ffn_dim=2048, use_cache=False,
+    )  # fmt: skip
+    sound = {"input_features": torch.randn(batch, 80, 3000), "labels": torch.randint(2, 50000, (batch, length))}
+    return WhisperForConditionalGeneration(config), sound
+
+
 # Vision and diffusion -------------------------------------------------------------------------------------------------
 
 
@@ -202,6 +256,13 @@ class TimmClassifier(nn.Module):
 
 def timm_model(name: str, batch: int = 128) -> Any:
     return TimmClassifier(name), _images(batch)
+
+
+def clip(batch: int) -> Any:
+    from transformers import CLIPConfig, CLIPModel
+
+    texts = {"input_ids": torch.randint(2, 49000, (batch, 77)), "pixel_values": torch.randn(batch, 3, 224, 224)}
+    return CLIPModel(CLIPConfig()), texts | {"return_loss": True}
 
 
 class DiffusionTransformer(nn.Module):
@@ -348,6 +409,31 @@ def perceptron(width: int = 256, layers: int = 8, batch: int = 64) -> Any:
     return Perceptron(width, layers), {"x": torch.randn(batch, width), "y": torch.randn(batch, width)}
 
 
+class Recommender(nn.Module):
+    """Tables of embeddings for what is sparse, a perceptron over all of them."""
+
+    def __init__(self, tables: int, rows: int, width: int) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(rows, width) for _ in range(tables))
+        self.dense = nn.Sequential(nn.Linear(13, 512), nn.ReLU(), nn.Linear(512, width), nn.ReLU())
+        self.top = nn.Sequential(
+            nn.Linear((tables + 1) * width, 1024), nn.BatchNorm1d(1024), nn.ReLU(), nn.Dropout(0.1), nn.Linear(1024, 1)
+        )
+
+    def forward(self, numbers: Tensor, categories: Tensor, clicked: Tensor) -> Tensor:
+        found = [table(categories[:, place]) for place, table in enumerate(self.tables)]
+        logits = self.top(torch.cat([self.dense(numbers), *found], 1)).squeeze(1)
+        return F.binary_cross_entropy_with_logits(logits, clicked)
+
+
+def recommender(batch: int, tables: int = 16, rows: int = 50_000, width: int = 64) -> Any:
+    inputs = {
+        "numbers": torch.randn(batch, 13), "categories": torch.randint(0, rows, (batch, tables)),
+        "clicked": torch.rand(batch).round(),
+    }  # fmt: skip
+    return Recommender(tables, rows, width), inputs
+
+
 def lm(build: Callable[..., Any], batch: int, length: int, **options: Any) -> Training:
     chosen = {name: options.pop(name) for name in list(options) if name not in Training.__dataclass_fields__}
     accumulate = options.get("accumulate", 1)
@@ -363,7 +449,8 @@ def pictures(build: Callable[..., Any], batch: int, **options: Any) -> Training:
 
 
 MEDIUM = {"width": 1024, "layers": 24, "heads": 16}
-TRAININGS = {
+# Figures may be fitted to these.
+KNOWN = {
     "gpt2-amp-16x1024": lm(gpt2, 16, 1024, precision="amp"),
     "gpt2-fp32-8x512-loop": lm(gpt2, 8, 512, precision="fp32", optimizer="adamw-loop"),
     "gpt2-bf16-32x256": lm(gpt2, 32, 256),
@@ -418,3 +505,57 @@ TRAININGS = {
     "mlp-bf16-8192-wide": pictures(perceptron, 8192, width=4096),
     "mlp-fp32-64-compiled": pictures(perceptron, 64, precision="fp32", compiled=True),
 }  # fmt: skip
+
+# These are only ever judged by: their rows are not read while a model's form and figures are chosen.
+JUDGED = {
+    "gpt2-large-bf16-4x1024": lm(gpt2, 4, 1024, width=1280, layers=36, heads=20),
+    "gpt2-amp-64x128": lm(gpt2, 64, 128, precision="amp"),
+    "gpt2-xl-amp-2x1024-checkpointed": lm(gpt2, 2, 1024, precision="amp", checkpointed=True, width=1600, layers=48, heads=25),
+    "gpt2-fp32-2x256-foreach": lm(gpt2, 2, 256, precision="fp32", optimizer="adamw-foreach"),
+    "opt-350m-amp-8x512": lm(causal, 8, 512, kind="OPT", precision="amp"),
+    "pythia-410m-bf16-8x1024": lm(causal, 8, 1024, kind="GPTNeoX"),
+    "gemma2-bf16-2x2048": lm(causal, 2, 2048, kind="Gemma2"),
+    "qwen2-1.5b-bf16-2x4096": lm(causal, 2, 4096, kind="Qwen2"),
+    "mistral-12-bf16-1x8192": lm(causal, 1, 8192, kind="Mistral"),
+    "olmoe-bf16-4x1024": lm(causal, 4, 1024, kind="Olmoe"),
+    "phi-fp16-8x512": lm(causal, 8, 512, kind="Phi", precision="amp-fp16"),
+    "llama-1b-amp-2x2048": lm(llama, 2, 2048, precision="amp"),
+    "llama-3b-lora-4x2048-checkpointed": lm(llama, 4, 2048, size="3b", adapters=8, checkpointed=True),
+    "llama-1b-tf32-1x1024": lm(llama, 1, 1024, precision="tf32"),
+    "llama-0.5b-bf16-16x256": lm(llama, 16, 256, size="0.5b"),
+    "llama-8b-bf16-1x8192-checkpointed": lm(llama, 1, 8192, size="8b", checkpointed=True, optimizer="sgd"),
+    "llama-0.1b-amp-4x512-accumulate": lm(llama, 4, 512, size="0.1b", precision="amp", accumulate=2),
+    "qwen3-0.6b-fp16-2x1024": lm(qwen3, 2, 1024, precision="amp-fp16"),
+    "distilbert-amp-64x128": lm(masked, 64, 128, kind="DistilBert", precision="amp"),
+    "roberta-bf16-16x512": lm(masked, 16, 512, kind="Roberta", max_position_embeddings=514),
+    "electra-fp32-16x256": lm(masked, 16, 256, kind="Electra", precision="fp32"),
+    "bart-base-amp-16x256": lm(bart, 16, 256, precision="amp"),
+    "whisper-base-amp-16": lm(whisper, 16, 64, precision="amp"),
+    "vit-b-tf32-32": pictures(vit, 32, precision="tf32"),
+    "deit-s-amp-256": pictures(timm_model, 256, name="deit_small_patch16_224", precision="amp"),
+    "resnet18-fp32-128": pictures(timm_model, 128, name="resnet18", precision="fp32", optimizer="sgd"),
+    "resnet101-amp-64": pictures(timm_model, 64, name="resnet101", precision="amp", optimizer="sgd"),
+    "convnext-b-bf16-64": pictures(timm_model, 64, name="convnext_base"),
+    "densenet121-amp-64": pictures(timm_model, 64, name="densenet121", precision="amp"),
+    "regnety-amp-128": pictures(timm_model, 128, name="regnety_032", precision="amp"),
+    "mixer-b-amp-128": pictures(timm_model, 128, name="mixer_b16_224", precision="amp"),
+    "swin-b-bf16-32": pictures(timm_model, 32, name="swin_base_patch4_window7_224"),
+    "clip-amp-64": pictures(clip, 64, precision="amp"),
+    "dit-l-bf16-32": pictures(diffusion_transformer, 32, **MEDIUM),
+    "dit-s-amp-16": pictures(diffusion_transformer, 16, width=384, heads=6, precision="amp"),
+    "unet-bf16-32": pictures(unet, 32, width=96),
+    "lstm-bf16-256x64": lm(recurrent, 256, 64, width=512, layers=3),
+    "gru-fp32-16x512": lm(recurrent, 16, 512, kind="GRU", width=256, precision="fp32"),
+    "graph-bf16": Training(build=graph, settings={"nodes": 50_000, "edges": 400_000, "width": 128}, samples=50_000),
+    "recommender-fp32-4096": pictures(recommender, 4096, precision="fp32"),
+    "mlp-fp32-512": pictures(perceptron, 512, width=1024, layers=16, precision="fp32"),
+    "gpt2-medium-bf16-8x1024-compiled": lm(gpt2, 8, 1024, compiled=True, **MEDIUM),
+    "bert-base-amp-32x128-compiled": lm(bert, 32, 128, precision="amp", compiled=True),
+    "llama-0.5b-bf16-2x2048-compiled": lm(llama, 2, 2048, size="0.5b", compiled=True),
+    "dit-b-bf16-128-compiled": pictures(diffusion_transformer, 128, compiled=True),
+    "convnext-t-amp-64-compiled": pictures(timm_model, 64, name="convnext_tiny", precision="amp", compiled=True),
+    "deit-s-bf16-128-compiled": pictures(timm_model, 128, name="deit_small_patch16_224", compiled=True),
+    "mlp-bf16-4096-compiled": pictures(perceptron, 4096, width=2048, layers=4, compiled=True),
+}  # fmt: skip
+
+TRAININGS = KNOWN | JUDGED

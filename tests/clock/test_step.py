@@ -119,3 +119,15 @@ def test_a_copy_is_waited_for_unless_it_need_not_be_and_its_memory_is_pinned() -
     assert reads_back(copy)
     assert not reads_back(unwaited)
     assert reads_back(replace(unwaited, devices=("cuda", "cpu")))
+
+
+def test_rows_that_are_taken_by_index_are_as_many_as_their_gradients() -> None:
+    taken = replace(call("index", (1000, 256), ()), types=(HALF, ""), devices=("cuda", ""))
+    gradient = call("_index_put_impl_", (1000, 256), (), (50_000, 256))
+    moved = [
+        next(launch for moment, launch in launches_of(captured, settings_of(captured)) if moment.call is taken)
+        for captured in (step(taken), step(taken, gradient))
+    ]
+    assert moved[0] is not None
+    assert moved[1] is not None
+    assert moved[1].moved_bytes > 10 * moved[0].moved_bytes

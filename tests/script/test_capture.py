@@ -91,6 +91,33 @@ def test_the_first_step_is_kept_where_there_is_no_other() -> None:
     assert captured(lambda: train(steps=2)).number == 2
 
 
+def test_the_first_step_is_without_the_making_of_states_and_enough_where_it_is_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, second = captured(lambda: train(steps=1)), captured(lambda: train(steps=2))
+    assert calls(first, "zeros_like") == calls(second, "zeros_like") == 0
+    assert calls(first, "addmm") == calls(second, "addmm") == 2
+    monkeypatch.setattr(capture, "_ENOUGH_THOUSANDS", 0)
+    assert captured(lambda: train(steps=2)).number == 1
+
+
+def test_what_a_checkpoint_recomputes_has_a_phase_of_its_own() -> None:
+    def script() -> None:
+        block = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()).cuda()
+        head = torch.nn.Linear(8, 1).cuda()
+        optimizer = torch.optim.SGD([*block.parameters(), *head.parameters()])
+        for _ in range(2):
+            hidden = torch.utils.checkpoint.checkpoint(block, torch.randn(4, 8, device="cuda"), use_reentrant=False)
+            head(hidden).sum().backward()
+            optimizer.step()
+
+    step = captured(script)
+    again = [moment.call.name for moment in step.moments() if moment.phase == "recompute"]
+    assert "addmm" in again
+    assert "relu" in again
+    assert [phase for _, phase in step.phases].count("backward") == 2  # before it, and when its node goes on
+
+
 def test_a_step_begins_where_the_one_before_it_ended() -> None:
     step = captured(train)
     moments = list(step.moments())

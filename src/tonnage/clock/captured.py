@@ -15,6 +15,11 @@ from tonnage.clock.operators import Call
 # A kernel is one of Triton's; a node is one that autograd's engine evaluates; a region is a stretch that was given a name. What
 # `streams` reads has kinds of its own: how streams wait for each other, and collectives between cards.
 CallKind = Literal["operator", "kernel", "node", "region", "stream", "collective"]
+_COMPILED = {("region", "Torch-Compiled Region"), ("node", "CompiledFunctionBackward")}
+# Operators whose caller waits until a value from the card is there.
+READS_BACK = frozenset(
+    ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "equal")
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +36,11 @@ class CapturedCall(Call):
     def on_card(self) -> bool:
         """Whether any of its tensors lies on the card."""
         return "cuda" in self.devices
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether it is what torch.compile made, or its backward."""
+        return (self.kind, self.name.split(":")[0]) in _COMPILED
 
 
 @dataclass(frozen=True, slots=True)

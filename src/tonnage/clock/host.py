@@ -1,43 +1,93 @@
 """What the host takes for the calls of a step: Python, the dispatcher, autograd's engine and the driver.
 
-Seconds were measured beside an H200 (`data/host.toml`); hosts differ, and the range of a step's time says by how much.
+Seconds were measured beside an H200, on a core that nobody else used (`data/host.toml`). Hosts differ, and most share cores: the
+range of a step's time says by how much.
 """
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from tonnage.clock.captured import Moment
 from tonnage.clock.launch import Launch
 
 _DATA = Path(__file__).parent / "data" / "host.toml"
+OPTIMIZER = "optimizer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseCosts:
+    """Seconds of the host for one of each, within one phase of a step.
+
+    `launching` is what an operator takes on top that launches kernels of a kind: cuBLAS, cuDNN and attention choose theirs first.
+    """
+
+    operator: float
+    inner_operator: float
+    launch: float  # an operator's first kernel
+    further_kernel: float
+    recurrent_kernel: float = 0.0  # cuDNN launches many from one operator
+    launching: dict[str, float] = field(default_factory=dict)
+
+    def launch_s(self, launch: Launch) -> float:
+        """For a launch by an operator."""
+        if launch.kind == "recurrent":
+            return launch.kernels * self.recurrent_kernel
+        return self.launch + (launch.kernels - 1) * self.further_kernel + self.launching.get(launch.kind, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCosts:
-    """Seconds of the host for one of each."""
+    """Seconds of the host by phase; a forward that is recomputed in the backward pass costs what a forward does."""
 
-    operator: float
-    backward_operator: float
-    inner_operator: float
-    triton_kernel: float
-    launch: dict[str, float]
+    forward: PhaseCosts
+    backward: PhaseCosts
+    optimizer: PhaseCosts
+    optimizer_step: float
+    optimizer_parameter: float
+    triton_kernel: float  # all that compiled code takes for one
+    compiled_region: float
+    recomputed_tensor: float
+
+    def phase(self, moment: Moment) -> PhaseCosts:
+        """What holds where a call is."""
+        if moment.phase == OPTIMIZER:
+            return self.optimizer
+        return self.backward if moment.thread and moment.phase != "recompute" else self.forward
 
     def call_s(self, moment: Moment) -> float:
         """For a call, without what it launches."""
-        if moment.call.kind != "operator":
-            return 0.0
-        if moment.is_inner:
-            return self.inner_operator
-        return self.backward_operator if moment.thread else self.operator
+        call = moment.call
+        if call.kind != "operator":
+            if call.name == "detach" and moment.phase == "recompute":
+                return self.recomputed_tensor
+            return self.compiled_region if call.is_compiled else 0.0
+        costs = self.phase(moment)
+        return costs.inner_operator if moment.is_inner else costs.operator
 
-    def launch_s(self, launch: Launch) -> float:
+    def launch_s(self, moment: Moment, launch: Launch) -> float:
         """For its kernels."""
-        return launch.kernels * self.launch.get(launch.kind, self.launch["default"])
+        if moment.call.kind == "kernel":
+            return self.triton_kernel
+        return self.phase(moment).launch_s(launch)
+
+    def optimizer_s(self, parameters: int) -> float:
+        """For what an optimizer does for each of its parameters before it launches anything."""
+        return self.optimizer_step + parameters * self.optimizer_parameter
 
 
 @cache
 def host_costs() -> HostCosts:
-    """The figures that ship with the package."""
-    return HostCosts(**tomllib.loads(_DATA.read_text("utf-8")))
+    """The figures that ship with the package, for a host whose cores are shared as most are."""
+    figures = tomllib.loads(_DATA.read_text("utf-8"))
+    figures = _times(figures.pop("shared"), figures)
+    forward, backward, optimizer = (PhaseCosts(**figures.pop(name)) for name in ("forward", "backward", "optimizer"))
+    return HostCosts(forward=forward, backward=backward, optimizer=optimizer, **figures)
+
+
+def _times(factor: float, figures: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: _times(factor, value) if isinstance(value, dict) else factor * value for name, value in figures.items()
+    }

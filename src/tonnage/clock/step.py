@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from tonnage.clock import kernels
-from tonnage.clock.captured import CapturedCall, CapturedStep, Moment
-from tonnage.clock.host import host_costs
+from tonnage.clock.captured import READS_BACK, CapturedCall, CapturedStep, Moment
+from tonnage.clock.host import OPTIMIZER, host_costs
 from tonnage.clock.kernels import copies
 from tonnage.clock.launch import Launch
 from tonnage.clock.power import slowdown
@@ -17,15 +17,10 @@ from tonnage.clock.streams import CollectiveSeconds, Streams
 from tonnage.clock.timeline import Task, Timeline, timeline
 from tonnage.hardware import Gpu
 
-OPTIMIZER = "optimizer"
 WAITING = "waiting for the host"
 _ARITHMETIC = ("matmul", "attention", "convolution", "recurrent")
 _BESIDE = ("copy", "collective")  # which draw little more where they run on streams of their own, beside the rest
 _WITHOUT_TENSOR_CORES = ("fp32", "fp64")  # a card does not reach its power limit with these
-# The host reads a value from the card, and waits until it is there.
-_WAITING = frozenset(
-    ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "equal")
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +55,7 @@ class StepTime:
 def step_time(step: CapturedStep, gpu: Gpu, collective_s: CollectiveSeconds | None = None) -> StepTime:
     """What a captured step would take on this card; without `collective_s`, collectives with other cards take no time."""
     launched = list(launches_of(step, settings_of(step)))
-    tasks = within_power(list(_tasks(launched, gpu, collective_s)))
+    tasks = within_power(list(_tasks(launched, gpu, step.optimizer_parameters, collective_s)))
     by_precision: defaultdict[str, float] = defaultdict(float)
     for _, launch in launched:
         if launch is not None and launch.kind in _ARITHMETIC:
@@ -82,7 +77,9 @@ def step_time(step: CapturedStep, gpu: Gpu, collective_s: CollectiveSeconds | No
 
 def busy_s(step: CapturedStep, gpu: Gpu, collective_s: CollectiveSeconds | None = None) -> tuple[float, float]:
     """Seconds of the card for all that it runs, and of the host for launching it, where neither waits for the other."""
-    tasks = within_power(list(_tasks(launches_of(step, settings_of(step)), gpu, collective_s)))
+    tasks = within_power(
+        list(_tasks(launches_of(step, settings_of(step)), gpu, step.optimizer_parameters, collective_s))
+    )
     ahead = [replace(task, host_s=0.0, synchronizes=False) for task in tasks]
     return timeline(ahead, warm_steps=0).step_s, sum(task.host_s for task in tasks)
 
@@ -110,7 +107,8 @@ def launches_of(step: CapturedStep, settings: Settings) -> Iterator[tuple[Moment
     it is not called again.
     """
     moments = list(step.moments())
-    found = [_launch_of(moment.call, settings) for moment in moments]
+    indexed = _indexed(step)
+    found = [_launch_of(indexed.get(id(moment.call), moment.call), settings) for moment in moments]
     within: list[set[str]] = [set() for _ in moments]  # what launches something within each
     for place in reversed(range(len(moments))):
         name, parent = moments[place].call.name, moments[place].parent
@@ -119,6 +117,20 @@ def launches_of(step: CapturedStep, settings: Settings) -> Iterator[tuple[Moment
         if parent is not None:
             within[parent] |= within[place] | ({name} if found[place] else set())
     return zip(moments, found, strict=True)
+
+
+def _indexed(step: CapturedStep) -> dict[int, CapturedCall]:
+    """Calls of `index`, by identity, with how many rows they take: the profiler does not say, their gradients do."""
+    rows = {
+        call.shapes[0]: prod(call.shapes[2]) // max(1, prod(call.shapes[0][1:]))
+        for call in step.calls
+        if call.name == "_index_put_impl_" and len(call.shapes) > 2 and call.shapes[2]
+    }
+    return {
+        id(call): replace(call, shapes=(call.shapes[0], ((rows[call.shapes[0]],),)))
+        for call in step.calls
+        if call.name == "index" and call.shapes[0] in rows
+    }
 
 
 def _launch_of(call: CapturedCall, settings: Settings) -> Launch | None:
@@ -133,13 +145,20 @@ def _launch_of(call: CapturedCall, settings: Settings) -> Launch | None:
 
 
 def _tasks(
-    launched: Iterable[tuple[Moment, Launch | None]], gpu: Gpu, collective_s: CollectiveSeconds | None = None
+    launched: Iterable[tuple[Moment, Launch | None]],
+    gpu: Gpu,
+    parameters: int,
+    collective_s: CollectiveSeconds | None = None,
 ) -> Iterator[Task]:
-    """The host's work up to each launch, and the launch."""
+    """The host's work up to each launch, and the launch; an optimizer has so many parameters to look at first."""
     costs, streams = host_costs(), Streams(collective_s)
     waiting_s = 0.0
+    phase = ""
     for moment, launch in launched:
         call = moment.call
+        if moment.phase != phase:
+            phase = moment.phase
+            waiting_s += costs.optimizer_s(parameters) if phase == OPTIMIZER else 0.0
         waiting_s += costs.call_s(moment)
         if call.kind in ("stream", "collective"):
             yield from streams.tasks(moment, waiting_s)
@@ -152,7 +171,7 @@ def _tasks(
                 waiting_s = 0.0
             continue
         kind = OPTIMIZER if moment.phase == OPTIMIZER else launch.kind
-        waiting_s += costs.launch_s(launch) if call.kind == "operator" else costs.triton_kernel
+        waiting_s += costs.launch_s(moment, launch)
         seconds = kernels.seconds(launch, gpu)
         on_tensor_cores = launch.kind in _ARITHMETIC and launch.precision not in _WITHOUT_TENSOR_CORES
         rate = gpu.rates.get(launch.precision, 0.0) if on_tensor_cores else 0.0
@@ -179,7 +198,7 @@ def reads_back(call: CapturedCall) -> bool:
     """
     if call.name == "copy_":
         return crosses(call) and not (_need_not_wait(call) and _is_pinned(call))
-    return call.name in _WAITING and call.on_card
+    return call.name in READS_BACK and call.on_card
 
 
 def _need_not_wait(call: CapturedCall) -> bool:

@@ -73,7 +73,7 @@ def catalogue_ceilings(gpu: Gpu) -> Ceilings:
         sm_count=gpu.sm_count,
         precision=reference_precision(gpu),
         kernel_floor_s=kernel_floor_s(),
-        launch_s=host_costs().launch_s(Launch(kind="elementwise", name="")),
+        launch_s=host_costs().forward.launch_s(Launch(kind="elementwise", name="")),
         card=gpu,
     )
 

@@ -5,7 +5,8 @@
 | has an optimizer   | from the end of one optimizer's step to the end of the next, the first from its first forward |
 | has none           | from one call of an outermost module to the next, the last one to the end of the run          |
 
-The last of them is kept: the first makes states that others find. A step in which something is compiled or that is interrupted by
+The last of them is kept, without what makes an optimizer's states where it is the first: others find them. One that calls a great
+many operators is enough, since each of them costs time. A step in which something is compiled or that is interrupted by
 an evaluation is not typical, and another one takes its place. The profiler is begun once (again only after it was stopped for a
 compilation), and where a step begins is a mark among its events: to begin it anew within a region that it has seen begin would
 have torch write to memory that is gone. A script that profiles itself is left alone.
@@ -21,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from tonnage.clock.captured import CapturedStep
 from tonnage.garbage import no_collection
-from tonnage.script import profiler
-from tonnage.script.profiled import Profile, read_step
+from tonnage.script import profiler, streams
+from tonnage.script.profiled import RECOMPUTE, Profile, read_step
 
 if TYPE_CHECKING:
     from tonnage.script.attribution import Attribution
@@ -32,6 +33,7 @@ STEPS = 2
 _MOST_STEPS = 6
 # Of blocks; with about four operators for each, and about a kilobyte for every operator.
 _MOST_THOUSANDS = 256
+_ENOUGH_THOUSANDS = 4
 _TOO_LONG = "Its steps call too many operators to capture one, so nothing is known of its time."
 _NOTE = "The script profiles itself, so its operators were not captured, and nothing is known of its time."
 
@@ -62,6 +64,7 @@ class StepCapture:
         self._profiling = self._over = self._asks_dynamo = False
         self._spoiled = False  # by a compilation; not to be kept
         self._paused = 0
+        self._has_streams = False  # of the script's own
         self._steps: list[_Step] = []
         self._tried = 0
         self._thousands = 0
@@ -72,7 +75,16 @@ class StepCapture:
 
         self._torch = torch
         self._who.observer = self
-        return self._make_way()
+        undo = [self._make_way(), streams.on_making(torch, self._stream_made)]
+
+        def restore() -> None:
+            for each in undo:
+                each()
+
+        return restore
+
+    def _stream_made(self) -> None:
+        self._has_streams = True
 
     def give_up(self, why: str) -> None:
         """Capture nothing more."""
@@ -134,6 +146,8 @@ class StepCapture:
         """Any module is called."""
         if self._profiling:
             self._steps[-1].module_calls += 1
+            if threading.get_ident() != self._who.main_thread:
+                profiler.mark(RECOMPUTE)  # autograd's engine calls modules only to recompute them
             if self._thousands > _MOST_THOUSANDS and self._is_mine():
                 self._over = self._spoiled = True
                 self._stop()
@@ -176,7 +190,7 @@ class StepCapture:
             self._over = True
             return
         self._listen_to_dynamo()
-        profiler.begin()
+        profiler.begin(follows_nodes=self._has_streams)
         self._profiling, self._spoiled = True, False
         self._steps = [_Step(self._who.trains)]
         profiler.mark("step")
@@ -191,7 +205,8 @@ class StepCapture:
         profiler.mark("step")
         profiler.mark(f"phase {self._who.phase}")
         typical = sum(step.complete and not step.evaluates for step in self._steps)
-        if typical >= STEPS or self._tried >= _MOST_STEPS:
+        enough = STEPS if self._thousands < _ENOUGH_THOUSANDS else 1
+        if typical >= enough or self._tried >= _MOST_STEPS:
             self._stop()
             self._over = True
 

@@ -50,7 +50,8 @@ class Notes:
 class BackwardStreams:
     """Where autograd's engine runs a node: on the stream of the operator that made it, after what ran before it.
 
-    The engine switches streams natively, so nobody notes it. When backward is over, the caller's stream waits for the last one.
+    The engine switches streams natively, so nobody notes it; the profiler must follow nodes. When backward is over, the caller's
+    stream waits for the last one.
     """
 
     def __init__(self) -> None:

