@@ -128,7 +128,7 @@ def published_table(truth: Path) -> None:
 
 def figure_of(case: Case) -> float:
     """Bytes of the figure that the source reports."""
-    budget = training_budget(case.shape, case.configuration, find_gpu(case.gpu), stage=case.stage)
+    budget = training_budget(case.shape, case.configuration, case.cluster().gpu, stage=case.stage)
     return float(_figure(budget, case.figure))
 
 

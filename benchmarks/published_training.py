@@ -6,14 +6,19 @@ error is never a reason.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from tonnage.budget.configuration import Configuration
+from tonnage.hardware import find_cluster
+from tonnage.hardware.cluster import Cluster
 from tonnage.models import Attention, FeedForward, Layer, ModelShape, Stack, find_model, from_config
 
 Row = dict[str, Any]
 Figure = Literal["allocated", "reserved", "process"]
+
+
+_P5, _P5_GPUS = "p5.48xlarge", 8  # H100s, 8 in a host, with EFA
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,14 @@ class Case:
     gpu: str
     figure: Figure
     stage: Literal["worst", "first", "last"] = "worst"
+    # Of the card, where the row states another one than is sold.
+    changes: dict[str, float] = field(default_factory=dict)
+
+    def cluster(self) -> Cluster:
+        """The cards of the run."""
+        gpus = int(self.configuration.gpus)
+        sold = find_cluster(f"{gpus // _P5_GPUS}x{_P5}" if self.gpu == _P5 else f"{gpus}x{self.gpu}")
+        return replace(sold, gpu=replace(sold.gpu, **self.changes)) if self.changes else sold
 
 
 class NotSaid(Exception):
@@ -70,14 +83,16 @@ def _nanotron(row: Row) -> Case:
     }
     parallel = {"tp": tp, "pp": pp, "data": dp, "shard": dp, "zero": zero, "accumulate": row.get("grad_accum", 2)}
     configuration = Configuration(
-        framework="nanotron", optimizer_kernel="fused", seq=seq, micro_batch=batch, **parallel
+        framework="nanotron", optimizer_kernel="fused", attention="flash-2", seq=seq, micro_batch=batch, **parallel
     )
     # The rows leave open which figure and name the stage that logs the loss; nanotron's source says more on both. The
     # table of the benchmark is written by global rank 0 (`log_throughput` in helpers.py, in every version of it), which
     # is in the first stage (ranks are laid out pipeline first in parallel/context.py). The peaks are reset right before
     # the optimizer's part of the step that is logged (`log_memory` in trainer.py), so a figure that grows with the
     # micro-batch, as theirs does, can only be what is reserved.
-    return Case(from_config(config, row["model"]), configuration, "h100", "reserved", "first")
+    return Case(
+        from_config(config, row["model"]), configuration, _P5 if "EFA" in row["gpu"] else "h100", "reserved", "first"
+    )
 
 
 # -- torchtitan and torchao
@@ -94,6 +109,7 @@ def _torchtitan(row: Row) -> Case:
         zero=3,
         precision="fp8" if re.search("float8|fp8|rowwise", row["precision"]) else "bf16-mixed",
         checkpoint=_recomputation(recompute),
+        attention="flash-2",
         compile=bool(row.get("compile")),
         compile_loss=not any(date in row["source_rev"] for date in _BEFORE_COMPILED_LOSS),
         seq=seq,
@@ -103,7 +119,18 @@ def _torchtitan(row: Row) -> Case:
         data=fsdp,
         shard=fsdp,
     )
-    return Case(find_model(_preset(model)), configuration, _card(row.get("gpu", "")), "reserved")
+    card = _card(row.get("gpu", ""))
+    changes = _GRAND_TETON if card == "h100" and _is_grand_teton(row) else {}
+    return Case(find_model(_preset(model)), configuration, card, "reserved", changes=changes)
+
+
+# The H100s of torchtitan's own benchmarks (its docs/performance.md): 96 GB of HBM2e, at 500 W.
+_GRAND_TETON = {"power_w": 500, "bandwidth_bytes_per_s": 2.4e12}
+
+
+def _is_grand_teton(row: Row) -> bool:
+    """The row says so, or by the share of memory it has the 95 GiB of these cards."""
+    return "Grand Teton" in row["gpu"] or "95 GiB" in row["gpu"] + row.get("notes", "")
 
 
 # torchtitan compiles its loss since April 2025 (its change 1033); these revisions are from before.
@@ -139,6 +166,7 @@ def _torchtune(row: Row) -> Case:
     _refuse("fused into backward" in row["optimizer"], "a step inside backward is no choice of the planner")
     configuration = Configuration(
         precision="bf16",
+        attention="flash-2",
         checkpoint=_recomputation(recompute),
         loss="full" if loss == "none" else "chunked",
         compile=bool(row["compile"]),

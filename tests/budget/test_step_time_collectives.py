@@ -22,7 +22,7 @@ def step(gpus: str, model: str = "llama-3.1-8b", **choices: Any) -> StepTime:
 
 def test_a_ring_within_a_host_uses_its_link() -> None:
     network = Network(find_cluster("8xh100"), SHARES)
-    expected = 7 * (8 * GB / 8 / (450e9 * SHARES.link_ceiling) + SHARES.link_hop_s)
+    expected = 7 * (8 * GB / 8 / (450e9 * SHARES.link_ceiling) + SHARES.link_hop_s) + SHARES.link_start_s
     assert float(network.gather_s(8 * GB, 8)) == pytest.approx(expected)
     assert float(network.reduce_s(8 * GB, 8)) == pytest.approx(2 * expected)
 
@@ -39,7 +39,32 @@ def test_between_hosts_every_member_brings_its_network_card() -> None:
     all_cards, one_card = float(network.gather_s(GB, 16)), float(network.gather_s(GB, 2, stride=8))
     assert all_cards < one_card * 15 / 16 * 2
     slow = cluster.network_bytes_per_s * SHARES.link_ceiling
-    assert one_card == pytest.approx(GB / 2 / slow + SHARES.network_hop_s)
+    assert one_card == pytest.approx(GB / 2 / slow + SHARES.network_hop_s + SHARES.link_start_s)
+
+
+@pytest.mark.parametrize(("hosts", "measured"), [(4, 229.4), (8, 178.5), (16, 126.7), (32, 77.0), (64, 44.4)])
+def test_rings_over_efa_are_as_slow_as_was_measured(hosts: int, measured: float) -> None:
+    """Bus bandwidth of all-gathers of 1 GiB in GB/s: the upper edge of the Ultra-Scale Playbook's measurements."""
+    ranks, size = 8 * hosts, 2**30
+    seconds = float(Network(find_cluster(f"{hosts}xp5.48xlarge"), SHARES).gather_s(size, ranks))
+    assert size * (ranks - 1) / ranks / seconds / 1e9 == pytest.approx(measured, rel=0.12)
+
+
+def test_rings_over_infiniband_are_as_slow_as_was_measured() -> None:
+    """All-gathers of 2 GB on 256 H100s at 200 GB/s: issue 1218 of NCCL's."""
+    seconds = float(Network(find_cluster("256xh100"), SHARES).gather_s(2 * 2**30, 256))
+    assert 2 * 2**30 * 255 / 256 / seconds / 1e9 == pytest.approx(200, rel=0.12)
+
+
+def test_trees_reduce_over_many_hosts_in_less_time_than_rings() -> None:
+    network = Network(find_cluster("512xh100"), SHARES)
+    assert float(network.reduce_s(GB, 512)) < float(network.gather_s(GB, 512))
+    assert float(network.reduce_s(GB, 8)) == pytest.approx(2 * float(network.gather_s(GB, 8)))
+
+
+def test_small_messages_take_the_quicker_protocol() -> None:
+    network = Network(find_cluster("16xh100"), SHARES)
+    assert float(network.gather_s(1024, 16)) < 15 * SHARES.network_hop_s
 
 
 def test_tensor_parallelism_pays_more_across_hosts() -> None:
@@ -61,8 +86,10 @@ def test_sharded_parameters_are_gathered_more_often_the_higher_the_stage() -> No
 def test_large_batches_hide_the_gathers() -> None:
     small = step("64xh100", data=64, shard=64, micro_batch=1, seq=512)
     large = step("64xh100", data=64, shard=64, micro_batch=4, seq=8192)
-    assert float(small.parts["collectives"]) > 0
-    assert float(large.parts["collectives"]) == 0
+    assert float(small.parts["collectives"]) > 0.1 * float(small.total_s)
+    # What is hidden takes SMs from the arithmetic beside it; the embedding's part has nothing to hide behind.
+    taken = SHARES.link_channels / 132 * float(large.hidden_s)
+    assert taken < float(large.parts["collectives"]) < 0.03 * float(large.total_s)
 
 
 def test_hybrid_sharding_gathers_within_a_host() -> None:
@@ -80,8 +107,7 @@ def test_rings_of_many_ranks_pay_for_their_hops() -> None:
 def test_experts_are_reached_over_the_network() -> None:
     alone = step("16xh100", "mixtral-8x7b", data=16, shard=16, ep=1, micro_batch=8)
     spread = step("16xh100", "mixtral-8x7b", data=16, shard=16, ep=8, micro_batch=8)
-    assert float(alone.parts["collectives"]) == 0
-    assert float(spread.parts["collectives"]) > 0
+    assert float(spread.parts["collectives"]) > 2 * float(alone.parts["collectives"])
 
 
 def test_long_sequences_hide_the_ring() -> None:
@@ -90,6 +116,24 @@ def test_long_sequences_hide_the_ring() -> None:
         return float(time.parts["collectives"] / time.total_s)
 
     assert exposed(131072) < exposed(8192)
+
+
+def test_gradients_go_in_buckets() -> None:
+    """Of 25 MB or one large tensor each: twice as many layers are twice as many messages, and their hops."""
+
+    def sent(model: str) -> float:
+        time = step("256xp5.48xlarge", model, zero=0, framework="torch", data=2048, shard=2048, seq=256)
+        return float(time.parts["collectives"] + time.hidden_s)
+
+    assert sent("llama-3.1-8b") > 2 * sent("llama-3.2-1b")
+
+
+def test_all_cards_wait_for_the_slowest() -> None:
+    def forward(gpus: int) -> float:
+        return float(step(f"{gpus}xh100", data=gpus, shard=gpus, micro_batch=4).parts["forward"])
+
+    assert 1.01 < forward(8) / forward(1) < 1.03
+    assert forward(8) < forward(512) < 1.06 * forward(1)
 
 
 def test_one_gpu_has_no_collectives() -> None:

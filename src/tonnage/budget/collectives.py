@@ -2,28 +2,31 @@
 
 | parallelism | what is sent                                                       | hidden behind                |
 |-------------|--------------------------------------------------------------------|------------------------------|
-| tensor      | a gather and a scatter of activations around attention and MLP     | nothing                      |
+| tensor      | a gather and a scatter of activations around attention and MLP     | nothing; some of it products |
 | context     | keys and values around a ring                                      | the attention of that layer  |
 | expert      | tokens to their experts and back                                   | nothing                      |
 | pipeline    | activations to the next stage, gradients back                      | nothing                      |
 | data        | gradients; parameters where they are sharded                       | the pass that they belong to |
 
 Ranks are laid out with tensor parallelism innermost, then context, data and, outermost, the pipeline. Bandwidths are the
-makers', times the share that NCCL reaches; every step of a ring costs a hop.
+makers', times the share that NCCL reaches; every step of a ring costs a hop, every message a start.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tonnage.budget.configuration import Configuration, Number, Quantity
-from tonnage.budget.frameworks import gradient_bytes
+from tonnage.budget.frameworks import framework_of, gradient_bytes, made_bytes
 from tonnage.budget.roofline import Calibration
 from tonnage.budget.sharding import Stage
 from tonnage.budget.states import sharded_parameters
 from tonnage.hardware.cluster import Cluster
 from tonnage.models.shape import AttentionKind, ModelShape
+
+_LARGE_TENSORS = 3  # of a layer: before attention, into and out of the MLP
+_LEAST_MESSAGES = 1e-9  # a part of a stage without layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,66 +37,96 @@ class Network:
     shares: Calibration
 
     def gather_s(self, size_bytes: Quantity, ranks: Number, stride: Number = 1, messages: Quantity = 1) -> Quantity:
-        """All-gathers (or reduce-scatters) of that many bytes in all, among `ranks` that are `stride` apart."""
+        """All-gathers (or reduce-scatters) of that many bytes in all, among `ranks` that are `stride` apart: in a ring."""
         steps = np.asarray(ranks) - 1
-        hops_s = messages * self._hop_s(ranks, stride)
-        return steps * (size_bytes / ranks / self._ring_bytes_per_s(ranks, stride) + hops_s)
+        piece = size_bytes / ranks / np.maximum(messages, _LEAST_MESSAGES)
+        return messages * steps * self._step_s(piece, ranks, stride) + messages * self.shares.link_start_s * (steps > 0)
 
     def reduce_s(self, size_bytes: Quantity, ranks: Number, stride: Number = 1, messages: Quantity = 1) -> Quantity:
-        """All-reduces: a reduce-scatter, then an all-gather."""
-        return 2 * self.gather_s(size_bytes, ranks, stride, messages)
+        """All-reduces: a reduce-scatter, then an all-gather; or over a tree of hosts, which is less deep than a ring is long."""
+        ring_s = 2 * self.gather_s(size_bytes, ranks, stride, messages)
+        members = np.minimum(self._members(stride), ranks)
+        hosts = np.maximum(np.ceil(np.asarray(ranks) / members), 1)
+        deep_s = 2 * (np.ceil(np.log2(hosts)) * self._network_hop_s + (members - 1) * self.shares.link_hop_s)
+        rate = self._ring_bytes_per_s(ranks, stride) * self.cluster.host.network_tree_share
+        sent_s = 2 * size_bytes * (np.asarray(ranks) - 1) / ranks / rate
+        tree_s = sent_s + messages * (deep_s + self.shares.link_start_s)
+        return np.where(hosts > 1, np.minimum(ring_s, tree_s), ring_s)
 
     def exchange_s(self, size_bytes: Quantity, ranks: Number, messages: Quantity = 1) -> Quantity:
         """All-to-alls among neighbours in which each of `ranks` sends that many bytes in all."""
         steps = np.asarray(ranks) - 1
-        hops_s = messages * self._hop_s(ranks, 1) * (steps > 0)
-        return steps / ranks * size_bytes / self.pair_bytes_per_s(ranks) + hops_s
+        starts_s = messages * (self.shares.link_start_s + self._hop_s(ranks, 1)) * (steps > 0)
+        return steps / ranks * size_bytes / self.pair_bytes_per_s(ranks) + starts_s
+
+    def send_s(self, size_bytes: Quantity, span: Quantity, messages: Quantity = 1) -> Quantity:
+        """From one GPU to another, within so many neighbours."""
+        return size_bytes / self.pair_bytes_per_s(span) + messages * (self.shares.link_start_s + self._hop_s(span, 1))
 
     def pair_bytes_per_s(self, span: Quantity) -> Quantity:
         """From one GPU to another, within so many neighbours."""
         return self.cluster.link_bytes_per_s(np.asarray(span, dtype=np.int64)) * self.shares.link_ceiling
 
+    @property
+    def _network_hop_s(self) -> float:
+        return self.cluster.host.network_hop_s or self.shares.network_hop_s
+
+    def _members(self, stride: Number) -> Any:
+        """Of a group whose ranks are so far apart, how many are in one host."""
+        return np.maximum(self.cluster.gpus_per_host // np.asarray(stride), 1)
+
     def _ring_bytes_per_s(self, ranks: Number, stride: Number) -> Quantity:
         """Within a host its link; beyond, every member of the group in a host brings its own network card."""
         span = np.asarray(ranks) * stride
-        members = np.maximum(self.cluster.gpus_per_host // np.asarray(stride), 1)
         inside = self.cluster.peer_bytes_per_s
-        outside = np.minimum(inside, self.cluster.network_bytes_per_s * members)
+        outside = np.minimum(inside, self.cluster.network_bytes_per_s * self._members(stride))
         near = self.cluster.link_bytes_per_s(np.minimum(span, self.cluster.gpus_per_host))
         return np.where(span > self.cluster.gpus_per_host, outside, near) * self.shares.link_ceiling
 
-    def _hop_s(self, ranks: Number, stride: Number) -> Quantity:
-        """One step of a ring, on average: of the members in a host, one sends to the next host."""
-        members = np.maximum(self.cluster.gpus_per_host // np.asarray(stride), 1)
-        far = (self.shares.network_hop_s + (members - 1) * self.shares.link_hop_s) / members
-        return np.where(np.asarray(ranks) * stride > self.cluster.gpus_per_host, far, self.shares.link_hop_s)
+    def _step_s(self, piece_bytes: Quantity, ranks: Number, stride: Number) -> Quantity:
+        """One step of a ring. Between hosts, small pieces go by a protocol that is quicker to begin and slower to go on."""
+        hop_s, rate = self._hop_s(ranks, stride), self._ring_bytes_per_s(ranks, stride)
+        large_s = hop_s + piece_bytes / rate
+        small_s = hop_s - self.shares.network_small_saves_s + piece_bytes / self.shares.network_small_bytes_per_s
+        beyond = np.asarray(ranks) * stride > self.cluster.gpus_per_host
+        return np.where(beyond, np.minimum(large_s, np.maximum(small_s, piece_bytes / rate)), large_s)
+
+    def _hop_s(self, ranks: Quantity, stride: Number) -> Quantity:
+        """From one to the next. All of a ring go on together: one that leaves the host holds the others up."""
+        beyond = np.asarray(ranks) * stride > self.cluster.gpus_per_host
+        return np.where(beyond, self._network_hop_s, self.shares.link_hop_s)
 
 
 class Traffic(NamedTuple):
     """Seconds of one micro-batch on one stage, and of one step. What can be hidden is named for what hides it."""
 
     plain_s: Quantity  # a micro-batch, tensor and expert parallelism and pipeline: not hidden
+    products_s: Quantity  # a micro-batch, tensor parallelism: behind the products of the backward pass
     ring_s: Quantity  # a micro-batch, context parallelism: behind attention
     forward_s: Quantity  # a micro-batch, gathered parameters: behind the forward pass
     backward_s: Quantity  # a micro-batch, gathered parameters and scattered gradients: behind the backward pass
     last_backward_s: Quantity  # a step, gradients: behind the last backward pass
-    step_s: Quantity  # a step, updated parameters: not hidden
+    step_s: Quantity  # a step, updated parameters and gradients of what two stages tie: not hidden
+    ends: Quantity  # share of what is named for a pass that nothing hides: the embedding's, at either end of it
 
 
 def traffic(shape: ModelShape, stage: Stage, configuration: Configuration, network: Network) -> Traffic:
     """Of one configuration or many."""
-    plain_s = _tensor_s(shape, stage, configuration, network)
+    plain_s, products_s = _tensor_s(shape, stage, configuration, network)
     plain_s = plain_s + _expert_s(shape, stage, configuration, network) + _pipeline_s(shape, configuration, network)
     gather_s, scatter_s, reduce_s = _data_s(_layers(shape), stage, configuration, network)
+    tied_s = _tied_s(shape, configuration, network)
     zero, none = configuration.zero, 0.0 * gather_s
+    ends = stage.embeds * shape.embedding_parameters / configuration.tp / stage.parameters
     ring_s = _ring_s(shape, stage, configuration, network)
     if zero == 0:
-        return Traffic(plain_s, ring_s, none, none, reduce_s, none)
+        return Traffic(plain_s, products_s, ring_s, none, none, reduce_s, tied_s, ends)
     if not sharded_parameters(configuration):
         every = zero == 2
-        return Traffic(plain_s, ring_s, none, scatter_s if every else none, none if every else scatter_s, gather_s)
+        each_s, last_s = (scatter_s, none) if every else (none, scatter_s)
+        return Traffic(plain_s, products_s, ring_s, none, each_s, last_s, gather_s + tied_s, ends)
     again = 1 if zero == 3 else 0
-    return Traffic(plain_s, ring_s, gather_s, again * gather_s + scatter_s, none, none)
+    return Traffic(plain_s, products_s, ring_s, gather_s, again * gather_s + scatter_s, none, tied_s, ends)
 
 
 def _activation_bytes(shape: ModelShape, configuration: Configuration) -> Quantity:
@@ -111,11 +144,21 @@ def _passes(configuration: Configuration) -> int:
     return 3 if configuration.checkpoint == "full" else 2
 
 
-def _tensor_s(shape: ModelShape, stage: Stage, configuration: Configuration, network: Network) -> Quantity:
-    """Two pairs of collectives a layer and pass, which an all-reduce without sequence parallelism is too; one pair outside."""
-    pair_s = network.reduce_s(_activation_bytes(shape, configuration), configuration.tp)
+def _tensor_s(
+    shape: ModelShape, stage: Stage, configuration: Configuration, network: Network
+) -> tuple[Quantity, Quantity]:
+    """What nothing hides, and what runs behind the products of a backward pass.
+
+    Two pairs of collectives a layer and pass, which an all-reduce without sequence parallelism is too; one pair outside. Those
+    with code of their own scatter the gradient of an input while that of the weight is computed, and gather the input again.
+    """
+    once_s = network.gather_s(_activation_bytes(shape, configuration), configuration.tp)
     layers = _layers(shape) * stage.share
-    return pair_s * (2 * layers * _passes(configuration) + 2)
+    everything = 4 * layers * _passes(configuration) + 4
+    if framework_of(configuration).parallel == "torch":
+        return once_s * everything, 0.0 * once_s
+    hidden = 2 if configuration.sequence_parallel else 4
+    return once_s * (everything - hidden * layers), once_s * 4 * layers
 
 
 def _ring_s(shape: ModelShape, stage: Stage, configuration: Configuration, network: Network) -> Quantity:
@@ -149,7 +192,24 @@ def _pipeline_s(shape: ModelShape, configuration: Configuration, network: Networ
     """To the next stage and back."""
     size = _activation_bytes(shape, configuration) / configuration.tp
     span = configuration.tp * np.asarray(configuration.cp) * configuration.data + 1
-    return 2 * size / network.pair_bytes_per_s(span) * (np.asarray(configuration.pp) > 1)
+    messages = framework_of(configuration).pipeline_messages
+    return network.send_s(2 * size, span, messages) * (np.asarray(configuration.pp) > 1)
+
+
+def _tied_s(shape: ModelShape, configuration: Configuration, network: Network) -> Quantity:
+    """The first stage of a pipeline and the last sum the gradients of an embedding that is the head, too."""
+    size = shape.embedding_parameters * gradient_bytes(configuration) / configuration.tp
+    apart = configuration.tp * np.asarray(configuration.cp) * configuration.data
+    tied = shape.tied and not configuration.lora_rank
+    return network.reduce_s(size, 2, apart) * (np.asarray(configuration.pp) > 1) * tied
+
+
+def _messages(layers: Quantity, stage: Stage, configuration: Configuration) -> Quantity:
+    """Sharded parameters are gathered layer by layer. Else gradients go in buckets, of which a large tensor is one."""
+    bucket = framework_of(configuration).bucket_bytes
+    if sharded_parameters(configuration) or not bucket:
+        return layers
+    return np.clip(stage.parameters * made_bytes(configuration) / bucket, 1, _LARGE_TENSORS * layers + 1)
 
 
 def _data_s(
@@ -160,11 +220,14 @@ def _data_s(
     Hybrid sharding scatters within a shard group, then reduces what is left between the groups.
     """
     trained = 0.0 if configuration.lora_rank else 1.0
-    parameters, messages = stage.parameters, layers * stage.share
+    parameters, messages = stage.parameters, _messages(layers * stage.share, stage, configuration)
     ranks, stride = configuration.shard * np.asarray(configuration.cp), configuration.tp
     everyone = configuration.data * np.asarray(configuration.cp)
     gradients = trained * parameters * gradient_bytes(configuration)
-    gather_s = network.gather_s(parameters * configuration.compute_bytes, ranks, stride, messages)
+    at_once = framework_of(configuration).gathers_at_once and not sharded_parameters(configuration)
+    gather_s = network.gather_s(
+        parameters * configuration.compute_bytes, ranks, stride, np.minimum(messages, 1) if at_once else messages
+    )
     scatter_s = network.gather_s(gradients, ranks, stride, messages)
     scatter_s = scatter_s + network.reduce_s(gradients / ranks, everyone // ranks, stride * ranks, messages)
     return gather_s, scatter_s, network.reduce_s(gradients, everyone, stride, messages)

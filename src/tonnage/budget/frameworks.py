@@ -25,6 +25,13 @@ class Framework:
     loss_backward_bytes: int
     parallel: Literal["torch", "own"]
     written: Literal["transformers", "fused", "native"]
+    clips: bool
+    bucket_bytes: float
+    gathers_at_once: bool
+    pipeline_messages: int
+    pipeline_operators: int
+    split_operators: tuple[int, int]
+    cuts_products: bool
 
 
 def framework_of(configuration: Configuration) -> Framework:
@@ -34,7 +41,8 @@ def framework_of(configuration: Configuration) -> Framework:
 
 @cache
 def _frameworks() -> dict[str, Framework]:
-    return {name: Framework(**row) for name, row in tomllib.loads(_DATA.read_text("utf-8")).items()}
+    tables = tomllib.loads(_DATA.read_text("utf-8"))
+    return {name: Framework(**row | {"split_operators": tuple(row["split_operators"])}) for name, row in tables.items()}
 
 
 def working_bytes(configuration: Configuration) -> int:

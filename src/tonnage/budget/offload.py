@@ -54,8 +54,9 @@ def host_memory(terms: tuple[Term, ...], states: States, configuration: Configur
     """What left the GPU; for an optimizer on the host also gradients to read and parameters to write, pinned."""
     memory = HostMemory(0.0, 0.0)
     for term in terms:
-        if term.name != "gradients":
-            memory += _held(term, _place(term, configuration))
+        place = _place(term, configuration)
+        if place != "gpu" and term.name != "gradients":
+            memory += _held(term, place)
     if configuration.optimizer_place == "gpu":
         return memory
     exchanged = states.gradients.size_bytes
@@ -66,8 +67,6 @@ def host_memory(terms: tuple[Term, ...], states: States, configuration: Configur
 
 def _held(term: Term, place: Place) -> HostMemory:
     """Parameters and activations cross the link in every pass, so they are pinned."""
-    if place == "gpu":
-        return HostMemory(0.0, 0.0)
     if place == "nvme":
         staged = np.minimum(term.size_bytes, float(NVME_BUFFERS * NVME_BUFFER_BYTES))
         return HostMemory(staged, staged)

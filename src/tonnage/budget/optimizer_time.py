@@ -7,14 +7,29 @@
 | loop    | the same, and each tensor's kernels are issued one by one                   |
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from tonnage.budget.configuration import Configuration, Quantity
-from tonnage.budget.frameworks import master_bytes, state_bytes
-from tonnage.budget.roofline import Roofline
+from tonnage.budget.frameworks import (
+    framework_of,
+    gradient_bytes,
+    made_bytes,
+    master_bytes,
+    state_bytes,
+    working_bytes,
+)
+from tonnage.budget.layer_launches import Call
+from tonnage.budget.layer_time import Busy, Pass, busy
+from tonnage.budget.sharding import shards
+from tonnage.budget.states import sharded_parameters
+from tonnage.clock.host import host_costs
+from tonnage.clock.launch import Launch
+from tonnage.hardware import Gpu
 from tonnage.models.shape import ModelShape
 
-# Numbers of a parameter, its gradient and its states that are read or written: in one pass, and operation by operation.
+# Numbers of a parameter, its gradient and its states that a fused kernel reads or writes.
 _FUSED_NUMBERS = {
     "sgd": 3,
     "momentum": 5,
@@ -25,48 +40,123 @@ _FUSED_NUMBERS = {
     "adafactor": 12,
     "adamw-8bit": 3,
 }
-_PASSED_NUMBERS = {
-    "sgd": 3,
-    "momentum": 8,
-    "adam": 18,
-    "adamw": 20,
-    "lion": 12,
-    "muon": 8,
-    "adafactor": 12,
-    "adamw-8bit": 3,
+# And those of each operation where they run one after the other, with the family that the clock counts its kernel to.
+_ADAM = ((3, "foreach"), (2, "foreach"), (4, "foreach"), (2, "divided"), (2, "divided"), (2, "foreach"), (4, "divided"))
+_PASSES: dict[str, tuple[tuple[int, str], ...]] = {
+    "sgd": ((3, "foreach"),),
+    "momentum": ((2, "foreach"), (3, "foreach"), (3, "foreach")),
+    "adam": _ADAM,
+    "adamw": ((2, "foreach"), *_ADAM),
+    "lion": ((2, "foreach"), (4, "foreach"), (3, "foreach"), (3, "foreach")),
+    "muon": ((2, "foreach"), (3, "foreach"), (3, "foreach")),
+    "adafactor": ((3, "divided"), (3, "divided"), (3, "foreach"), (3, "foreach")),
+    "adamw-8bit": ((3, "foreach"),),
 }
 # Two states of one byte, read and written.
 _EIGHT_BIT_BYTES = 4
-# Muon's Newton-Schulz: five iterations of two products with a matrix and one of its square, of about its hidden side.
-_NEWTON_SCHULZ_OPERATIONS = 5 * 6
-_OPERATIONS_PER_TENSOR = 12
+# Muon's Newton-Schulz: five iterations of three products of about the hidden side.
+_NEWTON_SCHULZ_PRODUCTS = 5 * 3
 _TENSORS_PER_LAYER = 9
-# Kernels that a layer's forward issues: what the host's pace is measured over.
-_KERNELS_PER_LAYER = 40
+_NANOTRON_TENSORS = 6  # two norms, and four matrices
+# As PyTorch's lists of tensors are cut.
+_CHUNK = 65536
+_CHUNKS_PER_KERNEL = 320
 
 
-def optimizer_s(shape: ModelShape, configuration: Configuration, line: Roofline, parameters: Quantity) -> Quantity:
+def update(shape: ModelShape, configuration: Configuration, parameters: Quantity, gpu: Gpu) -> Busy:
     """To update that many parameters on the GPU."""
-    shares = line.shares
-    streamed_s = parameters * step_bytes(configuration) / (line.gpu.bandwidth_bytes_per_s * shares.optimizer_ceiling)
-    cycles = line.gpu.sm_count * line.gpu.clock_mhz * 1e6
-    paced_s = parameters / (shares.optimizer_parameters_per_sm_clock * cycles)
-    seconds = np.maximum(streamed_s, paced_s)
+    kernel = configuration.optimizer_kernel
+    operations = _PASSES[configuration.optimizer]
+    tensors = _TENSORS_PER_LAYER * sum(len(stack.layers) for stack in shape.stacks) / configuration.pp
+    narrow = "narrow" if state_bytes(configuration) < 4 else "wide"
+    if kernel == "fused" or len(operations) == 1:
+        calls = [Call(_lists(parameters, step_bytes(configuration), f"fused_{narrow}"))]
+    elif kernel == "foreach":
+        calls = [
+            Call(_lists(parameters, numbers * state_bytes(configuration), f"{form}_{narrow}"))
+            for numbers, form in operations
+        ]
+    else:
+        # One kernel a tensor and operation, as long as the tensor's share of the bytes.
+        calls = [
+            replace(Call(_each(parameters / tensors, numbers * state_bytes(configuration))), times=tensors)
+            for numbers, _ in operations
+        ]
+    if framework_of(configuration).clips:
+        # The norm reads gradients once, scaling them reads and writes.
+        calls += [Call(_lists(parameters, passes * gradient_bytes(configuration), "foreach_wide")) for passes in (1, 2)]
+    if configuration.precision == "fp16-mixed":
+        calls.append(Call(_lists(parameters, 2 * gradient_bytes(configuration), "foreach_wide")))  # the scaler's check
     if configuration.optimizer == "muon":
-        seconds = seconds + line.matmul_s(shape.hidden, shape.hidden, shape.hidden) * (
-            _NEWTON_SCHULZ_OPERATIONS * parameters / (2 * shape.hidden**2)
-        )
-    if configuration.optimizer_kernel == "loop":
-        tensors = _TENSORS_PER_LAYER * sum(len(stack.layers) for stack in shape.stacks)
-        issue_s = shares.host_forward_s_per_layer / _KERNELS_PER_LAYER
-        seconds = np.maximum(seconds, tensors * _OPERATIONS_PER_TENSOR * issue_s / configuration.pp)
-    return seconds
+        sides = parameters / (2 * shape.hidden**2)
+        product = Launch(
+            kind="matmul", name="mm", shape=(1, *(shape.hidden,) * 3), precision="bf16",
+            operations=2.0 * shape.hidden**3, variant="nn-16",
+        )  # fmt: skip
+        calls.append(Call(product, times=_NEWTON_SCHULZ_PRODUCTS * sides))
+    found = busy(calls, replace(configuration, compile=False), gpu, "optimizer")
+    return found + Busy(host_s=host_costs().optimizer_s(tensors))
+
+
+def gathered(shape: ModelShape, configuration: Configuration, parameters: Quantity, gpu: Gpu) -> Busy:
+    """Around nanotron's gather of updated parameters: they are laid side by side thrice, and each rank's part of each tensor is
+    copied back by a kernel of its own."""
+    if not framework_of(configuration).gathers_at_once or configuration.zero != 1:
+        return Busy()
+    ranks = shards(configuration)
+    tensors = _NANOTRON_TENSORS * sum(len(stack.layers) for stack in shape.stacks) / configuration.pp
+    size = working_bytes(configuration)
+    calls = [
+        replace(Call(_each(parameters, 2 * size, "joined", 2)), times=3),
+        Call(_each(parameters / tensors / ranks, 2 * size, "vector", 2), operators=0, inner=1, times=tensors * ranks),
+    ]
+    return busy(calls, replace(configuration, compile=False), gpu, "optimizer") * (np.asarray(ranks) > 1)
+
+
+def accumulated(shape: ModelShape, configuration: Configuration, parameters: Quantity, gpu: Gpu) -> Busy:
+    """To add the gradients of a micro-batch to those before it, a tensor at a time."""
+    tensors = _TENSORS_PER_LAYER * sum(len(stack.layers) for stack in shape.stacks) / configuration.pp
+    kept, made = gradient_bytes(configuration), made_bytes(configuration)
+    form = "mixed" if kept != made else "vector"
+    added = Call(_each(parameters / tensors, 2 * kept + made, form, 3), times=tensors)
+    return busy([added], configuration, gpu, "backward")
+
+
+def sharding_copies(parameters: Quantity, configuration: Configuration, gpu: Gpu) -> Pass:
+    """What FSDP2 and DeepSpeed copy beside their collectives in each pass: gathered parameters to their places, gradients side by
+    side."""
+    if configuration.framework not in ("fsdp2", "deepspeed") or configuration.zero < 2:
+        return Pass()
+    gathered = [Call(_each(parameters, 2 * configuration.compute_bytes, "joined", 2))]
+    if not sharded_parameters(configuration):
+        gathered = []
+    scattered = Call(_each(parameters, made_bytes(configuration) + gradient_bytes(configuration), "joined", 2))
+    again = gathered if configuration.zero == 3 else []
+    return Pass(busy(gathered, configuration, gpu), busy([scattered, *again], configuration, gpu, "backward"))
+
+
+def _lists(parameters: Quantity, moved_bytes: float, variant: str) -> Launch:
+    """A kernel, or a few, over all tensors: they are cut into chunks, of which a kernel takes some hundreds."""
+    chunks = np.ceil(parameters / _CHUNK)
+    kernels = np.ceil(chunks / _CHUNKS_PER_KERNEL)
+    return Launch(
+        kind="optimizer", name="", shape=(parameters, chunks, np.minimum(parameters, _CHUNK)), variant=variant,
+        moved_bytes=parameters * moved_bytes, kernels=kernels,
+    )  # fmt: skip
+
+
+def _each(elements: Quantity, moved_bytes: float, form: str = "vector", accesses: int = 1) -> Launch:
+    return Launch(
+        kind="elementwise", name="", shape=(elements, 1), variant=form, moved_bytes=elements * moved_bytes,
+        operations=elements * accesses,
+    )  # fmt: skip
 
 
 def step_bytes(configuration: Configuration) -> float:
     """Read and written for one parameter."""
     fused = configuration.optimizer_kernel == "fused"
-    numbers = (_FUSED_NUMBERS if fused else _PASSED_NUMBERS)[configuration.optimizer]
+    passed = sum(numbers for numbers, _ in _PASSES[configuration.optimizer])
+    numbers = _FUSED_NUMBERS[configuration.optimizer] if fused else passed
     moved = numbers * state_bytes(configuration)
     if configuration.optimizer == "adamw-8bit":
         moved += _EIGHT_BIT_BYTES

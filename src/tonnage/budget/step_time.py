@@ -1,29 +1,41 @@
 """The time of one training step, part by part: what the GPU computes, what it waits for, what an empty pipeline costs.
 
 The parts sum to the step. Traffic that runs behind arithmetic counts only for what sticks out; `hidden_s` is the rest. The
-slowest pipeline stage sets the pace, and 1F1B leaves it idle for `pp - 1` micro-batches. Data loading, clipping, logging and
-checkpoints to disk are not known here.
+slowest pipeline stage sets the pace, and 1F1B leaves it idle for `pp - 1` micro-batches. Data loading, logging and checkpoints to
+disk are not known here.
 """
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from statistics import NormalDist
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tonnage.budget.collectives import Network, Traffic, traffic
 from tonnage.budget.configuration import NUMBERS, Configuration, Quantity
-from tonnage.budget.frameworks import gradient_bytes
-from tonnage.budget.layer_time import LayerClock, Pass, Work, layer_pass
+from tonnage.budget.frameworks import framework_of, gradient_bytes, made_bytes
+from tonnage.budget.layer_launches import LayerLaunches
+from tonnage.budget.layer_time import FIGURES, Busy, Pass, Work, layer_pass, work_of
 from tonnage.budget.moments import recomputed_blocks
 from tonnage.budget.offload_time import Crossing, crossing
-from tonnage.budget.optimizer_time import optimizer_s
-from tonnage.budget.roofline import Calibration, Roofline, calibration
+from tonnage.budget.optimizer_time import accumulated, gathered, sharding_copies, update
+from tonnage.budget.roofline import Calibration, calibration
 from tonnage.budget.sharding import Stage, sharded, stages
 from tonnage.budget.states import lora_parameters
+from tonnage.clock.host import host_costs
+from tonnage.clock.kernels.many import distinct
+from tonnage.clock.power import limit_of, slowdown_of
+from tonnage.hardware import Gpu
 from tonnage.hardware.cluster import Cluster
 from tonnage.models.shape import Layer, ModelShape, Stack
 
+# What a layer's kernels depend on, of a configuration's numbers.
+_LAYER_NUMBERS = ("seq", "micro_batch", "tp", "cp", "ep")
+_BACKWARD = 4  # where it begins, of the parts in `_paced`
+# Of a backward pass, products that traffic of tensor parallelism can hide behind: half of those with two of three weights.
+_BEHIND_PRODUCTS = 0.25
 PARTS = ("forward", "backward", "recompute", "optimizer", "collectives", "offload", "bubble")
 
 
@@ -34,6 +46,8 @@ class StepTime:
     parts: dict[str, Quantity]
     hidden_s: Quantity  # traffic that runs behind arithmetic
     tokens: Quantity
+    busy: Busy = field(default_factory=Busy)  # the card's and the host's own seconds, before the power limit
+    slower: Quantity = 1.0  # arithmetic, by the power limit
 
     @property
     def total_s(self) -> Quantity:
@@ -60,37 +74,70 @@ class StepClock:
         self._shape, self._cluster = shape, cluster
         self.shares = shares or calibration()
         self._network = Network(cluster, self.shares)
+        self._slowest = _slowest(cluster.gpus, self.shares.card_spread)
         self._census = [(stack, _census(stack)) for stack in shape.stacks]
-        self._kept: dict[tuple[object, ...], tuple[Configuration, list[tuple[Work, int]]]] = {}
+        self._known: dict[tuple[object, ...], _Known] = {}
         self._sent: dict[tuple[object, ...], tuple[Configuration, Traffic]] = {}
 
     def step(self, configuration: Configuration) -> StepTime:
         """One configuration, or each of many."""
-        shape, shares = self._shape, self.shares
+        shape, gpu = self._shape, self._cluster.gpu
         stage = next(stages(shape, configuration))
-        line = Roofline(self._cluster.gpu, configuration.precision, configuration.compute_bytes, shares)
-        layers = self._layers(configuration, line)
-        head = LayerClock(shape, configuration, line).head_pass()
-        busy = _stage_pass(_all_layers(layers, configuration, shares), head, stage, configuration)
-        attention_s = (
-            sum(count * (work.attention_s + work.attention_backward_s) for work, count in layers) * stage.share
-        )
+        passes, attention = self._passes(configuration)
+        passes = _on_slowest_stage(passes, stage, configuration)
+        layers = passes.layers + sharding_copies(stage.parameters, configuration, gpu) + _handing_on(configuration)
+        passes = _Passes(*(one.slowed(self._slowest) for one in passes._replace(layers=layers)))
+        update = _update(shape, stage, configuration, gpu).slowed(self._slowest)
         sent = self._traffic(stage, configuration)
-        moved = crossing(shape, stage, configuration, self._cluster, shares)
-        parts = _micro_batches(busy, configuration) | {"optimizer": _optimizer_s(shape, stage, configuration, line)}
-        exposed, hidden_s = _exposed(busy, sent, moved, attention_s, configuration)
-        parts |= exposed
-        parts["bubble"] = (configuration.pp - 1) * (_total(busy) + sent.plain_s)
-        tokens = configuration.global_batch * configuration.seq
-        return StepTime({name: parts[name] for name in PARTS}, hidden_s, tokens)
+        moved = crossing(shape, stage, configuration, self._cluster, self.shares)
+        together, waits = self._begins_together(configuration), _waits(configuration)
+        taken = self.shares.link_channels / gpu.sm_count
 
-    def _layers(self, configuration: Configuration, line: Roofline) -> list[tuple[Work, int]]:
-        """The work of each kind of layer, and how many there are."""
-        key = (*_identity(configuration), configuration.attention, configuration.compile, configuration.lora_rank)
-        if key not in self._kept:
-            # The configuration is kept too: while it is, no other array can have the identity of one of its own.
-            self._kept[key] = configuration, list(self._work(configuration, line))
-        return self._kept[key][1]
+        def parts(slower: Quantity) -> tuple[dict[str, Quantity], Quantity]:
+            """Seconds of every part, and those that are hidden, where the power limit makes arithmetic so much slower."""
+            seconds = _paced(passes, update, slower, together=together, waits=waits)
+            attention_s = attention.at(slower) * stage.share
+            exposed, hidden_s = _exposed(seconds, sent, moved, attention_s, configuration, taken)
+            bubble_s = (configuration.pp - 1) * (seconds.total_s + sent.plain_s)
+            found = (
+                _micro_batches(seconds, configuration) | exposed | {"bubble": bubble_s, "optimizer": seconds.update_s}
+            )
+            return {name: found[name] for name in PARTS}, hidden_s
+
+        # A card averages its power over about a tenth of a second: the passes draw it, not the update after them.
+        at_full_clock, _ = parts(1.0)
+        passed = sum((one.whole for one in passes), Busy()) * configuration.accumulate
+        passed_s = sum(at_full_clock.values()) - at_full_clock["optimizer"]
+        slower = slowdown_of(passed.card_s, passed.at_peak_s, passed_s, limit_of(gpu))
+        return StepTime(*parts(slower), configuration.global_batch * configuration.seq, passed + update, slower)
+
+    def _begins_together(self, configuration: Configuration) -> bool:
+        """Whether the host waits for the card in every forward pass: decoders of transformers look for packed sequences then."""
+        eager = framework_of(configuration).written == "transformers" and not configuration.compile
+        return eager and self._shape.decoder.causal
+
+    def _passes(self, configuration: Configuration) -> tuple["_Passes", Busy]:
+        """One micro-batch through the whole model, and its attention alone. Layers see the same of many configurations."""
+        columns = [getattr(configuration, name) for name in _LAYER_NUMBERS]
+        if not any(np.ndim(column) for column in columns):
+            return _model_passes(self._works(configuration, [tuple(map(int, columns))], -1), configuration)
+        first, places = distinct(columns)
+        rows = np.stack(np.broadcast_arrays(*columns), axis=-1)[first]
+        works = self._works(configuration, [tuple(row) for row in rows.tolist()], None)
+        passes, attention = _model_passes(works, configuration)
+        spread = _Passes(*(one.each(lambda value: value[places]) for one in passes))
+        return spread, attention.each(lambda value: value[places])
+
+    def _works(self, configuration: Configuration, rows: list[tuple[int, ...]], at: int | None) -> "_Works":
+        """What each kind of layer, the embedding and the head take, for rows of the numbers that matter to them."""
+        kinds = ("precision", "framework", "sequence_parallel", "attention", "compile", "compile_loss", "lora_rank")
+        known = self._known.setdefault(tuple(getattr(configuration, kind) for kind in kinds), _Known())
+        missing = [row for row in dict.fromkeys(rows) if row not in known.places]
+        if missing:
+            numbers: dict[str, Any] = dict(zip(_LAYER_NUMBERS, np.array(missing).T, strict=True))
+            known.add(missing, self._work(replace(configuration, **numbers)))
+        found = np.array([known.places[row] for row in rows])
+        return known.works(found if at is None else found[at])
 
     def _traffic(self, stage: Stage, configuration: Configuration) -> Traffic:
         recomputed = configuration.checkpoint == "full"
@@ -99,12 +146,92 @@ class StepClock:
             self._sent[key] = configuration, traffic(self._shape, stage, configuration, self._network)
         return self._sent[key][1]
 
-    def _work(self, configuration: Configuration, line: Roofline) -> Iterator[tuple[Work, int]]:
+    def _work(self, configuration: Configuration) -> "_Works":
+        gpu = self._cluster.gpu
+        layers = []
+        read: Quantity = 0
         for stack, census in self._census:
             seen = replace(configuration, seq=stack.tokens) if stack.tokens else configuration
-            clock = LayerClock(self._shape, seen, line)
+            launches = LayerLaunches(self._shape, seen, gpu)
             for layer, count in census:
-                yield clock.work(layer, stack.hidden), count
+                layers.append((work_of(launches.layer(layer, stack.hidden, read), seen, gpu), count))
+            read = launches.tokens
+        embedding = work_of(LayerLaunches(self._shape, seen, gpu).embedding(), configuration, gpu)
+        return _Works(layers, embedding, self._head(seen))
+
+    def _head(self, configuration: Configuration) -> Work:
+        """The head's work, for those together whose logits are as wide that they take the same kernels. It sees tokens alone."""
+        gpu = self._cluster.gpu
+        launches = LayerLaunches(self._shape, configuration, gpu)
+        tokens, tp = np.broadcast_arrays(*np.atleast_1d(launches.tokens, configuration.tp))
+        first, places = distinct((tokens, tp))
+        tokens, tp = tokens[first], tp[first]
+        forms = {degree: launches.head_form(degree) for degree in set(tp.tolist())}
+        figures = np.empty((FIGURES, tp.size))
+        for form in set(forms.values()):
+            chosen = np.isin(tp, [degree for degree in forms if forms[degree] == form])
+            some = replace(configuration, seq=tokens[chosen], tp=tp[chosen], micro_batch=1, cp=1, ep=1)
+            found = work_of(replace(launches, configuration=some).head(), configuration, gpu)
+            figures[:, chosen] = np.stack([np.broadcast_to(figure, chosen.sum()) for figure in found.figures()])
+        return Work.of(list(figures[:, places]))
+
+
+class _Works(NamedTuple):
+    """What layers, with the number of each kind, and both ends of a model take for a micro-batch."""
+
+    layers: list[tuple[Work, int]]
+    embedding: Work
+    head: Work
+
+    @property
+    def all(self) -> list[Work]:
+        """In one list."""
+        return [*(work for work, _ in self.layers), self.embedding, self.head]
+
+
+class _Known:
+    """Works that were computed before: a column of figures for each row of numbers."""
+
+    def __init__(self) -> None:
+        self.places: dict[tuple[int, ...], int] = {}
+        self._counts: list[int] = []
+        self._figures: NDArray[np.float64] | None = None
+
+    def add(self, rows: list[tuple[int, ...]], works: _Works) -> None:
+        """Keep the works of these rows."""
+        figures = np.stack([np.broadcast_to(figure, len(rows)) for work in works.all for figure in work.figures()])
+        self.places |= {row: len(self.places) + at for at, row in enumerate(rows)}
+        self._counts = [count for _, count in works.layers]
+        self._figures = figures if self._figures is None else np.concatenate([self._figures, figures], axis=1)
+
+    def works(self, places: Any) -> _Works:
+        """Those at some places, or at one."""
+        assert self._figures is not None
+        figures = self._figures[:, places]
+        size = len(figures) // (len(self._counts) + 2)
+        each = [Work.of(list(figures[start : start + size])) for start in range(0, len(figures), size)]
+        return _Works(list(zip(each[:-2], self._counts, strict=True)), *each[-2:])
+
+
+class _Passes(NamedTuple):
+    """A micro-batch on the slowest stage."""
+
+    embedding: Pass
+    layers: Pass
+    head: Pass
+
+
+class _Seconds(NamedTuple):
+    """Of a micro-batch on the slowest stage, and of the update."""
+
+    forward_s: Quantity
+    backward_s: Quantity
+    recompute_s: Quantity
+    update_s: Quantity
+
+    @property
+    def total_s(self) -> Quantity:
+        return self.forward_s + self.backward_s + self.recompute_s
 
 
 def _identity(configuration: Configuration) -> tuple[object, ...]:
@@ -117,73 +244,122 @@ def _census(stack: Stack) -> list[tuple[Layer, int]]:
     return list(Counter(stack.layers).items())
 
 
-def _all_layers(layers: list[tuple[Work, int]], configuration: Configuration, shares: Calibration) -> Pass:
-    forward_s: Quantity = 0.0
-    backward_s: Quantity = 0.0
-    recompute_s: Quantity = 0.0
+def _all_layers(layers: list[tuple[Work, int]], configuration: Configuration) -> Pass:
+    whole = Pass()
     for work, count in layers:
-        one = layer_pass(work, configuration, shares)
-        forward_s = forward_s + count * one.forward_s
-        backward_s = backward_s + count * one.backward_s
-        recompute_s = recompute_s + recomputed_blocks(configuration.checkpoint, count) * one.recompute_s
-    return Pass(forward_s, backward_s, recompute_s)
+        one = layer_pass(work, configuration)
+        again = recomputed_blocks(configuration.checkpoint, count)
+        whole = whole + Pass(one.forward * count, one.backward * count, one.recompute * again)
+    return whole
 
 
-def _stage_pass(layers: Pass, head: Pass, stage: Stage, configuration: Configuration) -> Pass:
-    """One micro-batch on the slowest stage: one with the most layers, or the last with the head."""
+def _model_passes(works: _Works, configuration: Configuration) -> tuple[_Passes, Busy]:
+    """One micro-batch through layers and both ends, and through attention alone. A chunked loss takes its product again."""
+    embedding = Pass(works.embedding.forward, works.embedding.backward, works.embedding.forward * 0.0)
+    again = works.head.products if configuration.loss == "chunked" else works.head.products * 0.0
+    head = Pass(works.head.forward, works.head.backward, again)
+    attention = sum((count * (work.attention + work.attention_backward) for work, count in works.layers), Busy())
+    return _Passes(embedding, _all_layers(works.layers, configuration), head), attention
+
+
+def _on_slowest_stage(passes: _Passes, stage: Stage, configuration: Configuration) -> _Passes:
+    """The part on one with the most layers, or on the last with the head."""
+    embedding, layers, head = passes
     full, last = stage.share, 1 - stage.share * (configuration.pp - 1)
-    slower_last = _total(layers) * last + _total(head) > _total(layers) * full
+    layers_s, ends_s = layers.whole.card_s, (embedding + head).whole.card_s
+    slower_last = layers_s * last + ends_s > layers_s * full
     share = np.where(slower_last, np.maximum(last, 0.0), full)
-    return Pass(
-        share * layers.forward_s + slower_last * head.forward_s,
-        share * layers.backward_s + slower_last * head.backward_s,
-        share * layers.recompute_s + slower_last * head.recompute_s,
-    )
+    return _Passes(embedding * (1.0 * slower_last), layers * share, head * (1.0 * slower_last))
 
 
-def _total(one: Pass) -> Quantity:
-    return one.forward_s + one.backward_s + one.recompute_s
+def _slowest(gpus: int, spread: float) -> float:
+    """How much longer than the median the slowest of some cards takes, as they differ: the largest of so many normal deviates."""
+    return 1 + spread * NormalDist().inv_cdf((gpus - 0.375) / (gpus + 0.25))
 
 
-def _micro_batches(busy: Pass, configuration: Configuration) -> dict[str, Quantity]:
+def _waits(configuration: Configuration) -> Quantity:
+    """Where the host waits for the card between the passes of a stage."""
+    return (np.asarray(configuration.pp) > 1) & (framework_of(configuration).pipeline_operators > 0)
+
+
+def _handing_on(configuration: Configuration) -> Pass:
+    """What the host does on a stage of a pipeline to receive and send."""
+    operators = framework_of(configuration).pipeline_operators
+    if not operators:
+        return Pass()
+    once = Busy(host_s=operators * host_costs().forward.operator / 3 * (np.asarray(configuration.pp) > 1))
+    return Pass(once * 2, once, Busy())
+
+
+def _paced(passes: _Passes, update: Busy, slower: Quantity, *, together: bool, waits: Quantity) -> _Seconds:
+    """At the pace of the card or of the host: the host may be ahead, and the card waits where it is behind. They begin a
+    micro-batch together, or the host has the lead that it won in the one before. Where it `waits`, they begin the backward pass
+    together, too."""
+    embedding, layers, head = passes
+    order = (
+        ("forward", embedding.forward), ("forward", layers.forward), ("forward", head.forward), ("recompute", head.recompute),
+        ("backward", head.backward), ("recompute", layers.recompute), ("backward", layers.backward),
+        ("backward", embedding.backward), ("update", update),
+    )  # fmt: skip
+    found: dict[str, Quantity] = dict.fromkeys(("forward", "backward", "recompute", "update"), 0.0)
+    begins_s: Quantity = 0.0
+    whole = sum((part for _, part in order), Busy())
+    lead_s = 0.0 if together else np.maximum(whole.at(slower) - whole.host_s, 0.0) * np.logical_not(waits)
+    launched_s: Quantity = -1.0 * lead_s
+    for place, (name, part) in enumerate(order):
+        if place == _BACKWARD:
+            launched_s = np.where(waits, begins_s, launched_s)
+        launched_s = launched_s + part.host_s
+        ends_s = np.maximum(begins_s + part.at(slower), launched_s)
+        found[name] = found[name] + (ends_s - begins_s)
+        begins_s = ends_s
+    return _Seconds(*found.values())
+
+
+def _micro_batches(seconds: _Seconds, configuration: Configuration) -> dict[str, Quantity]:
     count = configuration.accumulate
     return {
-        "forward": count * busy.forward_s,
-        "backward": count * busy.backward_s,
-        "recompute": count * busy.recompute_s,
+        "forward": count * seconds.forward_s,
+        "backward": count * seconds.backward_s,
+        "recompute": count * seconds.recompute_s,
     }
 
 
-def _optimizer_s(shape: ModelShape, stage: Stage, configuration: Configuration, line: Roofline) -> Quantity:
-    """The update, and the sums of gradients over micro-batches."""
+def _update(shape: ModelShape, stage: Stage, configuration: Configuration, gpu: Gpu) -> Busy:
+    """The optimizer's step, and the sums of gradients over micro-batches."""
     if configuration.lora_rank:
         trained = lora_parameters(shape, configuration.lora_rank, configuration.lora_targets)
         count = trained * stage.share / configuration.tp
     else:
         count = sharded(stage, configuration, 1)
     held = count if configuration.lora_rank else sharded(stage, configuration, 2)
-    summed_bytes = 3 * held * gradient_bytes(configuration) * (configuration.accumulate - 1)
-    on_gpu = configuration.optimizer_place == "gpu"
-    update_s = optimizer_s(shape, configuration, line, count) if on_gpu else 0.0 * count
-    return update_s + line.memory_s(summed_bytes)
+    # Where gradients are kept in another type than they are made in, those of the first micro-batch are added too.
+    first = 1 if gradient_bytes(configuration) == made_bytes(configuration) else 0
+    summed = accumulated(shape, configuration, held, gpu) * (configuration.accumulate - first)
+    if configuration.optimizer_place != "gpu":
+        return summed
+    return summed + update(shape, configuration, count, gpu) + gathered(shape, configuration, stage.parameters, gpu)
 
 
 def _exposed(
-    busy: Pass, sent: Traffic, moved: Crossing, attention_s: Quantity, configuration: Configuration
+    busy: _Seconds, sent: Traffic, moved: Crossing, attention_s: Quantity, configuration: Configuration, taken: float
 ) -> tuple[dict[str, Quantity], Quantity]:
-    """Collectives first, then offload in what time is left to hide behind."""
+    """Collectives first, then offload in what time is left to hide behind. A collective has that share of the SMs `taken`."""
     count = configuration.accumulate
     forward_s, backward_s = busy.forward_s, busy.backward_s + busy.recompute_s
     # The first exchange of a ring has nothing to hide behind.
     ring_s = np.maximum(sent.ring_s - attention_s, sent.ring_s / configuration.cp)
     passes = [(sent.forward_s, moved.forward_s, forward_s), (sent.backward_s, moved.backward_s, backward_s)]
-    collectives_s = count * (sent.plain_s + ring_s) + sent.step_s
+    products_s = np.maximum(sent.products_s - _BEHIND_PRODUCTS * backward_s, 0.0)
+    collectives_s = count * (sent.plain_s + ring_s + products_s) + sent.step_s
     offload_s = moved.step_s
     for sent_s, moved_s, behind_s in passes:
-        collectives_s = collectives_s + count * np.maximum(sent_s - behind_s, 0.0)
+        collectives_s = collectives_s + count * np.maximum(sent_s - behind_s, sent.ends * sent_s)
         offload_s = offload_s + count * np.maximum(moved_s - np.maximum(behind_s - sent_s, 0.0), 0.0)
-    collectives_s = collectives_s + np.maximum(sent.last_backward_s - backward_s, 0.0)
+    last_s = sent.last_backward_s
+    collectives_s = collectives_s + np.maximum(last_s - backward_s, sent.ends * last_s)
     offload_s = offload_s + np.maximum(moved.last_backward_s - backward_s, 0.0)
-    everything_s = count * (sum(sent_s + moved_s for sent_s, moved_s, _ in passes) + sent.plain_s + sent.ring_s)
-    everything_s = everything_s + sent.last_backward_s + moved.last_backward_s + sent.step_s + moved.step_s
-    return {"collectives": collectives_s, "offload": offload_s}, everything_s - collectives_s - offload_s
+    sent_s = count * (sent.forward_s + sent.backward_s + sent.plain_s + sent.products_s + sent.ring_s)
+    hidden_s = sent_s + sent.last_backward_s + sent.step_s - collectives_s
+    moved_s = count * (moved.forward_s + moved.backward_s) + moved.last_backward_s + moved.step_s
+    return {"collectives": collectives_s + taken * hidden_s, "offload": offload_s}, hidden_s + moved_s - offload_s

@@ -33,6 +33,7 @@ class Style:
     fused_gate: bool = False
     softcap: bool = False
     wide_router: bool = False
+    turned: bool = False
     fused: bool = False
 
 

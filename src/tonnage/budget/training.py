@@ -79,7 +79,10 @@ def needed_bytes(shape: ModelShape, configuration: Configuration, gpu: Gpu) -> t
     """`total_bytes` and `host_bytes` of the budget alone, without its terms: what a search compares."""
     ends = list(stages(shape, configuration))
     seen = _seen(shape, ends, configuration)
-    held = [total(term for term in moment.terms if stays(term, configuration)) for moment in seen]
+    if offloads(configuration):
+        held = [total(term for term in moment.terms if stays(term, configuration)) for moment in seen]
+    else:
+        held = [total(moment.terms) for moment in seen]
     beside = (workspace(gpu), context(gpu), nccl(configuration))
     host = _host(seen, states(shape, ends[0], configuration), configuration)
     return functools.reduce(np.maximum, held) + total(beside), host.host_bytes

@@ -53,6 +53,7 @@ class Moment:
     thread: int
     parent: int | None
     is_inner: bool  # within another operator
+    is_compiled: bool = False  # within what torch.compile made
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,13 +111,13 @@ class CapturedStep:
         """Every call in order; `parent` is the place of the call that made it."""
         begins = dict(self.phases)
         phase = ""
-        # By thread: the place of each open call, and whether an operator is among those up to it.
-        open_calls: dict[int, list[tuple[int, bool]]] = {}
+        # By thread: the place of each open call, and whether an operator or compiled code is among those up to it.
+        open_calls: dict[int, list[tuple[int, bool, bool]]] = {}
         for place, (number, depth, thread) in enumerate(zip(self.sequence, self.depths, self.threads, strict=True)):
             phase = begins.get(place, phase)
             above = open_calls.setdefault(thread, [])
             del above[depth:]
             call = self.calls[number]
-            parent, is_inner = above[-1] if above else (None, False)
-            yield Moment(call, depth, phase, thread, parent, is_inner)
-            above.append((place, is_inner or call.kind == "operator"))
+            parent, is_inner, is_compiled = above[-1] if above else (None, False, False)
+            yield Moment(call, depth, phase, thread, parent, is_inner, is_compiled)
+            above.append((place, is_inner or call.kind == "operator", is_compiled or call.is_compiled))

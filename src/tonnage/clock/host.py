@@ -31,8 +31,8 @@ class PhaseCosts:
     recurrent_kernel: float = 0.0  # cuDNN launches many from one operator
     launching: dict[str, float] = field(default_factory=dict)
 
-    def launch_s(self, launch: Launch) -> float:
-        """For a launch by an operator."""
+    def launch_s(self, launch: Launch) -> Any:
+        """For a launch by an operator; its kernels may be an array."""
         if launch.kind == "recurrent":
             return launch.kernels * self.recurrent_kernel
         return self.launch + (launch.kernels - 1) * self.further_kernel + self.launching.get(launch.kind, 0.0)
@@ -45,14 +45,18 @@ class HostCosts:
     forward: PhaseCosts
     backward: PhaseCosts
     optimizer: PhaseCosts
+    compiled: PhaseCosts  # what compiled code calls beside its own kernels
     optimizer_step: float
     optimizer_parameter: float
     triton_kernel: float  # all that compiled code takes for one
     compiled_region: float
+    compiled_parameter: float  # guarded, and handed over
     recomputed_tensor: float
 
     def phase(self, moment: Moment) -> PhaseCosts:
         """What holds where a call is."""
+        if moment.is_compiled:
+            return self.compiled
         if moment.phase == OPTIMIZER:
             return self.optimizer
         return self.backward if moment.thread and moment.phase != "recompute" else self.forward
@@ -71,9 +75,9 @@ class HostCosts:
         """For its kernels."""
         if moment.call.kind == "kernel":
             return self.triton_kernel
-        return self.phase(moment).launch_s(launch)
+        return float(self.phase(moment).launch_s(launch))
 
-    def optimizer_s(self, parameters: int) -> float:
+    def optimizer_s(self, parameters: Any) -> Any:
         """For what an optimizer does for each of its parameters before it launches anything."""
         return self.optimizer_step + parameters * self.optimizer_parameter
 
@@ -83,8 +87,10 @@ def host_costs() -> HostCosts:
     """The figures that ship with the package, for a host whose cores are shared as most are."""
     figures = tomllib.loads(_DATA.read_text("utf-8"))
     figures = _times(figures.pop("shared"), figures)
-    forward, backward, optimizer = (PhaseCosts(**figures.pop(name)) for name in ("forward", "backward", "optimizer"))
-    return HostCosts(forward=forward, backward=backward, optimizer=optimizer, **figures)
+    phases: dict[str, Any] = {
+        name: PhaseCosts(**figures.pop(name)) for name in list(figures) if isinstance(figures[name], dict)
+    }
+    return HostCosts(**phases, **figures)
 
 
 def _times(factor: float, figures: dict[str, Any]) -> dict[str, Any]:

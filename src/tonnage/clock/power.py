@@ -8,8 +8,15 @@ import tomllib
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tonnage.hardware import Gpu, find_gpu
 
 _DATA = Path(__file__).parent / "data" / "power.toml"
+_LEAST_S = 1e-12
+_LEAST_LIMIT = 0.05  # above what an idle card draws
 
 
 @cache
@@ -19,13 +26,25 @@ def _figures() -> dict[str, float]:
 
 def slowdown(kernels: Iterable[tuple[float, float]], step_s: float) -> float:
     """The factor on the time of arithmetic. Each kernel has its seconds and the share of the peak rate that it reaches."""
-    figures = _figures()
-    busy_s = drawn = 0.0
+    busy_s = at_peak_s = 0.0
     for seconds, share in kernels:
         busy_s += seconds
-        drawn += seconds * (figures["busy"] + figures["arithmetic"] * min(1.0, share))
-    whole_s = max(step_s, busy_s)
-    if not whole_s:
-        return 1.0
-    mean = (drawn + (whole_s - busy_s) * figures["idle"]) / whole_s
-    return float(max(1.0, mean) ** (1 / figures["exponent"]))
+        at_peak_s += seconds * min(1.0, share)
+    return float(slowdown_of(busy_s, at_peak_s, step_s))
+
+
+def limit_of(gpu: Gpu) -> float:
+    """A card's power limit against what its kind is sold with: less where an operator has lowered it."""
+    sold = find_gpu(gpu.key).power_w
+    return gpu.power_w / sold if gpu.power_w and sold else 1.0
+
+
+def slowdown_of(busy_s: Any, at_peak_s: Any, step_s: Any, limit: float = 1.0) -> Any:
+    """The same from sums: how long kernels run, and how long their arithmetic would take at the peak rate. They may be arrays."""
+    figures = _figures()
+    whole_s = np.maximum(np.maximum(step_s, busy_s), _LEAST_S)
+    drawn = busy_s * figures["busy"] + at_peak_s * figures["arithmetic"] + (whole_s - busy_s) * figures["idle"]
+    # What an idle card draws does not fall with its clock.
+    idle = figures["idle"]
+    over = (drawn / whole_s - idle) / max(limit - idle, _LEAST_LIMIT)
+    return np.maximum(1.0, over) ** (1 / figures["exponent"])

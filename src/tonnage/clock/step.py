@@ -154,8 +154,12 @@ def _tasks(
     costs, streams = host_costs(), Streams(collective_s)
     waiting_s = 0.0
     phase = ""
+    compiled = False
     for moment, launch in launched:
         call = moment.call
+        if call.is_compiled and not compiled:
+            compiled = True
+            waiting_s += parameters * costs.compiled_parameter
         if moment.phase != phase:
             phase = moment.phase
             waiting_s += costs.optimizer_s(parameters) if phase == OPTIMIZER else 0.0
@@ -172,7 +176,7 @@ def _tasks(
             continue
         kind = OPTIMIZER if moment.phase == OPTIMIZER else launch.kind
         waiting_s += costs.launch_s(moment, launch)
-        seconds = kernels.seconds(launch, gpu)
+        seconds = float(kernels.seconds(launch, gpu))
         on_tensor_cores = launch.kind in _ARITHMETIC and launch.precision not in _WITHOUT_TENSOR_CORES
         rate = gpu.rates.get(launch.precision, 0.0) if on_tensor_cores else 0.0
         share = launch.operations / seconds / rate if rate and seconds else 0.0

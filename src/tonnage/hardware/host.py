@@ -18,7 +18,8 @@ class Host:
     """A machine with cards. Speeds are bytes a second in one direction, at their peak; 0: there is none, or none is stated.
 
     `gpu` is the card that it holds ("": any). `link_gpus` is how many neighbouring cards the fast link joins (NVLink, Infinity
-    Fabric; 0: none, they talk over PCIe). `network_bytes_per_s` is for each card.
+    Fabric; 0: none, they talk over PCIe). `network_bytes_per_s` is for each card, `network_hop_s` one step of a ring of cards in
+    several hosts (0: as over InfiniBand), `network_tree_share` what a tree of hosts reaches of a ring's bandwidth.
     """
 
     key: str
@@ -34,6 +35,8 @@ class Host:
     nvme_bytes_per_s: float = 0.0
     network: str
     network_bytes_per_s: float
+    network_hop_s: float = 0.0
+    network_tree_share: float = 1.0
 
 
 @cache

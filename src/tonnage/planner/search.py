@@ -6,6 +6,7 @@ fits without it: the link to the host is a hundredth as fast as the card's own m
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -186,10 +187,13 @@ def _roomy(judged: list[Judged], capacity_bytes: int) -> list[Judged]:
 def _ranked(judged: list[Judged]) -> list[tuple[Judged, int]]:
     """The best, then the best of other kinds, fastest first; nothing that asks for more and gives no more."""
     top = max(float(one.tokens_per_s[one.fits].max()) for one in judged if one.fits.any())
-    found = [(one, index) for one in judged for index in _leaders(one, top)]
-    leaders = sorted(found, key=lambda item: (-_steps(item[0], top)[item[1]], item[0].total_bytes[item[1]]))
+    found: list[tuple[float, float, Judged, int]] = []
+    for one in judged:
+        steps = _steps(one, top)
+        found += [(-steps[index], one.total_bytes[index], one, index) for index in _leaders(one, steps)]
     chosen = [_fastest(judged)]
-    for item in leaders:
+    for *_, one, index in sorted(found, key=itemgetter(0, 1)):
+        item = one, index
         if len(chosen) > _ALTERNATIVES:
             break
         if not any(_kind(*item) == _kind(*other) or _outdone(item, other) for other in chosen):
@@ -211,12 +215,12 @@ def _outdone(item: tuple[Judged, int], other: tuple[Judged, int]) -> bool:
     return bool(less) and _effort(*other)[:2] <= _effort(*item)[:2]
 
 
-def _leaders(one: Judged, top: float) -> list[int]:
+def _leaders(one: Judged, steps: NDArray[np.float64]) -> list[int]:
     """The best that fits of every layout of a family: the fastest, among them the one that needs least."""
     numbers = one.family.configuration
     chosen = np.flatnonzero(one.fits)
     degrees = np.stack([numbers.tp, numbers.pp, numbers.cp, numbers.ep])[:, chosen]
-    order = np.lexsort((one.total_bytes[chosen], -_steps(one, top)[chosen], *degrees))
+    order = np.lexsort((one.total_bytes[chosen], -steps[chosen], *degrees))
     new = np.ones(order.size, dtype=bool)
     new[1:] = (np.diff(degrees[:, order], axis=1) != 0).any(axis=0)
     return [int(index) for index in chosen[order[new]]]

@@ -26,7 +26,7 @@ def _called_s(item: Item, gpu: Gpu) -> float | None:
         launch = kernels.launch_of(call, _settings(call))
         if launch is None:
             return None
-        total_s += count * kernels.seconds(launch, gpu)
+        total_s += count * float(kernels.seconds(launch, gpu))
     return total_s
 
 
@@ -35,7 +35,7 @@ def _copied_s(item: Item, gpu: Gpu) -> float | None:
         return None
     direction = get_args(copies.Direction)["DtoH" in item.link]
     each = copies.transfer(item.work.moved_bytes / item.calls, direction, pinned="Pinned" in item.link)
-    return item.calls * kernels.seconds(each, gpu)
+    return item.calls * float(kernels.seconds(each, gpu))
 
 
 def _settings(call: Call) -> Settings:

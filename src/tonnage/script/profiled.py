@@ -7,15 +7,13 @@ calls are left out. Notes of ours tell of streams and collectives.
 
 import ctypes
 import sys
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-from tonnage import clock
 from tonnage.clock.captured import READS_BACK, CallKind, CapturedCall, CapturedStep
+from tonnage.clock.silent import views
 from tonnage.script.notes import BackwardStreams, Note, Notes
 
 MARK = "tonnage: "
@@ -279,8 +277,7 @@ def _is_pinned(address: int | None) -> bool:
 
 @cache
 def _views() -> frozenset[str]:
-    names = tomllib.loads((Path(clock.__file__).parent / "data" / "silent.toml").read_text("utf-8"))["views"].split()
-    return frozenset(f"aten::{name}" for name in names) - {f"aten::{name}" for name in READS_BACK}
+    return frozenset(f"aten::{name}" for name in views() - READS_BACK)
 
 
 @cache

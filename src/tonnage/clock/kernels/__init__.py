@@ -2,6 +2,10 @@
 
 from collections.abc import Callable, Collection
 from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tonnage.clock.kernels import (
     attention,
@@ -17,6 +21,7 @@ from tonnage.clock.kernels import (
     reductions,
     rows,
 )
+from tonnage.clock.kernels.many import distinct
 from tonnage.clock.launch import Launch
 from tonnage.clock.operators import Call
 from tonnage.clock.settings import Settings
@@ -35,6 +40,9 @@ _BY_KIND = {
     "optimizer": optimizers, "fused": fused, "copy": copies, "elementwise": elementwise, "reduction": reductions, "norm": rows,
     "loss": rows, "indexing": indexing, "sorting": indexing,
 }  # fmt: skip
+
+# Kinds whose time is not a formula: where sizes are arrays, each is looked at alone.
+_ONE_BY_ONE = frozenset(("attention", "reduction", "norm", "loss", "indexing"))
 
 
 def is_done_within(name: str, inner: Collection[str]) -> bool:
@@ -57,7 +65,26 @@ def launch_of(call: Call, settings: Settings) -> Launch | None:
         return memory.fallback(call, settings)  # arguments of another version's operator
 
 
-def seconds(launch: Launch, gpu: Gpu) -> float:
-    """How long it runs on the card alone."""
-    module = _BY_KIND.get(launch.kind)
-    return module.seconds(launch, gpu) if module else memory.seconds(launch, gpu)
+def seconds(launch: Launch, gpu: Gpu) -> Any:
+    """How long it runs on the card alone; of a launch whose sizes are arrays, for each of them."""
+    module = _BY_KIND.get(launch.kind, memory)
+    if launch.kind in _ONE_BY_ONE and any(isinstance(size, np.ndarray) for size in (*launch.shape, launch.moved_bytes)):
+        return _each_once(launch, gpu)
+    return module.seconds(launch, gpu)
+
+
+def _each_once(launch: Launch, gpu: Gpu) -> NDArray[np.float64]:
+    """Of kinds that take one launch at a time: like ones once."""
+    columns = np.broadcast_arrays(*launch.shape, launch.moved_bytes, launch.operations, launch.kernels)
+    first, places = distinct(columns)
+    rows = np.stack(columns, axis=-1)[first]
+    module = _BY_KIND[launch.kind]
+    found = []
+    for *shape, moved, operations, kernels in rows.tolist():
+        sizes = tuple(round(size) for size in shape)
+        one = Launch(
+            kind=launch.kind, name=launch.name, shape=sizes, precision=launch.precision, moved_bytes=moved, operations=operations,
+            variant=launch.variant, kernels=round(kernels),
+        )  # fmt: skip
+        found.append(module.seconds(one, gpu))
+    return np.array(found)[places]

@@ -175,7 +175,7 @@ def _gathered(launch: Launch, gpu: Gpu, layout: str, name: str) -> float:
         turned = batch * (channels * pixels + out_channels * out_pixels) + into * out * groups * kernel_pixels
         converted_s = 2 * element_bytes * turned / (gpu.bandwidth_bytes_per_s * family["convert"])
         whole_s += 3 * family["convert_s"] + converted_s
-    return whole_s
+    return float(whole_s)
 
 
 def _pointwise(launch: Launch, gpu: Gpu, layout: str, name: str) -> float:
@@ -191,4 +191,4 @@ def _pointwise(launch: Launch, gpu: Gpu, layout: str, name: str) -> float:
         shape, letters, row = (batch, rows, pixels, inner), "nn", pixels
     row_bytes = (row if last else pixels) * figures()["element_bytes"][launch.precision]
     aligned = next(size for size in (_ALIGNED_BYTES, 8, 4, 2, 1) if not row_bytes % size)
-    return matmul.modelled(replace(launch, kind="matmul", shape=shape, variant=f"{letters}-{aligned}"), gpu)
+    return float(matmul.modelled(replace(launch, kind="matmul", shape=shape, variant=f"{letters}-{aligned}"), gpu))

@@ -5,7 +5,7 @@ sides otherwise makes the launch by `transfer`.
 """
 
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
 from tonnage.clock.kernels import elementwise
 from tonnage.clock.kernels.memory import careful, figures
@@ -27,7 +27,7 @@ def transfer(size_bytes: float, direction: Direction, *, pinned: bool) -> Launch
     )
 
 
-def seconds(launch: Launch, gpu: Gpu) -> float:
+def seconds(launch: Launch, gpu: Gpu) -> Any:
     """Device time of a copy: over the link at a share of its rate, or on the card."""
     link = figures()["link"].get(launch.variant)
     if link is None:

@@ -7,6 +7,7 @@ do, and one that is slow in both ways. A trace that names the kernel settles it;
 from collections.abc import Sequence
 from itertools import pairwise
 from math import prod
+from typing import Any
 
 from tonnage.clock.kernels.memory import (
     SECTOR_BYTES,
@@ -31,7 +32,7 @@ _COMPUTING = ("vector", "random")  # forms whose arithmetic is not hidden behind
 _WITH_RESULT = {"mse_loss_backward": 3}  # the result is the last argument, and not read
 
 
-def seconds(launch: Launch, gpu: Gpu) -> float:
+def seconds(launch: Launch, gpu: Gpu) -> Any:
     """Device time: bytes, or the instructions for each element, of which some operators need many."""
     elements, kernels = launch.shape[0], launch.kernels
     form = figures()[launch.variant]
@@ -42,7 +43,7 @@ def seconds(launch: Launch, gpu: Gpu) -> float:
     cycles = each * elements + (form["access"] + missed) * launch.operations
     floor_s = form["floor_s"] * kernels
     moved_s = memory_seconds(launch.moved_bytes, form["share"], gpu)
-    return float(floor_s + slowest(moved_s, cycle_seconds(cycles / gpu.sm_count, gpu)))
+    return floor_s + slowest(moved_s, cycle_seconds(cycles / gpu.sm_count, gpu))
 
 
 # ── from calls ──

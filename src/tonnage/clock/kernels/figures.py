@@ -17,6 +17,7 @@ from tonnage.clock.settings import Settings
 from tonnage.hardware.gpu import Gpu
 
 _DATA = Path(__file__).parents[1] / "data" / "compute.toml"
+_CARDS = _DATA.with_name("cards.toml")
 Read = Callable[[Call, Settings], Launch | None]
 
 
@@ -26,12 +27,21 @@ def figures() -> dict[str, Any]:
     return tomllib.loads(_DATA.read_text("utf-8"))
 
 
+@cache
+def _reached() -> dict[str, float]:
+    return tomllib.loads(_CARDS.read_text("utf-8"))
+
+
 def peak(gpu: Gpu, precision: str) -> float:
-    """Operations a second; a precision that the card lacks runs as the next wider one that it has."""
+    """Operations a second; a precision that the card lacks runs as the next wider one that it has.
+
+    Less where libraries reach less of what the maker states than they do on the cards that the figures come from.
+    """
     wider = {"fp8": "bf16", "int8": "bf16", "bf16": "fp16", "fp16": "fp32", "tf32": "fp32", "fp64": "fp32"}
     while precision not in gpu.rates and precision in wider:
         precision = wider[precision]
-    return gpu.rates.get(precision) or gpu.sm_count * gpu.fp32_lanes_per_sm * 2e6 * gpu.clock_mhz
+    stated = gpu.rates.get(precision) or gpu.sm_count * gpu.fp32_lanes_per_sm * 2e6 * gpu.clock_mhz
+    return stated * _reached().get(gpu.key, 1.0)
 
 
 def l2_bytes_per_s(gpu: Gpu) -> float:

@@ -5,6 +5,7 @@ were fused from, so that expensive ones cost what they cost alone.
 """
 
 from math import prod
+from typing import Any
 
 from tonnage.clock.kernels.memory import Reader, cycle_seconds, figures, launch, memory_seconds, slowest
 from tonnage.clock.launch import Launch
@@ -43,7 +44,7 @@ def _read_again(call: Call, tensors: list[int], counts: dict[int, int]) -> float
     return float(sum(call.tensor_bytes(at) for at in large[:-1]))
 
 
-def seconds(launch: Launch, gpu: Gpu) -> float:
+def seconds(launch: Launch, gpu: Gpu) -> Any:
     """Device time: bytes, or the arithmetic of the operators in its name."""
     form, costs = figures()[launch.variant], figures()["arithmetic"]["wide"]
     words = set(launch.name.split("_"))
@@ -51,10 +52,8 @@ def seconds(launch: Launch, gpu: Gpu) -> float:
         sum(cost for name, cost in costs.items() if name in words) * launch.shape[0]
         + form["access"] * launch.operations
     )
-    return float(
-        form["floor_s"]
-        + slowest(memory_seconds(launch.moved_bytes, form["share"], gpu), cycle_seconds(cycles / gpu.sm_count, gpu))
-    )
+    moved_s = memory_seconds(launch.moved_bytes, form["share"], gpu)
+    return form["floor_s"] + slowest(moved_s, cycle_seconds(cycles / gpu.sm_count, gpu))
 
 
 # Names differ from program to program: whoever looks an operator up tries `fused` for those with the prefix.

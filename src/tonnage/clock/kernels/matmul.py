@@ -8,6 +8,7 @@ are transposed, as BLAS would ("tn": both are read along k), and how rows are al
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache, lru_cache
 from math import ceil, prod
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tonnage.clock.kernels.figures import Read, arithmetic, figures, l2_bytes_per_s, on_card, peak, reader
+from tonnage.clock.kernels.many import distinct
 from tonnage.clock.launch import Launch
 from tonnage.clock.operators import Call
 from tonnage.clock.settings import Settings
@@ -98,14 +100,33 @@ OPERATORS: dict[str, Read] = {
 # To seconds -----------------------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=1 << 16)
-def seconds(launch: Launch, gpu: Gpu) -> float:
+def seconds(launch: Launch, gpu: Gpu) -> Any:
     """Of the kernel, and of the one that sums its parts where the inner dimension is split."""
-    return modelled(launch, gpu)
+    if any(isinstance(extent, np.ndarray) for extent in launch.shape):
+        return _seconds_of_many(launch, gpu)
+    return _remembered(launch, gpu)
 
 
-def modelled(launch: Launch, gpu: Gpu) -> float:
-    """The same, computed anew."""
+@lru_cache(maxsize=1 << 16)
+def _remembered(launch: Launch, gpu: Gpu) -> float:
+    return float(modelled(launch, gpu))
+
+
+def _seconds_of_many(launch: Launch, gpu: Gpu) -> NDArray[np.float64]:
+    """Of each shape: like ones once, and those with many tiles, for which there is less to choose from, apart."""
+    first, places = distinct(launch.shape)
+    shapes = np.stack(np.broadcast_arrays(*launch.shape))[:, first].astype(np.float64)
+    found = np.empty(len(first))
+    many = _has_many_tiles(shapes, gpu)
+    for chosen in (many, ~many):
+        if chosen.any():
+            each = tuple(column[chosen, None] for column in shapes)
+            found[chosen] = modelled(replace(launch, shape=each), gpu)
+    return found[places]
+
+
+def modelled(launch: Launch, gpu: Gpu) -> Any:
+    """The same, computed anew; of shapes that are columns, all of them have many tiles, or none."""
     launch = on_card(launch, gpu)
     family = figures()["matmul"][family_of(launch)]
     if launch.name.startswith("addmm") and "biased_tiles" in family:
@@ -114,7 +135,7 @@ def modelled(launch: Launch, gpu: Gpu) -> float:
     out_bytes: int = figures()["out_bytes"].get(launch.precision, element_bytes)
     slower = family.get(launch.variant.split("-")[0], 1.0)
     whole_s = tiled(family, launch.shape, gpu, peak(gpu, launch.precision), element_bytes, out_bytes, slower)
-    if 1 in launch.shape[1:3] and "streams" in family:
+    if "streams" in family and not isinstance(launch.shape[1], np.ndarray) and 1 in launch.shape[1:3]:
         moved = _moved(launch.shape, element_bytes, out_bytes)
         return float(min(whole_s, family["start_s"] + moved / (gpu.bandwidth_bytes_per_s * family["dram"])))
     return whole_s
@@ -133,13 +154,12 @@ def family_of(launch: Launch) -> str:
 
 
 def tiled(
-    family: Mapping[str, Any], shape: tuple[int, ...], gpu: Gpu, rate: float, element_bytes: int, out_bytes: int,
+    family: Mapping[str, Any], shape: tuple[Any, ...], gpu: Gpu, rate: float, element_bytes: int, out_bytes: int,
     slower: float = 1.0,
-) -> float:  # fmt: skip
+) -> Any:  # fmt: skip
     """The fastest of the family's tiles, in seconds."""
     batch, m, n, k = shape
-    many = batch * m * n > _MANY_WAVES * gpu.sm_count * _LARGE_TILE
-    tile_m, tile_n, parts = _candidates(family["tiles"], many)
+    tile_m, tile_n, parts = _candidates(family["tiles"], bool(np.all(_has_many_tiles(shape, gpu))))
     l2_rate = l2_bytes_per_s(gpu)
     # One tile on one SM.
     panels = np.ceil(np.ceil(k / parts) * element_bytes / _PANEL_BYTES)
@@ -162,10 +182,15 @@ def tiled(
     # Parts are summed by a kernel of its own.
     summed = batch * m * n * (_SUM_BYTES * parts + out_bytes)
     joined_s = family["join_s"] + summed / (gpu.bandwidth_bytes_per_s * family["join"])
-    return float(np.min(np.where(parts > 1, whole_s + joined_s, whole_s)))
+    return np.min(np.where(parts > 1, whole_s + joined_s, whole_s), axis=-1)
 
 
-def _moved(shape: tuple[int, ...], element_bytes: int, out_bytes: int) -> int:
+def _has_many_tiles(shape: Any, gpu: Gpu) -> Any:
+    batch, m, n, _ = shape
+    return batch * m * n > _MANY_WAVES * gpu.sm_count * _LARGE_TILE
+
+
+def _moved(shape: tuple[Any, ...], element_bytes: int, out_bytes: int) -> Any:
     batch, m, n, k = shape
     return batch * ((m + n) * k * element_bytes + m * n * out_bytes)
 
@@ -179,7 +204,7 @@ def _limit(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.f
     return whole
 
 
-def _kept(moved_bytes: float, cache_bytes: float) -> float:
+def _kept(moved_bytes: Any, cache_bytes: float) -> Any:
     """Of the bytes that a kernel touches, those that the one before it left in the cache."""
     return moved_bytes / (1 + (moved_bytes / cache_bytes) ** 4)
 

@@ -12,13 +12,15 @@ from math import ceil, inf, log2, prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tonnage.clock.launch import Kind, Launch
 from tonnage.clock.operators import Call
 from tonnage.clock.settings import Settings
+from tonnage.clock.silent import silent
 from tonnage.hardware.gpu import Gpu
 
 _DATA = Path(__file__).parents[1] / "data" / "memory.toml"
-_SILENT = _DATA.parent / "silent.toml"
 _INDEXED_BYTES = 2**31  # by 32-bit offsets; a larger tensor is worked on in halves
 SECTOR_BYTES = 32  # the least that a card reads
 _REMEMBERED = 1024  # calls of a family
@@ -72,14 +74,14 @@ def pieces(largest_bytes: float) -> int:
     return 1 if largest_bytes <= _INDEXED_BYTES else 2 ** ceil(log2(largest_bytes / _INDEXED_BYTES))
 
 
-def seconds(launch: Launch, gpu: Gpu) -> float:
+def seconds(launch: Launch, gpu: Gpu) -> Any:
     """Device time of a launch whose variant names forms of the data file."""
     forms = launch.variant.split("+")
     total = sum(_form_seconds(figures()[form], launch, gpu) for form in forms)
-    return total + max(0, launch.kernels - len(forms)) * float(figures()["common"]["kernel_s"])
+    return total + max(0, launch.kernels - len(forms)) * figures()["common"]["kernel_s"]
 
 
-def _form_seconds(form: dict[str, float], launch: Launch, gpu: Gpu) -> float:
+def _form_seconds(form: dict[str, float], launch: Launch, gpu: Gpu) -> Any:
     elements, blocks = launch.shape
     issued = (
         form.get("element", 0.0) * elements
@@ -89,7 +91,7 @@ def _form_seconds(form: dict[str, float], launch: Launch, gpu: Gpu) -> float:
     serial = form.get("serial", 0.0)
     if "serial_miss" in form:
         serial += form["serial_miss"] * (1.0 - held_share(launch.moved_bytes, gpu))
-    alone = serial * elements / blocks if blocks else 0.0
+    alone = serial * elements / blocks if serial and np.any(blocks) else 0.0
     return form["floor_s"] + slowest(
         memory_seconds(launch.moved_bytes * form.get("passes", 1.0), form.get("share", 1.0), gpu),
         cycle_seconds(issued / gpu.sm_count, gpu),
@@ -97,10 +99,8 @@ def _form_seconds(form: dict[str, float], launch: Launch, gpu: Gpu) -> float:
     )
 
 
-def memory_seconds(moved: float, share: float, gpu: Gpu) -> float:
+def memory_seconds(moved: Any, share: float, gpu: Gpu) -> Any:
     """Seconds to move bytes at a share of what memory can do; the part that the L2 cache still holds goes at its pace."""
-    if moved <= 0:
-        return 0.0
     l2_rate = figures()["common"]["l2_share"] * gpu.sm_count * gpu.clock_mhz * 1e6 * gpu.l2_bytes_per_clock_per_sm
     cold = 1.0 / (share * gpu.bandwidth_bytes_per_s)
     hot = min(cold, 1.0 / l2_rate) if l2_rate > 0 else cold
@@ -108,22 +108,21 @@ def memory_seconds(moved: float, share: float, gpu: Gpu) -> float:
     return moved * (held * hot + (1.0 - held) * cold)
 
 
-def held_share(moved: float, gpu: Gpu) -> float:
+def held_share(moved: Any, gpu: Gpu) -> Any:
     """How much of its bytes a kernel finds in the L2 cache: others have been there since they were written."""
     common = figures()["common"]
     full = moved / (common["resident"] * gpu.l2_bytes) if gpu.l2_bytes else inf
-    return float(common["kept"] / (1.0 + full**3))
+    return common["kept"] / (1.0 + full**3)
 
 
-def cycle_seconds(cycles: float, gpu: Gpu) -> float:
+def cycle_seconds(cycles: Any, gpu: Gpu) -> Any:
     """Seconds of an SM's cycles."""
     return cycles / (gpu.clock_mhz * 1e6)
 
 
-def slowest(*parts: float) -> float:
+def slowest(*parts: Any) -> Any:
     """A maximum without a corner: two parts that take as long hinder each other a little."""
-    most = max(parts)
-    return most * sum((part / most) ** _SHARPNESS for part in parts) ** (1.0 / _SHARPNESS) if most > 0 else 0.0
+    return sum(part**_SHARPNESS for part in parts) ** (1.0 / _SHARPNESS)
 
 
 # ── operators ──
@@ -151,7 +150,7 @@ def _careful(reader: Reader) -> Reader:
 
 def fallback(call: Call, settings: Settings) -> Launch | None:
     """Counts an unknown operator with tensors as elementwise; None for those that launch nothing of their own."""
-    if call.name in _launch_nothing():
+    if call.name in silent():
         return None
     tensors = [at for at in call.tensors() if call.shapes[at]]
     if not tensors or all(isinstance(extent, tuple) for at in tensors for extent in call.shapes[at]):
@@ -160,8 +159,3 @@ def fallback(call: Call, settings: Settings) -> Launch | None:
     moved = sum(map(call.tensor_bytes, tensors)) + elements * call.element_bytes(tensors[0])
     accesses = float(elements * (len(tensors) + 1))
     return launch("elementwise", call, moved=moved, elements=elements, accesses=accesses, variant="vector")
-
-
-@cache
-def _launch_nothing() -> frozenset[str]:
-    return frozenset(name for group in tomllib.loads(_SILENT.read_text("utf-8")).values() for name in group.split())

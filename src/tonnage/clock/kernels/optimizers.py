@@ -6,6 +6,9 @@ longest block, so that a list of many middling tensors takes longer than its byt
 
 import re
 from math import ceil, prod
+from typing import Any
+
+import numpy as np
 
 from tonnage.clock.kernels import memory
 from tonnage.clock.kernels.elementwise import list_bytes
@@ -46,20 +49,17 @@ def packed(sizes: list[int], lists: int) -> tuple[int, int]:
     return kernels + (1 if blocks else 0), chunks
 
 
-def seconds(launch: Launch, gpu: Gpu) -> float:
+def seconds(launch: Launch, gpu: Gpu) -> Any:
     """Device time of all kernels of one call: `shape` is (elements, chunks, the longest chunk)."""
     if launch.variant == "vector":
         return memory.seconds(launch, gpu)
     elements, chunks, longest = launch.shape
     form = figures()["optimizer"][launch.variant]
-    busy = min(1.0, chunks / max(1, launch.kernels) / gpu.sm_count)
-    return float(
-        launch.kernels * form["floor_s"]
-        + slowest(
-            memory_seconds(launch.moved_bytes, form["share"], gpu),
-            cycle_seconds(form["element"] * elements / gpu.sm_count / max(busy, 1e-9), gpu),
-            cycle_seconds(form["serial"] * longest * launch.kernels, gpu),
-        )
+    busy = np.minimum(1.0, chunks / np.maximum(1, launch.kernels) / gpu.sm_count)
+    return launch.kernels * form["floor_s"] + slowest(
+        memory_seconds(launch.moved_bytes, form["share"], gpu),
+        cycle_seconds(form["element"] * elements / gpu.sm_count / np.maximum(busy, 1e-9), gpu),
+        cycle_seconds(form["serial"] * longest * launch.kernels, gpu),
     )
 
 

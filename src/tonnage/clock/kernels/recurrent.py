@@ -6,6 +6,7 @@ length, batch, input width, hidden width, gates); directions count as layers. Pr
 
 from functools import lru_cache
 from math import prod
+from typing import Any
 
 from tonnage.clock.kernels.figures import Read, arithmetic, figures, on_card, peak, reader
 from tonnage.clock.kernels.matmul import tiled
@@ -51,7 +52,7 @@ OPERATORS: dict[str, Read] = {
 
 
 @lru_cache(maxsize=1 << 16)
-def seconds(launch: Launch, gpu: Gpu) -> float:
+def seconds(launch: Launch, gpu: Gpu) -> Any:
     """Of all the kernels of all layers."""
     return modelled(launch, gpu)
 
@@ -90,4 +91,4 @@ def family_of(launch: Launch) -> str:
 def _product_s(launch: Launch, gpu: Gpu, shape: tuple[int, ...]) -> float:
     family = figures()["matmul"][figures()["family"][launch.precision]]
     element_bytes: int = figures()["element_bytes"][launch.precision]
-    return tiled(family, shape, gpu, peak(gpu, launch.precision), element_bytes, element_bytes)
+    return float(tiled(family, shape, gpu, peak(gpu, launch.precision), element_bytes, element_bytes))

@@ -5,6 +5,7 @@ Their forms are those of `memory`, with rows (or channels) as blocks. Which kern
 
 from dataclasses import replace
 from math import ceil, prod
+from typing import Any
 
 from tonnage.clock.kernels import memory
 from tonnage.clock.kernels.memory import Reader, careful, cycle_seconds, figures, launch, memory_seconds, slowest
@@ -20,7 +21,7 @@ _WEIGHT = "norm_weight"
 _WEIGHT_COLUMNS = 32  # of a block that sums gradients of a norm's weight
 
 
-def seconds(launch: Launch, gpu: Gpu) -> float:
+def seconds(launch: Launch, gpu: Gpu) -> Any:
     """Device time of a launch of this module."""
     if not launch.variant.endswith(_WEIGHT):
         return memory.seconds(launch, gpu)
@@ -127,24 +128,29 @@ def _group_norm_backward(call: Call, settings: Settings) -> Launch | None:
 def _softmax(call: Call, settings: Settings) -> Launch | None:
     shape = call.shapes[0]
     elements, columns, each = prod(shape), shape[-1] if shape else 1, call.element_bytes(0)
-    if columns <= _WARP_COLUMNS:
-        variant = "softmax_warp"
-    elif columns <= _REGISTER_COLUMNS:
-        variant = "softmax_registers"
-    elif columns * each <= _SHARED_BYTES and columns * each % 16 == 0:
-        variant = "softmax_shared"
-    else:
-        variant = "softmax"
     written = 4 if call.value(2) == "True" else each
-    return _rows(call, elements, columns, elements * float(each + written), f"{variant}{_width(each)}")
+    return _rows(call, elements, columns, elements * float(each + written), softmax_form(columns, each))
 
 
 def _softmax_backward(call: Call, settings: Settings) -> Launch | None:
     shape = call.shapes[0]
     elements, columns, each = prod(shape), shape[-1] if shape else 1, call.element_bytes(0)
-    shared = columns * each <= _SHARED_BYTES and columns * each % 16 == 0
-    variant = "softmax_backward_warp" if columns <= _WARP_COLUMNS else f"softmax_backward{'_shared' if shared else ''}"
-    return _rows(call, elements, columns, 3.0 * elements * each, f"{variant}{_width(each)}")
+    return _rows(call, elements, columns, 3.0 * elements * each, softmax_form(columns, each, backward=True))
+
+
+def softmax_form(columns: int, each: int, *, backward: bool = False) -> str:
+    """Which kernel PyTorch takes: by where a row of elements of so many bytes fits."""
+    name, shared = (
+        "softmax_backward" if backward else "softmax",
+        columns * each <= _SHARED_BYTES and columns * each % 16 == 0,
+    )
+    if columns <= _WARP_COLUMNS:
+        name += "_warp"
+    elif columns <= _REGISTER_COLUMNS and not backward:
+        name += "_registers"
+    elif shared:
+        name += "_shared"
+    return f"{name}{_width(each)}"
 
 
 def _rows(call: Call, elements: int, columns: int, moved: float, variant: str) -> Launch | None:

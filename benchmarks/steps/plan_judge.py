@@ -1,0 +1,208 @@
+"""Hold `tonnage plan train`'s step times against measured ones: `python benchmarks/steps/plan_judge.py [--parts]`.
+
+Every training of `trainings.py` that a model's configuration describes is planned as it was run, beside what an H200 took for it.
+No figure is fitted to the times of the judged half; which kernels they launch was looked up, as for the others. After them
+come the steps of `truth/steptime.json`, and published speeds of other clusters.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from published_training import NotSaid, case_of
+from trainings import LLAMAS, TRAININGS, Training
+
+from tonnage.budget.configuration import Configuration
+from tonnage.budget.step_time import StepTime, step_time
+from tonnage.errors import TonnageError
+from tonnage.hardware import find_cluster
+from tonnage.models import ModelShape, find_model, from_config
+
+RESULTS = Path(__file__).parents[1] / "results" / "steps-h200.json"
+TRUTH = Path(__file__).parents[1] / "truth"
+MODELS = {"llama-1b": "llama-3.2-1b", "llama-3b": "llama-3.2-3b", "llama-8b": "llama-3.1-8b"}
+PRECISIONS = {"fp32": "fp32", "tf32": "tf32", "amp": "bf16-mixed", "amp-fp16": "fp16-mixed", "bf16": "bf16"}
+OPTIMIZERS = {
+    "sgd": ("momentum", "foreach"),
+    "adamw-fused": ("adamw", "fused"),
+    "adamw-foreach": ("adamw", "foreach"),
+    "adamw-loop": ("adamw", "loop"),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", action="store_true", help="show the milliseconds of each part")
+    parser.add_argument("--truth", type=Path, default=TRUTH, help="the folder of measurements")
+    options = parser.parse_args()
+    judge_trainings(options.parts)
+    judge_phases(json.loads((options.truth / "steptime.json").read_text("utf-8")))
+    judge_published(options.truth / "published-training.jsonl")
+
+
+def judge_trainings(parts: bool) -> None:
+    errors: dict[str, list[float]] = {"known": [], "judged": []}
+    for name, row in json.loads(RESULTS.read_text("utf-8"))["trainings"].items():
+        training = TRAININGS[name]
+        shape = planned_shape(training)
+        if shape is None or "failed" in row:
+            continue
+        time = step_time(shape, planned_configuration(training), find_cluster("h200"))
+        error = float(time.total_s) / row["step_s"] - 1
+        errors["judged" if row["judged"] else "known"].append(error)
+        mark = "judged" if row["judged"] else ""
+        print(
+            f"{name:40}{float(time.total_s) * 1e3:9.1f}{row['step_s'] * 1e3:9.1f}{error:+8.1%}  {mark:8}",
+            words(time) if parts else "",
+        )
+    for half, found in errors.items():
+        say(half, found)
+    say("all", errors["known"] + errors["judged"])
+
+
+def judge_phases(rows: list[dict[str, Any]]) -> None:
+    found = []
+    for row in rows:
+        time = step_time(shape_of(row), configuration_of(row), find_cluster("h200"))
+        found.append(float(time.total_s) * 1e3 / sum(row["ms"].values()) - 1)
+        print(
+            f"{row['size']:12}{row['precision']:5}{row['batch']:3}×{row['seq']:<6}{found[-1]:+8.1%}  {words(time)}  ",
+            f"measured {row['ms']}",
+        )
+    say("steptime.json", found)
+
+
+def shape_of(row: dict[str, Any]) -> ModelShape:
+    """The preset that the row trained."""
+    shape = find_model(MODELS.get(row["size"], row["size"]))
+    assert shape.parameters == row["params"], row["size"]
+    return shape
+
+
+def configuration_of(row: dict[str, Any]) -> Configuration:
+    """How the row was trained."""
+    return Configuration(
+        precision="bf16-mixed" if row["precision"] == "amp" else "bf16",
+        optimizer_kernel="fused",
+        checkpoint="full" if row["checkpoint"] else "none",
+        seq=row["seq"],
+        micro_batch=row["batch"],
+    )
+
+
+def judge_published(path: Path) -> None:
+    ratios: dict[str, list[float]] = {}
+    for row in map(json.loads, path.read_text("utf-8").splitlines()):
+        if not row.get("tokens_per_s_per_gpu"):
+            continue
+        try:
+            case = case_of(row)
+            cluster = case.cluster()
+        except (NotSaid, TonnageError):
+            continue
+        time = step_time(case.shape, case.configuration, cluster)
+        ratio = float(time.tokens_per_s) / cluster.gpus / row["tokens_per_s_per_gpu"]
+        ratios.setdefault(row["family"], []).append(ratio)
+        print(f"{ratio:7.2f}  {row['id']:24}{words(time)}")
+    for family, found in [*ratios.items(), ("all", [ratio for each in ratios.values() for ratio in each])]:
+        near = np.mean([abs(ratio - 1) < 0.2 for ratio in found])
+        print(
+            f"{family:20} {len(found):3} runs, predicted over reported {median(found):.2f} in the median, {near:.0%} within 20 %"
+        )
+
+
+def say(name: str, errors: list[float]) -> None:
+    sizes = np.abs(errors)
+    print(
+        f"{name:14} {len(errors):3} steps: median {np.median(sizes):.1%}, 95th percentile {np.quantile(sizes, 0.95):.1%}"
+    )
+
+
+def words(time: StepTime) -> str:
+    return ", ".join(f"{name} {float(value) * 1e3:.1f}" for name, value in time.parts.items() if float(value))
+
+
+def planned_configuration(training: Training) -> Configuration:
+    optimizer, kernel = OPTIMIZERS[training.optimizer]
+    return Configuration(
+        precision=PRECISIONS[training.precision],  # type: ignore[arg-type]
+        optimizer=optimizer,  # type: ignore[arg-type]
+        optimizer_kernel=kernel,  # type: ignore[arg-type]
+        checkpoint="full" if training.checkpointed else "none",
+        attention="eager" if training.settings.get("attention") == "eager" else "flash",
+        compile=training.compiled,
+        lora_rank=training.settings.get("adapters", 0),
+        seq=training.settings.get("length", 197),
+        micro_batch=training.settings.get("batch", 128),
+        accumulate=training.accumulate,
+    )
+
+
+def planned_shape(training: Training) -> ModelShape | None:
+    """The model's shape by its configuration; None where it has none."""
+    settings = training.settings
+    make = dict(_configs()).get(training.build.__name__)
+    if make is None:
+        return None
+    shape = from_config(make(settings), training.build.__name__)
+    if training.build.__name__ == "t5":  # its labels are shorter
+        encoder, decoder = shape.stacks
+        return replace(shape, stacks=(encoder, replace(decoder, tokens=128)))
+    return shape
+
+
+def _configs() -> Iterator[tuple[str, Any]]:
+    yield "gpt2", lambda s: {
+        "model_type": "gpt2", "n_embd": s.get("width", 768), "n_layer": s.get("layers", 12), "n_head": s.get("heads", 12),
+        "vocab_size": 50257,
+    }  # fmt: skip
+    yield (
+        "llama",
+        lambda s: (
+            {"model_type": "llama"}
+            | dict(
+                zip(
+                    (
+                        "hidden_size",
+                        "intermediate_size",
+                        "num_hidden_layers",
+                        "num_attention_heads",
+                        "num_key_value_heads",
+                        "vocab_size",
+                    ),
+                    LLAMAS[s.get("size", "1b")],
+                    strict=True,
+                )
+            )
+        ),
+    )
+    yield "qwen3", lambda s: {
+        "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
+        "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "tie_word_embeddings": True,
+    }  # fmt: skip
+    yield "mixtral", lambda s: {
+        "model_type": "mixtral", "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 12,
+        "num_attention_heads": 16, "num_key_value_heads": 4, "num_local_experts": 8, "num_experts_per_tok": 2,
+        "vocab_size": 32000,
+    }  # fmt: skip
+    for kind in ("bert", "vit"):
+        yield kind, lambda s, kind=kind: {
+            "model_type": kind, "hidden_size": s.get("width", 768), "num_hidden_layers": s.get("layers", 12),
+            "num_attention_heads": s.get("heads", 12), "intermediate_size": 4 * s.get("width", 768), "vocab_size": 30522,
+        }  # fmt: skip
+    yield "t5", lambda s: {
+        "model_type": "t5", "d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 12, "num_heads": 12, "vocab_size": 32128,
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

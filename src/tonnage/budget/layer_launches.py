@@ -1,0 +1,599 @@
+"""The kernels that one micro-batch launches in a layer, in the embedding and in the head, forward and backward.
+
+Products come from the model's structure, everything between them from `data/kernels.toml`, by how the block is written. Sizes may
+be arrays, as a configuration's numbers may. This module does not know seconds: the clock's kernels do.
+"""
+
+import tomllib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tonnage.budget.configuration import Configuration, Quantity
+from tonnage.budget.frameworks import framework_of
+from tonnage.budget.styles import Style, style_of
+from tonnage.clock.kernels.rows import softmax_form
+from tonnage.clock.launch import Launch
+from tonnage.hardware import Gpu
+from tonnage.models.shape import Attention, AttentionKind, FeedForward, Layer, ModelShape
+
+_DATA = Path(__file__).parent / "data" / "kernels.toml"
+_PRECISIONS = {"fp32": "fp32", "tf32": "tf32", "fp16-mixed": "fp16", "bf16-mixed": "bf16", "bf16": "bf16", "fp8": "fp8"}
+_FP32_BYTES = 4
+# Operators within another one that the host calls for each kind of call, counted in captured steps.
+_INNER = {"cast": 3, "product": 7, "attention": 14, "gradient": 4, "attention gradient": 20}
+# Which factors are transposed, as BLAS has it: forward, for the gradient of the input and of the weight.
+_LAYOUTS, _TURNED_LAYOUTS = ("tn", "nn", "nt"), ("nn", "tn", "nt")
+# Axes that a kernel goes through where tensors lie differently: of heads, and of rows.
+_HEAD_LOOPS, _ROW_LOOPS = 4, 2
+_LAST, _FIRST = 1, 3  # axes of a reduction, as the clock numbers them
+_HOPPER, _BLACKWELL = 9, 10
+# One multiply-add and one decay for each number of a recurrent state and token, forward.
+_RECURRENT_OPERATIONS = 6
+_ALIGNED_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A launch, and what the host does for it: operators that it calls, others within them, and those that Python calls whatever
+    the pass; regions of compiled code that it enters; tensors that a checkpoint packs and unpacks."""
+
+    launch: Launch | None
+    operators: int = 1
+    inner: int = 0
+    in_python: Quantity = 0
+    regions: int = 0
+    times: Quantity = 1
+
+
+@dataclass(slots=True)
+class Calls:
+    """What one part of a micro-batch calls. Among `products` are `closing`, the last of a layer, and `second`, which selective
+    recomputation takes again: every other one."""
+
+    products: list[Call] = field(default_factory=list)
+    attention: list[Call] = field(default_factory=list)
+    others: list[Call] = field(default_factory=list)
+    closing: list[Call] = field(default_factory=list)
+    second: list[Call] = field(default_factory=list)
+    backward: list[Call] = field(default_factory=list)
+    attention_backward: list[Call] = field(default_factory=list)
+
+    def add(self, other: "Calls", times: int) -> None:
+        """What another part calls, so many times."""
+        for name in self.__slots__:
+            getattr(self, name).extend(replace(call, times=times * call.times) for call in getattr(other, name))
+
+
+class _Kernel(NamedTuple):
+    """A line of the data file."""
+
+    name: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    strided: bool
+    per_row: bool
+    divisor: int
+
+
+@cache
+def _parts() -> dict[str, dict[str, dict[str, list[_Kernel]]]]:
+    tables = tomllib.loads(_DATA.read_text("utf-8"))
+    return {
+        part: {
+            how: {way: [_kernel(text) for text in lines] for way, lines in ways.items()} for how, ways in table.items()
+        }
+        for part, table in tables.items()
+    }
+
+
+def _kernel(text: str) -> _Kernel:
+    body, _, divisor = text.partition(" / ")
+    per_row = body.startswith("row ")
+    name, *reads = body.removeprefix("row ").partition(">")[0].split()
+    writes = body.partition(">")[2].split()
+    return _Kernel(name.lstrip("~"), tuple(reads), tuple(writes), name.startswith("~"), per_row, int(divisor or 1))
+
+
+@dataclass(frozen=True, slots=True)
+class LayerLaunches:
+    """A model under one configuration, or many, on one card."""
+
+    shape: ModelShape
+    configuration: Configuration
+    gpu: Gpu
+
+    @property
+    def tokens(self) -> Quantity:
+        """Tokens of a micro-batch on one GPU."""
+        return self.configuration.micro_batch * self.configuration.seq / self.configuration.cp
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """Bytes of an element, by the letters of the data file."""
+        compute = self.configuration.compute_bytes
+        wide = _FP32_BYTES if self.configuration.autocast else compute
+        return {"c": compute, "r": wide, "f": wide, "4": _FP32_BYTES, "1": 1}
+
+    # ── a layer ──
+
+    def layer(self, layer: Layer, hidden: int, memory_tokens: Quantity = 0) -> Calls:
+        """All that a layer calls. `memory_tokens` of a micro-batch are what cross-attention reads: as many as there are, if 0."""
+        calls, style = Calls(), style_of(self.shape, layer, self.configuration)
+        tp = self.configuration.tp
+        spread = tp if self.configuration.sequence_parallel else 1
+        rows: Quantity = self.tokens / spread
+        # Norms and sums of the residual stream.
+        norm = "fused" if style.fused else "native-rms" if style.norm == "native" and layer.rms_norm else style.norm
+        branches = sum(part is not None for part in (layer.attention, layer.cross_attention, layer.feed_forward))
+        norms, sums = Calls(), Calls()
+        self._part(norms, "norm", norm, rows, hidden)
+        norms.backward += [self._handed_over()] * (1 if layer.rms_norm else 2)
+        calls.add(norms, layer.norms)
+        how = "fused" if style.fused else "eager"
+        self._part(sums, "residual", how, rows, hidden)
+        if style.dropout:
+            self._part(sums, "dropout", how, rows, hidden)
+        calls.add(sums, branches)
+        # What lies between them.
+        biased = _is_biased(layer, hidden)
+        for attention, read in ((layer.attention, 0), (layer.cross_attention, memory_tokens)):
+            if attention is not None:
+                self._attention(calls, attention, layer, hidden, style, biased, read)
+        if layer.feed_forward is not None:
+            self._feed_forward(calls, layer.feed_forward, hidden, style, biased)
+        # What the host does where tensor parallelism splits products.
+        forward, backward = framework_of(self.configuration).split_operators
+        for known, operators in ((calls.others, forward), (calls.backward, backward)):
+            if operators:
+                known.append(Call(None, operators=0, in_python=operators * (np.asarray(tp) > 1)))
+        calls.second = _every_other(calls.products)
+        if self.configuration.compile and self.configuration.framework == "fsdp2":
+            self._region(calls)  # torchtitan compiles block by block
+        return calls
+
+    def _region(self, calls: Calls) -> None:
+        """What the host does around compiled code, forward and backward."""
+        for known in (calls.others, calls.backward):
+            known.append(Call(None, operators=0, regions=1))
+
+    def _attention(
+        self, calls: Calls, attention: Attention, layer: Layer, hidden: int, style: Style, biased: bool, read: Quantity
+    ) -> None:
+        tp, rows = self.configuration.tp, self.tokens
+        queries = attention.heads * attention.head_dim / tp
+        keys = (
+            np.maximum(attention.kv_heads / tp, 1) * attention.head_dim
+        )  # beyond the number of heads, they are repeated
+        outputs = attention.heads * attention.value_head_dim / tp
+        if attention.kind in (AttentionKind.LATENT, AttentionKind.RECURRENT):
+            # Many small projections: counted as one in and one out with as many weights.
+            width = layer.attention_parameters / (2 * hidden) / tp
+            self._product(calls, rows, width, hidden)
+            self._product(calls, rows, hidden, width)
+        else:
+            first = queries + 2 * keys if style.fused_qkv else queries
+            self._product(calls, rows, first, hidden, biased=biased, turned=style.turned, spread="columns")
+            if not style.fused_qkv:
+                one = Calls()
+                self._product(one, read if np.any(read) else rows, keys, hidden, biased=biased, turned=style.turned)
+                calls.add(one, 2)
+            self._joined(calls, rows, hidden, 1 if style.fused_qkv else 3)
+            self._product(calls, rows, hidden, outputs, biased=biased, casts=False, turned=style.turned, spread="rows")
+        native = framework_of(self.configuration).written == "native" and not self.configuration.compile
+        if native:
+            self._part(calls, "heads", "all", rows, queries + 2 * keys)
+            self._part(calls, "heads", "pair", rows, 2 * keys)
+        elif style.fused_qkv and not style.fused:
+            calls.backward.append(self._plain("join", ["c"], ["c"], rows, queries + 2 * keys))
+        rotary: str = style.rotary
+        if rotary != "none":
+            rotary = "fused" if style.fused else "native" if native else rotary
+        for width in (queries, keys):
+            if style.qk_norm:
+                norm = "fused" if style.fused else style.norm
+                self._part(calls, "norm", norm, rows * width / attention.head_dim, attention.head_dim)
+            self._part(calls, "rotary", rotary, rows * width / attention.head_dim, attention.head_dim)
+        if attention.kind is AttentionKind.RECURRENT:
+            self._recurrent(calls, attention)
+        elif self.configuration.attention == "eager":
+            self._scores(calls, attention, style)
+        else:
+            self._fused_attention(calls, attention, style, read)
+
+    def _feed_forward(self, calls: Calls, mlp: FeedForward, hidden: int, style: Style, biased: bool) -> None:
+        tp, ep, rows = self.configuration.tp, self.configuration.ep, self.tokens
+        activation: str = "gated" if mlp.gated else style.activation
+        if mlp.gated and style.fused_gate:
+            activation = "gated-halves"
+        if style.fused:
+            activation = "fused-gated" if mlp.gated else "fused"
+        dense = mlp.shared_intermediate if mlp.experts else mlp.intermediate
+        both = 2 if mlp.gated else 1
+        matrices = 1 if style.fused_gate else both
+        if dense:
+            one = Calls()
+            self._product(
+                one, rows, both / matrices * dense / tp, hidden, biased=biased, turned=style.turned, spread="columns"
+            )
+            calls.add(one, matrices)
+            self._joined(calls, rows, hidden, matrices)
+            self._part(calls, "activation", activation, rows, dense / tp)
+            calls.closing = self._product(
+                calls, rows, hidden, dense / tp, biased=biased, casts=False, turned=style.turned, spread="rows"
+            )
+        if mlp.experts:
+            routed, experts = rows * mlp.experts_per_token, mlp.experts / ep
+            each, width = routed * ep / mlp.experts, mlp.intermediate / tp
+            self._product(calls, rows, mlp.experts, hidden)
+            self._part(calls, "mixture", "routing", routed, 1)
+            self._part(calls, "mixture", "rows", routed, hidden)
+            self._part(calls, "mixture", "widths", routed, width * both)
+            self._product(calls, each, width * both, hidden, groups=experts)
+            self._part(calls, "activation", "gated-experts" if activation == "gated" else activation, routed, width)
+            calls.closing = self._product(calls, each, hidden, width, groups=experts)
+
+    # ── products ──
+
+    def _product(
+        self, calls: Calls, rows: Quantity, n: Quantity, k: Quantity, *, groups: Quantity = 1, biased: bool = False,
+        casts: bool = True, aligned: int = _ALIGNED_BYTES, wide: bool = False, turned: bool = False, spread: str = "",
+    ) -> list[Call]:  # fmt: skip
+        """Of tokens with a weight: forward, gradients of the input and of the weight; what is cast for them; a bias. Tensor
+        parallelism splits the weight by its "columns" or its "rows"."""
+        configuration = self.configuration
+        name = "fp8" if configuration.precision == "fp8" and not wide else _PRECISIONS[configuration.precision]
+        precision = "bf16" if wide and name == "fp8" else name
+        layouts = _TURNED_LAYOUTS if turned else _LAYOUTS
+        forward = Call(
+            _product(groups, rows, n, k, precision, f"{layouts[0]}-{aligned}", biased), inner=_INNER["product"]
+        )
+        into = Call(
+            _product(groups, rows, k, n, precision, f"{layouts[1]}-{aligned}"), operators=3, inner=_INNER["gradient"]
+        )
+        weight = Call(
+            _product(groups, n, k, rows, precision, f"{layouts[2]}-{aligned}"), operators=3, inner=_INNER["gradient"]
+        )
+        cuts = framework_of(configuration).cuts_products
+        calls.products += self._cut(forward) if cuts and spread == "columns" else [forward]
+        calls.backward += self._cut(into) if cuts and spread == "rows" else [into]
+        if not configuration.lora_rank:
+            calls.backward += [weight, self._handed_over()]
+        if biased and not configuration.lora_rank:
+            calls.backward += [self._plain("sum_first", ["c"], [], rows, n), self._handed_over()]
+            if configuration.autocast:
+                self._cast(calls, n, 1, rows, inputs=False)
+        if precision == "fp8":
+            self._narrowed(calls, rows, n, k, groups)
+        if configuration.autocast:
+            self._cast(calls, groups * n, k, rows, inputs=casts and not configuration.compile)
+        if configuration.lora_rank and not wide:
+            self._adapter(calls, rows, n, k)
+        return [forward]
+
+    def _cut(self, product: Call) -> list[Call]:
+        """A product as a GPU does it of which some rows are its own and the others come in: those before and those after."""
+        assert product.launch is not None
+        batch, rows, n, k = product.launch.shape
+        tp = np.asarray(self.configuration.tp)
+        sides = np.where(tp > 2, 2, 1)
+        others = np.maximum(rows * (tp - 1) / tp / sides, 1)
+        own, rest = (
+            replace(product.launch, shape=(batch, _whole(part[()]), n, k), operations=2.0 * batch * part * n * k)
+            for part in (rows / tp, others)
+        )
+        return [replace(product, launch=own), replace(product, launch=rest, times=sides * (tp > 1))]
+
+    def _handed_over(self) -> Call:
+        """Autograd's engine sets a parameter's gradient, which takes the host alone."""
+        return Call(None, operators=3, inner=_INNER["cast"])
+
+    def _cast(self, calls: Calls, n: Quantity, k: Quantity, rows: Quantity, *, inputs: bool) -> None:
+        """Autocast's: the weight and the input, and their gradients back."""
+        pairs = [(n, k), (rows, k)] if inputs else [(n, k)]
+        for high, wide in pairs:
+            calls.others.append(replace(self._plain("cast", ["4"], ["c"], high, wide), operators=0, inner=4))
+            calls.backward.append(self._plain("cast", ["c"], ["4"], high, wide))
+
+    def _narrowed(self, calls: Calls, rows: Quantity, n: Quantity, k: Quantity, groups: Quantity) -> None:
+        """FP8: the largest number of each factor is sought, then the factor is written again."""
+        for way, sizes in ((calls.others, (rows * k, n * k)), (calls.backward, (rows * n, rows * k, n * k))):
+            for size in sizes:
+                way.append(self._plain("fused_rows", ["c"], [], groups * size, 1))
+                way.append(self._plain("fused", ["c"], ["1"], groups * size, 1))
+
+    def _adapter(self, calls: Calls, rows: Quantity, n: Quantity, k: Quantity) -> None:
+        """PEFT's: two thin products in FP32 beside the frozen one, scaled and added."""
+        rank = self.configuration.lora_rank
+        thin = ((rank, k), (n, rank))
+        calls.others += [self._plain("cast", ["c"], ["4"], rows, k), self._plain("mul", ["4"], ["4"], rows, n)]
+        calls.others += [self._plain("add", ["c", "4"], ["4"], rows, n), self._plain("cast", ["4"], ["c"], rows, n)]
+        calls.backward += [self._plain("cast", ["4"], ["c"], rows, k), self._plain("mul", ["4"], ["4"], rows, n)]
+        calls.backward += [self._plain("add", ["c", "c"], ["c"], rows, k), self._plain("cast", ["c"], ["4"], rows, n)]
+        for high, deep in thin:
+            calls.products.append(Call(_product(1, rows, high, deep, "fp32", "tn-16"), inner=_INNER["product"]))
+            for launch in (
+                _product(1, rows, deep, high, "fp32", "nn-16"),
+                _product(1, high, deep, rows, "fp32", "nt-16"),
+            ):
+                calls.backward.append(Call(launch, operators=3, inner=_INNER["gradient"]))
+
+    def _joined(self, calls: Calls, rows: Quantity, hidden: Quantity, products: int) -> None:
+        """Gradients of an input that several products read are added, by a kernel each or by the norm's."""
+        fused = fused_kernels(self.configuration)
+        added = (
+            self._plain("fused", ["c"], [], rows, hidden)
+            if fused
+            else self._plain("add", ["r", "r"], ["r"], rows, hidden)
+        )
+        if products > 1:
+            calls.backward.append(replace(added, times=products - 1))
+
+    # ── attention ──
+
+    def _fused_attention(self, calls: Calls, attention: Attention, style: Style, read: Quantity) -> None:
+        """One kernel forward, a few backward. A ring of context-parallel ranks runs one for each and merges what comes out."""
+        cp, tp, batch = self.configuration.cp, self.configuration.tp, self.configuration.micro_batch
+        heads, key_heads = attention.heads / tp, np.maximum(attention.kv_heads / tp, 1)
+        rows: Quantity = self.configuration.seq / cp
+        reads = bool(np.any(read))
+        columns: Quantity = read / batch if reads else rows
+        causal, dropout = attention.causal and not reads, style.attention_dropout
+        # A compiled model of transformers is given its mask, and keys that are repeated for every head.
+        given = self.configuration.framework == "torch" and self.configuration.attention == "flash"
+        masked = causal and self.configuration.compile and given
+        if masked:
+            causal, key_heads = False, heads
+            for known in (calls.others, calls.backward):
+                known.append(self._plain("fused", ["c"], ["c"], self.tokens, 2 * heads * attention.head_dim))
+        if attention.window and causal:
+            # A window is a band: as many pairs as it has, in a rectangle.
+            window = np.minimum(columns, attention.window)
+            causal, columns = False, window - window * window / (2 * columns)
+        options = [word for word, is_on in (("causal", causal), ("bias", masked), ("dropout", dropout)) if is_on]
+        precision, library = self._library(dropout)
+        sizes = (batch, heads, key_heads, rows, columns, attention.head_dim, attention.value_head_dim)
+        pairs = rows * columns * (0.5 if causal else 1.0)
+        width = attention.head_dim + attention.value_head_dim
+        for way, products, kernels, known in (
+            ("forward", 2, 1, calls.attention),
+            ("backward", 5, 4, calls.attention_backward),
+        ):
+            shared = 2 * (attention.heads != attention.kv_heads and not masked) if way == "backward" else 0
+            launch = Launch(
+                kind="attention", name="attention", shape=sizes, precision=precision, kernels=kernels + shared,
+                operations=products * batch * heads * pairs * width, variant=" ".join([library, way, *options]),
+            )  # fmt: skip
+            inner = _INNER["attention" if way == "forward" else "attention gradient"]
+            known.append(Call(launch, operators=5, inner=inner, times=cp))
+            if np.any(np.asarray(cp) > 1):
+                how = "torch" if framework_of(self.configuration).parallel == "torch" else "fused"
+                turn = self._calls(
+                    _parts()["ring"][how][way], self.tokens, heads * attention.value_head_dim, _ROW_LOOPS
+                )
+                known.extend(replace(call, times=cp - 1, operators=0) for call in turn)
+
+    def _library(self, dropout: bool) -> tuple[str, str]:
+        """Whose kernels: PyTorch takes cuDNN's from Hopper on, FlashAttention elsewhere, its own in FP32."""
+        if self.configuration.compute_bytes == _FP32_BYTES:
+            return "fp32", "efficient"
+        precision = "fp16" if self.configuration.precision == "fp16-mixed" else "bf16"
+        first = _BLACKWELL if self.configuration.attention == "flash-2" else _HOPPER
+        has_cudnn = self.gpu.maker == "NVIDIA" and self.gpu.compute_capability[0] >= first
+        return precision, "cudnn" if has_cudnn and not dropout else "flash"
+
+    def _scores(self, calls: Calls, attention: Attention, style: Style) -> None:
+        """Eager attention: two products over every pair, masked or not, and passes over the scores in memory."""
+        seq, tp, batch = self.configuration.seq, self.configuration.tp, self.configuration.micro_batch
+        rows, heads = seq / self.configuration.cp, batch * attention.heads / tp
+        precision = _PRECISIONS[self.configuration.precision]
+        precision = "bf16" if precision == "fp8" else precision
+        key, value = attention.head_dim, attention.value_head_dim
+        for n, k, layout in ((seq, key, "tn-16"), (value, seq, "nn-16")):
+            calls.attention.append(Call(_product(heads, rows, n, k, precision, layout), operators=2, inner=7))
+            for launch in (
+                _product(heads, rows, k, n, precision, "nn-16"),
+                _product(heads, n, k, rows, precision, "nt-16"),
+            ):
+                calls.attention_backward.append(Call(launch, operators=3, inner=2))
+        scores = Calls()
+        self._part(scores, "scores", "eager", heads * rows, seq)
+        if style.attention_dropout:
+            self._part(scores, "scores", "dropout", heads * rows, seq)
+        calls.attention += scores.others
+        calls.attention_backward += scores.backward
+
+    def _recurrent(self, calls: Calls, attention: Attention) -> None:
+        """A scan, counted as a product with as many operations."""
+        operations = 1.0 * _RECURRENT_OPERATIONS * attention.state_elements / self.configuration.tp
+        width = np.sqrt(operations / 2)
+        for known, times in ((calls.attention, 1), (calls.attention_backward, 2)):
+            known.append(Call(_product(1, self.tokens, width, width, "bf16", "nn-16"), times=times))
+
+    # ── outside the layers ──
+
+    def embedding(self) -> Calls:
+        """Rows of the table, and their gradients summed into a table of zeros."""
+        calls = Calls()
+        hidden = self.shape.stacks[0].hidden
+        if not self.configuration.compile:
+            self._part(calls, "start", "eager", self.tokens, 1)
+        else:
+            self._region(calls)
+        calls.others.append(self._plain("gather", ["r"], ["r"], self.tokens, hidden))
+        if not self.configuration.lora_rank and self.shape.vocab:
+            calls.backward.append(self._plain("embedding_backward", ["r"], [], self.tokens, hidden))
+            table = self.shape.vocab / self.configuration.tp
+            calls.backward.append(self._plain("fill", [], ["r"], table, hidden))
+            if self.shape.tied:
+                calls.backward.append(self._plain("add", ["r", "r"], ["r"], table, hidden))
+        return calls
+
+    def head_form(self, tp: int) -> tuple[object, ...]:
+        """What decides which kernels the head takes where logits are split so far."""
+        width = int(self._logits_width(tp))
+        ways = [(size, backward) for size in (2, _FP32_BYTES) for backward in (False, True)]
+        return self._alignment(width), *(softmax_form(width, size, backward=backward) for size, backward in ways)
+
+    def _logits_width(self, tp: Any) -> Any:
+        width = np.ceil(self.shape.vocab / np.asarray(tp))
+        # Inductor pads it.
+        return np.ceil(width / _ALIGNED_BYTES) * _ALIGNED_BYTES if self.configuration.compile else width
+
+    def head(self) -> Calls:
+        """The last norm, logits and cross-entropy, where the model has them. All configurations must have one `head_form`."""
+        calls, shape, rows = Calls(), self.shape, self.tokens
+        if not (shape.logits and shape.vocab):
+            return calls
+        last = shape.decoder.layers[-1]
+        style = style_of(shape, last, self.configuration)
+        norm = "fused" if style.fused else "native-rms" if style.norm == "native" and last.rms_norm else style.norm
+        self._part(calls, "norm", norm, rows, shape.hidden)
+        width = self._logits_width(self.configuration.tp)
+        self._product(
+            calls, rows, width, shape.hidden, aligned=self._alignment(width), wide=True,
+            biased=shape.head_parameters % shape.hidden != 0,
+        )  # fmt: skip
+        written = framework_of(self.configuration).written
+        loss = "causal" if shape.decoder.causal else "plain"
+        if written == "native":
+            loss = "split"
+        if written == "fused" or (self.configuration.compile and self.configuration.compile_loss):
+            loss = "fused"
+        self._part(calls, "loss", loss, rows, width)
+        return calls
+
+    def _alignment(self, width: Quantity) -> int:
+        """Bytes at whose multiples all rows begin."""
+        row = np.ravel(width)[0] * self.configuration.compute_bytes
+        return next(size for size in (_ALIGNED_BYTES, 8, 4, 2, 1) if row % size == 0)
+
+    # ── kernels of the data file ──
+
+    def _part(self, calls: Calls, part: str, how: str, rows: Quantity, columns: Quantity) -> None:
+        """All of a part's kernels, forward and backward."""
+        ways = _parts()[part][how]
+        loops = _HEAD_LOOPS if part == "rotary" else _ROW_LOOPS
+        calls.others += self._calls(ways["forward"], rows, columns, loops)
+        calls.backward += self._calls(ways["backward"], rows, columns, loops)
+
+    def _calls(self, kernels: Iterable[_Kernel], rows: Quantity, columns: Quantity, loops: int) -> Iterator[Call]:
+        widths = self.widths
+        for kernel in kernels:
+            if kernel.name == "view":
+                yield Call(None)
+                continue
+            reads, writes = ([widths[letter] for letter in letters] for letters in (kernel.reads, kernel.writes))
+            if kernel.name != "cast" or reads != writes:
+                inner = _INNER["cast"] if kernel.name == "cast" else 0
+                yield Call(_launch(kernel, reads, writes, rows, columns, loops), inner=inner)
+
+    def _plain(self, name: str, reads: list[str], writes: list[str], rows: Quantity, columns: Quantity) -> Call:
+        """One kernel that is not in the data file."""
+        widths = self.widths
+        kernel = _Kernel(name, tuple(reads), tuple(writes), False, False, 1)
+        launch = _launch(
+            kernel, [widths[letter] for letter in reads], [widths[letter] for letter in writes], rows, columns
+        )
+        return Call(launch, inner=_INNER["cast"] if name == "cast" else 0)
+
+
+def _every_other(products: Iterable[Call]) -> list[Call]:
+    """The second of them, the fourth and so on, where like ones are counted."""
+    chosen, before = [], 0
+    for call in products:
+        after = before + int(np.max(call.times))
+        if count := after // 2 - before // 2:
+            chosen.append(replace(call, times=count))
+        before = after
+    return chosen
+
+
+def _product(
+    batch: Quantity, m: Quantity, n: Quantity, k: Quantity, precision: str, variant: str, biased: bool = False
+) -> Launch:
+    sizes = tuple(_whole(size) for size in (batch, m, n, k))
+    operations = 2.0 * batch * m * n * k
+    name = "addmm" if biased else "mm"
+    return Launch(kind="matmul", name=name, shape=sizes, precision=precision, operations=operations, variant=variant)
+
+
+def _whole(size: Quantity) -> Any:
+    """Rounded up: a part of a row or expert is one."""
+    return np.ceil(size) if isinstance(size, np.ndarray) else int(np.ceil(size))
+
+
+def _launch(
+    kernel: _Kernel, reads: list[int], writes: list[int], rows: Quantity, columns: Quantity, loops: int = _ROW_LOOPS
+) -> Launch:
+    """A kernel of the data file on so many rows and columns, as the clock takes it."""
+    elements: Quantity = rows / kernel.divisor if kernel.per_row else rows * columns / kernel.divisor
+    moved, accesses = elements * sum(reads + writes), elements * (len(reads) + len(writes))
+    narrow = "_narrow" if (reads + writes)[:1] < [_FP32_BYTES] else "_wide"
+    precision, kernels, blocks, kind = "bf16" if narrow == "_narrow" else "fp32", 1, rows, "norm"
+    match kernel.name:
+        case "mean" | "sum_last" | "sum_first":
+            first = kernel.name == "sum_first"
+            shape = (_whole(columns), _whole(rows), _FIRST) if first else (_whole(rows), _whole(columns), _LAST)
+            return Launch(
+                kind="reduction", name="sum", shape=shape, precision=precision, moved_bytes=moved + shape[0] * reads[0],
+                operations=elements, variant="sum_first" if first else "sum_last",
+            )  # fmt: skip
+        case "softmax" | "softmax_backward":
+            variant = softmax_form(int(np.max(columns)), reads[0], backward=kernel.name.endswith("backward"))
+            blocks = np.ceil(rows / 8) if "warp" in variant else rows
+        case "layer_norm" | "rms_norm":
+            variant = f"{kernel.name}{narrow}"
+        case "layer_norm_backward":
+            variant, kernels = f"layer_norm_backward{narrow}+norm_weight", 2
+        case "nll" | "nll_backward":
+            kind, variant = "loss", kernel.name.replace("nll", "nll_loss")
+            elements, moved, blocks = rows, rows * 40.0, 1
+        case "gather":
+            kind, variant = "indexing", "taken"
+        case "added":
+            kind, variant = "indexing", f"added{narrow}"
+        case "embedding_backward":
+            kind, variant, kernels, moved = "indexing", "embedding_backward+sorted_numbers", 26, 3 * moved
+        case name if name.startswith("fused"):
+            kind, variant = "fused", "fused_rows" if "rows" in name else "fused"
+        case "fill":
+            kind, variant = "elementwise", "written"
+        case "join" if not kernel.strided:
+            kind, variant = "elementwise", "joined_rows" if isinstance(columns, int) else "joined"
+        case "dropout":
+            kind, variant = "elementwise", "random"
+        case _:
+            kind, variant, blocks = "elementwise", _elementwise_form(kernel, reads, writes), loops
+    name = "copy_" if kernel.name in ("cast", "copy") else kernel.name
+    return Launch(
+        kind=kind, name=name, shape=(elements, blocks), precision=precision, moved_bytes=moved,  # type: ignore[arg-type]
+        operations=accesses, variant=variant, kernels=kernels,
+    )  # fmt: skip
+
+
+def _elementwise_form(kernel: _Kernel, reads: list[int], writes: list[int]) -> str:
+    """Which of PyTorch's kernels: by whether types differ and whether tensors lie alike."""
+    widths = {width for width in reads + writes if width > 1}
+    mixed = len(widths) > 1 and not (kernel.name == "cast" and reads > writes)
+    if not kernel.strided:
+        return "mixed" if mixed else "vector"
+    return "strided_mixed" if mixed else "strided_narrow" if min(widths) < _FP32_BYTES else "strided_wide"
+
+
+def fused_kernels(configuration: Configuration) -> bool:
+    """Whether element-wise operators run in few kernels."""
+    return configuration.compile or framework_of(configuration).written == "fused"
+
+
+def _is_biased(layer: Layer, hidden: int) -> bool:
+    """Whether the products of a layer add a bias: told by its parameters, which are more than the matrices have."""
+    mlp = layer.feed_forward
+    if mlp is None or mlp.experts:
+        return False
+    matrices = (3 if mlp.gated else 2) * hidden * mlp.intermediate
+    return layer.feed_forward_parameters > matrices
