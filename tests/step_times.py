@@ -1,5 +1,7 @@
 """Steps with a time, made by hand."""
 
+from dataclasses import replace
+
 from tonnage.clock.step import StepTime
 from tonnage.clock.timeline import Span, Task, Timeline, timeline
 from tonnage.hardware import find_gpu
@@ -16,7 +18,8 @@ def step_of(layers: int, *, host_s: float = 20e-6, copies: bool = False, **words
     """A step of some layers; with copies on a stream of their own where asked."""
     tasks = [Task(name, kind, seconds, host_s) for _ in range(layers) for name, kind, seconds in LAYER]
     if copies:
-        tasks[8::8] = [Task("copy_", "copy", 60e-6, host_s, stream=7, awaits=(0,)) for _ in tasks[8::8]]
+        tasks[8::8] = [Task("copy_", "copy", 60e-6, host_s, stream=7, awaits=("before",)) for _ in tasks[8::8]]
+        tasks[7::8] = [replace(task, records="before") for task in tasks[7::8]]
     tasks.append(Task("_fused_adamw_", "optimizer", 2e-3, host_s))
     return timed(timeline(tasks), **words)
 

@@ -97,7 +97,8 @@ def test_reading_a_value_back_makes_the_host_wait() -> None:
     assert reads_back(call("_local_scalar_dense", ()))
     to_host = replace(call("copy_", (8,), (8,)), devices=("cpu", "cuda"))
     assert reads_back(to_host)
-    assert not reads_back(replace(to_host, devices=("cuda", "cpu")))
+    assert reads_back(replace(to_host, devices=("cuda", "cpu")))
+    assert not reads_back(call("copy_", (8,), (8,)))  # within the card
     waiting = [PRODUCT, call("_local_scalar_dense", ())]
     assert step_time(step(*waiting, times=3), H200).step_s > step_time(step(PRODUCT, times=3), H200).step_s
 
@@ -106,10 +107,18 @@ def test_what_comes_from_the_host_takes_the_link_s_time() -> None:
     batch = (64 << 20,)
     within = call("copy_", batch, batch, types=FLOAT)
     pageable = replace(within, devices=("cuda", "cpu"))
-    pinned = replace(pageable, shapes=(batch, batch, ()), types=(FLOAT, FLOAT, "Scalar"), values=("", "", "True"))
+    pinned = replace(pageable, devices=("cuda", "pinned"))
     on_card_s, pinned_s, pageable_s = (step_time(step(one), H200).step_s for one in (within, pinned, pageable))
     assert on_card_s < pinned_s / 10
     assert pinned_s < pageable_s
+
+
+def test_a_copy_is_waited_for_unless_it_need_not_be_and_its_memory_is_pinned() -> None:
+    copy = replace(call("copy_", (8,), (8,)), devices=("cuda", "pinned"))
+    unwaited = replace(copy, shapes=((8,), (8,), ()), types=(HALF, HALF, "Scalar"), values=("", "", "True"))
+    assert reads_back(copy)
+    assert not reads_back(unwaited)
+    assert reads_back(replace(unwaited, devices=("cuda", "cpu")))
 
 
 def test_rows_that_are_taken_by_index_are_as_many_as_their_gradients() -> None:

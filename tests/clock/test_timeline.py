@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pytest import approx
 
-from tonnage.clock.timeline import KERNEL_GAP_S, Task, timeline
+from tonnage.clock.timeline import EVERYTHING, KERNEL_GAP_S, Task, timeline
 
 _TASKS = st.lists(
     st.builds(
@@ -47,8 +47,30 @@ def test_a_wait_for_the_card_lets_nothing_be_launched_ahead() -> None:
 def test_streams_overlap_unless_one_awaits_the_other() -> None:
     apart = [kernel(1e-3), kernel(1e-3, stream=1)]
     assert timeline(apart).step_s == approx(1e-3, rel=0.02)
-    after = [kernel(1e-3), kernel(1e-3, stream=1, awaits=(0,)), kernel(1e-6, awaits=(1,))]
+    after = [
+        kernel(1e-3, records="first"),
+        kernel(1e-3, stream=1, awaits=("first",), records="second"),
+        kernel(1e-6, awaits=("second",)),
+    ]
     assert timeline(after).step_s == approx(2e-3, rel=0.02)
+
+
+def test_an_event_is_of_what_was_launched_before_it() -> None:
+    later = [kernel(1e-3, records="first"), kernel(2e-3), kernel(1e-3, stream=1, awaits=("first",))]
+    assert timeline(later, warm_steps=0).step_s == approx(3e-3, rel=0.02)
+
+
+def test_an_event_that_comes_later_is_that_of_the_step_before() -> None:
+    copied = [kernel(1e-4, awaits=("copied",)), kernel(1e-3), kernel(5e-4, stream=1, records="copied")]
+    assert timeline(copied).step_s == approx(1.1e-3, rel=0.05)
+
+
+def test_the_host_waits_for_one_stream_or_for_all() -> None:
+    launched = [kernel(1e-3, stream=1), kernel(1e-4)]
+    one = timeline([*launched, Task("item", "host", synchronizes=True), Task("", "host", host_s=1e-3)])
+    every = timeline([*launched, Task("", "host", stream=EVERYTHING, synchronizes=True), Task("", "host", host_s=1e-3)])
+    assert one.step_s == approx(1.1e-3, rel=0.1)
+    assert every.step_s == approx(2e-3, rel=0.1)
 
 
 @given(_TASKS)

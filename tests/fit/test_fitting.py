@@ -46,7 +46,7 @@ def test_a_training_fits_its_budget_and_is_plain_again_after_undo(found: dict[st
 @pytest.mark.parametrize("model", MODELS)
 def test_the_peak_is_the_one_that_was_predicted(found: dict[str, Any], model: str) -> None:
     fit = found["fits"][model]
-    assert fit["predicted"] == pytest.approx(fit["allocated"], rel=0.03)
+    assert 0.97 < fit["predicted"] / fit["allocated"] < 1.05
 
 
 @pytest.mark.parametrize("model", MODELS)

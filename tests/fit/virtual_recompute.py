@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tonnage.fit.choose.frontier import frontier
-from tonnage.fit.measure.roofline_clock import card_of
+from tonnage.fit.measure.virtual_clock import card_of
 from tonnage.fit.recomputing import replay
-from tonnage.fit.recomputing.operators import profile_operators, roofline_clock
+from tonnage.fit.recomputing.operators import profile_operators, virtual_clock
 from tonnage.fit.recomputing.sliced import first_calls
 from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.techniques.recompute import Recompute
@@ -75,7 +75,7 @@ def _choices(training: Training) -> list[list[str]]:
     name, block = "blocks.0", training.model.get_submodule("blocks.0")
     with torch.no_grad():
         (x,), _ = first_calls(training, {name: block})[name]
-    operators = profile_operators(block, (x.requires_grad_(),), {}, roofline_clock(card_of(training.device)))
+    operators = profile_operators(block, (x.requires_grad_(),), {}, virtual_clock(card_of(training.device)))
     return [choice.mode for choice in frontier(operators, 0, levels=4)]
 
 

@@ -65,6 +65,26 @@ def test_a_file_from_before_steps_were_captured_opens(tmp_path: Path) -> None:
     assert read_recording(path) == recording
 
 
+def test_a_file_from_before_streams_were_known_opens(tmp_path: Path) -> None:
+    path = tmp_path / "run.tonnage"
+    recording = training_run()
+    recording.captured = STEP
+    write_recording(path, recording)
+    with closing(sqlite3.connect(path)) as database:
+        assert database.execute("PRAGMA user_version").fetchone() == (5,)
+        database.execute("PRAGMA user_version = 3")
+    assert read_recording(path) == recording
+
+
+def test_notes_of_streams_and_collectives_read_back() -> None:
+    notes = (
+        CapturedCall(name="wait_event", kind="stream", values=("1", "0")),
+        CapturedCall(name="all_reduce", kind="collective", values=("1", "4096", "8", "1", "1")),
+    )
+    step = replace(STEP, calls=notes, sequence=(0, 1), depths=(0, 0), threads=(0, 0), phases=())
+    assert unpacked(packed(step)) == step
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [

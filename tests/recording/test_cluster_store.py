@@ -43,6 +43,14 @@ def test_every_rank_reads_back(tmp_path: Path, cluster: ClusterRecording) -> Non
         assert again.recording_of(rank.rank) == cluster.recording_of(rank.rank)
 
 
+def test_a_file_from_before_ranks_had_times_opens(written: Path) -> None:
+    change(written, "UPDATE rank SET summary = json_remove(summary, '$.step_time_s')")
+    change(written, "PRAGMA user_version = 4")
+    again = open_cluster(written)
+    assert again is not None and again.summary == one_odd().summary
+    assert again.summary.slowest is None
+
+
 def test_ranks_that_did_the_same_are_kept_once(written: Path) -> None:
     like, odd = (len(training_run(**words).allocations) for words in ({}, {"batch": 16, "layers": 6}))
     assert rows(written, "allocation") == like + odd

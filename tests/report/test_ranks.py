@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 
+from clock.test_step import PRODUCT, step
 from clusters import cluster_of, one_dies, one_odd, rank_run
 from tonnage.explain import Advice
 from tonnage.recording import ClusterRecording
 from tonnage.report.ranks import cluster_figures, print_ranks
+from tonnage.virtual.cluster import RankRun
 
 
 def shown(run: ClusterRecording) -> str:
@@ -74,3 +76,31 @@ def test_many_spans_of_ranks_fit_into_their_column() -> None:
     words = shown(cluster_of("1024xh200", *runs))
     assert "0, … 1022 (512)" in words
     assert all(len(line) <= 80 for line in words.splitlines())
+
+
+def timed(rank: int, times: int) -> RankRun:
+    run = rank_run(rank)
+    run.recording.captured = step(PRODUCT, times=times)
+    return run
+
+
+def test_a_step_is_as_long_as_that_of_the_slowest_rank() -> None:
+    run = cluster_of("2xh200", timed(0, 20), timed(1, 40))
+    words = shown(run)
+    assert "on rank 1, the slowest (" in words
+    assert "tokens/s a rank" in words
+    figures: dict[str, Any] = cluster_figures(run, Advice())
+    first, second = (rank["step_time_s"] for rank in figures["ranks"])
+    assert first < second == figures["step_time_s"]
+    assert figures["slowest_rank"] == 1
+
+
+def test_ranks_that_take_as_long_are_told_as_one() -> None:
+    assert "on every rank (" in shown(cluster_of("2xh200", timed(0, 20), timed(1, 20)))
+
+
+def test_where_a_rank_dies_nothing_is_said_of_time() -> None:
+    run = one_dies()
+    assert run.summary.slowest is None
+    assert "a step takes" not in shown(run)
+    assert "step_time_s" not in cluster_figures(run, Advice())

@@ -54,6 +54,14 @@ def test_figures_say_the_same() -> None:
     assert found["time_by_kind"]["matmul"] > 0
 
 
+def test_a_card_on_which_the_run_does_not_fit_has_no_step_time() -> None:
+    found = recording()
+    found.header = replace(found.header, outcome="oom")
+    assert found.step_time is None
+    assert time_figures(found) == {}
+    assert list(time_lines(found)) == []
+
+
 def test_without_a_captured_step_nothing_is_said() -> None:
     silent = Recording(recording().header)
     assert words(silent) == ""

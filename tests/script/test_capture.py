@@ -237,3 +237,76 @@ def test_settings_of_the_step() -> None:
     step = captured(train)
     assert set(step.settings) == {"matmul_tf32", "cudnn_tf32", "cudnn_benchmark"}
     assert step.settings["cudnn_tf32"] == "True"
+
+
+def prefetching(*, pinned: bool, aside: bool) -> Callable[[], None]:
+    """A training whose next batch is copied while this one is trained on, on a stream of its own or not."""
+
+    def script() -> None:
+        host = torch.randn(64, 8)
+        host = host.pin_memory() if pinned else host
+        model = torch.nn.Linear(8, 8).cuda()
+        optimizer = torch.optim.SGD(model.parameters())
+        side = torch.cuda.Stream() if aside else torch.cuda.current_stream()
+        coming = host.to("cuda", non_blocking=True)
+        for _ in range(4):
+            torch.cuda.current_stream().wait_stream(side)
+            batch = coming
+            with torch.cuda.stream(side):
+                coming = host.to("cuda", non_blocking=True)
+            model(batch).sum().backward()
+            optimizer.step()
+
+    return script
+
+
+def test_streams_and_events_are_noted() -> None:
+    moments = captured(prefetching(pinned=True, aside=True)).moments()
+    notes = [(moment.call.name, moment.call.values) for moment in moments if moment.call.kind == "stream"]
+    assert notes == [
+        ("record_event", ("1", "1")), ("wait_event", ("1", "0")), ("set_stream", ("1",)), ("set_stream", ("0",)),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("pinned", "side"), [(True, "pinned"), (False, "cpu")])
+def test_pinned_memory_is_told_apart(pinned: bool, side: str) -> None:
+    step = captured(prefetching(pinned=pinned, aside=False))
+    copy = next(call for call in step.calls if call.name == "copy_" and call.devices[1] != "cuda")
+    assert copy.devices[:2] == ("cuda", side)
+    assert copy.value(2) == "True"
+
+
+def test_streams_are_as_they_were_when_the_profiler_is_done() -> None:
+    before = torch.cuda.Event.record
+    captured(train)
+    assert torch.cuda.Event.record is before
+
+
+def test_what_is_left_out_is_no_step() -> None:
+    def script() -> None:
+        from tonnage.virtual.session import active
+
+        with active().uncaptured():
+            train(steps=5)
+        train(accumulate=2)
+
+    assert captured(script).samples == 64
+
+
+def test_backward_runs_on_the_stream_of_its_forward() -> None:
+    def script() -> None:
+        model = torch.nn.Linear(8, 8).cuda()
+        optimizer = torch.optim.SGD(model.parameters())
+        side = torch.cuda.Stream()
+        for _ in range(3):
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                loss = model(torch.randn(4, 8, device="cuda")).sum()
+            loss.backward()
+            optimizer.step()
+
+    recording = record(script)
+    assert recording.step_time is not None
+    streams = {span.name: span.stream for span in recording.step_time.timeline.spans}
+    assert (streams["addmm"], streams["mm"]) == (1, 1)
+    assert streams["_foreach_add_"] == 0

@@ -12,8 +12,9 @@ from typing import Literal
 
 from tonnage.clock.operators import Call
 
-# A kernel is one of Triton's; a node is one that autograd's engine evaluates; a region is a stretch that was given a name.
-CallKind = Literal["operator", "kernel", "node", "region"]
+# A kernel is one of Triton's; a node is one that autograd's engine evaluates; a region is a stretch that was given a name. What
+# `streams` reads has kinds of its own: how streams wait for each other, and collectives between cards.
+CallKind = Literal["operator", "kernel", "node", "region", "stream", "collective"]
 _COMPILED = {("region", "Torch-Compiled Region"), ("node", "CompiledFunctionBackward")}
 # Operators whose caller waits until a value from the card is there.
 READS_BACK = frozenset(
@@ -23,7 +24,10 @@ READS_BACK = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapturedCall(Call):
-    """A distinct call. `devices` holds "cuda", "cpu" or "" for each argument; a list of tensors has a type like "float[]"."""
+    """A distinct call. A list of tensors has a type like "float[]".
+
+    `devices` holds "cuda", "cpu", "pinned" (the host's memory, where a card may read it by itself) or "" for each argument.
+    """
 
     kind: CallKind = "operator"
     devices: tuple[str, ...] = ()

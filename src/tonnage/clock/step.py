@@ -13,11 +13,13 @@ from tonnage.clock.launch import Launch
 from tonnage.clock.power import slowdown
 from tonnage.clock.ranges import factors
 from tonnage.clock.settings import Settings
+from tonnage.clock.streams import CollectiveSeconds, Streams
 from tonnage.clock.timeline import Task, Timeline, timeline
 from tonnage.hardware import Gpu
 
 WAITING = "waiting for the host"
 _ARITHMETIC = ("matmul", "attention", "convolution", "recurrent")
+_BESIDE = ("copy", "collective")  # which draw little more where they run on streams of their own, beside the rest
 _WITHOUT_TENSOR_CORES = ("fp32", "fp64")  # a card does not reach its power limit with these
 
 
@@ -50,10 +52,10 @@ class StepTime:
         return self.timeline.by_kind | {WAITING: self.timeline.idle_s}
 
 
-def step_time(step: CapturedStep, gpu: Gpu) -> StepTime:
-    """What a captured step would take on this card."""
+def step_time(step: CapturedStep, gpu: Gpu, collective_s: CollectiveSeconds | None = None) -> StepTime:
+    """What a captured step would take on this card; without `collective_s`, collectives with other cards take no time."""
     launched = list(launches_of(step, settings_of(step)))
-    tasks = within_power(list(_tasks(launched, gpu, step.optimizer_parameters)))
+    tasks = within_power(list(_tasks(launched, gpu, step.optimizer_parameters, collective_s)))
     by_precision: defaultdict[str, float] = defaultdict(float)
     for _, launch in launched:
         if launch is not None and launch.kind in _ARITHMETIC:
@@ -73,9 +75,19 @@ def step_time(step: CapturedStep, gpu: Gpu) -> StepTime:
     )
 
 
+def busy_s(step: CapturedStep, gpu: Gpu, collective_s: CollectiveSeconds | None = None) -> tuple[float, float]:
+    """Seconds of the card for all that it runs, and of the host for launching it, where neither waits for the other."""
+    tasks = within_power(
+        list(_tasks(launches_of(step, settings_of(step)), gpu, step.optimizer_parameters, collective_s))
+    )
+    ahead = [replace(task, host_s=0.0, synchronizes=False) for task in tasks]
+    return timeline(ahead, warm_steps=0).step_s, sum(task.host_s for task in tasks)
+
+
 def within_power(tasks: Sequence[Task]) -> list[Task]:
     """The same tasks as the card's power limit lets them run."""
-    slower = slowdown(((task.seconds, task.share) for task in tasks), sum(task.host_s for task in tasks))
+    drawing = ((task.seconds, task.share) for task in tasks if not (task.stream and task.kind in _BESIDE))
+    slower = slowdown(drawing, sum(task.host_s for task in tasks))
     return [task.scaled(slower) if task.share else task for task in tasks]
 
 
@@ -125,17 +137,21 @@ def _launch_of(call: CapturedCall, settings: Settings) -> Launch | None:
     """What the call launches; None of one that stays on the host."""
     if call.kind not in ("operator", "kernel") or not call.on_card:
         return None
-    if call.name == "copy_" and set(call.devices[:2]) == {"cpu", "cuda"}:
-        # Whether memory is pinned is not recorded; who does not want to wait has pinned it.
+    if crosses(call):
         size = prod(call.shapes[1]) * call.element_bytes(1)
         direction: copies.Direction = "to_device" if call.devices[0] == "cuda" else "to_host"
-        return copies.transfer(size, direction, pinned=call.value(2) in ("True", "1"))
+        return copies.transfer(size, direction, pinned=_is_pinned(call))
     return kernels.launch_of(call, settings)
 
 
-def _tasks(launched: Iterable[tuple[Moment, Launch | None]], gpu: Gpu, parameters: int) -> Iterator[Task]:
+def _tasks(
+    launched: Iterable[tuple[Moment, Launch | None]],
+    gpu: Gpu,
+    parameters: int,
+    collective_s: CollectiveSeconds | None = None,
+) -> Iterator[Task]:
     """The host's work up to each launch, and the launch; an optimizer has so many parameters to look at first."""
-    costs = host_costs()
+    costs, streams = host_costs(), Streams(collective_s)
     waiting_s = 0.0
     phase = ""
     compiled = False
@@ -148,10 +164,15 @@ def _tasks(launched: Iterable[tuple[Moment, Launch | None]], gpu: Gpu, parameter
             phase = moment.phase
             waiting_s += costs.optimizer_s(parameters) if phase == OPTIMIZER else 0.0
         waiting_s += costs.call_s(moment)
-        if reads_back(call):
-            yield Task(call.name, "copy", host_s=waiting_s, synchronizes=True)
+        if call.kind in ("stream", "collective"):
+            yield from streams.tasks(moment, waiting_s)
             waiting_s = 0.0
+            continue
+        stream, synchronizes = streams.of(moment), reads_back(call)
         if launch is None:
+            if synchronizes:
+                yield Task(call.name, "copy", host_s=waiting_s, stream=stream, synchronizes=True)
+                waiting_s = 0.0
             continue
         kind = OPTIMIZER if moment.phase == OPTIMIZER else launch.kind
         waiting_s += costs.launch_s(moment, launch)
@@ -159,14 +180,34 @@ def _tasks(launched: Iterable[tuple[Moment, Launch | None]], gpu: Gpu, parameter
         on_tensor_cores = launch.kind in _ARITHMETIC and launch.precision not in _WITHOUT_TENSOR_CORES
         rate = gpu.rates.get(launch.precision, 0.0) if on_tensor_cores else 0.0
         share = launch.operations / seconds / rate if rate and seconds else 0.0
-        yield Task(call.name, kind, seconds, waiting_s, launch.kernels, launch.stream, share=share)
+        yield Task(
+            call.name, kind, seconds, waiting_s, launch.kernels, stream,
+            awaits=streams.awaited(moment), synchronizes=synchronizes, share=share,
+        )  # fmt: skip
         waiting_s = 0.0
     if waiting_s:
         yield Task("", "host", host_s=waiting_s)
 
 
+def crosses(call: CapturedCall) -> bool:
+    """Whether it is a copy between host and card."""
+    sides = call.devices[:2]
+    return call.name == "copy_" and "cuda" in sides and ("cpu" in sides or "pinned" in sides)
+
+
 def reads_back(call: CapturedCall) -> bool:
-    """Whether the host must wait for what the card computes before it goes on."""
+    """Whether the host must wait for what the card computes before it goes on.
+
+    A copy to or from the host's memory is waited for, unless it is said that it need not be and the memory is pinned.
+    """
     if call.name == "copy_":
-        return call.devices[:2] == ("cpu", "cuda")
+        return crosses(call) and not (_need_not_wait(call) and _is_pinned(call))
     return call.name in READS_BACK and call.on_card
+
+
+def _need_not_wait(call: CapturedCall) -> bool:
+    return call.value(2) in ("True", "1")
+
+
+def _is_pinned(call: CapturedCall) -> bool:
+    return "pinned" in call.devices[:2]

@@ -14,12 +14,17 @@ KERNEL_GAP_S = 1.2e-6
 QUEUE_LENGTH = 1024
 
 
+# Where the host itself is what waits: for an event, or for everything that was launched so far.
+HOST, EVERYTHING = -1, -2
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """What the host does next: some work of its own, then a launch, if there is one, or a wait for the card.
 
-    `kernels` of one operator run one after the other and share its `seconds`. The stream goes on when the streams in `awaits`
-    have done what they were given so far: that is what an event is for.
+    `kernels` of one operator run one after the other and share its `seconds`. The stream goes on when all events that it
+    `awaits` have happened; the event that it `records` happens when it has done what it was given so far. An event that comes
+    later in a step than who awaits it is that of the step before. Who `synchronizes` has the host wait for its stream.
     """
 
     name: str
@@ -28,7 +33,8 @@ class Task:
     host_s: float = 0.0
     kernels: int = 1
     stream: int = 0
-    awaits: tuple[int, ...] = ()
+    awaits: tuple[str, ...] = ()
+    records: str = ""
     synchronizes: bool = False
     share: float = 0.0  # of the peak rate of its tensor cores, while it runs
 
@@ -71,7 +77,7 @@ def timeline(tasks: Sequence[Task], *, warm_steps: int = 2) -> Timeline:
     by_kind: defaultdict[str, float] = defaultdict(float)
     for span in spans:
         by_kind[span.kind] += span.end_s - span.start_s
-    shown = tuple(Span(s.name, s.kind, s.stream, s.start_s - began_s, s.end_s - began_s) for s in spans)
+    shown = tuple(sorted((_within(span, began_s, step_s) for span in spans), key=lambda span: span.start_s))
     return Timeline(
         step_s=step_s,
         host_s=sum(task.host_s for task in tasks),
@@ -81,6 +87,14 @@ def timeline(tasks: Sequence[Task], *, warm_steps: int = 2) -> Timeline:
     )
 
 
+def _within(span: Span, began_s: float, step_s: float) -> Span:
+    """At its place in the step. A stream that is ahead of the others began it in the step before: so it will in this one."""
+    start_s = span.start_s - began_s
+    if start_s < 0:
+        start_s += step_s
+    return replace(span, start_s=start_s, end_s=start_s + span.end_s - span.start_s)
+
+
 class _Lanes:
     """Where the host and every stream are."""
 
@@ -88,6 +102,7 @@ class _Lanes:
         self.host_s = 0.0
         self.free_s: dict[int, float] = {}  # when each stream is done with what it has
         self._queued: dict[int, list[float]] = {}  # when each of a stream's last launches begins
+        self._events: dict[str, float] = {}  # when each happened last
 
     @property
     def end_s(self) -> float:
@@ -96,17 +111,23 @@ class _Lanes:
 
     def run(self, task: Task) -> Span | None:
         self.host_s += task.host_s
+        stream = task.stream
+        if task.awaits:
+            self.free_s[stream] = max(self.free_s.get(stream, 0.0), *(self._events.get(e, 0.0) for e in task.awaits))
+        span = self._launch(task) if task.seconds else None
+        if task.records:
+            self._events[task.records] = self.free_s.get(stream, 0.0)
         if task.synchronizes:
-            self.host_s = self.end_s
-        if not task.seconds:
-            return None
+            done_s = self.end_s if stream == EVERYTHING else self.free_s.get(stream, 0.0)
+            self.host_s = max(self.host_s, done_s)
+        return span
+
+    def _launch(self, task: Task) -> Span:
         stream = task.stream
         queued = self._queued.setdefault(stream, [])
         if len(queued) >= QUEUE_LENGTH:
             self.host_s = max(self.host_s, queued[-QUEUE_LENGTH])
-        others_s = max((self.free_s.get(other, 0.0) for other in task.awaits), default=0.0)
-        after_s = max(self.free_s.get(stream, 0.0) + KERNEL_GAP_S, others_s)
-        start_s = max(after_s, self.host_s + LAUNCH_LATENCY_S)
+        start_s = max(self.free_s.get(stream, 0.0) + KERNEL_GAP_S, self.host_s + LAUNCH_LATENCY_S)
         end_s = start_s + task.seconds + (task.kernels - 1) * KERNEL_GAP_S
         self.free_s[stream] = end_s
         queued.append(start_s)

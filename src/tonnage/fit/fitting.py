@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from tonnage.errors import RequestError, TonnageError
 from tonnage.fit.checks import check_clip_norm, check_finite, check_loss, check_request
 from tonnage.fit.choose.account import time_words
-from tonnage.fit.choose.accounting import account_rows, plain_cost
+from tonnage.fit.choose.accounting import account_rows, enough_rows, is_telling, plain_cost
 from tonnage.fit.choose.assembly import (
     always_paying,
     assemble,
@@ -53,6 +53,7 @@ from tonnage.fit.techniques.compile import compiler_problem
 from tonnage.fit.techniques.micro_batches import MicroBatches
 from tonnage.fit.techniques.recompute import Recompute
 from tonnage.fit.training import Batch, Loss, Training
+from tonnage.fit.virtual import uncaptured
 from tonnage.fit.weighting import find_weighting
 from tonnage.units import budget_bytes, format_bytes
 from tonnage.untrusted import clipped
@@ -206,7 +207,8 @@ class Fitting:
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
         try:
-            yield
+            with uncaptured():
+                yield
         except BaseException:
             self.applied.take_away()
             if self.fresh:
@@ -297,9 +299,13 @@ class Fitting:
             for rows in self._likely_rows(before):
                 if not survey.sizes:
                     self._measure(survey, [rows])
+                    with eagerly():
+                        self._measure(before, [rows] if survey.sizes else [])  # to compare them
         else:
             self._measure(survey, [self.least_rows, *([max(before.measured)] if before else [])])  # to compare them
             self._measure(survey, [self._common_rows(survey)] if survey.sizes else [])
+            if before is None and survey.sizes and self.meter.virtual:
+                self._measure_enough(survey)
         if survey.sizes:
             self.stages.append((name, survey))
         torch.cuda.empty_cache()
@@ -308,6 +314,11 @@ class Fitting:
         for rows in sizes:
             with suppress(torch.OutOfMemoryError):
                 survey.at(rows)
+
+    def _measure_enough(self, survey: Survey) -> None:
+        """So many rows that they say something of the whole batch, beyond the budget too: a virtual card may be asked."""
+        enough = [rows for rows in candidate_rows(survey.rows, divisible=True) if rows >= enough_rows(survey.rows)]
+        self._measure(survey, enough[:1] if not is_telling(survey) else [])
 
     def _common_rows(self, survey: Survey) -> int:
         """The largest size whose parts run alone in half of the room that there is: the nearest to what will run."""
@@ -364,7 +375,8 @@ class Fitting:
 
     def _plan(self, solution: Solution) -> Plan:
         measured_plain = self.stages[0][0] == "plain"
-        plain_peak, plain_s = plain_cost(self.stages[0][1], self.holdings) if measured_plain else (0, 0.0)
+        plain = self.stages[0][1]
+        plain_peak, plain_s = plain_cost(plain, self.holdings) if measured_plain else (0, 0.0)
         return Plan(
             techniques=self.applied.techniques,
             device=torch.cuda.get_device_name(self.training.device),
@@ -375,7 +387,7 @@ class Fitting:
             peak_bytes=solution.peak_bytes,
             step_s=solution.step_s,
             plain_peak_bytes=plain_peak,
-            plain_step_s=plain_s,
+            plain_step_s=plain_s if is_telling(plain) else 0.0,
             host_bytes=_host_bytes(solution, self.holdings),
             rows=account_rows(self.stages, self.survey, self.holdings, solution, self.applied.techniques),
         )

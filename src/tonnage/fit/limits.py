@@ -29,6 +29,7 @@ from tonnage.fit.rehearsal import Rehearsed, rehearse
 from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.technique import Technique
 from tonnage.fit.training import Batch, Loss, Training
+from tonnage.fit.virtual import uncaptured
 from tonnage.units import budget_bytes, format_bytes
 
 # The first real step is predicted to take this share of the budget: what the prediction misses fits into the rest.
@@ -156,7 +157,7 @@ class _Search:
         self.stepping_bytes = 0  # while the optimizer steps, where real steps do not show it
 
     def run(self) -> Found:
-        with undisturbed(self.training.model, self.training.device):
+        with uncaptured(), undisturbed(self.training.model, self.training.device):
             self._check_loss()
             self._predict()
             self._check_smallest()

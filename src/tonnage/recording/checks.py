@@ -56,14 +56,15 @@ def is_shape(value: Any) -> bool:
     return value is None or (isinstance(value, list) and len(value) <= _MOST_EXTENTS and all(map(is_count, value)))
 
 
-def _is_seconds(value: Any) -> bool:
+def is_seconds(value: Any) -> bool:
+    """A time, 0 or more."""
     return type(value) in (int, float) and math.isfinite(value) and 0 <= value < 2**63
 
 
 _BY_ANNOTATION: dict[Any, Callable[[Any], bool]] = {
     str: is_words,
     int: is_whole,
-    float: _is_seconds,
+    float: is_seconds,
     Outcome: is_outcome,
     Source: lambda value: value in get_args(Source),
     tuple[str, ...]: is_word_list,

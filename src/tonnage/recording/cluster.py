@@ -28,6 +28,7 @@ class RankSummary:
     engine_bytes: dict[str, int] = field(default_factory=dict)  # what FSDP and DDP hold for themselves, by name
     stream_bytes: dict[str, int] = field(default_factory=dict)
     overhead_parts: dict[str, int] = field(default_factory=dict)
+    step_time_s: float | None = None  # None: it does not fit, or no step was captured
 
     @property
     def held_by_engines(self) -> dict[str, int]:
@@ -56,6 +57,7 @@ class RankSummary:
             engine_bytes=dict(engine_bytes),
             stream_bytes=by_stream,
             overhead_parts=dict(recording.header.overhead_parts),
+            step_time_s=recording.step_time.step_s if recording.step_time else None,
         )
 
 
@@ -82,6 +84,14 @@ class ClusterSummary:
     def ran_for(self, rank: int) -> RankSummary | None:
         """The rank that ran in the place of a rank: itself or one like it."""
         return next((each for each in self.ranks if rank in each.stands_for), None)
+
+    @property
+    def slowest(self) -> RankSummary | None:
+        """The rank whose step takes longest, for which all others wait; None where not every rank has a time."""
+        times = [rank.step_time_s for rank in self.ranks]
+        if None in times or self.outcome == "oom":
+            return None
+        return max(self.ranks, key=lambda rank: (rank.step_time_s or 0.0, -rank.rank), default=None)
 
     @property
     def worst_rank(self) -> RankSummary | None:

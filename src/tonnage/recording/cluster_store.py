@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from tonnage.ledger import Category
-from tonnage.recording.checks import Kinds, check_values, is_count, is_outcome, is_sizes, is_word_list, is_words
+from tonnage.recording.checks import (
+    Kinds,
+    check_values,
+    is_count,
+    is_outcome,
+    is_seconds,
+    is_sizes,
+    is_word_list,
+    is_words,
+)
 from tonnage.recording.cluster import ClusterRecording, ClusterSummary, RankSummary
 from tonnage.recording.layout import CLUSTER_LAYOUT_VERSION, is_of_cluster, opened, written
 from tonnage.recording.recording import Recording
@@ -88,6 +97,7 @@ def _summary(database: sqlite3.Connection) -> ClusterSummary:
 
 
 def _rank(number: int, values: dict[str, Any], gpus: int) -> RankSummary:
+    values = {"step_time_s": None} | values  # which older files do not have
     check_values(values, _RANK_KINDS, f"summary of rank {number}")
     if values["rank"] != number:
         raise ValueError(f"its summary of rank {number} is that of {values['rank']}")
@@ -126,4 +136,5 @@ _RANK_KINDS: Kinds = {
     "stopped": lambda value: isinstance(value, bool),
     "error": is_words,
     "stands_for": lambda value: isinstance(value, list),
+    "step_time_s": lambda value: value is None or is_seconds(value),
 }

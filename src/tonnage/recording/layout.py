@@ -1,8 +1,8 @@
 """The layout of a recording's file, and how such a file is opened: nothing in it is trusted.
 
-The file says that it is ours (`application_id`) and which layout it has (`user_version`): 3 is the run of one GPU, 4 that of
-a cluster; 1 and 2 are the same from before steps were captured. A file whose tables are not exactly those of its layout is
-refused before any of its rows is looked at.
+The file says that it is ours (`application_id`) and which layout it has (`user_version`): 5 is the run of one GPU, 6 that of
+a cluster; 3 and 4 are the same from before captured steps knew streams and collectives, 1 and 2 from before steps were captured.
+A file whose tables are not exactly those of its layout is refused before any of its rows is looked at.
 
 | table      | a row is                                             |
 |------------|------------------------------------------------------|
@@ -31,10 +31,10 @@ from tonnage.recording.checks import check_columns
 from tonnage.untrusted import printable_lines
 
 APPLICATION_ID = 0x544F4E4E  # "TONN"
-LAYOUT_VERSION = 3
-CLUSTER_LAYOUT_VERSION = 4
+LAYOUT_VERSION = 5
+CLUSTER_LAYOUT_VERSION = 6
 _LAYOUTS_BEFORE_CAPTURE = (1, 2)
-_CLUSTER_LAYOUTS = (2, 4)
+_CLUSTER_LAYOUTS = (2, 4, 6)
 _MAGIC = b"SQLite format 3\0"
 REMAKE = "Make it again with: tonnage run -o FILE SCRIPT"
 
@@ -85,7 +85,7 @@ def is_of_cluster(version: int) -> bool:
     return version in _CLUSTER_LAYOUTS
 
 
-SCHEMAS = {version: _schema(version) for version in (1, 2, LAYOUT_VERSION, CLUSTER_LAYOUT_VERSION)}
+SCHEMAS = {version: _schema(version) for version in (1, 2, 3, 4, LAYOUT_VERSION, CLUSTER_LAYOUT_VERSION)}
 
 
 @contextmanager

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Literal
 
 from tonnage.clock.captured import CapturedStep
 from tonnage.errors import UnknownGpu
-from tonnage.hardware import find_gpu
+from tonnage.hardware import Gpu, find_gpu
+from tonnage.hardware.cluster import Cluster
+from tonnage.hardware.host import read_host
 from tonnage.ledger import Ledger
 from tonnage.recording.groups import Group, group_alike
 from tonnage.recording.records import Allocation, Header, Mark, Note, OutOfMemory, SegmentEvent, StandIn
@@ -21,7 +23,10 @@ from tonnage.recording.timeline import PhasePeak, StepPeak, Timeline, peaks_by_p
 
 if TYPE_CHECKING:
     from tonnage.clock.step import StepTime
+    from tonnage.clock.streams import CollectiveSeconds
 
+# Settings of a step that a rank of a cluster called: "2x8" for hosts × cards, and the kind of host.
+HOSTS, HOST = "hosts", "host"
 _ACQUIRING = ("segment_alloc", "segment_map")
 Event = tuple[int, Literal["alloc", "free", "empty_cache"], Allocation | None]
 
@@ -41,16 +46,27 @@ class Recording:
 
     @cached_property
     def step_time(self) -> "StepTime | None":
-        """How long the captured step takes on the card; None where no step was captured, or its calls make no sense."""
-        if self.captured is None:
+        """How long the captured step takes on the card; None where it does not fit, or no step that makes sense was captured."""
+        if self.captured is None or self.fits is False:
             return None
-        from tonnage.clock.step import step_time  # with numpy behind it
+        from tonnage.clock.step import step_time
 
         try:
-            found = step_time(self.captured, find_gpu(self.header.gpu))
+            gpu = find_gpu(self.header.gpu)
+            found = step_time(self.captured, gpu, self._collective_s(gpu))
         except (UnknownGpu, ArithmeticError, LookupError, TypeError, ValueError):
             return None  # a file may hold any numbers
         return found if isfinite(found.high_s) and found.step_s > 0 else None
+
+    def _collective_s(self, gpu: Gpu) -> "CollectiveSeconds | None":
+        """How long collectives take on the cluster that a rank ran on."""
+        settings = self.captured.settings if self.captured else {}
+        if HOSTS not in settings:
+            return None
+        from tonnage.budget.links import collective_seconds  # with numpy behind it
+
+        hosts, cards = (int(number) for number in settings[HOSTS].split("x"))
+        return collective_seconds(Cluster(gpu, cards, hosts, read_host(settings[HOST])))
 
     @cached_property
     def timeline(self) -> Timeline:

@@ -1,7 +1,7 @@
 """The report of a cluster's ranks: a table with one line for ranks alike, the odd ones marked, then one rank in full.
 
-Figures for programs are those of the rank that needs most, with every rank that ran in `ranks`. Nothing is computed here
-but layout.
+Figures for programs are those of the rank that needs most, their times those of the slowest, with every rank that ran in
+`ranks`. Nothing is computed here but layout.
 """
 
 import sys
@@ -19,6 +19,7 @@ from tonnage.report.figures import card_figures
 from tonnage.report.lines import column, heading, packed, print_sections, report_width, spread, table_unit, wrapped
 from tonnage.report.odd_ranks import Comparison, Kind, compare_ranks, spans_of
 from tonnage.report.output import wants_report, write_json, write_page
+from tonnage.report.step_time import rank_time_lines, time_figures
 from tonnage.report.terminal import report_sections
 from tonnage.units import format_bytes
 
@@ -74,6 +75,8 @@ def cluster_figures(cluster: ClusterRecording, advice: Advice) -> dict[str, obje
     base: dict[str, Any] = {"gpu_key": summary.gpu}
     if worst is not None:
         base = card_figures(cluster.recording_of(worst), advice)
+    if summary.slowest is not None:
+        base |= time_figures(cluster.recording_of(summary.slowest.rank))
     found = compare_ranks(summary)
     return base | {
         "outcome": summary.outcome,
@@ -85,6 +88,7 @@ def cluster_figures(cluster: ClusterRecording, advice: Advice) -> dict[str, obje
         "gpus_per_host": summary.gpus_per_host,
         "dies_first": summary.dies_first,
         "rank": worst,
+        "slowest_rank": summary.slowest.rank if summary.slowest else None,
         "typical_rank": found.typical.first.rank if found.typical else None,
         "odd_ranks": [rank for kind in found.odd for rank in kind.ranks],
         "ranks": [rank_figures(rank) for rank in summary.ranks],
@@ -104,7 +108,8 @@ def rank_figures(rank: RankSummary) -> dict[str, object]:
 def print_ranks(cluster: ClusterRecording, advice: Advice, *, stream: TextIO, verbose: bool) -> None:
     """The cluster, its ranks, what went wrong between them, and one rank in full."""
     summary, found = cluster.summary, compare_ranks(cluster.summary)
-    sections = [_headline(summary), _trouble(summary), _table(found), _engines(summary.worst_rank)]
+    sections = [_headline(summary), _trouble(summary), rank_time_lines(cluster), _table(found)]
+    sections.append(_engines(summary.worst_rank))
     if summary.worst is not None:
         full = report_sections(cluster.recording_of(summary.worst), advice, verbose=verbose)
         sections += [iter([heading(_which(summary))]), *full]

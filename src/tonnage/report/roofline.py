@@ -41,6 +41,7 @@ def roofline_lines(analysis: Analysis, *, rows: int = ROWS) -> Iterator[Text | s
     yield ""
     yield from _table(analysis, rows)
     yield ""
+    yield from _slow(analysis)
     yield from _fixes(analysis)
     for note in analysis.profile.notes:
         yield ""
@@ -108,6 +109,8 @@ def _sums(analysis: Analysis) -> Iterator[Text | str]:
 
 def _table(analysis: Analysis, rows: int) -> Iterator[Text | str]:
     columns = f"{'DRAM':>5} {'SMs':>5}" if analysis.measured else f"{'FLOP/B':>7}"
+    if _is_clocked(analysis):
+        columns += f"{'clock':>7}"
     yield heading(f"{'time':>8} {'share':>7} {'calls':>6}  {'bound':<8}{columns}  what")
     for row in analysis.rows[:rows]:
         yield from _table_row(analysis, row)
@@ -117,7 +120,30 @@ def _table(analysis: Analysis, rows: int) -> Iterator[Text | str]:
         yield f"  {seconds_words(seconds):>8} {percent(analysis.part(seconds)):>7}  {len(left)} more: --rows {len(analysis.rows)}"
     if analysis.measured:
         words = "DRAM, SMs: how much of the time its bytes and its operations explain"
+        if _is_clocked(analysis):
+            words += "; clock: how many times as long it took as such kernels do on this card"
         yield from (Text(line, style="dim") for line in wrapped(words, first="   "))
+
+
+def _is_clocked(analysis: Analysis) -> bool:
+    return any(row.expected_s is not None for row in analysis.rows)
+
+
+def _slow(analysis: Analysis) -> Iterator[Text | str]:
+    """What took longer than such kernels do on this card."""
+    measured_s, expected_s = analysis.expected
+    if not expected_s:
+        return
+    words = f"{seconds_words(measured_s)} where the clock expects {seconds_words(expected_s)} on this card"
+    slow = analysis.slow_rows()
+    yield heading(words + (", and the slow ones" if slow else ""))
+    for row in slow[:_FIXES]:
+        beyond_s = row.seconds - (row.expected_s or 0.0)
+        first = f"  {seconds_words(beyond_s):>8}  "
+        yield from wrapped(f"{row.item.name}  {row.item.detail}".strip(), first=first)
+        took = f"{seconds_words(row.seconds)} for {seconds_words(row.expected_s or 0.0)}"
+        yield from wrapped(f"{took}, {_three(row.slower or 0.0)} times as long", first=" " * 12)
+    yield ""
 
 
 def _table_row(analysis: Analysis, row: Row) -> Iterator[Text]:
@@ -127,9 +153,12 @@ def _table_row(analysis: Analysis, row: Row) -> Iterator[Text]:
     line.append(f"{verdict.bound.removesuffix('-bound'):<8}", style=_COLOURS[verdict.bound])
     if analysis.measured:
         memory = verdict.share if verdict.bound is Bound.LINK else verdict.memory_share
-        line.append(f"{_percent(memory):>5} {_percent(verdict.compute_share):>5}  ")
+        line.append(f"{_percent(memory):>5} {_percent(verdict.compute_share):>5}")
     else:
-        line.append(f"{intensity_words(item.work.intensity):>7}  ")
+        line.append(f"{intensity_words(item.work.intensity):>7}")
+    if _is_clocked(analysis):
+        line.append(f"{_three(row.slower) + ' ×' if row.slower else '–':>7}")
+    line.append("  ")
     first = " " * line.cell_len
     words = packed([cut(item.name, report_width() - len(first)), item.detail], first=first, gap="  ")
     yield line.append(words[0][len(first) :])
@@ -193,6 +222,7 @@ def roofline_figures(analysis: Analysis) -> dict[str, object]:
         "ceilings": ceiling_figures(analysis.ceilings),
         "measured": analysis.measured,
         "seconds": analysis.seconds,
+        "expected_seconds": analysis.expected[1] or None,
         "seconds_by_bound": {str(bound): seconds for bound, seconds in analysis.seconds_by_bound().items()},
         "host_launch_seconds": analysis.host_s,
         "timeline": asdict(timeline) if timeline else None,
@@ -235,5 +265,6 @@ def _row_figures(row: Row) -> dict[str, Any]:
         "compute_share": verdict.compute_share,
         "share": verdict.share,
         "bound_seconds": verdict.bound_s,
+        "expected_seconds": row.expected_s,
         "advice": row.advice,
     }

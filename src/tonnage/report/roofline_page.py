@@ -82,7 +82,7 @@ def _fixes(analysis: Analysis) -> Iterator[str]:
 
 
 def _table(analysis: Analysis) -> Iterator[str]:
-    columns = ("time", "calls", "bound", "of DRAM", "of the SMs", "FLOP/B", "what")
+    columns = ("time", "expected", "calls", "bound", "of DRAM", "of the SMs", "FLOP/B", "what")
     yield f'<h2>All {len(analysis.rows)}</h2><div class="scroll"><table id="rows"><thead><tr>'
     yield "".join(f"<th>{column}</th>" for column in columns) + "</tr></thead><tbody>"
     for row in analysis.rows:
@@ -97,8 +97,9 @@ def _table_row(row: Row) -> str:
     cells = "".join(f'<td class="n">{number}</td>' for number in numbers)
     what = escape(" ".join(filter(None, (item.group, item.name, item.detail))))
     kernels = escape("\n".join(item.kernels))
+    expected = seconds_words(row.expected_s) if row.expected_s else ""
     return (
-        f'<tr><td class="n">{seconds_words(row.seconds)}</td><td class="n">{item.calls:,}</td>'
+        f'<tr><td class="n">{seconds_words(row.seconds)}</td><td class="n">{expected}</td><td class="n">{item.calls:,}</td>'
         f'<td><span class="key {verdict.bound.removesuffix("-bound")}"></span>{verdict.bound}</td>{cells}'
         f'<td title="{kernels}">{what}</td></tr>'
     )

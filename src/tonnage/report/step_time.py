@@ -7,11 +7,12 @@ from typing import Any
 from rich.text import Text
 
 from tonnage.clock.step import StepTime
-from tonnage.recording import Recording
+from tonnage.recording import ClusterRecording, ClusterSummary, Recording
 from tonnage.report.lines import packed
 from tonnage.units import percent
 
 _WORTH_SAYING = 0.02  # of a step's time
+_ALIKE = 0.01  # of it, between ranks
 _LEAST_PEAK = 0.005  # of the card's rate
 _HOUR_S = 3600.0
 
@@ -35,20 +36,41 @@ def time_lines(recording: Recording, campaign: Campaign = NONE) -> Iterator[Text
     if time is None:
         return
     yield from map(Text, packed(step_words(time)))
-    yield from map(
-        Text, packed(f"{kind} {percent(share, 0)}" for kind, share in shares(time).items() if share >= _WORTH_SAYING)
-    )
+    yield from _kind_lines(time)
     yield from map(Text, packed(campaign_words(time, campaign)))
 
 
-def step_words(time: StepTime) -> list[str]:
+def rank_time_lines(cluster: ClusterRecording) -> Iterator[Text]:
+    """The step of the rank that all others wait for, and what that is spent on."""
+    slowest = cluster.summary.slowest
+    time = cluster.recording_of(slowest.rank).step_time if slowest else None
+    if slowest is None or time is None:
+        return
+    yield from map(Text, packed(step_words(time, rank_words(cluster.summary))))
+    yield from _kind_lines(time)
+
+
+def rank_words(summary: ClusterSummary) -> str:
+    """ "every rank", or "rank 7, the slowest"."""
+    times = [rank.step_time_s or 0.0 for rank in summary.ranks]
+    alike = max(times, default=0.0) <= (1 + _ALIKE) * min(times, default=0.0)
+    return "every rank" if alike or summary.slowest is None else f"rank {summary.slowest.rank}, the slowest"
+
+
+def _kind_lines(time: StepTime) -> Iterator[Text]:
+    words = (f"{kind} {percent(share, 0)}" for kind, share in shares(time).items() if share >= _WORTH_SAYING)
+    yield from map(Text, packed(words))
+
+
+def step_words(time: StepTime, where: str = "") -> list[str]:
     """ "a step takes about 412 ms on the h200 (388 to 440 ms)", "39,700 tokens/s", "41 % of its peak"."""
-    words = [f"a step takes about {time_words(time.step_s)} on the {time.gpu.key} ({range_words(time)})"]
+    on = where or f"the {time.gpu.key}"
+    words = [f"a step takes about {time_words(time.step_s)} on {on} ({range_words(time)})"]
     # Tokens a second, or samples where there are none.
     paces = [
         (count / time.step_s, what) for count, what in ((time.tokens, "tokens"), (time.samples, "samples")) if count
     ]
-    words += [f"{_three_digits(pace)} {what}/s" for pace, what in paces[:1]]
+    words += [f"{_three_digits(pace)} {what}/s{' a rank' if where else ''}" for pace, what in paces[:1]]
     if time.share_of_peak is not None and time.share_of_peak >= _LEAST_PEAK:
         words.append(f"{percent(time.share_of_peak, 0)} of its peak")
     return words

@@ -274,8 +274,7 @@ def cards_table(answers: Sequence[Recording]) -> Iterator[Text]:
 def _card_cells(answer: Recording) -> tuple[str, ...]:
     sizes = (answer.header.capacity_bytes, *_peaks(answer))
     verdict = (answer.oom.line or "dies") if answer.oom else _VERDICTS[answer.header.outcome][0]
-    time = None if answer.oom else answer.step_time
-    step = time_words(time.step_s) if time else ""
+    step = time_words(answer.step_time.step_s) if answer.step_time else ""
     return answer.header.gpu, *(format_bytes(size, "GiB") for size in sizes), step, verdict
 
 

@@ -8,15 +8,27 @@ from tonnage.roofline.classes import Bound, Verdict, judge
 from tonnage.roofline.items import Item
 from tonnage.roofline.profile import Profile
 
+SLOW = 1.25  # times what the clock expects; it is itself off by about a tenth
+_WORTH = 0.002  # of all time
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """An item judged. `seconds` is measured, or what the ceilings allow at best; `lost_s` is what its bound does not explain."""
+    """An item judged. `seconds` is measured, or what the ceilings allow at best; `lost_s` is what its bound does not explain.
+
+    `expected_s` is what the clock expects of such kernels on this card, None where it does not know.
+    """
 
     item: Item
     verdict: Verdict
     seconds: float
     advice: str
+    expected_s: float | None = None
+
+    @property
+    def slower(self) -> float | None:
+        """How many times as long as expected it took."""
+        return self.seconds / self.expected_s if self.expected_s else None
 
     @property
     def lost_s(self) -> float:
@@ -52,6 +64,22 @@ class Analysis:
         return {bound: sums[bound] for bound in sorted(sums, key=lambda bound: -sums[bound]) if sums[bound]}
 
     @property
+    def expected(self) -> tuple[float, float]:
+        """Seconds of the rows that the clock knows: as measured, and as it expects."""
+        known = [row for row in self.rows if row.expected_s is not None]
+        return sum(row.seconds for row in known), sum(row.expected_s or 0.0 for row in known)
+
+    def slow_rows(self, least: float = SLOW) -> list[Row]:
+        """Rows that took longer than the clock expects, the most time beyond it first."""
+        worth_s = _WORTH * self.seconds
+        slow = [
+            row
+            for row in self.rows
+            if row.expected_s and row.seconds > max(least * row.expected_s, row.expected_s + worth_s)
+        ]
+        return sorted(slow, key=lambda row: (row.expected_s or 0.0) - row.seconds)
+
+    @property
     def host_s(self) -> float:
         """What the host takes to launch its kernels one by one."""
         return sum(row.item.launches for row in self.rows) * self.ceilings.launch_s
@@ -66,7 +94,21 @@ def analyse(profile: Profile, ceilings: Ceilings) -> Analysis:
 def _row(item: Item, ceilings: Ceilings) -> Row:
     verdict = judge(item, ceilings)
     seconds = verdict.bound_s if item.seconds is None else item.seconds
-    return Row(item=item, verdict=verdict, seconds=seconds, advice=advice_for(item, verdict, ceilings))
+    return Row(
+        item=item,
+        verdict=verdict,
+        seconds=seconds,
+        advice=advice_for(item, verdict, ceilings),
+        expected_s=_expected_s(item, ceilings),
+    )
+
+
+def _expected_s(item: Item, ceilings: Ceilings) -> float | None:
+    if item.seconds is None or ceilings.card is None or not (item.made or item.link):
+        return None
+    from tonnage.roofline.expected import expected_s  # with numpy behind it
+
+    return expected_s(item, ceilings.card)
 
 
 def _proven(item: Item, ceilings: Ceilings) -> Item:

@@ -5,20 +5,21 @@
 | memory_bytes_per_s      | a large copy on the device, read and written     | the catalogue: what its maker states         |
 | rates                   | large matrix products, by precision              | the catalogue: dense peaks                   |
 | host_link_bytes_per_s   | a copy from pinned memory                        | the catalogue: PCIe, in one direction        |
-| kernel_floor_s, launch_s| an empty kernel                                  | `data/ceilings.toml`: orders of magnitude    |
+| kernel_floor_s, launch_s| an empty kernel                                  | the clock, beside an H200                    |
 
 A measured ceiling is what programs reach, a stated one what nobody does: shares of the two differ by 10 to 25 %. A file may
-leave figures out. This module does not know kernels.
+leave figures out. What kernels of a kind take is the clock's business.
 """
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from tonnage.clock.floor import kernel_floor_s
+from tonnage.clock.host import host_costs
+from tonnage.clock.launch import Launch
 from tonnage.errors import BadProfile
 from tonnage.hardware import Gpu, find_gpu
 from tonnage.hardware.hierarchy import reference_precision
@@ -27,7 +28,6 @@ from tonnage.untrusted import Unreadable, parse_json, read_bytes
 FORMAT = 1
 _MOST_BYTES = 2**20
 _LARGEST = 1e30  # no card comes near it
-_DEFAULTS = Path(__file__).parent / "data" / "ceilings.toml"
 _NUMBERS = ("memory_bytes_per_s", "host_link_bytes_per_s", "kernel_floor_s", "launch_s")
 # What a card computes in where it lacks the type.
 _NEXT_BEST = {"fp4": "fp8", "fp8": "bf16", "int8": "fp8", "bf16": "fp16", "fp16": "fp32", "tf32": "fp32"}
@@ -45,6 +45,7 @@ class Ceilings:
     launch_s: float
     sm_count: int
     precision: str  # what models are computed in on this card
+    card: Gpu | None = None  # whose kernels the clock knows
     measured: tuple[str, ...] = ()
 
     def rate(self, precision: str) -> float:
@@ -71,8 +72,9 @@ def catalogue_ceilings(gpu: Gpu) -> Ceilings:
         host_link_bytes_per_s=gpu.c2c_bytes_per_s or gpu.pcie_bytes_per_s,
         sm_count=gpu.sm_count,
         precision=reference_precision(gpu),
-        kernel_floor_s=_defaults()["kernel_floor_s"],
-        launch_s=_defaults()["launch_s"],
+        kernel_floor_s=kernel_floor_s(),
+        launch_s=host_costs().forward.launch_s(Launch(kind="elementwise", name="")),
+        card=gpu,
     )
 
 
@@ -90,11 +92,6 @@ def read_ceilings(path: Path, gpu: Gpu | None = None) -> Ceilings:
     probed = {str(name): _positive(path, f"rates.{name}", rate) for name, rate in rates.items()}
     measured = (*numbers, *(f"rates.{name}" for name in probed))
     return replace(base, rates=MappingProxyType({**base.rates, **probed}), measured=measured, **numbers)
-
-
-@cache
-def _defaults() -> dict[str, float]:
-    return tomllib.loads(_DEFAULTS.read_text("utf-8"))
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -3,9 +3,11 @@
 What a source does not say is None, and stays None.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from tonnage.clock.operators import Call
 from tonnage.clock.work import Work
 
 
@@ -16,7 +18,8 @@ class Item:
     `dram_share` is of the peak bandwidth, for where bytes are not counted; `sm_share` is how busy the busiest pipe of the
     SMs was, `on_chip_share` the busiest part of the way to memory, caches and shared memory included. `blocks` is of one
     launch: that of the longest kernel. `link` says which way a copy between host and card went. `kind` is that of a part of
-    a model: "product", "attention", "elementwise" or "optimizer". `unknown` says why the work is not known.
+    a model: "product", "attention", "elementwise" or "optimizer". `unknown` says why the work is not known. `made` are the
+    calls themselves, each with how often it was made, where the source has them.
     """
 
     name: str
@@ -34,6 +37,7 @@ class Item:
     kind: str = ""
     kernels: tuple[str, ...] = ()
     unknown: str = ""
+    made: tuple[tuple[Call, int], ...] = ()
 
     @property
     def key(self) -> tuple[str, str, str, str, tuple[str, ...]]:
@@ -64,7 +68,16 @@ def _sum(one: Item, other: Item) -> Item:
         dram_share=_mean(one.dram_share, other.dram_share, one, other),
         sm_share=_mean(one.sm_share, other.sm_share, one, other),
         on_chip_share=_mean(one.on_chip_share, other.on_chip_share, one, other),
+        made=_all(one.made, other.made),
     )
+
+
+def _all(one: tuple[tuple[Call, int], ...], other: tuple[tuple[Call, int], ...]) -> tuple[tuple[Call, int], ...]:
+    """Nothing where it is not known of both."""
+    counts = Counter(dict(one))
+    for call, count in other:
+        counts[call] += count
+    return tuple(counts.items()) if one and other else ()
 
 
 def _plus(one: float | None, other: float | None) -> float | None:

@@ -15,14 +15,15 @@ have torch write to memory that is gone. A script that profiles itself is left a
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from tonnage.clock.captured import CapturedStep
 from tonnage.garbage import no_collection
-from tonnage.script.profiled import MARK, Calls, Event, Profile
+from tonnage.script import profiler, streams
+from tonnage.script.profiled import RECOMPUTE, Profile, read_step
 
 if TYPE_CHECKING:
     from tonnage.script.attribution import Attribution
@@ -34,8 +35,6 @@ _MOST_STEPS = 6
 _MOST_THOUSANDS = 256
 _ENOUGH_THOUSANDS = 4
 _TOO_LONG = "Its steps call too many operators to capture one, so nothing is known of its time."
-_RECOMPUTE = "recompute"
-_MAKES_STATES = frozenset(("aten::zeros_like", "aten::zeros", "aten::full", "aten::full_like", "aten::tensor"))
 _NOTE = "The script profiles itself, so its operators were not captured, and nothing is known of its time."
 
 
@@ -64,6 +63,8 @@ class StepCapture:
         self._torch: Any = None
         self._profiling = self._over = self._asks_dynamo = False
         self._spoiled = False  # by a compilation; not to be kept
+        self._paused = 0
+        self._has_streams = False  # of the script's own
         self._steps: list[_Step] = []
         self._tried = 0
         self._thousands = 0
@@ -74,7 +75,16 @@ class StepCapture:
 
         self._torch = torch
         self._who.observer = self
-        return self._make_way()
+        undo = [self._make_way(), streams.on_making(torch, self._stream_made)]
+
+        def restore() -> None:
+            for each in undo:
+                each()
+
+        return restore
+
+    def _stream_made(self) -> None:
+        self._has_streams = True
 
     def give_up(self, why: str) -> None:
         """Capture nothing more."""
@@ -83,14 +93,30 @@ class StepCapture:
         if self._profiling:
             self._profiling = False
             with suppress(RuntimeError):
-                self._torch._C._autograd._disable_profiler()
+                profiler.end()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What runs here is no step of the script's: it is left out, and what began before it is dropped."""
+        self._drop()
+        self._paused += 1
+        try:
+            yield
+        finally:
+            self._paused -= 1
+
+    @_harmless
+    def _drop(self) -> None:
+        if self._profiling and self._is_mine():
+            self._spoiled = True
+            self._stop()
 
     # Called by the attribution
 
     @_harmless
     def root_starts(self, module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         """An outermost module is called."""
-        if self._over or not self._is_mine():
+        if self._over or self._paused or not self._is_mine():
             return
         who = self._who
         if self._profiling and self._steps[-1].training != who.trains:
@@ -113,7 +139,7 @@ class StepCapture:
     def phase_begins(self, phase: str) -> None:
         """Another phase of the step."""
         if self._profiling and self._is_mine():
-            self._mark(f"phase {phase}")
+            profiler.mark(f"phase {phase}")
 
     @_harmless
     def module_starts(self) -> None:
@@ -121,7 +147,7 @@ class StepCapture:
         if self._profiling:
             self._steps[-1].module_calls += 1
             if threading.get_ident() != self._who.main_thread:
-                self._mark(_RECOMPUTE)  # autograd's engine calls modules only to recompute them
+                profiler.mark(RECOMPUTE)  # autograd's engine calls modules only to recompute them
             if self._thousands > _MOST_THOUSANDS and self._is_mine():
                 self._over = self._spoiled = True
                 self._stop()
@@ -160,52 +186,36 @@ class StepCapture:
         return threading.get_ident() == self._who.main_thread and os.getpid() == self._process
 
     def _start(self) -> None:
-        torch = self._torch
-        if torch._C._autograd._profiler_enabled() or self._tried >= _MOST_STEPS:
+        if profiler.is_on() or self._tried >= _MOST_STEPS:
             self._over = True
             return
         self._listen_to_dynamo()
-        native = torch._C._profiler
-        config = native.ProfilerConfig(
-            native.ProfilerState.KINETO, True, False, False, False, False, native._ExperimentalConfig()
-        )
-        with _quiet():
-            torch._C._autograd._prepare_profiler(config, {native.ProfilerActivity.CPU})
-            # What a node of autograd runs says its name again in a scope of its own, which is left out.
-            scopes = {native.RecordScope.FUNCTION, native.RecordScope.USER_SCOPE}
-            torch._C._autograd._enable_profiler(config, {native.ProfilerActivity.CPU}, scopes)
-        torch.autograd.profiler._run_on_profiler_start()
+        profiler.begin(follows_nodes=self._has_streams)
         self._profiling, self._spoiled = True, False
         self._steps = [_Step(self._who.trains)]
-        self._mark("step")
-        self._mark(f"phase {self._who.phase}")
+        profiler.mark("step")
+        profiler.mark(f"phase {self._who.phase}")
 
     def _next_step(self) -> None:
         """A step is complete. Is that enough?"""
         done = self._steps[-1]
-        done.complete, done.settings = True, _settings(self._torch)
+        done.complete, done.settings = True, profiler.settings()
         self._tried += 1
         self._steps.append(_Step(self._who.trains))
-        self._mark("step")
-        self._mark(f"phase {self._who.phase}")
+        profiler.mark("step")
+        profiler.mark(f"phase {self._who.phase}")
         typical = sum(step.complete and not step.evaluates for step in self._steps)
         enough = STEPS if self._thousands < _ENOUGH_THOUSANDS else 1
         if typical >= enough or self._tried >= _MOST_STEPS:
             self._stop()
             self._over = True
 
-    def _mark(self, name: str) -> None:
-        with self._torch._C._profiler._RecordFunctionFast(MARK + name):
-            pass
-
     def _stop(self) -> None:
         if not self._profiling:
             return
         self._profiling = False
-        with _quiet(), no_collection():
-            results = self._torch._C._autograd._disable_profiler()
-            self._torch.autograd.profiler._run_on_profiler_stop()
-            self._keep(results)
+        with no_collection():
+            self._keep(profiler.end())
 
     def _keep(self, results: Any) -> None:
         """The last complete step; one without an evaluation in it, if there is one."""
@@ -300,63 +310,17 @@ class _Step:
 
     def read(self, profile: Profile, at: int) -> CapturedStep:
         """What the profiler saw from the mark at which this step began to the next."""
-        own = profile.events(at)
-        calls = Calls(profile.flat)
-        states = set(_states(own)) if at == 0 else set()
-        kept = [(number, event) for number, event in calls.sequence(own) if id(event) not in states]
-        threads = {own[0].thread: 0}  # our mark's, which is the main one
-        return CapturedStep(
+        return read_step(
+            profile,
+            at,
+            settings=self.settings,
             number=self.number,
             training=self.training,
-            calls=tuple(calls.distinct),
-            sequence=tuple(number for number, _ in kept),
-            depths=tuple(event.depth for _, event in kept),
-            threads=tuple(threads.setdefault(event.thread, len(threads)) for _, event in kept),
-            phases=tuple(_phases(own, [event for _, event in kept])),
             module_calls=self.module_calls,
             optimizer_parameters=self.parameters,
             samples=self.samples,
             tokens=self.tokens,
-            settings=self.settings,
         )
-
-
-def _states(events: Iterable[Event]) -> Iterator[int]:
-    """Which events make an optimizer's states, by identity."""
-    phase, above = "", -1
-    for event in events:
-        if event.mark.startswith("phase "):
-            phase, above = event.mark.removeprefix("phase "), -1
-        elif phase == "optimizer" and not event.mark:
-            if above < 0 or event.depth <= above:
-                above = event.depth if event.call.name in _MAKES_STATES else -1
-            if above >= 0:
-                yield id(event)
-
-
-def _phases(events: Iterable[Event], kept: list[Event]) -> list[tuple[int, str]]:
-    """From which of the kept calls on each phase runs."""
-    found: list[tuple[int, str]] = []
-    place = 0
-    recomputing: Event | None = None  # the first module that is called again, until what called it goes on
-
-    def begin(phase: str) -> None:
-        if found and found[-1][0] == place:
-            found.pop()
-        found.append((place, phase))
-
-    for event in events:
-        if event.mark.startswith("phase "):
-            begin(event.mark.removeprefix("phase "))
-        elif event.mark == _RECOMPUTE and recomputing is None:
-            recomputing = event
-            begin(_RECOMPUTE)
-        elif place < len(kept) and event is kept[place]:
-            if recomputing is not None and event.thread == recomputing.thread and event.depth < recomputing.depth:
-                recomputing = None
-                begin("backward")
-            place += 1
-    return found
 
 
 def _batch(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[int | None, int | None]:
@@ -370,28 +334,3 @@ def _batch(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[int | 
     if is_whole and first.dim() == 2:
         return first.shape[0], first.shape[0] * first.shape[1]
     return (None if is_whole else first.shape[0]), None
-
-
-def _settings(torch: Any) -> dict[str, str]:
-    """What the time of arithmetic depends on beside its operands."""
-    found: dict[str, str] = {}
-    for name, owner in (("matmul_tf32", torch.backends.cuda.matmul), ("cudnn_tf32", torch.backends.cudnn)):
-        with suppress(RuntimeError):  # a script that uses torch's newer settings may not be asked for the older
-            found[name] = str(bool(owner.allow_tf32))
-            continue
-        found[name] = str(owner.fp32_precision == "tf32")
-    return found | {"cudnn_benchmark": str(bool(torch.backends.cudnn.benchmark))}
-
-
-class _quiet:
-    """Silences the profiler's library, which says that it begins, and that it found no card to trace."""
-
-    _NAME = "KINETO_LOG_LEVEL"
-
-    def __enter__(self) -> None:
-        self._before = os.environ.get(self._NAME)
-        os.environ.setdefault(self._NAME, "99")
-
-    def __exit__(self, *_: Any) -> None:
-        if self._before is None:
-            os.environ.pop(self._NAME, None)

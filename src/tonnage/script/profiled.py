@@ -2,19 +2,24 @@
 
 The profiler's tree has tensors with shapes, strides, types and devices, also those in lists; its events beside it have numbers,
 flags and lists of numbers. A virtual GPU computes some small values on the host, within the operator that asks for them: such
-calls are left out.
+calls are left out. Notes of ours tell of streams and collectives.
 """
 
+import ctypes
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from tonnage.clock.captured import READS_BACK, CallKind, CapturedCall
+from tonnage.clock.captured import READS_BACK, CallKind, CapturedCall, CapturedStep
 from tonnage.clock.silent import views
+from tonnage.script.notes import BackwardStreams, Note, Notes
 
 MARK = "tonnage: "
+RECOMPUTE = "recompute"
+_MAKES_STATES = frozenset(("aten::zeros_like", "aten::zeros", "aten::full", "aten::full_like", "aten::tensor"))
+_COPY = "aten::copy_"
 _OURS = "tonnage::"  # operators of the virtual GPU
 _NODE = "autograd::engine::evaluate_function: "
 _TYPES = {
@@ -25,6 +30,7 @@ _TYPES = {
 }  # fmt: skip
 _SCALARS = {bool: "Scalar", int: "Scalar", float: "Scalar", complex: "Scalar", list: "ScalarList"}
 _MOST_WORDS = 400
+_NOTES = ("stream ", "collective ")
 
 
 @dataclass(slots=True)
@@ -37,6 +43,11 @@ class Event:
     thread: int
     mark: str = ""
 
+    @property
+    def is_note(self) -> bool:
+        """Whether it tells of a stream or a collective."""
+        return self.mark.startswith(_NOTES)
+
 
 class Profile:
     """What the profiler found."""
@@ -46,11 +57,21 @@ class Profile:
         # Its flat events alone hold lists of numbers, and are quick to look through.
         self.flat: dict[int, Any] = {}
         self._marks: list[int] = []
+        self._notes: list[tuple[int, str]] = []
         for event in results.events():
             self.flat[event.correlation_id()] = event
-            if event.name() == MARK + "step":
+            name = event.name()
+            if name == MARK + "step":
                 self._marks.append(event.start_ns())
+            elif name.startswith(MARK) and name.startswith(_NOTES, len(MARK)):
+                self._notes.append((event.start_ns(), name.removeprefix(MARK)))
         self._marks.sort()
+        self._notes.sort()
+
+    def notes_before(self, step: int) -> list[str]:
+        """Those of the step before it."""
+        first_ns, end_ns = self._marks[max(step - 1, 0)], self._marks[step]
+        return [words for began_ns, words in self._notes if first_ns <= began_ns < end_ns]
 
     def events(self, step: int) -> list[Event]:
         """Calls and marks of one step by the time at which they began. Threads that wait for each other do not overlap."""
@@ -79,18 +100,25 @@ _Key = tuple[str, tuple[Any, ...], tuple[Any, ...], tuple[str, ...], tuple[str, 
 class Calls:
     """Distinct calls, numbered in order of appearance."""
 
-    def __init__(self, flat: Mapping[int, Any]) -> None:
-        self._flat = flat
-        self._numbers: dict[_Key, int] = {}
+    def __init__(self, flat: Mapping[int, Any], notes: Notes) -> None:
+        self._flat, self._notes = flat, notes
+        self._numbers: dict[_Key | tuple[str, ...], int] = {}
         self.distinct: list[CapturedCall] = []
         self._tensor = sys.modules["torch"]._C._profiler._TensorMetadata
 
     def sequence(self, events: Sequence[Event]) -> Iterator[tuple[int, Event]]:
         """The number of each call that the script made, marks and the virtual GPU's own work left out."""
         within: dict[int, list[tuple[bool, bool]]] = {}  # by thread, of each open call: on the card, left out
+        streams = BackwardStreams()
         for event in events:
+            if event.is_note and (note := self._notes.read(event.mark)):
+                streams.noted(event.thread, note)
+                yield self._noted(note), event
             if event.mark or event.call.name.startswith(_OURS):
                 continue
+            made_by = getattr(event.call.typed[1], "sequence_number", -1)
+            for note in streams.runs(event.thread, made_by, is_node=event.call.name.startswith(_NODE)):
+                yield self._noted(note), event
             key = self._key(event.call)
             devices = key[-1]
             above = within.setdefault(event.thread, [])
@@ -102,6 +130,13 @@ class Calls:
             above.extend([(on_card, dropped)] * (event.depth + 1 - len(above)))
             if not dropped:
                 yield self._number(key), event
+
+    def _noted(self, note: Note) -> int:
+        kind, name, values = note
+        number = self._numbers.setdefault((name, *values), len(self.distinct))
+        if number == len(self.distinct):
+            self.distinct.append(CapturedCall(name=name, kind=kind, values=values))
+        return number
 
     def _number(self, key: _Key) -> int:
         number = self._numbers.get(key)
@@ -152,12 +187,92 @@ class Calls:
             types.append(kind)
             values.append(words)
             devices.append(device)
+        if name == _COPY and {"cpu", "cuda"} == set(devices[:2]):
+            at = devices.index("cpu")
+            devices[at] = "pinned" if _is_pinned(given[at].storage_data_ptr) else "cpu"
         return name, tuple(shapes), tuple(strides), tuple(types), tuple(values), tuple(devices)
 
     def _concrete(self, event: Any) -> list[Any]:
         flat = self._flat.get(event.correlation_id)
         found: list[Any] = flat.concrete_inputs() if flat is not None else []
         return found + [None] * (len(event.typed[1].inputs) - len(found))
+
+
+def read_step(profile: Profile, at: int, *, settings: dict[str, str], **facts: Any) -> CapturedStep:
+    """What the profiler saw from the mark at which this step began to the next; `facts` are those that no call shows."""
+    own = profile.events(at)
+    calls = Calls(profile.flat, Notes(profile.notes_before(at)))
+    states = set(_states(own)) if at == 0 else set()
+    kept = [(number, event) for number, event in calls.sequence(own) if id(event) not in states]
+    threads = {own[0].thread: 0}  # our mark's, which is the main one
+    unknown = {
+        "number": 0,
+        "training": True,
+        "module_calls": 0,
+        "optimizer_parameters": 0,
+        "samples": None,
+        "tokens": None,
+    }
+    return CapturedStep(
+        calls=tuple(calls.distinct),
+        sequence=tuple(number for number, _ in kept),
+        depths=tuple(event.depth for _, event in kept),
+        threads=tuple(threads.setdefault(event.thread, len(threads)) for _, event in kept),
+        phases=tuple(_phases(own, [event for _, event in kept])),
+        settings=settings,
+        **unknown | facts,
+    )
+
+
+def _states(events: Iterable[Event]) -> Iterator[int]:
+    """Which events make an optimizer's states, by identity."""
+    phase, above = "", -1
+    for event in events:
+        if event.mark.startswith("phase "):
+            phase, above = event.mark.removeprefix("phase "), -1
+        elif phase == "optimizer" and not event.mark:
+            if above < 0 or event.depth <= above:
+                above = event.depth if event.call.name in _MAKES_STATES else -1
+            if above >= 0:
+                yield id(event)
+
+
+def _phases(events: Iterable[Event], kept: list[Event]) -> list[tuple[int, str]]:
+    """From which of the kept calls on each phase runs."""
+    found: list[tuple[int, str]] = []
+    place = 0
+    recomputing: Event | None = None  # the first module that is called again, until what called it goes on
+
+    def begin(phase: str) -> None:
+        if found and found[-1][0] == place:
+            found.pop()
+        found.append((place, phase))
+
+    for event in events:
+        if event.mark.startswith("phase "):
+            begin(event.mark.removeprefix("phase "))
+        elif event.mark == RECOMPUTE and recomputing is None:
+            recomputing = event
+            begin(RECOMPUTE)
+        elif place < len(kept) and event is kept[place] and _is_past(event, recomputing):
+            recomputing = None
+            begin("backward")
+        while place < len(kept) and event is kept[place]:
+            place += 1
+    return found
+
+
+def _is_past(event: Event, begun: Event | None) -> bool:
+    """Whether what had begun is over."""
+    return begun is not None and event.thread == begun.thread and event.depth < begun.depth
+
+
+def _is_pinned(address: int | None) -> bool:
+    """Torch gives pinned memory back only to itself: what was pinned when it was copied still is."""
+    if not address:
+        return False
+    there = (ctypes.c_byte * 1).from_address(address)
+    return bool(sys.modules["torch"].frombuffer(there, dtype=sys.modules["torch"].uint8).is_pinned())
 
 
 @cache

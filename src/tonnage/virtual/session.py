@@ -8,9 +8,11 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 from tonnage.hardware import Gpu
+from tonnage.hardware.cluster import Cluster
 from tonnage.recording import Header, Recording
 from tonnage.virtual.laws import Laws
 from tonnage.virtual.recorded import RecordedDevice
@@ -40,6 +42,7 @@ class Session(ABC):
         self.laws = Laws()
         self._undo: list[Callable[[], None]] = []
         self._capture: StepCapture | None = None
+        self.cluster: Cluster | None = None  # that this card is a rank of
         self._started = time.perf_counter()
 
     @property
@@ -79,6 +82,10 @@ class Session(ABC):
             self.stand_ins.assume("several cards", _ONE_CARD.format(len(self.device.cards)))
         current(None)
         _open.release()
+
+    def uncaptured(self) -> AbstractContextManager[None]:
+        """What runs inside is no step of the script's."""
+        return self._capture.paused() if self._capture else nullcontext()
 
     @abstractmethod
     def _install(self) -> None:

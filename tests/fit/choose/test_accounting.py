@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fit.choose.test_solver import BLOCKS, SIZES, SMALL, size, solutions
-from tonnage.fit.choose.accounting import account_rows, plain_cost
+from tonnage.fit.choose.accounting import account_rows, is_telling, plain_cost
 from tonnage.fit.choose.solver import Layout
 from tonnage.fit.measure.survey import KEEP, SizeProfile, Survey
 from tonnage.fit.plan import Row
@@ -54,6 +54,23 @@ def test_the_plain_step_is_that_of_the_largest_size_measured() -> None:
     assert plain_cost(survey(SLOW_ALONE, size(2), size(4)), SMALL) == whole
     assert plain_cost(survey(SLOW_ALONE, size(2)), SMALL)[1] == pytest.approx(whole[1])
     assert plain_cost(survey(SLOW_ALONE), SMALL)[1] > 3 * whole[1]
+
+
+def test_what_takes_the_same_bytes_at_every_size_counts_once() -> None:
+    def with_fixed(rows: int) -> SizeProfile:
+        plain = size(rows)
+        block = plain.blocks["block"][KEEP]
+        return replace(plain, blocks={"block": {KEEP: replace(block, kept_bytes=block.kept_bytes + GIB)}})
+
+    whole = plain_cost(survey(with_fixed(ROWS)), SMALL)[0]
+    assert plain_cost(survey(with_fixed(1), with_fixed(2)), SMALL)[0] == whole
+    assert plain_cost(survey(with_fixed(2)), SMALL)[0] > whole
+
+
+def test_one_row_says_nothing_of_how_long_many_take() -> None:
+    assert is_telling(survey(size(1)))
+    assert not is_telling(survey(size(1), rows=256))
+    assert is_telling(survey(size(1), size(64), rows=256))
 
 
 def test_a_size_that_does_not_divide_the_batch_is_in_exact_proportion() -> None:

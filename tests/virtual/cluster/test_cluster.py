@@ -156,6 +156,10 @@ def test_sharding_over_more_ranks_leaves_each_less(tmp_path: Path) -> None:
     halves = two["ranks"][0]["ledger"]["optimizer_states"], four["ranks"][0]["ledger"]["optimizer_states"]
     assert halves[0] == pytest.approx(2 * halves[1], rel=0.01)
     assert {"unsharded parameters", "all-gather buffers"} <= set(four["ranks"][0]["engine_bytes"])
+    # How long a step takes, by its slowest rank.
+    assert four["time_by_kind"]["collective"] > 0
+    assert four["step_time_s"] == max(rank["step_time_s"] for rank in four["ranks"])
+    assert four["slowest_rank"] in [rank["rank"] for rank in four["ranks"]]
 
 
 def test_a_thousand_ranks_are_stood_for_by_a_few_and_uneven_shards_are_found(tmp_path: Path) -> None:

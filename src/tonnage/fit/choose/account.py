@@ -25,7 +25,8 @@ def account(plan: Plan, measured: Rehearsed | None) -> str:
 def _plain(plan: Plan) -> list[str]:
     if not plan.plain_peak_bytes:
         return [_line("plain", "does not fit", ""), *_indented("not even one row of it")]
-    return [_line("plain", _size(plan.plain_peak_bytes), time_words(plan.plain_step_s))]
+    seconds = time_words(plan.plain_step_s) if plan.plain_step_s else ""
+    return [_line("plain", _size(plan.plain_peak_bytes), seconds)]
 
 
 def _indented(words: str) -> list[str]:

@@ -15,27 +15,43 @@ from tonnage.fit.technique import Technique
 from tonnage.units import format_bytes
 
 Cost = tuple[int, float]  # peak, seconds of a step
+_MOST_TIMES = 8  # as many rows as were measured, for which a time still says something
 _SHOWN_S = 0.5e-3  # an account is in whole milliseconds
 _WITHOUT_LINK = {BLOCK_OFFLOAD: BLOCK, OFFLOAD: KEEP}
 
 
 def plain_cost(survey: Survey, holdings: Holdings, among: Collection[int] = ()) -> Cost:
-    """The whole batch at once, nothing changed: in proportion to the largest size that was measured, of those named."""
+    """The whole batch at once, nothing changed, from the sizes that were measured, of those named.
+
+    Seconds are in proportion to the largest, as a card is slow with few rows; bytes are in line with the smallest, too.
+    """
     sizes = {rows: size for rows, size in survey.measured.items() if not among or rows in among}
-    largest = sizes[max(sizes)]
-    taken = [_in_proportion(ways[0], survey.rows / largest.rows) for ways in largest.modes(offload=False)]
+    small, largest = sizes[min(sizes)], sizes[max(sizes)]
+    ways = zip(small.modes(offload=False), largest.modes(offload=False), strict=True)
+    taken = [_at_rows(survey.rows, (small.rows, below[0]), (largest.rows, above[0])) for below, above in ways]
     return _step_cost(taken, outside_at(sizes, survey.rows), PLAIN, holdings, micro_batches=1)
 
 
-def _in_proportion(mode: Mode, share: float) -> Mode:
-    return replace(
-        mode,
-        resident_bytes=round(mode.resident_bytes * share),
-        forward_peak_bytes=round(mode.forward_peak_bytes * share),
-        backward_peak_bytes=round(mode.backward_peak_bytes * share),
-        forward_s=mode.forward_s * share,
-        backward_s=mode.backward_s * share,
-    )
+def is_telling(survey: Survey) -> bool:
+    """Whether enough rows were measured to say how long the whole batch takes."""
+    return max(survey.measured, default=0) >= enough_rows(survey.rows)
+
+
+def enough_rows(rows: int) -> int:
+    """Of a batch, so that they say something of all."""
+    return -(-rows // _MOST_TIMES)
+
+
+def _at_rows(rows: int, small: tuple[int, Mode], large: tuple[int, Mode]) -> Mode:
+    (few, below), (many, above) = small, large
+    names = ("resident_bytes", "forward_peak_bytes", "backward_peak_bytes")
+    if few == many:
+        sizes = {name: round(getattr(above, name) * rows / many) for name in names}
+    else:
+        slopes = {name: (getattr(above, name) - getattr(below, name)) / (many - few) for name in names}
+        sizes = {name: max(0, round(getattr(above, name) + slopes[name] * (rows - many))) for name in names}
+    share = rows / many
+    return replace(above, forward_s=above.forward_s * share, backward_s=above.backward_s * share, **sizes)
 
 
 def _cost(

@@ -5,7 +5,7 @@ of one large one. Nothing of the training is touched.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -14,11 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from tonnage.budget.roofline import calibration
 from tonnage.fit.choose.placement import Holdings
 from tonnage.fit.measure.measuring import parameter_bytes
 from tonnage.fit.measure.meter import Meter
-from tonnage.fit.measure.roofline_clock import card_of
+from tonnage.fit.measure.virtual_clock import adding_bytes_per_s, card_of, link_bytes_per_s
 from tonnage.fit.moving.host import CopyLane, free_host_bytes, pinned
 from tonnage.fit.stepping.host_step import DeviceWay
 from tonnage.fit.stepping.parameter_step import (
@@ -60,7 +59,7 @@ def find_holdings(training: Training, meter: Meter, blocks: dict[str, nn.Module]
         steps_one_by_one=why_not_one_by_one(optimizer) is None,
         host_bytes=free_host_bytes() if host_bytes is None else host_bytes,
         link_bytes_per_s=link_rate(meter),
-        bandwidth_bytes_per_s=card_of(meter.device).bandwidth_bytes_per_s * calibration().optimizer_ceiling,
+        bandwidth_bytes_per_s=adding_bytes_per_s(card_of(meter.device)),
         host_step_s=host_step_seconds(trained),
         stepped_apart=_count_of_large(trained),
         **launch_times(optimizer, meter),
@@ -74,7 +73,7 @@ def _count_of_large(trained: list[nn.Parameter]) -> int:
 
 def launch_times(optimizer: Optimizer, meter: Meter) -> dict[str, float]:
     """Of the host for one small parameter: a step where it is, and one whose states come to the GPU and go back."""
-    if meter.virtual or why_not_in_pieces(optimizer) is not None:
+    if why_not_in_pieces(optimizer) is not None:
         return {}
     probe = nn.Parameter(torch.zeros(_LAUNCHED_ELEMENTS, device=meter.device))
     small = _alone(optimizer, probe)
@@ -87,12 +86,18 @@ def launch_times(optimizer: Optimizer, meter: Meter) -> dict[str, float]:
         for name, steps.function in ways.items():
             small.state.clear()
             steps.step(probe, torch.zeros_like(probe))  # makes the states
-            started = time.perf_counter()
-            for _ in range(_LAUNCHES):
-                steps.step(probe, torch.zeros_like(probe))
-            found[name] = (time.perf_counter() - started) / _LAUNCHES
+            found[name] = _host_s(lambda: steps.step(probe, torch.zeros_like(probe)), meter)
         way.finish()
     return found
+
+
+def _host_s(run: Callable[[], object], meter: Meter) -> float:
+    if meter.virtual:
+        return meter.time(run).host_s
+    started = time.perf_counter()
+    for _ in range(_LAUNCHES):
+        run()
+    return (time.perf_counter() - started) / _LAUNCHES
 
 
 def _held_besides(training: Training, meter: Meter) -> int:
@@ -184,10 +189,7 @@ def _measured_link_rate(device: torch.device) -> float:
 
 def link_rate(meter: Meter) -> float:
     """Bytes a second to or from pinned memory."""
-    if not meter.virtual:
-        return _measured_link_rate(meter.device)
-    gpu = card_of(meter.device)
-    return max(gpu.pcie_bytes_per_s, gpu.c2c_bytes_per_s) * calibration().host_link_ceiling
+    return link_bytes_per_s(card_of(meter.device)) if meter.virtual else _measured_link_rate(meter.device)
 
 
 def host_step_seconds(trained: list[nn.Parameter]) -> float:

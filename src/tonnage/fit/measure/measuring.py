@@ -290,7 +290,7 @@ def measure_block(training: Training, meter: Meter, name: str, block: nn.Module,
         forward, backward = _watch_block(training, meter, block, call)
         forward_time = meter.time(lambda: _forward_block(training, block, call))
         whole_time = meter.time(lambda: _run_block(training, block, call))
-        if not meter.virtual and _floats(call.hidden):
+        if _floats(call.hidden):
             forward_time, whole_time = _without_frame(training, meter, block, call, forward_time, whole_time)
     return BlockProfile(
         name=name,

@@ -1,7 +1,7 @@
 """Bytes and seconds of a CUDA device, real or virtual. It does not know what it measures.
 
-On a real card seconds come from its own events; on a virtual one, where nothing runs, from a roofline over the
-operators that would have.
+On a real card seconds come from its own events; on a virtual one, where nothing runs, from the clock, which knows how long
+the operators would have taken, and the host that launches them.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,8 +12,7 @@ from time import perf_counter
 import torch
 
 from tonnage.errors import RequestError
-from tonnage.fit.measure.roofline_clock import RooflineClock
-from tonnage.fit.modules import eagerly
+from tonnage.fit.measure.virtual_clock import card_of, clocked
 from tonnage.fit.virtual import on_virtual_gpu
 
 _BUSY = 0.9  # share of the card's time for which the host was busy too, above which the host is what took the time
@@ -82,10 +81,7 @@ class Meter:
     def time(self, run: Callable[[], object], *, least_s: float = 0.1) -> Duration:
         """Of one call, over as many as `least_s` holds: a card under load is slower than one that woke up."""
         if self.virtual:
-            # The clock looks at operators. Dynamo compiles nothing beside such a mode, and would never again.
-            with eagerly(), RooflineClock(self.device) as clock:
-                run()
-            return Duration(clock.seconds)
+            return Duration(*clocked(run, card_of(self.device)))
         once = self._agreed(self._timed(run, 1))
         repeats = min(200, max(2, round(least_s / max(once.gpu_s, 1e-6))))
         self._timed(run, max(1, repeats // 2))

@@ -30,9 +30,9 @@ from tonnage.fit.measure.measuring import (
 )
 from tonnage.fit.measure.meter import Meter
 from tonnage.fit.measure.profile import BlockProfile, OutsideProfile
-from tonnage.fit.measure.roofline_clock import card_of
+from tonnage.fit.measure.virtual_clock import card_of
 from tonnage.fit.modules import eagerly, find_blocks
-from tonnage.fit.recomputing.operators import event_clock, profile_operators, roofline_clock
+from tonnage.fit.recomputing.operators import event_clock, profile_operators, virtual_clock
 from tonnage.fit.stepping.batches import batch_rows, take_rows
 from tonnage.fit.technique import NotApplicable
 from tonnage.fit.techniques.recompute import Recompute, recomputable
@@ -277,7 +277,7 @@ class Survey:
         """The fastest choices of operators at a few numbers of bytes. A compiled block shows none."""
         if "compile" in self.training.applied:
             return []
-        clock = roofline_clock(card_of(self.meter.device)) if self.meter.virtual else event_clock
+        clock = virtual_clock(card_of(self.meter.device)) if self.meter.virtual else event_clock
         args, kwargs = call.with_gradient()
         with dropped_gradients(block), call.surroundings(self.training):
             operators = profile_operators(block, args, kwargs, clock)

@@ -16,7 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tonnage.fit.measure.profile import OperatorProfile
-from tonnage.fit.measure.roofline_clock import matrix_operations, operator_seconds
+from tonnage.fit.measure.virtual_clock import clocked
+from tonnage.fit.recomputing.operations import matrix_operations
 from tonnage.hardware import Gpu
 
 # Runs one operator and says how long it takes, when asked after the pass.
@@ -227,13 +228,13 @@ def event_clock(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any])
     return outputs, read_s
 
 
-def roofline_clock(gpu: Gpu) -> Clock:
-    """By arithmetic: what an operator would take on that card."""
+def virtual_clock(gpu: Gpu) -> Clock:
+    """What an operator would take on that card, by what it calls."""
 
     def clock(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Callable[[], float]]:
-        outputs = func(*args, **kwargs)
-        seconds = operator_seconds(gpu, func, args, kwargs, outputs)
-        return outputs, lambda: seconds
+        outputs: list[Any] = []
+        seconds, _ = clocked(lambda: outputs.append(func(*args, **kwargs)), gpu)
+        return outputs[-1], lambda: seconds
 
     return clock
 

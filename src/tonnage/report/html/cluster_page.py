@@ -18,7 +18,9 @@ from tonnage.report.html.page import page_script, page_style, render_page
 from tonnage.report.html.sections import advice_section
 from tonnage.report.html.series import STRETCHES
 from tonnage.report.html.shell import embedded, policy, read_part
+from tonnage.report.html.step import sentence
 from tonnage.report.odd_ranks import Comparison, Kind, compare_ranks
+from tonnage.report.step_time import rank_words
 
 MOST_KINDS = 100
 _SCRIPTS = ("common.js", "drawing.js", "lines.js", "cluster.js")
@@ -39,7 +41,7 @@ def render_cluster_page(cluster: ClusterRecording, advice: Advice | None = None)
         title=text(sections.title_of(summary)),
         style=style,
         tabs=sections.tabs(shown, found),
-        header=sections.header_section(summary, found, worst),
+        header=sections.header_section(summary, found, worst, _step_words(cluster)),
         ranks=sections.ranks_section(summary, shown, found),
         hidden="" if shown else " hidden",
         engines=sections.engines_section(shown),
@@ -49,6 +51,13 @@ def render_cluster_page(cluster: ClusterRecording, advice: Advice | None = None)
         data=embedded({"lines": lines, "ceiling": _ceiling(summary.capacity_bytes, worst)}),
         script=script,
     )
+
+
+def _step_words(cluster: ClusterRecording) -> str:
+    """How long a step takes on the rank that all others wait for."""
+    slowest = cluster.summary.slowest
+    time = cluster.recording_of(slowest.rank).step_time if slowest else None
+    return sentence(time, rank_words(cluster.summary)) if time else ""
 
 
 def _advice_for(rank: int | None, worst: Recording | None, advice: Advice | None) -> str:

@@ -28,17 +28,18 @@ def title_of(summary: ClusterSummary) -> str:
 # The head
 
 
-def header_section(summary: ClusterSummary, found: Comparison, worst: Recording | None) -> str:
-    """The run, the cluster, the verdict, and which rank decides."""
+def header_section(summary: ClusterSummary, found: Comparison, worst: Recording | None, step_words: str = "") -> str:
+    """The run, the cluster, the verdict, how long a step takes, and which rank decides."""
     capacity = f"{summary.capacity_bytes / 2**30:.1f} GiB each" if summary.capacity_bytes else ""
     torch = worst.header.torch_modelled.partition("+")[0] if worst else ""
     facts = [summary.words, capacity, f"torch {torch}" if torch else "", SOURCES[worst.header.source] if worst else ""]
     trouble = f'<p class="failure" id="trouble">{text(summary.trouble, 2000)}</p>' if summary.trouble else ""
+    step = f'<p id="step-words">{text(step_words)}</p>' if step_words else ""
     return (
         f'<header><div class="head"><h1>{text(title_of(summary))}</h1>'
         f'<span id="verdict" class="verdict {summary.outcome}">{VERDICTS[summary.outcome]}</span></div>'
         f'<p id="card">{text(" · ".join(filter(None, facts)))}</p>{trouble}'
-        f'<dl class="tiles">{"".join(_tiles(summary, found))}</dl>{_decides(summary, found, worst)}</header>'
+        f'<dl class="tiles">{"".join(_tiles(summary, found))}</dl>{step}{_decides(summary, found, worst)}</header>'
     )
 
 

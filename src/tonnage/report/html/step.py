@@ -12,6 +12,7 @@ from typing import get_args
 
 from tonnage.clock.launch import Kind
 from tonnage.clock.step import WAITING, StepTime
+from tonnage.clock.streams import LANES
 from tonnage.clock.timeline import Span
 from tonnage.report.html import markup
 from tonnage.report.html.blocks import Numbers
@@ -45,9 +46,9 @@ def step_section(time: StepTime | None) -> str:
     )
 
 
-def sentence(time: StepTime) -> str:
+def sentence(time: StepTime, where: str = "") -> str:
     """The step in one sentence."""
-    words = ", ".join(step_words(time))
+    words = ", ".join(step_words(time, where))
     return words[:1].upper() + words[1:]
 
 
@@ -100,6 +101,7 @@ def _columns(stream: int, spans: Sequence[Span], labels: Numbers) -> dict[str, o
         lengths.append(end - start)
     return {
         "stream": stream,
+        "name": f"stream {stream}" if stream < LANES else f"group {stream - LANES}",
         "gaps": gaps,
         "lengths": lengths,
         "label": [labels[span.name, span.kind] for span in spans],

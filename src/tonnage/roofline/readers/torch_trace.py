@@ -145,7 +145,12 @@ def _operator(operator: Event, kernels: list[Event]) -> Item:
     work = counted or work_of(call)
     known = "" if work else "its shapes are not in the trace" if not _has_shapes(call) else "no rule counts its bytes"
     return Item(
-        name=call.name, detail=_detail(call), **_measured(kernels), work=work or Work(None, None), unknown=known
+        name=call.name,
+        detail=_detail(call),
+        **_measured(kernels),
+        work=work or Work(None, None),
+        unknown=known,
+        made=((call, 1),) if _has_shapes(call) else (),
     )
 
 

@@ -2,7 +2,7 @@
 
 Tensors on the card keep what the backend would allocate for them, and their values become unknown. Host tensors, and
 whole numbers on the card whose values are known (counts, pickled objects), really are exchanged between the ranks that
-run. Not modelled: time, and the order in which work of different streams ends.
+run. No time passes: what is called on the card is noted for whoever captures the step.
 """
 
 from collections import Counter
@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from tonnage.virtual.cluster.calls import Call, Group, Message, Payload
 from tonnage.virtual.cluster.member import Member
+from tonnage.virtual.cluster.notes import Noted
 from tonnage.virtual.cluster.reduction import reduced
 from tonnage.virtual.cluster.staging import staging_of
 from tonnage.virtual.cluster.work import DoneWork
@@ -287,16 +288,21 @@ class VirtualGroup(dist.ProcessGroup):
         """To one rank."""
         message = self._message(tensors[0], self._place, target, is_send=True)
         self._member.exchange.tell(message, self._member.values_of(tensors) if self._member.travels(tensors) else None)
-        return DoneWork(tensors, kept=list(tensors))
+        return DoneWork(tensors, kept=list(tensors), noted=self._note_message("send", tensors, target))
 
     def recv(self, tensors: Tensors, source: int, tag: int = 0) -> DoneWork:
         """From one rank."""
         message = self._message(tensors[0], source, self._place, is_send=False)
         self._member.exchange.tell(message, None)
+        noted = self._note_message("recv", tensors, source)
         if not self._member.travels(tensors):
             self._member.forget(tensors)
-            return DoneWork(tensors, kept=list(tensors))
-        return DoneWork(tensors, finish=lambda: _fill(tensors, self._member.exchange.receive(message)))
+            return DoneWork(tensors, kept=list(tensors), noted=noted)
+        return DoneWork(tensors, finish=lambda: _fill(tensors, self._member.exchange.receive(message)), noted=noted)
+
+    def _note_message(self, operation: str, tensors: Tensors, peer: int) -> Noted | None:
+        ranks = sorted((self._member.rank, self._group.ranks[peer]))
+        return self._member.notes.called(self._group, operation, _card_bytes(tensors), tuple(ranks))
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> DoneWork:
         """Who is first is a matter of time, which does not pass here."""
@@ -318,15 +324,16 @@ class VirtualGroup(dist.ProcessGroup):
         travels = member.travels([*shown, *outputs])
         member.exchange.contribute(call, member.values_of(sent) if travels and sent else None)
         queue = self._copies_back([*outputs, *(kept if isinstance(kept, list) else ())])
+        noted = member.notes.called(self._group, operation, max(_card_bytes(shown), _card_bytes(outputs)))
         if not travels:
             member.forget(outputs)
-            return DoneWork(outputs, kept=(list(shown), list(outputs), kept), waited=queue)
+            return DoneWork(outputs, kept=(list(shown), list(outputs), kept), waited=queue, noted=noted)
 
         def finish() -> None:
             member.forget(outputs)
             arrive(member.exchange.collect(call))
 
-        return DoneWork(outputs, kept=(list(shown), kept), finish=finish, waited=queue)
+        return DoneWork(outputs, kept=(list(shown), kept), finish=finish, waited=queue, noted=noted)
 
     def _copies_back(self, tensors: Tensors) -> Callable[[], None] | None:
         """What happens when somebody waits for a collective that copies its results to the card."""
@@ -350,6 +357,10 @@ class VirtualGroup(dist.ProcessGroup):
         return Message(
             self._member.rank, self._group, source, target, number, tensor.numel(), dtype, self._member.line(), is_send
         )
+
+
+def _card_bytes(tensors: Tensors) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor.is_cuda)
 
 
 def _fill(tensors: Tensors, values: Payload) -> None:

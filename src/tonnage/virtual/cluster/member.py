@@ -9,6 +9,7 @@ from tonnage.virtual.cluster.calls import Group, Payload
 from tonnage.virtual.cluster.communicators import communicator_bytes
 from tonnage.virtual.cluster.copies import CopiesBack
 from tonnage.virtual.cluster.exchange import Exchange
+from tonnage.virtual.cluster.notes import Notes
 from tonnage.virtual.session import Session
 
 _MOST_ON_CARD = 1 << 20  # elements, as the virtual GPU keeps no more of whole numbers
@@ -28,6 +29,7 @@ class Member:
         self.communicators: list[Group] = []
         self.calls = 0
         self.copies_back = CopiesBack(session.device)
+        self.notes = Notes()
 
     def group_made(self, ranks: Sequence[int], backend: str) -> Group | None:
         """Number a group; None where this rank is not in it."""

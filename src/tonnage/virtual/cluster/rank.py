@@ -2,10 +2,11 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tonnage.hardware.cluster import Cluster
 from tonnage.recording import Recording
+from tonnage.recording.recording import HOST, HOSTS
 from tonnage.script.launchers import LOCAL_RANK
 from tonnage.script.program import Program
 from tonnage.script.running import run_as_main
@@ -39,6 +40,7 @@ def run_rank(
     os.environ.update(environment_of(rank, cluster))
     own = [word.replace(LOCAL_RANK, os.environ["LOCAL_RANK"]) for word in arguments]
     session = new_session(cluster.gpu, torch_version, cards=cluster.gpus_per_host)
+    session.cluster = cluster
     session.open(capture=True)
     from tonnage.virtual.cluster import spawning
     from tonnage.virtual.cluster.distributed import install
@@ -60,5 +62,8 @@ def run_rank(
         words = "The script never calls init_process_group: no two ranks compute anything together."
         session.stand_ins.assume("torch.distributed", words)
     recording = recorded(session, ending, program, [word for word in arguments if LOCAL_RANK not in word])
+    if recording.captured:
+        where = {HOSTS: f"{cluster.hosts}x{cluster.gpus_per_host}", HOST: cluster.host.key}
+        recording.captured = replace(recording.captured, settings=recording.captured.settings | where)
     stopped = ending.error.startswith(f"{PeerError.__name__}:")
     return RankReport(recording, engines.bytes_by_name(recording.live_at_peak), stopped, member.calls)

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tonnage.virtual.cluster.notes import Noted
+
 
 class DoneWork(dist.Work):
     """A collective's handle. `kept` are the tensors that the real one holds until somebody waits for it.
@@ -19,14 +21,21 @@ class DoneWork(dist.Work):
         kept: Any = None,
         finish: Callable[[], None] | None = None,
         waited: Callable[[], None] | None = None,
+        noted: Noted | None = None,
     ) -> None:
         super().__init__()
+        self._noted = noted
         self._outputs = list(outputs)
         self._kept = kept
         self._to_do = [call for call in (finish, waited) if call is not None]
 
     def wait(self, timeout: Any = None) -> bool:
         """Done; what it held is let go."""
+        if self._noted:
+            self._noted.waited()
+        return self._finish()
+
+    def _finish(self) -> bool:
         calls, self._to_do = self._to_do, []
         for call in calls:
             call()
@@ -34,20 +43,22 @@ class DoneWork(dist.Work):
         return True
 
     def get_future(self) -> "torch.futures.Future[Any]":
-        """A future that is complete."""
-        self.wait()
+        """A future that is complete. Who asks for it, as DDP's reducer, waits when its backward pass is over."""
+        if self._noted:
+            self._noted.promised()
+        self._finish()
         future: torch.futures.Future[Any] = torch.futures.Future()
         future.set_result(self._outputs)
         return future
 
     def result(self) -> list[torch.Tensor]:
         """The outputs."""
-        self.wait()
+        self._finish()
         return self._outputs
 
     def is_completed(self) -> bool:
         """Yes, once the peers' values are here: no time passes between two questions."""
-        return self.wait()
+        return self._finish()
 
     def is_success(self) -> bool:
         """Nothing fails silently here."""

@@ -11,13 +11,13 @@ const intoStep = (ticks) => (ticks >= TICKS.ms ? `${(ticks / TICKS.ms).toFixed(2
 
 function stepOf(text) {
   const found = JSON.parse(text);
-  const streams = found.streams.map(({ stream, gaps, lengths, label }) => {
+  const streams = found.streams.map(({ name, gaps, lengths, label }) => {
     const starts = new Float64Array(gaps.length), ends = new Float64Array(gaps.length);
     for (let at = 0, now = 0; at < gaps.length; at += 1) {
       starts[at] = now + gaps[at];
       now = ends[at] = starts[at] + lengths[at];
     }
-    return { stream, starts, ends, label };
+    return { name, starts, ends, label };
   });
   const labels = found.labels.map(([name, kind, colour]) => ({ name, kind, colour }));
   return { ...found, labels, streams, colours: [...new Set(labels.map(({ colour }) => colour))] };
@@ -119,7 +119,7 @@ function drawStep(canvas, step, view, cursor, dragged) {
     pen.fillStyle = colour("faint");
     pen.textAlign = "right";
     pen.textBaseline = "middle";
-    pen.fillText(`stream ${row.stream.stream}`, row.x - 8, row.y + row.height / 2);
+    pen.fillText(row.stream.name, row.x - 8, row.y + row.height / 2);
   }
   drawTimes(pen, box, view, height);
   drawPointer(pen, box, cursor && cursor.x >= box.x && cursor.x <= box.x + box.width ? cursor.x : null, dragged);
@@ -176,7 +176,7 @@ function showStep(step) {
       const { name, kind, colour: key } = step.labels[label[best]], head = make("strong", "", `${inTime(ends[best] - starts[best])}  ${name}`);
       head.prepend(make("span", `swatch c-${key}`));
       const others = count > 1 ? [make("span", "", `and ${counted(count - 1, "shorter one")} in this pixel`)] : [];
-      tip.replaceChildren(head, make("span", "", `${kind} · stream ${row.stream.stream}`), ...others, make("span", "faint", `${intoStep(starts[best])} into the step`));
+      tip.replaceChildren(head, make("span", "", `${kind} · ${row.stream.name}`), ...others, make("span", "faint", `${intoStep(starts[best])} into the step`));
     }
     besidePointer(tip, plot, cursor);
   }

@@ -1,0 +1,29 @@
+"""One collective of a captured step in seconds, by the planner's own model of links."""
+
+from collections.abc import Callable
+
+from tonnage.budget.collectives import Network
+from tonnage.budget.roofline import calibration
+from tonnage.hardware.cluster import Cluster
+
+_REDUCTIONS = ("all_reduce", "barrier")
+_EXCHANGES = ("all_to_all", "all_to_all_single")
+_MESSAGES = ("send", "recv")
+
+
+def collective_seconds(cluster: Cluster) -> Callable[[str, int, int, int], float]:
+    """Seconds of what is called, with so many bytes in all, among so many ranks that are so far from one to the next."""
+    network = Network(cluster, calibration())
+
+    def seconds(operation: str, size_bytes: int, ranks: int, apart: int) -> float:
+        if operation in _MESSAGES:
+            found = size_bytes / network.pair_bytes_per_s(apart + 1)
+        elif operation in _EXCHANGES:
+            found = network.exchange_s(size_bytes, ranks)
+        elif operation in _REDUCTIONS:
+            found = network.reduce_s(size_bytes, ranks, apart)
+        else:  # gathers and scatters; a broadcast goes around the ring as a gather does
+            found = network.gather_s(size_bytes, ranks, apart)
+        return float(found)
+
+    return seconds

@@ -1,0 +1,79 @@
+"""On which stream a call runs, and what streams wait for: notes of a captured step as tasks without work of their own.
+
+| a note                          | with                                                      | means                            |
+|---------------------------------|-----------------------------------------------------------|----------------------------------|
+| `set_stream`                    | stream                                                    | this thread goes on there        |
+| `record_event`, `wait_event`    | event, stream                                             | what streams do for each other   |
+| `synchronize_event`             | event                                                     | the host waits for it            |
+| `synchronize_stream`            | stream                                                    | the host waits for all of it     |
+| `synchronize`                   |                                                           | the host waits for the card      |
+| `all_reduce` and other collectives | number, bytes, ranks, ranks from one to the next, lane | runs on a stream of its group    |
+| `wait_collective`               | number                                                    | the current stream waits for it  |
+| `future_collective`             | number                                                    | the same, when backward is over  |
+
+A collective begins when the stream that it was called on has done what it was given, as NCCL has it; how long it takes is for
+whoever knows the links to say.
+"""
+
+from collections.abc import Callable, Iterator
+
+from tonnage.clock.captured import CapturedCall, Moment
+from tonnage.clock.timeline import EVERYTHING, HOST, Task
+
+# Seconds of a collective: what it is, its bytes in all, how many ranks, and how far one is from the next.
+CollectiveSeconds = Callable[[str, int, int, int], float]
+LANES = 1000  # streams from here on are those of groups of ranks
+
+
+class Streams:
+    """Follows one step."""
+
+    def __init__(self, collective_s: CollectiveSeconds | None) -> None:
+        self._collective_s = collective_s
+        self._current: dict[int, int] = {}  # by thread
+        self._futures: list[str] = []  # that nobody has waited for yet
+
+    def of(self, moment: Moment) -> int:
+        """The stream that a call runs on."""
+        return self._current.get(moment.thread, 0)
+
+    def awaited(self, moment: Moment) -> tuple[str, ...]:
+        """What a call has to wait for though no note says so: futures of collectives, once backward is over."""
+        if moment.thread or not self._futures:
+            return ()
+        found, self._futures = tuple(self._futures), []
+        return found
+
+    def tasks(self, moment: Moment, host_s: float) -> Iterator[Task]:
+        """What a note means; the host has been at work for so long since the last task."""
+        call, stream = moment.call, self.of(moment)
+        numbers = [int(value) for value in call.values]
+        if call.kind == "collective":
+            yield from self._collective(call, numbers, stream, host_s)
+            return
+        task = Task("", "host", host_s=host_s, stream=stream)
+        match call.name, numbers:
+            case "set_stream", [chosen]:
+                self._current[moment.thread] = chosen
+            case "record_event", [event, on]:
+                task = Task("", "host", host_s=host_s, stream=on, records=f"event {event}")
+            case "wait_event", [event, on]:
+                task = Task("", "host", host_s=host_s, stream=on, awaits=(f"event {event}",))
+            case "synchronize_event", [event]:
+                task = Task("", "host", host_s=host_s, stream=HOST, awaits=(f"event {event}",), synchronizes=True)
+            case "synchronize_stream", [on]:
+                task = Task("", "host", host_s=host_s, stream=on, synchronizes=True)
+            case "synchronize", []:
+                task = Task("", "host", host_s=host_s, stream=EVERYTHING, synchronizes=True)
+            case "wait_collective", [number]:
+                task = Task("", "host", host_s=host_s, stream=stream, awaits=(f"collective {number}",))
+            case "future_collective", [number]:
+                self._futures.append(f"collective {number}")
+        yield task
+
+    def _collective(self, call: CapturedCall, numbers: list[int], stream: int, host_s: float) -> Iterator[Task]:
+        number, size_bytes, ranks, apart, lane = numbers
+        seconds = self._collective_s(call.name, size_bytes, ranks, apart) if self._collective_s and ranks > 1 else 0.0
+        ready, done = f"ready {number}", f"collective {number}"
+        yield Task("", "host", host_s=host_s, stream=stream, records=ready)
+        yield Task(call.name, "collective", seconds, stream=LANES + lane, awaits=(ready,), records=done)

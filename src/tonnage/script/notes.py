@@ -1,0 +1,95 @@
+"""Notes about streams, events and collectives, as they come from the profiler and as a captured step has them.
+
+What they mean is told in `clock.streams`; who makes them, in `script.streams` and by the groups of a virtual cluster.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from tonnage.clock.captured import CallKind
+
+Note = tuple[CallKind, str, tuple[str, ...]]  # kind, name, numbers
+_STREAM_AT = {"set_stream": 0, "synchronize_stream": 0, "record_event": 1, "wait_event": 1}
+_FIRST_OWN = 1_000_000  # events that autograd's engine records
+
+
+class Notes:
+    """Reads notes, in whose place of raw ids small numbers come.
+
+    Streams are numbered as they appear. Events and collectives are numbered from the beginning of each step, so that one which
+    is waited for in the step after it has the same number there.
+    """
+
+    def __init__(self, earlier: Iterable[str] = ()) -> None:
+        """After those of the step before."""
+        self._streams = {"0": 0}
+        self._numbers: dict[tuple[str, str], int] = {}
+        self._counts: Counter[str] = Counter()
+        for words in earlier:
+            self.read(words)
+        self._counts.clear()
+
+    def read(self, words: str) -> Note | None:
+        """Kind, name and numbers; None where it is about something that nobody saw begin."""
+        kind, name, *numbers = words.split()
+        if name in _STREAM_AT:
+            at = _STREAM_AT[name]
+            numbers[at] = str(self._streams.setdefault(numbers[at], len(self._streams)))
+        what = "event" if name.endswith("_event") else "collective"
+        if kind == "collective" or name == "record_event":
+            self._counts[what] += 1
+            self._numbers[what, numbers[0]] = self._counts[what]
+        if kind == "collective" or name.endswith(("_event", "_collective")):
+            number = self._numbers.get((what, numbers[0]))
+            if number is None:
+                return None
+            numbers[0] = str(number)
+        return ("collective" if kind == "collective" else "stream"), name, tuple(numbers)
+
+
+class BackwardStreams:
+    """Where autograd's engine runs a node: on the stream of the operator that made it, after what ran before it.
+
+    The engine switches streams natively, so nobody notes it; the profiler must follow nodes. When backward is over, the caller's
+    stream waits for the last one.
+    """
+
+    def __init__(self) -> None:
+        self._current: dict[int, int] = {}  # by thread
+        self._makers: dict[
+            int, int
+        ] = {}  # streams of operators, by the numbers that their nodes have; mostly 0, and left out
+        self._ahead: set[int] = set()  # streams of nodes that the main thread has not waited for
+        self._main: int | None = None
+        self._events = _FIRST_OWN
+
+    def noted(self, thread: int, note: Note) -> None:
+        """A note of the script's own."""
+        if note[1] == "set_stream":
+            self._current[thread] = int(note[2][0])
+
+    def runs(self, thread: int, made_by: int, *, is_node: bool) -> Iterator[Note]:
+        """What is to be noted before a call; `made_by` is the number that ties an operator to its node."""
+        current = self._current.get(thread, 0)
+        if not is_node:
+            if self._main is None:
+                self._main = thread  # a step begins there
+            if made_by >= 0 and (current or made_by in self._makers):
+                self._makers[made_by] = current  # of the last one before the number is taken
+            if thread == self._main:
+                ahead, self._ahead = self._ahead - {current}, set()
+                for stream in sorted(ahead):
+                    yield from self._waits(current, stream)
+            return
+        wanted = self._makers.get(made_by, 0) if made_by >= 0 else current
+        if wanted:
+            self._ahead.add(wanted)
+        if wanted != current:
+            self._current[thread] = wanted
+            yield from self._waits(wanted, current)
+            yield "stream", "set_stream", (str(wanted),)
+
+    def _waits(self, stream: int, other: int) -> Iterator[Note]:
+        self._events += 1
+        yield "stream", "record_event", (str(self._events), str(other))
+        yield "stream", "wait_event", (str(self._events), str(stream))
