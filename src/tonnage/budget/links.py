@@ -17,7 +17,7 @@ def collective_seconds(cluster: Cluster) -> Callable[[str, int, int, int], float
 
     def seconds(operation: str, size_bytes: int, ranks: int, apart: int) -> float:
         if operation in _MESSAGES:
-            found = size_bytes / network.pair_bytes_per_s(apart + 1)
+            found = network.send_s(size_bytes, apart + 1)
         elif operation in _EXCHANGES:
             found = network.exchange_s(size_bytes, ranks)
         elif operation in _REDUCTIONS:

@@ -14,7 +14,7 @@ from tonnage.clock.power import slowdown
 from tonnage.clock.ranges import factors
 from tonnage.clock.settings import Settings
 from tonnage.clock.streams import CollectiveSeconds, Streams
-from tonnage.clock.timeline import Task, Timeline, timeline
+from tonnage.clock.timeline import Task, Timeline, steady_s, timeline
 from tonnage.hardware import Gpu
 
 WAITING = "waiting for the host"
@@ -60,9 +60,7 @@ def step_time(step: CapturedStep, gpu: Gpu, collective_s: CollectiveSeconds | No
     for _, launch in launched:
         if launch is not None and launch.kind in _ARITHMETIC:
             by_precision[launch.precision] += launch.operations
-    low_s, high_s = (
-        timeline([task.scaled(card, host) for task in tasks], warm_steps=1).step_s for card, host in factors(gpu)
-    )
+    low_s, high_s = (steady_s(tasks, card, host) for card, host in factors(gpu))
     return StepTime(
         gpu=gpu,
         timeline=timeline(tasks),
@@ -88,7 +86,7 @@ def within_power(tasks: Sequence[Task]) -> list[Task]:
     """The same tasks as the card's power limit lets them run."""
     drawing = ((task.seconds, task.share) for task in tasks if not (task.stream and task.kind in _BESIDE))
     slower = slowdown(drawing, sum(task.host_s for task in tasks))
-    return [task.scaled(slower) if task.share else task for task in tasks]
+    return [task.scaled(slower) if task.share and slower > 1.0 else task for task in tasks]
 
 
 def settings_of(step: CapturedStep) -> Settings:

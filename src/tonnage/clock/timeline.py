@@ -38,9 +38,9 @@ class Task:
     synchronizes: bool = False
     share: float = 0.0  # of the peak rate of its tensor cores, while it runs
 
-    def scaled(self, card: float, host: float = 1.0) -> "Task":
-        """The same where card and host take so many times as long."""
-        return replace(self, seconds=self.seconds * card, host_s=self.host_s * host)
+    def scaled(self, card: float) -> "Task":
+        """The same on a card that takes so many times as long."""
+        return replace(self, seconds=self.seconds * card)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +68,9 @@ class Timeline:
 def timeline(tasks: Sequence[Task], *, warm_steps: int = 2) -> Timeline:
     """Run a step's tasks again and again; the last time is what a training sees."""
     lanes = _Lanes()
-    began_s = 0.0
-    spans: list[Span] = []
-    for _ in range(warm_steps + 1):
-        began_s = lanes.end_s
-        spans = [span for task in tasks if (span := lanes.run(task)) is not None]
+    lanes.warm(tasks, warm_steps)
+    began_s = lanes.end_s
+    spans = [Span(task.name, task.kind, task.stream, *when) for task in tasks if (when := lanes.run(task))]
     step_s = lanes.end_s - began_s
     by_kind: defaultdict[str, float] = defaultdict(float)
     for span in spans:
@@ -87,6 +85,15 @@ def timeline(tasks: Sequence[Task], *, warm_steps: int = 2) -> Timeline:
     )
 
 
+def steady_s(tasks: Sequence[Task], card: float, host: float) -> float:
+    """How long a step is where card and host take so many times as long."""
+    lanes = _Lanes(card, host)
+    lanes.warm(tasks, 1)
+    began_s = lanes.end_s
+    lanes.warm(tasks, 1)
+    return lanes.end_s - began_s
+
+
 def _within(span: Span, began_s: float, step_s: float) -> Span:
     """At its place in the step. A stream that is ahead of the others began it in the step before: so it will in this one."""
     start_s = span.start_s - began_s
@@ -96,9 +103,10 @@ def _within(span: Span, began_s: float, step_s: float) -> Span:
 
 
 class _Lanes:
-    """Where the host and every stream are."""
+    """Where the host and every stream are; card and host take so many times as long as tasks say."""
 
-    def __init__(self) -> None:
+    def __init__(self, card: float = 1.0, host: float = 1.0) -> None:
+        self._card, self._host = card, host
         self.host_s = 0.0
         self.free_s: dict[int, float] = {}  # when each stream is done with what it has
         self._queued: dict[int, list[float]] = {}  # when each of a stream's last launches begins
@@ -109,29 +117,36 @@ class _Lanes:
         """When all that was launched so far is done, or the host, where that is later."""
         return max(self.host_s, *self.free_s.values()) if self.free_s else self.host_s
 
-    def run(self, task: Task) -> Span | None:
-        self.host_s += task.host_s
+    def warm(self, tasks: Iterable[Task], steps: int) -> None:
+        """Run steps that nobody looks at."""
+        for _ in range(steps):
+            for task in tasks:
+                self.run(task)
+
+    def run(self, task: Task) -> tuple[float, float] | None:
+        """When it begins and ends, where it launches something."""
+        self.host_s += task.host_s * self._host
         stream = task.stream
         if task.awaits:
             self.free_s[stream] = max(self.free_s.get(stream, 0.0), *(self._events.get(e, 0.0) for e in task.awaits))
-        span = self._launch(task) if task.seconds else None
+        when = self._launch(task) if task.seconds else None
         if task.records:
             self._events[task.records] = self.free_s.get(stream, 0.0)
         if task.synchronizes:
             done_s = self.end_s if stream == EVERYTHING else self.free_s.get(stream, 0.0)
             self.host_s = max(self.host_s, done_s)
-        return span
+        return when
 
-    def _launch(self, task: Task) -> Span:
+    def _launch(self, task: Task) -> tuple[float, float]:
         stream = task.stream
         queued = self._queued.setdefault(stream, [])
         if len(queued) >= QUEUE_LENGTH:
             self.host_s = max(self.host_s, queued[-QUEUE_LENGTH])
         start_s = max(self.free_s.get(stream, 0.0) + KERNEL_GAP_S, self.host_s + LAUNCH_LATENCY_S)
-        end_s = start_s + task.seconds + (task.kernels - 1) * KERNEL_GAP_S
+        end_s = start_s + task.seconds * self._card + (task.kernels - 1) * KERNEL_GAP_S
         self.free_s[stream] = end_s
         queued.append(start_s)
-        return Span(task.name, task.kind, stream, start_s, end_s)
+        return start_s, end_s
 
 
 def _covered_s(spans: Iterable[Span]) -> float:
