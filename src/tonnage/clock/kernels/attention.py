@@ -11,7 +11,7 @@ from functools import lru_cache
 from math import ceil, prod
 from typing import Any
 
-from tonnage.clock.kernels.figures import Read, arithmetic, figures, older_share, peak, reader
+from tonnage.clock.kernels.figures import Read, arithmetic, figures, older_share, peak, reader, share_of_peak
 from tonnage.clock.launch import Launch
 from tonnage.clock.operators import Call
 from tonnage.clock.settings import Settings
@@ -113,8 +113,9 @@ def _busy_s(launch: Launch, gpu: Gpu, family: dict[str, Any]) -> float:
     _, direction, *options = launch.variant.split()
     batch, heads, _, rows, columns, width, value_width = launch.shape
     # One block of scores on one SM.
-    rate = peak(gpu, "tf32" if launch.precision == "fp32" else launch.precision) / gpu.sm_count
-    rate *= family["mac"] * (older_share(gpu) if family["older"] else 1.0)
+    precision = "tf32" if launch.precision == "fp32" else launch.precision
+    share = family["mac"] * (older_share(gpu) if family["older"] else 1.0)
+    rate = peak(gpu, precision) / gpu.sm_count * share_of_peak(gpu, precision, share)
     slower = family["wide"] if max(width, value_width) > _MOST_WIDTH else 1.0
     products_s = _PRODUCTS[direction] * (_padded(width) + _padded(value_width)) * slower / rate
     shares = sum(1 / family[word] for word in ("exp", *options) if word != "causal")

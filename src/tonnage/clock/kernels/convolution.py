@@ -169,8 +169,7 @@ def _gathered(launch: Launch, gpu: Gpu, layout: str, name: str) -> float:
     slower = family["odd_in"] if channels // groups % unit else 1.0
     slower *= family["odd_out"] if out_channels // groups % unit else 1.0
     slower *= family["strided"] if kernel_pixels > _SMALL_KERNEL and pixels > out_pixels else 1.0
-    rate = peak(gpu, launch.precision)
-    whole_s = tiled(_NO_SPLIT | family, products[name], gpu, rate, element_bytes, element_bytes, slower)
+    whole_s = tiled(_NO_SPLIT | family, products[name], gpu, launch.precision, element_bytes, element_bytes, slower)
     if layout == "nchw" and "convert" in family:
         turned = batch * (channels * pixels + out_channels * out_pixels) + into * out * groups * kernel_pixels
         converted_s = 2 * element_bytes * turned / (gpu.bandwidth_bytes_per_s * family["convert"])

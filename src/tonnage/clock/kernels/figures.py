@@ -14,6 +14,7 @@ from typing import Any
 from tonnage.clock.launch import Launch
 from tonnage.clock.operators import Call
 from tonnage.clock.settings import Settings
+from tonnage.hardware import find_gpu
 from tonnage.hardware.gpu import Gpu
 
 _DATA = Path(__file__).parents[1] / "data" / "compute.toml"
@@ -42,6 +43,26 @@ def peak(gpu: Gpu, precision: str) -> float:
         precision = wider[precision]
     stated = gpu.rates.get(precision) or gpu.sm_count * gpu.fp32_lanes_per_sm * 2e6 * gpu.clock_mhz
     return stated * _reached().get(gpu.key, 1.0)
+
+
+@cache
+def measured() -> Gpu:
+    """The card that the figures come from."""
+    return find_gpu(figures()["measured"])
+
+
+def share_of_peak(gpu: Gpu, precision: str, share: float) -> float:
+    """Of a card's rate, what a kernel reaches that reaches a share on the card that was measured.
+
+    What keeps it from more (loads, addresses, waits) takes an SM's cycles, and where tensor cores do less in a cycle it hides
+    behind them. Cards whose tensor cores do more have kernels of their own.
+    """
+    most: float = figures()["most_of_peak"]
+    return max(share, min(most, share * _per_cycle(measured(), precision) / _per_cycle(gpu, precision)))
+
+
+def _per_cycle(gpu: Gpu, precision: str) -> float:
+    return peak(gpu, precision) / (gpu.sm_count * gpu.clock_mhz)
 
 
 def l2_bytes_per_s(gpu: Gpu) -> float:

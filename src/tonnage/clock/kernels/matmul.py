@@ -16,7 +16,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tonnage.clock.kernels.figures import Read, arithmetic, figures, l2_bytes_per_s, on_card, peak, reader
+from tonnage.clock.kernels.figures import (
+    Read,
+    arithmetic,
+    figures,
+    l2_bytes_per_s,
+    on_card,
+    peak,
+    reader,
+    share_of_peak,
+)
 from tonnage.clock.kernels.many import distinct
 from tonnage.clock.launch import Launch
 from tonnage.clock.operators import Call
@@ -134,7 +143,7 @@ def modelled(launch: Launch, gpu: Gpu) -> Any:
     element_bytes: int = figures()["element_bytes"][launch.precision]
     out_bytes: int = figures()["out_bytes"].get(launch.precision, element_bytes)
     slower = family.get(launch.variant.split("-")[0], 1.0)
-    whole_s = tiled(family, launch.shape, gpu, peak(gpu, launch.precision), element_bytes, out_bytes, slower)
+    whole_s = tiled(family, launch.shape, gpu, launch.precision, element_bytes, out_bytes, slower)
     if "streams" in family and not isinstance(launch.shape[1], np.ndarray) and 1 in launch.shape[1:3]:
         moved = _moved(launch.shape, element_bytes, out_bytes)
         return float(min(whole_s, family["start_s"] + moved / (gpu.bandwidth_bytes_per_s * family["dram"])))
@@ -154,7 +163,7 @@ def family_of(launch: Launch) -> str:
 
 
 def tiled(
-    family: Mapping[str, Any], shape: tuple[Any, ...], gpu: Gpu, rate: float, element_bytes: int, out_bytes: int,
+    family: Mapping[str, Any], shape: tuple[Any, ...], gpu: Gpu, precision: str, element_bytes: int, out_bytes: int,
     slower: float = 1.0,
 ) -> Any:  # fmt: skip
     """The fastest of the family's tiles, in seconds."""
@@ -164,10 +173,11 @@ def tiled(
     # One tile on one SM.
     panels = np.ceil(np.ceil(k / parts) * element_bytes / _PANEL_BYTES)
     inner_bytes = panels * _PANEL_BYTES
-    arithmetic_s = 2 * tile_m * tile_n * (inner_bytes / element_bytes) * gpu.sm_count / (rate * family["mac"])
+    rate = peak(gpu, precision) / gpu.sm_count * share_of_peak(gpu, precision, family["mac"] / slower)
+    arithmetic_s = 2 * tile_m * tile_n * (inner_bytes / element_bytes) / rate
     loads_s = (tile_m + tile_n) * inner_bytes / (l2_rate * family["load"])
     stored = tile_m * tile_n * np.where(parts > 1, _SUM_BYTES, out_bytes)
-    inner_s = slower * _limit(arithmetic_s, loads_s)
+    inner_s = _limit(arithmetic_s, slower * loads_s)
     store_s = stored / (l2_rate * family["store"])
     # All of them, in waves. A kernel that stays on its SM stores a tile while it computes the next one.
     waves = np.ceil(batch * np.ceil(m / tile_m) * np.ceil(n / tile_n) * parts / gpu.sm_count)

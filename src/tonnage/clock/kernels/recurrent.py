@@ -8,7 +8,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
-from tonnage.clock.kernels.figures import Read, arithmetic, figures, on_card, peak, reader
+from tonnage.clock.kernels.figures import Read, arithmetic, figures, on_card, reader
 from tonnage.clock.kernels.matmul import tiled
 from tonnage.clock.launch import Launch
 from tonnage.clock.operators import Call
@@ -91,4 +91,4 @@ def family_of(launch: Launch) -> str:
 def _product_s(launch: Launch, gpu: Gpu, shape: tuple[int, ...]) -> float:
     family = figures()["matmul"][figures()["family"][launch.precision]]
     element_bytes: int = figures()["element_bytes"][launch.precision]
-    return float(tiled(family, shape, gpu, peak(gpu, launch.precision), element_bytes, element_bytes))
+    return float(tiled(family, shape, gpu, launch.precision, element_bytes, element_bytes))
