@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pytest import approx
 
-from tonnage.clock.timeline import EVERYTHING, KERNEL_GAP_S, Task, timeline
+from tonnage.clock.timeline import EVERYTHING, KERNEL_GAP_S, Task, steady_s, timeline
 
 _TASKS = st.lists(
     st.builds(
@@ -80,3 +80,17 @@ def test_a_step_takes_at_least_what_its_busiest_lane_takes(tasks: list[Task]) ->
     assert found.step_s >= max(busiest_s, found.host_s) - 1e-9
     assert 0 <= found.idle_s <= found.step_s
     assert sum(found.by_kind.values()) >= sum(task.seconds for task in tasks) - 1e-9
+
+
+def test_what_a_stream_did_ahead_of_the_others_is_shown_within_the_step() -> None:
+    found = timeline([kernel(1e-4, stream=1), *[kernel(1e-3) for _ in range(10)]])
+    assert found.step_s == approx(1e-2, rel=0.02)
+    assert {span.stream for span in found.spans} == {0, 1}
+    assert all(0 <= span.start_s < span.end_s <= found.step_s * 1.001 for span in found.spans)
+
+
+def test_a_slower_card_or_host_without_making_tasks_anew() -> None:
+    tasks = [kernel(1e-4, host_s=1e-5) for _ in range(50)]
+    assert steady_s(tasks, 1.0, 1.0) == approx(timeline(tasks).step_s, rel=1e-6)
+    assert steady_s(tasks, 2.0, 1.0) == approx(2 * steady_s(tasks, 1.0, 1.0), rel=0.02)
+    assert steady_s(tasks, 1.0, 20.0) == approx(50 * 2e-4, rel=0.02)

@@ -95,11 +95,11 @@ def steady_s(tasks: Sequence[Task], card: float, host: float) -> float:
 
 
 def _within(span: Span, began_s: float, step_s: float) -> Span:
-    """At its place in the step. A stream that is ahead of the others began it in the step before: so it will in this one."""
-    start_s = span.start_s - began_s
+    """At its place in the step. A stream that is ahead of the others began it in a step before: so it will in this one."""
+    start_s, length_s = span.start_s - began_s, span.end_s - span.start_s
     if start_s < 0:
-        start_s += step_s
-    return replace(span, start_s=start_s, end_s=start_s + span.end_s - span.start_s)
+        start_s = max(0.0, min(start_s % step_s, step_s - length_s))
+    return replace(span, start_s=start_s, end_s=start_s + length_s)
 
 
 class _Lanes:
