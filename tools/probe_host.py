@@ -9,10 +9,9 @@ import argparse
 import importlib
 import json
 import os
-import statistics
 import sys
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,12 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks" / "steps"))
-from measure import FORKS
+from measure import FORKS, pace_s, time_apart
 from trainings import KNOWN, Training, prepare
 
 SMALL = {"batch": 2, "length": 128, "side": 64, "nodes": 1000, "edges": 5000}
 LEAST_S = 0.3
+CALLS = 1500  # that tell a core's pace
 QUIET = 1.35  # times the quietest pace that was seen
 
 
@@ -34,43 +34,14 @@ def smaller(training: Training) -> Training:
     return replace(training, settings=settings)
 
 
-def pace_s(calls: int = 1500) -> float:
-    """What small calls on the processor take, one after the other."""
-    values = torch.ones(8)
-    began_s = time.perf_counter()
-    for _ in range(calls):
-        values = values + 1
-    return (time.perf_counter() - began_s) / calls
-
-
 def go_to_quietest_core() -> float:
     paces = {}
     for core in os.sched_getaffinity(0):
         os.sched_setaffinity(0, {core})
-        paces[core] = pace_s()
+        paces[core] = pace_s(CALLS)
     best = min(paces, key=paces.__getitem__)
     os.sched_setaffinity(0, {best})
     return paces[best]
-
-
-def time_phases(step: Any) -> dict[str, float]:
-    spent: defaultdict[str, list[float]] = defaultdict(list)
-    began_s = time.perf_counter()
-    while time.perf_counter() - began_s < LEAST_S or len(spent["optimizer"]) < 7:
-        of_step: Counter[str] = Counter()
-        since_s = time.perf_counter()
-
-        def mark(phase: str, of_step: Counter[str] = of_step) -> None:
-            nonlocal since_s
-            now_s = time.perf_counter()
-            of_step[phase] += now_s - since_s
-            since_s = now_s
-
-        step(mark)
-        torch.cuda.synchronize()
-        for phase, seconds in of_step.items():
-            spent[phase].append(seconds)
-    return {phase: statistics.median(seconds) for phase, seconds in spent.items()}
 
 
 def profile(step: Any) -> list[list[Any]]:
@@ -94,7 +65,7 @@ def answer(training: Training, answers: Any) -> None:
     for _ in range(3):
         step()
     torch.cuda.synchronize()
-    row = {"host_s": time_phases(step), "pace_s": [pace, pace_s()]}
+    row = {"host_s": time_apart(step, LEAST_S)[1], "pace_s": [pace, pace_s(CALLS)]}
     answers.send(row | {"operators": profile(step)})
 
 

@@ -41,9 +41,26 @@ def measure(training: Training, operators: bool) -> tuple[dict[str, Any], list[d
     torch.cuda.synchronize()
     ready_s = time.perf_counter() - began_s
     torch.cuda.reset_peak_memory_stats()
+    each_s, host_s = time_apart(step, LEAST_S / 3)
+    steps = max(5, round(LEAST_S / statistics.median(each_s)))
+    started_s = time.perf_counter()
+    for _ in range(steps):  # as people run them: the host may be a step ahead
+        step()
+    torch.cuda.synchronize()
+    mean_s = (time.perf_counter() - started_s) / steps
+    row = {
+        "step_s": mean_s, "apart_s": statistics.median(each_s), "steps": steps, "ready_s": round(ready_s, 1),
+        "host_s": host_s, "pace_s": pace_s(),
+        "tokens": training.tokens, "samples": training.samples, "allocated_bytes": torch.cuda.max_memory_allocated(),
+    }  # fmt: skip
+    return row, profile(step) if operators else []
+
+
+def time_apart(step: Callable[..., object], least_s: float) -> tuple[list[float], dict[str, float]]:
+    """Steps that each find the card idle: how long each took, and when the host was through with a phase, as a median."""
     each_s: list[float] = []
     host_s: defaultdict[str, list[float]] = defaultdict(list)
-    while sum(each_s) < LEAST_S / 3 or len(each_s) < 5:
+    while sum(each_s) < least_s or len(each_s) < 7:
         spent: Counter[str] = Counter()
         started_s = since_s = time.perf_counter()
 
@@ -58,27 +75,16 @@ def measure(training: Training, operators: bool) -> tuple[dict[str, Any], list[d
         each_s.append(time.perf_counter() - started_s)
         for phase, seconds in spent.items():
             host_s[phase].append(seconds)
-    steps = max(5, round(LEAST_S / statistics.median(each_s)))
-    started_s = time.perf_counter()
-    for _ in range(steps):  # as people run them: the host may be a step ahead
-        step()
-    torch.cuda.synchronize()
-    mean_s = (time.perf_counter() - started_s) / steps
-    row = {
-        "step_s": mean_s, "apart_s": statistics.median(each_s), "steps": steps, "ready_s": round(ready_s, 1),
-        "host_s": {phase: statistics.median(seconds) for phase, seconds in host_s.items()}, "pace_s": pace_s(),
-        "tokens": training.tokens, "samples": training.samples, "allocated_bytes": torch.cuda.max_memory_allocated(),
-    }  # fmt: skip
-    return row, profile(step) if operators else []
+    return each_s, {phase: statistics.median(seconds) for phase, seconds in host_s.items()}
 
 
-def pace_s() -> float:
+def pace_s(calls: int = 10_000) -> float:
     """How fast the host is just now: small calls on the processor, one after the other."""
     values = torch.ones(8)
     began_s = time.perf_counter()
-    for _ in range(10_000):
+    for _ in range(calls):
         values = values + 1
-    return (time.perf_counter() - began_s) / 10_000
+    return (time.perf_counter() - began_s) / calls
 
 
 def measure_apart(name: str, *, operators: bool) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -76,9 +76,7 @@ def test_a_row_that_no_constant_has_seen() -> None:
     )
 
 
-def test_the_calibration_says_where_it_came_from() -> None:
-    text = (Path(__file__).parents[2] / "src" / "tonnage" / "budget" / "data" / "calibration.toml").read_text()
-    assert "measured on one H200" in text
+def test_no_share_is_missing() -> None:
     assert all(getattr(calibration(), field.name) > 0 for field in fields(Calibration))
 
 

@@ -1,4 +1,4 @@
-"""What is reached of peak rates: of links, drives and hosts, and roughly of a card, where single kernels are not known.
+"""What is reached of the peak rates of links, drives and hosts, and a card's own rate by precision.
 
 The shares are data (`data/calibration.toml`). How long kernels take is the business of `tonnage.clock`.
 """
@@ -21,10 +21,6 @@ _NEXT_BEST = {"fp8": "bf16", "bf16": "fp16", "tf32": "fp32", "fp16": "fp32"}
 class Calibration:
     """Shares of the peaks. The file says what each means and where it came from."""
 
-    matmul_ceiling: float
-    attention_ceiling: float
-    memory_ceiling: float
-    optimizer_ceiling: float
     link_ceiling: float
     link_hop_s: float
     link_start_s: float
@@ -43,7 +39,6 @@ class Calibration:
 def calibration() -> Calibration:
     """The calibration that ships with the package."""
     tables = tomllib.loads(_DATA.read_text("utf-8"))
-    del tables["source"]
     return Calibration(**{f"{table}_{name}": value for table, rows in tables.items() for name, value in rows.items()})
 
 
