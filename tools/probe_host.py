@@ -8,7 +8,6 @@ quiet. Kept are the seconds of each phase and, by a profiler that knows the host
 import argparse
 import importlib
 import json
-import os
 import sys
 import time
 from collections import Counter
@@ -19,12 +18,11 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks" / "steps"))
-from measure import FORKS, pace_s, time_apart
-from trainings import KNOWN, Training, prepare
+from measure import CALLS, FORKS, go_to_quietest_core, pace_s, time_apart
+from trainings import KNOWN, SEEN, Training, prepare
 
 SMALL = {"batch": 2, "length": 128, "side": 64, "nodes": 1000, "edges": 5000}
 LEAST_S = 0.3
-CALLS = 1500  # that tell a core's pace
 QUIET = 1.35  # times the quietest pace that was seen
 
 
@@ -32,16 +30,6 @@ def smaller(training: Training) -> Training:
     """The same calls with less for the card to do. Pictures keep their size: a model may have positions for no other."""
     settings = {name: min(value, SMALL[name]) if name in SMALL else value for name, value in training.settings.items()}
     return replace(training, settings=settings)
-
-
-def go_to_quietest_core() -> float:
-    paces = {}
-    for core in os.sched_getaffinity(0):
-        os.sched_setaffinity(0, {core})
-        paces[core] = pace_s(CALLS)
-    best = min(paces, key=paces.__getitem__)
-    os.sched_setaffinity(0, {best})
-    return paces[best]
 
 
 def profile(step: Any) -> list[list[Any]]:
@@ -80,12 +68,12 @@ def main() -> None:
     began_s = time.perf_counter()
     found: dict[str, Any] = {"torch": torch.__version__, "trainings": {}}
     best_s = float("inf")
-    for name in arguments.names or [name for name, training in KNOWN.items() if not training.compiled]:
+    for name in arguments.names or [name for name, training in (KNOWN | SEEN).items() if not training.compiled]:
         for _ in range(3):
             if time.perf_counter() - began_s > arguments.limit:
                 break
             answers, theirs = FORKS.Pipe(duplex=False)
-            process = FORKS.Process(target=answer, args=(smaller(KNOWN[name]), theirs))
+            process = FORKS.Process(target=answer, args=(smaller((KNOWN | SEEN)[name]), theirs))
             process.start()
             theirs.close()
             try:

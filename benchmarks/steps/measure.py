@@ -3,7 +3,8 @@
 Each training runs in a process of its own, as people run them (in one process for all, the host becomes slower as it goes), and
 is timed over enough steps to fill most of a second after some that warm it up: one by one, as a median, and in a row. `host_s`
 says when the host was through with each phase of a step that found the card idle. Who shares a core with someone else takes up to
-1.7 times as long for the same calls, so `--times` repeats it in further processes: the median counts, and `runs_s` has all.
+1.7 times as long for the same calls, so `--times` repeats it in further processes: the median counts, and `runs_s` has all. `--quiet` adds
+one that stays on the quietest core: `quiet_s` is what the step takes where nobody else is on the host.
 Compiled ones are compiled side by side before the first is timed. `--operators FILE` profiles one more step of each and keeps
 which operator took how much of the card's time.
 """
@@ -14,6 +15,7 @@ import importlib
 import json
 import math
 import multiprocessing
+import os
 import statistics
 import sys
 import time
@@ -28,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from trainings import JUDGED, TRAININGS, Training, prepare
 
 LEAST_S = 0.7
+CALLS = 1500  # that tell a core's pace
 TOGETHER = 8  # compile at the same time
 FORKS = multiprocessing.get_context("fork")
 
@@ -87,11 +90,26 @@ def pace_s(calls: int = 10_000) -> float:
     return (time.perf_counter() - began_s) / calls
 
 
-def measure_apart(name: str, *, operators: bool) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def go_to_quietest_core() -> float:
+    """Stay there, and say how fast it is."""
+    paces = {}
+    for core in os.sched_getaffinity(0):
+        os.sched_setaffinity(0, {core})
+        paces[core] = pace_s(CALLS)
+    best = min(paces, key=paces.__getitem__)
+    os.sched_setaffinity(0, {best})
+    return paces[best]
+
+
+def measure_apart(
+    name: str, *, operators: bool, quiet: bool = False
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Measure within a process of its own; the time of one that failed is infinite."""
     answers, theirs = FORKS.Pipe(duplex=False)
 
     def work() -> None:
+        if quiet:
+            go_to_quietest_core()
         try:
             row, found = measure(TRAININGS[name], operators)
         except Exception as problem:
@@ -161,6 +179,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--operators", type=Path, help="where to keep each step's operators (.jsonl.gz)")
     parser.add_argument("--times", type=int, default=1, help="processes that measure each training")
+    parser.add_argument("--quiet", action="store_true", help="one more process on the quietest core")
     parser.add_argument("--limit", type=float, default=580.0, help="seconds after which nothing new is begun")
     arguments = parser.parse_args()
     began_s = time.perf_counter()
@@ -181,6 +200,9 @@ def main() -> None:
         )
         found["card"] = row.pop("card", None)
         row["runs_s"] = [run["step_s"] for run, _ in runs]
+        if arguments.quiet:
+            alone, _ = measure_apart(name, operators=False, quiet=True)
+            row |= {"quiet_s": alone["step_s"], "quiet_pace_s": alone.get("pace_s")}
         found["trainings"][name] = row | {"judged": name in JUDGED}
         # What is judged by is not shown.
         print(

@@ -172,6 +172,21 @@ SIZES = {
                 "num_key_value_heads": 8, "sliding_window": None},
     "Olmoe": {"hidden_size": 1024, "intermediate_size": 512, "num_hidden_layers": 8, "num_attention_heads": 16,
               "num_key_value_heads": 16, "num_experts": 16, "num_experts_per_tok": 4, "vocab_size": 50304},
+    "SmolLM3": {"hidden_size": 960, "intermediate_size": 2560, "num_hidden_layers": 32, "num_attention_heads": 15,
+                "num_key_value_heads": 5, "vocab_size": 49152, "pad_token_id": 0},
+    "Bloom": {"hidden_size": 1024, "n_layer": 24, "n_head": 16, "vocab_size": 250880},
+    "Falcon": {"hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32, "vocab_size": 65024},
+    "StableLm": {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24, "num_attention_heads": 32,
+                 "num_key_value_heads": 32, "vocab_size": 100352},
+    "Phi3": {"hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32, "num_attention_heads": 32},
+    "Gemma": {"hidden_size": 2048, "intermediate_size": 16384, "num_hidden_layers": 18, "num_attention_heads": 8,
+              "num_key_value_heads": 1, "head_dim": 256},
+    "Olmo2": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 16,
+              "vocab_size": 100352},
+    "Qwen3Moe": {"hidden_size": 1024, "moe_intermediate_size": 512, "num_hidden_layers": 12, "num_attention_heads": 16,
+                 "num_key_value_heads": 4, "head_dim": 64, "num_experts": 32, "num_experts_per_tok": 4},
+    "Granite": {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16,
+                "num_key_value_heads": 4, "vocab_size": 49152},
     "Phi": {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 12, "num_attention_heads": 16},
 }  # fmt: skip
 
@@ -506,8 +521,8 @@ KNOWN = {
     "mlp-fp32-64-compiled": pictures(perceptron, 64, precision="fp32", compiled=True),
 }  # fmt: skip
 
-# These are only ever judged by: their rows are not read while a model's form and figures are chosen.
-JUDGED = {
+# These were judged by once, and then looked at.
+SEEN = {
     "gpt2-large-bf16-4x1024": lm(gpt2, 4, 1024, width=1280, layers=36, heads=20),
     "gpt2-amp-64x128": lm(gpt2, 64, 128, precision="amp"),
     "gpt2-xl-amp-2x1024-checkpointed": lm(gpt2, 2, 1024, precision="amp", checkpointed=True, width=1600, layers=48, heads=25),
@@ -558,4 +573,57 @@ JUDGED = {
     "mlp-bf16-4096-compiled": pictures(perceptron, 4096, width=2048, layers=4, compiled=True),
 }  # fmt: skip
 
-TRAININGS = KNOWN | JUDGED
+# These are only ever judged by: their rows are not read while a model's form and figures are chosen.
+JUDGED = {
+    "smollm-360m-amp-8x1024": lm(causal, 8, 1024, kind="SmolLM3", precision="amp"),
+    "bloom-560m-bf16-4x1024": lm(causal, 4, 1024, kind="Bloom"),
+    "falcon-bf16-2x2048": lm(causal, 2, 2048, kind="Falcon"),
+    "stablelm-1.6b-bf16-2x2048": lm(causal, 2, 2048, kind="StableLm"),
+    "phi3-bf16-1x4096-checkpointed": lm(causal, 1, 4096, kind="Phi3", checkpointed=True),
+    "gemma-2b-bf16-1x2048": lm(causal, 1, 2048, kind="Gemma"),
+    "olmo2-1b-amp-4x1024": lm(causal, 4, 1024, kind="Olmo2", precision="amp"),
+    "qwen3-moe-bf16-4x1024": lm(causal, 4, 1024, kind="Qwen3Moe"),
+    "granite-tf32-2x1024": lm(causal, 2, 1024, kind="Granite", precision="tf32", optimizer="adamw-foreach"),
+    "qwen2-1.5b-bf16-4x512-sgd": lm(causal, 4, 512, kind="Qwen2", optimizer="sgd"),
+    "gpt2-fp16-8x1024": lm(gpt2, 8, 1024, precision="amp-fp16"),
+    "gpt2-medium-bf16-2x512-accumulate": lm(gpt2, 2, 512, accumulate=4, **MEDIUM),
+    "gpt2-large-amp-4x512": lm(gpt2, 4, 512, precision="amp", width=1280, layers=36, heads=20),
+    "llama-0.1b-fp32-4x1024": lm(llama, 4, 1024, size="0.1b", precision="fp32"),
+    "llama-1b-bf16-8x1024": lm(llama, 8, 1024),
+    "llama-1b-amp-1x8192-checkpointed": lm(llama, 1, 8192, precision="amp", checkpointed=True),
+    "llama-3b-bf16-4x1024": lm(llama, 4, 1024, size="3b"),
+    "llama-8b-lora-1x4096": lm(llama, 1, 4096, size="8b", adapters=32),
+    "bert-large-bf16-32x256": lm(bert, 32, 256, **MEDIUM),
+    "bert-base-fp32-16x256": lm(bert, 16, 256, precision="fp32"),
+    "albert-amp-32x256": lm(masked, 32, 256, kind="Albert", hidden_size=768, num_attention_heads=12, intermediate_size=3072,
+                            precision="amp"),
+    "mpnet-amp-64x128": lm(masked, 64, 128, kind="MPNet", precision="amp"),
+    "modernbert-bf16-16x512": lm(masked, 16, 512, kind="ModernBert", attn_implementation="sdpa"),
+    "vit-b-bf16-256": pictures(vit, 256),
+    "vit-l-amp-32": pictures(vit, 32, precision="amp", **MEDIUM),
+    "dinov2-amp-64": pictures(vision, 64, kind="Dinov2", precision="amp"),
+    "segformer-amp-64": pictures(vision, 64, kind="Segformer", precision="amp"),
+    "resnet50-bf16-128": pictures(timm_model, 128, name="resnet50", optimizer="sgd"),
+    "resnext50-amp-128": pictures(timm_model, 128, name="resnext50_32x4d", precision="amp", optimizer="sgd"),
+    "vgg16-amp-64": pictures(timm_model, 64, name="vgg16_bn", precision="amp", optimizer="sgd"),
+    "efficientnetv2-s-amp-64": pictures(timm_model, 64, name="efficientnetv2_rw_s", precision="amp"),
+    "mobilenet-v2-amp-256": pictures(timm_model, 256, name="mobilenetv2_100", precision="amp"),
+    "maxvit-t-amp-32": pictures(timm_model, 32, name="maxvit_tiny_rw_224", precision="amp"),
+    "dit-b-fp32-32": pictures(diffusion_transformer, 32, precision="fp32"),
+    "dit-xl-bf16-16": pictures(diffusion_transformer, 16, width=1152, layers=28, heads=16),
+    "unet-amp-64": pictures(unet, 64, precision="amp", width=64, levels=3, side=128),
+    "lstm-amp-128x256": lm(recurrent, 128, 256, width=768, precision="amp"),
+    "graph-fp32-wide": Training(build=graph, settings={"nodes": 20_000, "edges": 600_000, "width": 512}, precision="fp32",
+                                samples=20_000),
+    "recommender-amp-32768": pictures(recommender, 32768, tables=26, precision="amp"),
+    "mlp-tf32-16384": pictures(perceptron, 16384, width=2048, layers=12, precision="tf32"),
+    "llama-3b-bf16-2x2048-compiled": lm(llama, 2, 2048, size="3b", compiled=True),
+    "gpt2-bf16-16x1024-compiled": lm(gpt2, 16, 1024, compiled=True),
+    "qwen2-1.5b-amp-2x2048-compiled": lm(causal, 2, 2048, kind="Qwen2", precision="amp", compiled=True),
+    "bert-large-bf16-16x512-compiled": lm(bert, 16, 512, compiled=True, **MEDIUM),
+    "vit-l-bf16-64-compiled": pictures(vit, 64, compiled=True, **MEDIUM),
+    "resnet50-bf16-256-compiled": pictures(timm_model, 256, name="resnet50", optimizer="sgd", compiled=True),
+    "unet-bf16-16-compiled": pictures(unet, 16, compiled=True),
+}  # fmt: skip
+
+TRAININGS = KNOWN | SEEN | JUDGED
