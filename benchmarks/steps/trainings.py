@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -172,6 +173,12 @@ SIZES = {
                 "num_key_value_heads": 8, "sliding_window": None},
     "Olmoe": {"hidden_size": 1024, "intermediate_size": 512, "num_hidden_layers": 8, "num_attention_heads": 16,
               "num_key_value_heads": 16, "num_experts": 16, "num_experts_per_tok": 4, "vocab_size": 50304},
+    "Starcoder2": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 12, "num_attention_heads": 16,
+                   "num_key_value_heads": 2},
+    "GPTNeo": {"hidden_size": 1024, "num_layers": 12, "num_heads": 16, "attention_types": [[["global", "local"], 6]]},
+    "Cohere": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 8, "num_attention_heads": 16,
+               "vocab_size": 128000},
+    "Olmo": {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 16, "num_attention_heads": 16},
     "SmolLM3": {"hidden_size": 960, "intermediate_size": 2560, "num_hidden_layers": 32, "num_attention_heads": 15,
                 "num_key_value_heads": 5, "vocab_size": 49152, "pad_token_id": 0},
     "Bloom": {"hidden_size": 1024, "n_layer": 24, "n_head": 16, "vocab_size": 250880},
@@ -449,6 +456,45 @@ def recommender(batch: int, tables: int = 16, rows: int = 50_000, width: int = 6
     return Recommender(tables, rows, width), inputs
 
 
+class Clips(nn.Module):
+    """Convolutions over clips of pictures, or over sound, by how many axes they have."""
+
+    def __init__(self, axes: int, channels: int, width: int, blocks: int, kernel: int) -> None:
+        super().__init__()
+        convolution, norm = ((nn.Conv1d, nn.BatchNorm1d), (nn.Conv3d, nn.BatchNorm3d))[axes == 3]
+        widths = [channels, *(width * 2 ** (block // 2) for block in range(blocks))]
+        layers: list[nn.Module] = []
+        for into, out in pairwise(widths):
+            layers += [convolution(into, out, kernel, 1 + (out > into), kernel // 2), norm(out), nn.ReLU()]
+        self.layers, self.head = nn.Sequential(*layers), nn.Linear(widths[-1], 400)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(self.layers(x).flatten(2).mean(-1)), labels)
+
+
+def video(batch: int) -> Any:
+    return Clips(3, 3, 64, 8, 3), {"x": torch.randn(batch, 3, 16, 112, 112), "labels": torch.randint(0, 400, (batch,))}
+
+
+def audio(batch: int) -> Any:
+    return Clips(1, 1, 64, 10, 9), {"x": torch.randn(batch, 1, 32000), "labels": torch.randint(0, 400, (batch,))}
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(20000, 512), nn.Linear(512, 20000)
+        layer = nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, 8, enable_nested_tensor=False)
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(self.layers(self.embedding(input_ids))).flatten(0, 1), labels.flatten())
+
+
+def encoder(batch: int, length: int) -> Any:
+    return Encoder(), _tokens(batch, length, 20000)
+
+
 def lm(build: Callable[..., Any], batch: int, length: int, **options: Any) -> Training:
     chosen = {name: options.pop(name) for name in list(options) if name not in Training.__dataclass_fields__}
     accumulate = options.get("accumulate", 1)
@@ -521,7 +567,7 @@ KNOWN = {
     "mlp-fp32-64-compiled": pictures(perceptron, 64, precision="fp32", compiled=True),
 }  # fmt: skip
 
-# These were judged by once, and then looked at.
+# These were judged by once, in two sets, and then looked at.
 SEEN = {
     "gpt2-large-bf16-4x1024": lm(gpt2, 4, 1024, width=1280, layers=36, heads=20),
     "gpt2-amp-64x128": lm(gpt2, 64, 128, precision="amp"),
@@ -571,10 +617,6 @@ SEEN = {
     "convnext-t-amp-64-compiled": pictures(timm_model, 64, name="convnext_tiny", precision="amp", compiled=True),
     "deit-s-bf16-128-compiled": pictures(timm_model, 128, name="deit_small_patch16_224", compiled=True),
     "mlp-bf16-4096-compiled": pictures(perceptron, 4096, width=2048, layers=4, compiled=True),
-}  # fmt: skip
-
-# These are only ever judged by: their rows are not read while a model's form and figures are chosen.
-JUDGED = {
     "smollm-360m-amp-8x1024": lm(causal, 8, 1024, kind="SmolLM3", precision="amp"),
     "bloom-560m-bf16-4x1024": lm(causal, 4, 1024, kind="Bloom"),
     "falcon-bf16-2x2048": lm(causal, 2, 2048, kind="Falcon"),
@@ -624,6 +666,46 @@ JUDGED = {
     "vit-l-bf16-64-compiled": pictures(vit, 64, compiled=True, **MEDIUM),
     "resnet50-bf16-256-compiled": pictures(timm_model, 256, name="resnet50", optimizer="sgd", compiled=True),
     "unet-bf16-16-compiled": pictures(unet, 16, compiled=True),
+}  # fmt: skip
+
+# These are only ever judged by: their rows are not read while a model's form and figures are chosen.
+JUDGED = {
+    "starcoder2-bf16-2x2048": lm(causal, 2, 2048, kind="Starcoder2"),
+    "gpt-neo-amp-4x1024": lm(causal, 4, 1024, kind="GPTNeo", precision="amp"),
+    "cohere-bf16-2x1024": lm(causal, 2, 1024, kind="Cohere"),
+    "olmo-fp16-4x1024": lm(causal, 4, 1024, kind="Olmo", precision="amp-fp16"),
+    "llama-0.5b-tf32-2x1024": lm(llama, 2, 1024, size="0.5b", precision="tf32"),
+    "llama-1b-bf16-2x4096-sgd": lm(llama, 2, 4096, optimizer="sgd"),
+    "llama-3b-bf16-1x8192-checkpointed": lm(llama, 1, 8192, size="3b", checkpointed=True),
+    "llama-1b-lora-amp-2x1024": lm(llama, 2, 1024, adapters=8, precision="amp"),
+    "qwen3-0.6b-bf16-8x1024": lm(qwen3, 8, 1024),
+    "mixtral-amp-4x512": lm(mixtral, 4, 512, precision="amp"),
+    "gpt2-xl-bf16-4x1024": lm(gpt2, 4, 1024, width=1600, layers=48, heads=25),
+    "gpt2-tf32-16x512": lm(gpt2, 16, 512, precision="tf32"),
+    "bert-large-amp-16x256": lm(bert, 16, 256, precision="amp", **MEDIUM),
+    "deberta-amp-16x256": lm(masked, 16, 256, kind="DebertaV2", hidden_size=768, num_hidden_layers=12, num_attention_heads=12,
+                             intermediate_size=3072, vocab_size=32000, precision="amp"),
+    "t5-base-fp32-8x256": lm(t5, 8, 256, precision="fp32"),
+    "bart-base-bf16-8x512": lm(bart, 8, 512),
+    "vit-b-fp16-64": pictures(vit, 64, precision="amp-fp16"),
+    "beit-b-amp-64": pictures(timm_model, 64, name="beit_base_patch16_224", precision="amp"),
+    "cait-amp-64": pictures(timm_model, 64, name="cait_xxs24_224", precision="amp"),
+    "poolformer-amp-128": pictures(timm_model, 128, name="poolformer_s12", precision="amp"),
+    "resnet50-tf32-128": pictures(timm_model, 128, name="resnet50", precision="tf32", optimizer="sgd"),
+    "resnetv2-50-amp-128": pictures(timm_model, 128, name="resnetv2_50", precision="amp", optimizer="sgd"),
+    "dpn68-amp-64": pictures(timm_model, 64, name="dpn68", precision="amp"),
+    "inception-v3-amp-128": pictures(timm_model, 128, name="inception_v3", precision="amp"),
+    "convnextv2-t-amp-64": pictures(timm_model, 64, name="convnextv2_tiny", precision="amp"),
+    "dit-b-tf32-64": pictures(diffusion_transformer, 64, precision="tf32"),
+    "unet-amp-8-deep": pictures(unet, 8, precision="amp", levels=5),
+    "video-amp-8": pictures(video, 8, precision="amp"),
+    "audio-amp-32": pictures(audio, 32, precision="amp"),
+    "encoder-amp-32x256": lm(encoder, 32, 256, precision="amp"),
+    "lstm-fp16-64x64": lm(recurrent, 64, 64, width=1024, precision="amp-fp16"),
+    "graph-tf32-deep": Training(build=graph, settings={"nodes": 40_000, "edges": 300_000, "layers": 8}, precision="tf32",
+                                samples=40_000),
+    "recommender-fp32-16384": pictures(recommender, 16384, width=128, precision="fp32"),
+    "mlp-amp-2048": pictures(perceptron, 2048, width=4096, layers=6, precision="amp"),
 }  # fmt: skip
 
 TRAININGS = KNOWN | SEEN | JUDGED

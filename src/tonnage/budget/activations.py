@@ -175,6 +175,8 @@ def _mixer(mixer: Attention, style: Style, widths: Widths, configuration: Config
         kept += Kept(split=(FP32 + normalised) * (widths.queries + widths.keys))
     if mixer.kind is AttentionKind.LATENT:
         kept += _latent(mixer, style, widths)
+    if style.apart:
+        return kept + _apart(style, widths)
     if configuration.attention == "eager" or _falls_to_math(mixer, widths):
         return kept + _eager(style, widths)
     if style.unfused_mqa and mixer.kv_heads == 1:
@@ -228,6 +230,15 @@ def _eager(style: Style, widths: Widths) -> Kept:
     mask = 1 if style.attention_dropout else 0
     heads = 2 * widths.queries + 2 * widths.attended
     return Kept(split=size * heads, scores=(softmax + used + mask) * widths.heads)
+
+
+def _apart(style: Style, widths: Widths) -> Kept:
+    """Queries, keys and values, the softmax, and with dropout what it leaves of it, as the backward pass reads them: in FP32, or
+    as autocast casts them."""
+    heads = widths.queries + widths.keys + widths.values
+    size = widths.compute_bytes if widths.autocast else FP32
+    scores = size + (size + 1 if style.attention_dropout else 0)
+    return Kept(split=size * heads + widths.compute_bytes * widths.attended, scores=scores * widths.heads)
 
 
 def _feed_forward(layer: Layer, style: Style, widths: Widths) -> Kept:

@@ -200,7 +200,7 @@ class LayerLaunches:
             self._part(calls, "rotary", rotary, rows * width / attention.head_dim, attention.head_dim)
         if attention.kind is AttentionKind.RECURRENT:
             self._recurrent(calls, attention)
-        elif self.configuration.attention == "eager":
+        elif self.configuration.attention == "eager" or style.apart and not np.any(read):
             self._scores(calls, attention, style)
         else:
             self._fused_attention(calls, attention, style, read)
@@ -387,25 +387,39 @@ class LayerLaunches:
         return precision, "cudnn" if has_cudnn and not dropout else "flash"
 
     def _scores(self, calls: Calls, attention: Attention, style: Style) -> None:
-        """Eager attention: two products over every pair, masked or not, and passes over the scores in memory."""
+        """Attention as two products over every pair, masked or not, and passes over the scores in memory: eager, or as PyTorch
+        takes it apart, whose products are in FP32 (those of the backward pass too, unless autocast casts them)."""
         seq, tp, batch = self.configuration.seq, self.configuration.tp, self.configuration.micro_batch
         rows, heads = seq / self.configuration.cp, batch * attention.heads / tp
-        precision = _PRECISIONS[self.configuration.precision]
-        precision = "bf16" if precision == "fp8" else precision
+        narrow = _PRECISIONS[self.configuration.precision]
+        narrow = "bf16" if narrow == "fp8" else narrow
+        how = "apart" if style.apart else "eager"
+        forward = "fp32" if style.apart and self.configuration.compute_bytes < _FP32_BYTES else narrow
+        backward = narrow if self.configuration.autocast else forward
         key, value = attention.head_dim, attention.value_head_dim
-        for n, k, layout in ((seq, key, "tn-16"), (value, seq, "nn-16")):
-            calls.attention.append(Call(_product(heads, rows, n, k, precision, layout), operators=2, inner=7))
+        for n, k, layout in ((seq, key, "tn"), (value, seq, "nn")):
+            aligned = self._aligned(seq, forward)
+            launch = _product(heads, rows, n, k, forward, f"{layout}-{aligned}")
+            calls.attention.append(Call(launch, operators=2, inner=7))
+            aligned = self._aligned(seq, backward)
             for launch in (
-                _product(heads, rows, k, n, precision, "nn-16"),
-                _product(heads, n, k, rows, precision, "nt-16"),
+                _product(heads, rows, k, n, backward, f"nn-{aligned}"),
+                _product(heads, n, k, rows, backward, f"nt-{aligned}"),
             ):
                 calls.attention_backward.append(Call(launch, operators=3, inner=2))
         scores = Calls()
-        self._part(scores, "scores", "eager", heads * rows, seq)
+        self._part(scores, "scores", how, heads * rows, seq)
         if style.attention_dropout:
-            self._part(scores, "scores", "dropout", heads * rows, seq)
+            self._part(scores, "scores", f"{how}-dropout", heads * rows, seq)
+        if style.apart:
+            self._part(scores, "scores", "apart-heads", self.tokens, (2 * key + value) * attention.heads / tp)
         calls.attention += scores.others
         calls.attention_backward += scores.backward
+
+    def _aligned(self, columns: Quantity, precision: str) -> int:
+        """Bytes that rows of so many numbers begin at a multiple of, as far as a product's kernel cares."""
+        size = _FP32_BYTES if precision in ("fp32", "tf32") else self.configuration.compute_bytes
+        return int(np.gcd.reduce(np.append(np.asarray(columns, int).ravel() * size, _ALIGNED_BYTES)))
 
     def _recurrent(self, calls: Calls, attention: Attention) -> None:
         """A scan, counted as a product with as many operations."""

@@ -34,6 +34,7 @@ from tonnage.models.shape import Layer, ModelShape, Stack
 # What a layer's kernels depend on, of a configuration's numbers.
 _LAYER_NUMBERS = ("seq", "micro_batch", "tp", "cp", "ep")
 _BACKWARD = 4  # where it begins, of the parts in `_paced`
+_NOTHING_S = 1e-12
 # Of a backward pass, products that traffic of tensor parallelism can hide behind: half of those with two of three weights.
 _BEHIND_PRODUCTS = 0.25
 PARTS = ("forward", "backward", "recompute", "optimizer", "collectives", "offload", "bubble")
@@ -296,12 +297,14 @@ def _paced(passes: _Passes, update: Busy, slower: Quantity, *, together: bool, w
     micro-batch together, or the host has the lead that it won in the one before. Where it `waits`, they begin the backward pass
     together, too."""
     embedding, layers, head = passes
+    # Each block is recomputed right before its own backward pass: the host launches the one while the card is busy with the other.
+    again = layers.recompute + layers.backward
+    recomputed = layers.recompute.at(slower) / np.maximum(again.at(slower), _NOTHING_S)
     order = (
         ("forward", embedding.forward), ("forward", layers.forward), ("forward", head.forward), ("recompute", head.recompute),
-        ("backward", head.backward), ("recompute", layers.recompute), ("backward", layers.backward),
-        ("backward", embedding.backward), ("update", update),
+        ("backward", head.backward), ("layers", again), ("backward", embedding.backward), ("update", update),
     )  # fmt: skip
-    found: dict[str, Quantity] = dict.fromkeys(("forward", "backward", "recompute", "update"), 0.0)
+    found: dict[str, Quantity] = dict.fromkeys(("forward", "backward", "recompute", "update", "layers"), 0.0)
     begins_s: Quantity = 0.0
     whole = sum((part for _, part in order), Busy())
     lead_s = 0.0 if together else np.maximum(whole.at(slower) - whole.host_s, 0.0) * np.logical_not(waits)
@@ -313,6 +316,9 @@ def _paced(passes: _Passes, update: Busy, slower: Quantity, *, together: bool, w
         ends_s = np.maximum(begins_s + part.at(slower), launched_s)
         found[name] = found[name] + (ends_s - begins_s)
         begins_s = ends_s
+    layers_s = found.pop("layers")
+    found["recompute"] = found["recompute"] + recomputed * layers_s
+    found["backward"] = found["backward"] + (1 - recomputed) * layers_s
     return _Seconds(*found.values())
 
 

@@ -35,6 +35,7 @@ class Style:
     wide_router: bool = False
     turned: bool = False
     fused: bool = False
+    apart: bool = False  # attention is two products and a softmax
 
 
 _FUSED = Style(norm="native", rotary="add", fused_qkv=True, fused_gate=True, fused=True, upcast=False)
@@ -48,9 +49,15 @@ def caps_logits(shape: ModelShape) -> bool:
 def style_of(shape: ModelShape, layer: Layer, configuration: Configuration) -> Style:
     """As the framework runs this block: eager PyTorch as transformers writes it, fused elsewhere."""
     written = _written(shape.architecture, layer.rms_norm)
-    if configuration.compile:
-        return replace(_FUSED, fused_qkv=False, fused_gate=False, dropout=written.dropout)
     form = framework_of(configuration).written
+    if configuration.compile:
+        # Transformers makes a mask of all pairs for an encoder that is compiled, and PyTorch has no kernel that takes it.
+        attention = layer.attention
+        apart = form == "transformers" and attention is not None and not attention.causal
+        apart = apart and configuration.attention == "flash"
+        dropped = apart and written.attention_dropout
+        style = replace(_FUSED, fused_qkv=False, fused_gate=False, dropout=written.dropout)
+        return replace(style, apart=apart, attention_dropout=dropped)
     if form == "transformers":
         return written
     rotary: Literal["none", "add"] = "none" if written.rotary == "none" else "add"

@@ -173,13 +173,14 @@ def _tasks(
                 waiting_s = 0.0
             continue
         kind = OPTIMIZER if moment.phase == OPTIMIZER else launch.kind
-        waiting_s += costs.launch_s(moment, launch)
+        launching_s = costs.launch_s(moment, launch)
+        waiting_s += launching_s
         seconds = float(kernels.seconds(launch, gpu))
         on_tensor_cores = launch.kind in _ARITHMETIC and launch.precision not in _WITHOUT_TENSOR_CORES
         rate = gpu.rates.get(launch.precision, 0.0) if on_tensor_cores else 0.0
         share = launch.operations / seconds / rate if rate and seconds else 0.0
         yield Task(
-            call.name, kind, seconds, waiting_s, launch.kernels, stream,
+            call.name, kind, seconds, waiting_s, launch.kernels, launching_s * (1 - 1 / launch.kernels), stream,
             awaits=streams.awaited(moment), synchronizes=synchronizes, share=share,
         )  # fmt: skip
         waiting_s = 0.0

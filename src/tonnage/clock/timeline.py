@@ -22,7 +22,8 @@ HOST, EVERYTHING = -1, -2
 class Task:
     """What the host does next: some work of its own, then a launch, if there is one, or a wait for the card.
 
-    `kernels` of one operator run one after the other and share its `seconds`. The stream goes on when all events that it
+    `kernels` of one operator run one after the other and share its `seconds`; of `host_s`, the last `launching_s` go by between the
+    launches of the first and of the last of them. The stream goes on when all events that it
     `awaits` have happened; the event that it `records` happens when it has done what it was given so far. An event that comes
     later in a step than who awaits it is that of the step before. Who `synchronizes` has the host wait for its stream.
     """
@@ -32,6 +33,7 @@ class Task:
     seconds: float = 0.0
     host_s: float = 0.0
     kernels: int = 1
+    launching_s: float = 0.0
     stream: int = 0
     awaits: tuple[str, ...] = ()
     records: str = ""
@@ -146,8 +148,10 @@ class _Lanes:
         queued = self._queued.setdefault(stream, [])
         if len(queued) >= QUEUE_LENGTH:
             self.host_s = max(self.host_s, queued[-QUEUE_LENGTH])
-        start_s = max(self.free_s.get(stream, 0.0) + KERNEL_GAP_S, self.host_s + LAUNCH_LATENCY_S)
+        launched_s = self.host_s + LAUNCH_LATENCY_S
+        start_s = max(self.free_s.get(stream, 0.0) + KERNEL_GAP_S, launched_s - task.launching_s * self._host)
         end_s = start_s + task.seconds * self._card + (task.kernels - 1) * KERNEL_GAP_S
+        end_s = max(end_s, launched_s + task.seconds * self._card / task.kernels)
         self.free_s[stream] = end_s
         queued.append(start_s)
         return start_s, end_s

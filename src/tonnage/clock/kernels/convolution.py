@@ -8,7 +8,7 @@ cores. With as many groups as channels, each channel by itself, the FP32 lanes d
 
 from dataclasses import replace
 from functools import lru_cache
-from math import ceil, prod
+from math import ceil, inf, prod
 from typing import Any
 
 from tonnage.clock.kernels import matmul
@@ -20,6 +20,7 @@ from tonnage.clock.settings import Settings
 from tonnage.hardware.gpu import Gpu
 
 _ALIGNED_BYTES = 16
+_TOGETHER = (1, 2, 4, 8, 16)
 _SMALL_KERNEL = 9  # pixels
 _PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16")
 _NO_SPLIT = {"join_s": 0.0, "join": 1.0}
@@ -160,21 +161,27 @@ def _gathered(launch: Launch, gpu: Gpu, layout: str, name: str) -> float:
     batch, channels, out_channels, groups, pixels, out_pixels, kernel_pixels = launch.shape
     # Channels are padded to what a load holds.
     unit = _ALIGNED_BYTES // element_bytes
-    into, out = (ceil(count / groups / unit) * unit for count in (channels, out_channels))
-    products = {
-        "forward": (groups, batch * out_pixels, out, into * kernel_pixels),
-        "input": (groups, batch * pixels, into, max(1, out * kernel_pixels * out_pixels // pixels)),
-        "weight": (groups, out, into * kernel_pixels, batch * out_pixels),
-    }
-    slower = family["odd_in"] if channels // groups % unit else 1.0
-    slower *= family["odd_out"] if out_channels // groups % unit else 1.0
+    slower = family["odd_in"] if channels % unit else 1.0
+    slower *= family["odd_out"] if out_channels % unit else 1.0
     slower *= family["strided"] if kernel_pixels > _SMALL_KERNEL and pixels > out_pixels else 1.0
-    whole_s = tiled(_NO_SPLIT | family, products[name], gpu, launch.precision, element_bytes, element_bytes, slower)
+    whole_s = inf
+    # Small groups share a tile, with zeros between them, where that is faster.
+    for together in (count for count in _TOGETHER if groups % count == 0):
+        apart = groups // together
+        into, out = (ceil(count / apart / unit) * unit for count in (channels, out_channels))
+        products = {
+            "forward": (apart, batch * out_pixels, out, into * kernel_pixels),
+            "input": (apart, batch * pixels, into, max(1, out * kernel_pixels * out_pixels // pixels)),
+            "weight": (apart, out, into * kernel_pixels, batch * out_pixels),
+        }
+        made_s = tiled(_NO_SPLIT | family, products[name], gpu, launch.precision, element_bytes, element_bytes, slower)
+        whole_s = min(whole_s, float(made_s))
     if layout == "nchw" and "convert" in family:
-        turned = batch * (channels * pixels + out_channels * out_pixels) + into * out * groups * kernel_pixels
+        weights = channels * out_channels // groups * kernel_pixels
+        turned = batch * (channels * pixels + out_channels * out_pixels) + weights
         converted_s = 2 * element_bytes * turned / (gpu.bandwidth_bytes_per_s * family["convert"])
         whole_s += 3 * family["convert_s"] + converted_s
-    return float(whole_s)
+    return whole_s
 
 
 def _pointwise(launch: Launch, gpu: Gpu, layout: str, name: str) -> float:

@@ -206,13 +206,14 @@ def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 
 def _crosses(call: Call, tensors: Sequence[int]) -> bool:
-    """Whether neighbours of one tensor lie apart in another, so that every element costs a sector."""
-    strides = [call.strides[at] for at in tensors if at < len(call.strides) and call.strides[at]]
-    whole = [one for one in strides if len(one) == len(call.shapes[tensors[0]])]
+    """Whether neighbours of one whole tensor lie apart in another, so that every element costs a sector."""
+    shape = _broadcast([call.shapes[at] for at in tensors])
+    whole = [at for at in tensors if tuple(call.shapes[at]) == shape and at < len(call.strides) and call.strides[at]]
     if len(whole) < 2:
         return False
-    inner = min(range(len(whole[0])), key=lambda axis: (call.shapes[tensors[0]][axis] == 1, whole[0][axis]), default=0)
-    return any(one[inner] * call.element_bytes(tensors[0]) >= SECTOR_BYTES for one in whole[1:])
+    first, *others = (_strides(call, at, shape) for at in whole)
+    inner = min(range(len(shape)), key=lambda axis: (shape[axis] == 1, first[axis]), default=0)
+    return any(one[inner] * call.element_bytes(tensors[0]) >= SECTOR_BYTES for one in others)
 
 
 def _loops(call: Call, tensors: Sequence[int], shape: tuple[int, ...]) -> int:

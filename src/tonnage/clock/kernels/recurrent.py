@@ -17,6 +17,7 @@ from tonnage.hardware.gpu import Gpu
 
 _GATES = {"0": 1, "1": 1, "2": 4, "3": 3}  # by cuDNN's mode: two plain ones, LSTM, GRU
 _PASSES = {"forward": 1, "backward": 2}
+_KERNELS = {"forward": 2, "backward": 3}  # of a layer at each moment
 
 
 # From calls -----------------------------------------------------------------------------------------------------------
@@ -37,7 +38,7 @@ def _reading(direction: str, mode_at: int) -> Read:
         return Launch(
             kind="recurrent", name=call.name, shape=(layers, length, batch, width, hidden, gates), precision=precision,
             moved_bytes=float(moved * call.element_bytes(0) * _PASSES[direction]),
-            operations=2.0 * macs * _PASSES[direction], variant=direction, kernels=layers * (2 * length + 1),
+            operations=2.0 * macs * _PASSES[direction], variant=direction, kernels=layers * (_KERNELS[direction] * length + 1),
         )  # fmt: skip
 
     return read
