@@ -155,7 +155,10 @@ _MAKERS: dict[str, Callable[[dict[str, Any], bool], tuple[Call, Settings] | None
 
 ASIDE = ("Memset", "splitKreduce", "epilogue", "scal_kernel", "Memcpy", "nchwToNhwc", "nhwcToNchw", "philox", "reduce", "init_device",
          "convert_dq", "compute_dot", "prepare_", "AddPadding", "ReduceSplitK", "wgrad2d_c1_k1_nhwc_reduce", "split_k_kernel")  # fmt: skip
-CAUSAL = ("gpt2", "llama", "qwen", "mixtral", "opt", "pythia", "gemma2", "mistral", "olmoe", "phi")
+CAUSAL = (
+    "gpt2", "gpt-neo", "llama", "qwen", "mixtral", "opt", "pythia", "gemma", "mistral", "olmo", "phi", "smollm", "bloom",
+    "falcon", "stablelm", "granite", "starcoder2", "cohere",
+)  # fmt: skip
 TF32 = re.compile(r"tf32|_s1688gemm_[12]")
 LAYOUT = re.compile(r"_([NT])([NT])[NT]$|_([nt])([nt])_(?:n_|align)")
 
@@ -163,7 +166,7 @@ LAYOUT = re.compile(r"_([NT])([NT])[NT]$|_([nt])([nt])_(?:n_|align)")
 def trained() -> Iterator[Case]:
     """Compute operators of the profiled steps, with all kernels that they launched."""
     judged = {
-        name: row["judged"]
+        name: row["judged"] or row.get("seen", False)
         for name, row in json.loads((RESULTS / "steps-h200.json").read_text("utf-8"))["trainings"].items()
     }
     grouped: dict[str, list[dict[str, Any]]] = defaultdict(list)

@@ -334,7 +334,8 @@ def _optimizer(note: str) -> list[Call]:
 def step_samples() -> list[Sample]:
     """A sample for each operator of each training; kernels of one call are taken together."""
     judged = {
-        name: row["judged"] for name, row in json.loads((RESULTS / "steps-h200.json").read_text())["trainings"].items()
+        name: row["judged"] or row.get("seen", False)
+        for name, row in json.loads((RESULTS / "steps-h200.json").read_text())["trainings"].items()
     }
     grouped: dict[tuple[str, str, str], list[dict[str, Any]]] = defaultdict(list)
     with gzip.open(RESULTS / "steps-operators-h200.jsonl.gz", "rt") as file:

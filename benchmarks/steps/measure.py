@@ -101,9 +101,7 @@ def go_to_quietest_core() -> float:
     return paces[best]
 
 
-def measure_apart(
-    name: str, *, operators: bool, quiet: bool = False
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def measure_apart(name: str, *, operators: bool, quiet: bool = False) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Measure within a process of its own; the time of one that failed is infinite."""
     answers, theirs = FORKS.Pipe(duplex=False)
 

@@ -42,14 +42,15 @@ OPTIMIZERS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", action="store_true", help="show the milliseconds of each part")
+    parser.add_argument("--judged", action="store_true", help="show the rows that are only judged by, too")
     parser.add_argument("--truth", type=Path, default=TRUTH, help="the folder of measurements")
     options = parser.parse_args()
-    judge_trainings(options.parts)
+    judge_trainings(options.parts, options.judged)
     judge_phases(json.loads((options.truth / "steptime.json").read_text("utf-8")))
     judge_published(options.truth / "published-training.jsonl")
 
 
-def judge_trainings(parts: bool) -> None:
+def judge_trainings(parts: bool, judged: bool) -> None:
     errors: dict[str, list[float]] = {"known": [], "judged": []}
     for name, row in json.loads(RESULTS.read_text("utf-8"))["trainings"].items():
         training = TRAININGS[name]
@@ -60,6 +61,8 @@ def judge_trainings(parts: bool) -> None:
         error = float(time.total_s) / row["step_s"] - 1
         errors["judged" if row["judged"] else "known"].append(error)
         mark = "judged" if row["judged"] else ""
+        if row["judged"] and not judged:
+            continue
         print(
             f"{name:40}{float(time.total_s) * 1e3:9.1f}{row['step_s'] * 1e3:9.1f}{error:+8.1%}  {mark:8}",
             words(time) if parts else "",

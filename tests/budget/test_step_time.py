@@ -16,7 +16,7 @@ from tonnage.budget.layer_launches import LayerLaunches
 from tonnage.budget.roofline import Calibration, calibration
 from tonnage.budget.step_time import PARTS, StepClock, step_time
 from tonnage.hardware import find_cluster, find_gpu
-from tonnage.models import ModelShape, find_model
+from tonnage.models import ModelShape, find_model, from_config
 
 ROWS = json.loads((Path(__file__).parents[2] / "benchmarks" / "truth" / "steptime.json").read_text())
 PRESETS = {"llama-1b": "llama-3.2-1b", "llama-3b": "llama-3.2-3b", "llama-8b": "llama-3.1-8b"}
@@ -228,6 +228,46 @@ def test_a_layer_launches_what_transformers_was_seen_to_launch() -> None:
     assert (forward, backward) == (38, 75)
     shapes = {call.launch.shape[1:] for call in calls.products if call.launch}
     assert shapes == {(8192, 2048, 2048), (8192, 512, 2048), (8192, 8192, 2048), (8192, 2048, 8192)}
+
+
+@pytest.mark.truth
+@pytest.mark.parametrize(
+    ("config", "batch", "seq", "measured_s"),
+    [({"model_type": "bert", "vocab_size": 30522}, 16, 512, 0.0883), ({"model_type": "vit"}, 64, 197, 0.0899)],
+)
+def test_compiled_encoders_take_attention_apart(
+    config: dict[str, Any], batch: int, seq: int, measured_s: float
+) -> None:
+    """Of 24 layers, on an H200: PyTorch widens their attention to FP32, which takes half of the step."""
+    sizes = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
+    configuration = replace(BASE, precision="bf16", compile=True, optimizer_kernel="fused", micro_batch=batch, seq=seq)
+    time = step_time(from_config(config | sizes, "encoder"), configuration, find_cluster("h200"))
+    assert float(time.total_s) == pytest.approx(measured_s, rel=0.1)
+
+
+def test_fp32_with_few_heads_of_keys_has_no_fused_attention() -> None:
+    sizes = {
+        "hidden_size": 768,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 12,
+        "intermediate_size": 2048,
+        "vocab_size": 100,
+    }
+    few, all_of_them = (
+        step_time(
+            from_config({"model_type": "llama", "num_key_value_heads": heads} | sizes, "llama"),
+            replace(BASE, precision="fp32", micro_batch=4, seq=4096), find_cluster("h200"),
+        )
+        for heads in (4, 12)
+    )  # fmt: skip
+    assert float(few.total_s) > 1.1 * float(all_of_them.total_s)
+
+
+def test_blocks_are_recomputed_while_the_card_is_busy_with_others() -> None:
+    """Checkpoints cost the host much, and one that is behind the card anyway costs nothing but its kernels."""
+    large = replace(BASE, micro_batch=1, checkpoint="full")
+    parts = step_time(find_model("llama-3.1-8b"), replace(large, seq=2048), find_cluster("h200")).parts
+    assert float(parts["recompute"]) < 1.05 * float(parts["forward"])
 
 
 def test_a_lower_power_limit_slows_arithmetic_down() -> None:

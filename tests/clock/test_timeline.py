@@ -38,6 +38,13 @@ def test_short_kernels_wait_for_the_host() -> None:
     assert found.idle_s == approx(found.step_s - 100 * 2e-6, rel=1e-2)
 
 
+def test_the_first_of_many_kernels_runs_while_the_others_are_launched() -> None:
+    many = Task("lstm", "recurrent", 1e-3, 1.2e-3, kernels=100, launching_s=1.1e-3)
+    at_once = Task("lstm", "recurrent", 1e-3, 1.2e-3, kernels=100)
+    wait = Task("item", "copy", synchronizes=True)
+    assert timeline([many, wait]).step_s < 1.3e-3 < 2.1e-3 < timeline([at_once, wait]).step_s
+
+
 def test_a_wait_for_the_card_lets_nothing_be_launched_ahead() -> None:
     ahead = [kernel(1e-3, host_s=5e-4)]
     waiting = [Task("item", "host", synchronizes=True), *ahead]

@@ -175,10 +175,8 @@ def _mixer(mixer: Attention, style: Style, widths: Widths, configuration: Config
         kept += Kept(split=(FP32 + normalised) * (widths.queries + widths.keys))
     if mixer.kind is AttentionKind.LATENT:
         kept += _latent(mixer, style, widths)
-    if style.apart:
-        return kept + _apart(style, widths)
-    if configuration.attention == "eager" or _falls_to_math(mixer, widths):
-        return kept + _eager(style, widths)
+    if style.scores:
+        return kept + (_apart if style.scores == "apart" else _eager)(style, widths)
     if style.unfused_mqa and mixer.kv_heads == 1:
         return kept + Kept(split=3 * FP32 * widths.queries + size * widths.attended, scores=FP32 * widths.heads)
     return kept + _flash(style, widths) + _ring(widths, configuration)
@@ -206,11 +204,6 @@ def _attention_inputs(style: Style, widths: Widths) -> Kept:
         return _adapted(widths, 1 if style.fused_qkv else 2)
     cast = widths.adapter_bytes if widths.adapter_bytes > widths.compute_bytes else 0
     return _adapted(widths, 1 if style.fused_qkv else 3) + Kept(split=cast * widths.attended)
-
-
-def _falls_to_math(mixer: Attention, widths: Widths) -> bool:
-    """PyTorch has no fused kernel for FP32 with fewer heads of keys than of queries."""
-    return widths.compute_bytes == FP32 and mixer.kv_heads < mixer.heads
 
 
 def _flash(style: Style, widths: Widths) -> Kept:

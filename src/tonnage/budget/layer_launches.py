@@ -40,13 +40,14 @@ _ALIGNED_BYTES = 16
 @dataclass(frozen=True, slots=True)
 class Call:
     """A launch, and what the host does for it: operators that it calls, others within them, and those that Python calls whatever
-    the pass; regions of compiled code that it enters; tensors that a checkpoint packs and unpacks."""
+    the pass; regions of compiled code that it enters; whether it waits for the card until the launch is done."""
 
     launch: Launch | None
     operators: int = 1
     inner: int = 0
     in_python: Quantity = 0
     regions: int = 0
+    waits: bool = False
     times: Quantity = 1
 
 
@@ -200,7 +201,7 @@ class LayerLaunches:
             self._part(calls, "rotary", rotary, rows * width / attention.head_dim, attention.head_dim)
         if attention.kind is AttentionKind.RECURRENT:
             self._recurrent(calls, attention)
-        elif self.configuration.attention == "eager" or style.apart and not np.any(read):
+        elif style.scores and (style.scores == "eager" or not np.any(read)):
             self._scores(calls, attention, style)
         else:
             self._fused_attention(calls, attention, style, read)
@@ -233,9 +234,10 @@ class LayerLaunches:
             self._part(calls, "mixture", "routing", routed, 1)
             self._part(calls, "mixture", "rows", routed, hidden)
             self._part(calls, "mixture", "widths", routed, width * both)
-            self._product(calls, each, width * both, hidden, groups=experts)
+            product = self._product_by_expert if self._goes_by_expert else self._product
+            product(calls, each, width * both, hidden, groups=experts)
             self._part(calls, "activation", "gated-experts" if activation == "gated" else activation, routed, width)
-            calls.closing = self._product(calls, each, hidden, width, groups=experts)
+            calls.closing = product(calls, each, hidden, width, groups=experts)
 
     # ── products ──
 
@@ -273,6 +275,29 @@ class LayerLaunches:
             self._cast(calls, groups * n, k, rows, inputs=casts and not configuration.compile)
         if configuration.lora_rank and not wide:
             self._adapter(calls, rows, n, k)
+        return [forward]
+
+    @property
+    def _goes_by_expert(self) -> bool:
+        """Whether PyTorch multiplies one expert after the other: autocast leaves grouped products in FP32, which has no kernel."""
+        configuration = self.configuration
+        wide = configuration.autocast or configuration.compute_bytes == _FP32_BYTES
+        return wide and framework_of(configuration).written == "transformers" and not configuration.compile
+
+    def _product_by_expert(
+        self, calls: Calls, rows: Quantity, n: Quantity, k: Quantity, *, groups: Quantity
+    ) -> list[Call]:
+        """The host reads back where each expert's rows end before it launches anything."""
+        precision = "tf32" if self.configuration.precision == "tf32" else "fp32"
+        shapes = ((rows, n, k, "tn-16"), (rows, k, n, "nn-16"), (n, k, rows, "nt-16"))
+        forward, *backward = (
+            Call(
+                _product(1, *sizes, precision, layout), operators=1, inner=_INNER["gradient"], waits=True, times=groups
+            )
+            for *sizes, layout in shapes
+        )
+        calls.products.append(forward)
+        calls.backward += [*backward, self._handed_over()]
         return [forward]
 
     def _cut(self, product: Call) -> list[Call]:
@@ -387,32 +412,28 @@ class LayerLaunches:
         return precision, "cudnn" if has_cudnn and not dropout else "flash"
 
     def _scores(self, calls: Calls, attention: Attention, style: Style) -> None:
-        """Attention as two products over every pair, masked or not, and passes over the scores in memory: eager, or as PyTorch
-        takes it apart, whose products are in FP32 (those of the backward pass too, unless autocast casts them)."""
+        """Attention as two products over every pair, masked or not, and passes over the scores in memory. PyTorch widens what it
+        takes apart to FP32, for the backward pass too unless autocast casts it."""
         seq, tp, batch = self.configuration.seq, self.configuration.tp, self.configuration.micro_batch
         rows, heads = seq / self.configuration.cp, batch * attention.heads / tp
         narrow = _PRECISIONS[self.configuration.precision]
         narrow = "bf16" if narrow == "fp8" else narrow
-        how = "apart" if style.apart else "eager"
-        forward = "fp32" if style.apart and self.configuration.compute_bytes < _FP32_BYTES else narrow
+        forward = "fp32" if style.scores == "apart" and self.configuration.compute_bytes < _FP32_BYTES else narrow
         backward = narrow if self.configuration.autocast else forward
         key, value = attention.head_dim, attention.value_head_dim
         for n, k, layout in ((seq, key, "tn"), (value, seq, "nn")):
-            aligned = self._aligned(seq, forward)
-            launch = _product(heads, rows, n, k, forward, f"{layout}-{aligned}")
+            launch = _product(heads, rows, n, k, forward, f"{layout}-{self._aligned(seq, forward)}")
             calls.attention.append(Call(launch, operators=2, inner=7))
-            aligned = self._aligned(seq, backward)
-            for launch in (
-                _product(heads, rows, k, n, backward, f"nn-{aligned}"),
-                _product(heads, n, k, rows, backward, f"nt-{aligned}"),
-            ):
+            for m, wide, deep, layout in ((rows, k, n, "nn"), (n, k, rows, "nt")):
+                launch = _product(heads, m, wide, deep, backward, f"{layout}-{self._aligned(seq, backward)}")
                 calls.attention_backward.append(Call(launch, operators=3, inner=2))
         scores = Calls()
-        self._part(scores, "scores", how, heads * rows, seq)
+        self._part(scores, "scores", style.scores, heads * rows, seq)
         if style.attention_dropout:
-            self._part(scores, "scores", f"{how}-dropout", heads * rows, seq)
-        if style.apart:
-            self._part(scores, "scores", "apart-heads", self.tokens, (2 * key + value) * attention.heads / tp)
+            fused = style.scores == "apart"
+            self._part(scores, "scores", "fused-dropout" if fused else "dropout", heads * rows, seq)
+        if style.scores != "eager":
+            self._part(scores, "heads", style.scores, self.tokens, (2 * key + value) * attention.heads / tp)
         calls.attention += scores.others
         calls.attention_backward += scores.backward
 

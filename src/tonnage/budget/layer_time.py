@@ -230,7 +230,7 @@ def _sum(calls: Iterable[Call], known: dict[int, Any], configuration: Configurat
             called_s = its.inner_operator + its.launch_s(launch) if is_arithmetic else costs.triton_kernel
         else:
             called_s = called_s + its.launch_s(launch)
-        host_s = host_s + call.times * called_s
+        host_s = host_s + call.times * called_s + (seconds if call.waits else 0.0)
     return Busy(arithmetic_s, other_s, at_peak_s, host_s)
 
 

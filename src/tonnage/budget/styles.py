@@ -11,6 +11,7 @@ from tonnage.budget.frameworks import framework_of
 from tonnage.models.shape import Layer, ModelShape
 
 _DATA = Path(__file__).parent / "data" / "styles.toml"
+_FP32_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +36,9 @@ class Style:
     wide_router: bool = False
     turned: bool = False
     fused: bool = False
-    apart: bool = False  # attention is two products and a softmax
+    # How attention goes where it is no kernel of its own but products and a softmax: as transformers writes it, or as PyTorch takes
+    # it apart, in "math" one operator after the other, "apart" in fused kernels.
+    scores: Literal["", "eager", "math", "apart"] = ""
 
 
 _FUSED = Style(norm="native", rotary="add", fused_qkv=True, fused_gate=True, fused=True, upcast=False)
@@ -50,19 +53,29 @@ def style_of(shape: ModelShape, layer: Layer, configuration: Configuration) -> S
     """As the framework runs this block: eager PyTorch as transformers writes it, fused elsewhere."""
     written = _written(shape.architecture, layer.rms_norm)
     form = framework_of(configuration).written
+    scores = _scores(layer, configuration)
     if configuration.compile:
-        # Transformers makes a mask of all pairs for an encoder that is compiled, and PyTorch has no kernel that takes it.
-        attention = layer.attention
-        apart = form == "transformers" and attention is not None and not attention.causal
-        apart = apart and configuration.attention == "flash"
-        dropped = apart and written.attention_dropout
+        dropped = scores == "apart" and written.attention_dropout
         style = replace(_FUSED, fused_qkv=False, fused_gate=False, dropout=written.dropout)
-        return replace(style, apart=apart, attention_dropout=dropped)
+        return replace(style, scores=scores, attention_dropout=dropped)
     if form == "transformers":
-        return written
+        return replace(written, scores=scores)
     rotary: Literal["none", "add"] = "none" if written.rotary == "none" else "add"
-    style = replace(_FUSED, rotary=rotary, fused=form == "fused")
+    style = replace(_FUSED, rotary=rotary, fused=form == "fused", scores=scores)
     return replace(style, dropout=written.dropout, attention_dropout=written.attention_dropout)
+
+
+def _scores(layer: Layer, configuration: Configuration) -> Literal["", "eager", "math", "apart"]:
+    attention = layer.attention
+    if attention is None or configuration.attention == "eager":
+        return "eager" if configuration.attention == "eager" else ""
+    # Transformers makes a mask of all pairs for an encoder that is compiled, and PyTorch has no kernel that takes it.
+    plain = framework_of(configuration).written == "transformers" and configuration.attention == "flash"
+    if configuration.compile and plain and not attention.causal:
+        return "apart"
+    # Nor has it one for FP32 with fewer heads of keys than of queries.
+    wide = configuration.compute_bytes == _FP32_BYTES and attention.kv_heads < attention.heads
+    return "math" if wide else ""
 
 
 @cache

@@ -35,6 +35,8 @@ class PhaseCosts:
         """For a launch by an operator; its kernels may be an array."""
         if launch.kind == "recurrent":
             return launch.kernels * self.recurrent_kernel
+        if launch.kind == "matmul":  # several are products of their own
+            return launch.kernels * (self.launch + self.launching.get("matmul", 0.0))
         return self.launch + (launch.kernels - 1) * self.further_kernel + self.launching.get(launch.kind, 0.0)
 
 

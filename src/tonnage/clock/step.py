@@ -9,6 +9,7 @@ from tonnage.clock import kernels
 from tonnage.clock.captured import READS_BACK, CapturedCall, CapturedStep, Moment
 from tonnage.clock.host import OPTIMIZER, host_costs
 from tonnage.clock.kernels import copies
+from tonnage.clock.kernels.matmul import goes_one_by_one
 from tonnage.clock.launch import Launch
 from tonnage.clock.power import slowdown
 from tonnage.clock.ranges import factors
@@ -173,6 +174,9 @@ def _tasks(
                 waiting_s = 0.0
             continue
         kind = OPTIMIZER if moment.phase == OPTIMIZER else launch.kind
+        if goes_one_by_one(call):
+            yield Task(call.name, "copy", host_s=waiting_s, stream=stream, synchronizes=True)
+            waiting_s = 0.0
         launching_s = costs.launch_s(moment, launch)
         waiting_s += launching_s
         seconds = float(kernels.seconds(launch, gpu))

@@ -38,6 +38,12 @@ def test_the_kernel_follows_types_and_strides(arguments: list, variant: str) -> 
     assert read("mul", *arguments).variant == variant
 
 
+def test_a_condition_that_is_broadcast_crosses_nothing() -> None:
+    whole = ((2, 8, 64, 64), FP32, (32768, 4096, 64, 1))
+    made = read("where", ((2, 8, 64, 1), "bool", (512, 64, 1, 1)), whole, whole)
+    assert made.variant.startswith("strided")
+
+
 def test_a_trace_settles_which_kernel_it_is() -> None:
     kernels = ("void at::native::unrolled_elementwise_kernel<at::native::CUDAFunctor_add<float>",)
     assert read("add", (SHAPE, BF16), (SHAPE, BF16), kernels=kernels).variant == "mixed"

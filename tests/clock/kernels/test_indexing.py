@@ -37,3 +37,13 @@ def test_accumulation_sorts_first() -> None:
     accumulated = read("_index_put_impl_", ((500, 64), FP32), "", values, "True", "False")
     assert "sorted" in accumulated.variant
     assert "sorted" not in read("_index_put_impl_", ((500, 64), FP32), "", values, "False", "False").variant
+
+
+def test_an_average_takes_a_thread_for_each_number_that_it_writes() -> None:
+    image = ((128, 64, 56, 56), FP32)
+    whole, halved = (read("avg_pool2d", image, "[3, 3]", step, "[1, 1]") for step in ("[1, 1]", "[2, 2]"))
+    assert whole.shape[0] == 4 * halved.shape[0]
+    assert abs(indexing.seconds(whole, H200) / 339e-6 - 1) < 0.1  # as an H200 took
+    back = read("avg_pool2d_backward", image, image, "[3, 3]", "[1, 1]", "[1, 1]")
+    assert abs(indexing.seconds(back, H200) / 748e-6 - 1) < 0.1
+    assert read("avg_pool2d", image, "[2, 2]", "[]").shape == read("avg_pool2d", image, "[2, 2]", "[2, 2]").shape

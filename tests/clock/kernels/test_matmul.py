@@ -63,6 +63,13 @@ def test_groups_are_taken_as_equal() -> None:
     assert launch("_grouped_mm", ((64, 4096), BF16), ((4096, 32), BF16), offsets).shape == (8, 64, 32, 512)
 
 
+def test_groups_that_are_not_in_bf16_are_multiplied_one_by_one() -> None:
+    offsets = ((8,), "int")
+    looped = launch("_grouped_mm", ((4096, 64), FP32), ((8, 64, 32), FP32), offsets)
+    assert looped.kernels == 8
+    assert seconds(looped, H200) > 2 * seconds(replace(looped, kernels=1), H200)
+
+
 def test_tf32_is_a_setting() -> None:
     tensors = ((8, 16), FP32), ((16, 4), FP32)
     assert launch("mm", *tensors).precision == "fp32"

@@ -45,6 +45,15 @@ def test_a_batch_norm_has_a_block_for_each_channel() -> None:
     assert last.variant == "cudnn_batch_norm_last"
 
 
+def test_a_batch_norm_of_rows_reads_them_as_they_lie() -> None:
+    assert (
+        read("native_batch_norm", ((32768, 1024), BF16, (1024, 1))).variant
+        == "batch_norm_statistics_last+batch_norm_last"
+    )
+    assert read("native_batch_norm_backward", ((8, 4), BF16), ((8, 4), BF16)).variant == "batch_norm_backward_last"
+    assert rows.seconds(read("native_batch_norm", ((32768, 1024), BF16)), H200) < 1e-3
+
+
 def test_few_channels_leave_most_of_a_card_idle() -> None:
     few, many = (
         rows.seconds(read("native_batch_norm", (shape, BF16)), H200)

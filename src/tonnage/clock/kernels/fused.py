@@ -29,8 +29,6 @@ def fused(call: Call, settings: Settings) -> Launch | None:
     )
     most = max((count for at, count in counts.items() if at != table), default=counts[tensors[0]])
     moved = sum(min(call.tensor_bytes(at), float(most * call.element_bytes(at))) for at in tensors)
-    if call.name.startswith("triton_red_"):
-        moved += _read_again(call, tensors, counts)
     variant = "fused_rows" if call.name.startswith(("triton_red_", "triton_per_")) else "fused"
     accesses = float(sum(min(count, most) for count in counts.values()))
     return launch(
@@ -38,15 +36,9 @@ def fused(call: Call, settings: Settings) -> Launch | None:
     )
 
 
-def _read_again(call: Call, tensors: list[int], counts: dict[int, int]) -> float:
-    """Rows too long to keep are gone over twice where something as large comes of them: once to reduce, once to write."""
-    large = [at for at in tensors if counts[at] == max(counts.values())]
-    return float(sum(call.tensor_bytes(at) for at in large[:-1]))
-
-
 def seconds(launch: Launch, gpu: Gpu) -> Any:
     """Device time: bytes, or the arithmetic of the operators in its name."""
-    form, costs = figures()[launch.variant], figures()["arithmetic"]["wide"]
+    form, costs = figures()[launch.variant], figures()["arithmetic"]["fused"]
     words = set(launch.name.split("_"))
     cycles = (
         sum(cost for name, cost in costs.items() if name in words) * launch.shape[0]

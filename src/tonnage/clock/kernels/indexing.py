@@ -3,6 +3,7 @@
 What the numbers are is not known: rows are taken to be spread evenly over a table, and none to come up far more often.
 """
 
+import json
 from math import ceil, prod
 
 from tonnage.clock.kernels import memory
@@ -135,6 +136,22 @@ def _windows(variant: str) -> Reader:
     return made
 
 
+def _averaged(variant: str, sizes_at: int) -> Reader:
+    """A thread for each number that is written finds its windows, which takes longer than to read them."""
+
+    def made(call: Call, settings: Settings) -> Launch | None:
+        window, step = (json.loads(call.value(at) or "[]") for at in (sizes_at, sizes_at + 1))
+        moved = sum(map(call.tensor_bytes, call.tensors()))
+        elements = prod(call.shapes[sizes_at - 1])
+        covering = prod(window) / prod(step or window)  # windows that a number is in
+        written = elements if sizes_at > 1 else elements // prod(step or window)
+        return launch(
+            "indexing", call, moved=2.0 * moved, elements=written, accesses=elements * covering, variant=variant
+        )
+
+    return made
+
+
 OPERATORS = careful(
     {
         **dict.fromkeys(("index", "take", "_unsafe_index", "masked_select"), _taken),
@@ -152,11 +169,13 @@ OPERATORS = careful(
             ("_unique2", "unique_dim", "unique_consecutive", "nonzero", "histc", "bincount"),
             _by_rows("sort", kernels=8),
         ),
+        **dict.fromkeys(("max_pool2d_with_indices", "_adaptive_avg_pool2d", "avg_pool3d"), _windows("pooled")),
+        "avg_pool2d": _averaged("averaged", 1),
+        "avg_pool2d_backward": _averaged("averaged_backward", 2),
         **dict.fromkeys(
-            ("max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d", "avg_pool3d"), _windows("pooled")
+            ("max_pool2d_with_indices_backward", "_adaptive_avg_pool2d_backward", "max_pool3d_with_indices"),
+            _windows("pooled_backward"),
         ),
-        **dict.fromkeys(("max_pool2d_with_indices_backward", "avg_pool2d_backward"), _windows("pooled_backward")),
-        **dict.fromkeys(("_adaptive_avg_pool2d_backward", "max_pool3d_with_indices"), _windows("pooled_backward")),
         **dict.fromkeys(
             ("upsample_nearest2d", "upsample_bilinear2d", "upsample_nearest1d", "upsample_bicubic2d"),
             _windows("pooled"),

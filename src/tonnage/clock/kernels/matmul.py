@@ -90,7 +90,13 @@ def _grouped(call: Call, settings: Settings) -> Launch | None:
     return Launch(
         kind="matmul", name=call.name, shape=shape, precision=precision, operations=2.0 * prod(shape),
         moved_bytes=call.tensor_bytes(0) + call.tensor_bytes(1) + out_bytes, variant="tn-16",
+        kernels=groups if goes_one_by_one(call) else 1,
     )  # fmt: skip
+
+
+def goes_one_by_one(call: Call) -> bool:
+    """Whether groups are multiplied one after the other: but for BF16, PyTorch reads their ends back and loops over them."""
+    return call.name == "_grouped_mm" and call.types[0] != "c10::BFloat16"
 
 
 OPERATORS: dict[str, Read] = {
@@ -118,6 +124,8 @@ def seconds(launch: Launch, gpu: Gpu) -> Any:
 
 @lru_cache(maxsize=1 << 16)
 def _remembered(launch: Launch, gpu: Gpu) -> float:
+    if launch.kernels > 1:
+        return launch.kernels * float(modelled(replace(launch, shape=(1, *launch.shape[1:]), kernels=1), gpu))
     return float(modelled(launch, gpu))
 
 
