@@ -279,7 +279,8 @@ class LayerLaunches:
 
     @property
     def _goes_by_expert(self) -> bool:
-        """Whether PyTorch multiplies one expert after the other: autocast leaves grouped products in FP32, which has no kernel."""
+        """Whether PyTorch multiplies one expert after the other: autocast leaves grouped products in FP32, which has no kernel
+        for them."""
         configuration = self.configuration
         wide = configuration.autocast or configuration.compute_bytes == _FP32_BYTES
         return wide and framework_of(configuration).written == "transformers" and not configuration.compile
