@@ -3,8 +3,8 @@
 Each training runs in a process of its own, as people run them (in one process for all, the host becomes slower as it goes), and
 is timed over enough steps to fill most of a second after some that warm it up: one by one, as a median, and in a row. `host_s`
 says when the host was through with each phase of a step that found the card idle. Who shares a core with someone else takes up to
-1.7 times as long for the same calls, so `--times` repeats it in further processes: the median counts, and `runs_s` has all. `--quiet`
-adds one that stays on the quietest core: `quiet_s` is what the step takes where nobody else is on the host.
+1.7 times as long for the same calls, so `--times` repeats it in further processes: the median counts, and `runs_s` has all.
+`--quiet` adds one that stays on the quietest core: `quiet_s` is what the step takes where nobody else is on the host.
 Compiled ones are compiled side by side before the first is timed. `--operators FILE` profiles one more step of each and keeps
 which operator took how much of the card's time.
 """

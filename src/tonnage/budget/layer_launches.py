@@ -292,10 +292,8 @@ class LayerLaunches:
         precision = "tf32" if self.configuration.precision == "tf32" else "fp32"
         shapes = ((rows, n, k, "tn-16"), (rows, k, n, "nn-16"), (n, k, rows, "nt-16"))
         forward, *backward = (
-            Call(
-                _product(1, *sizes, precision, layout), operators=1, inner=_INNER["gradient"], waits=True, times=groups
-            )
-            for *sizes, layout in shapes
+            Call(_product(1, m, wide, deep, precision, layout), inner=_INNER["gradient"], waits=True, times=groups)
+            for m, wide, deep, layout in shapes
         )
         calls.products.append(forward)
         calls.backward += [*backward, self._handed_over()]

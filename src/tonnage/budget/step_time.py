@@ -297,7 +297,7 @@ def _paced(passes: _Passes, update: Busy, slower: Quantity, *, together: bool, w
     micro-batch together, or the host has the lead that it won in the one before. Where it `waits`, they begin the backward pass
     together, too."""
     embedding, layers, head = passes
-    # Each block is recomputed right before its own backward pass: the host launches the one while the card is busy with the other.
+    # Each block is recomputed right before its own backward pass: the host launches the one while the card runs the other.
     again = layers.recompute + layers.backward
     recomputed = layers.recompute.at(slower) / np.maximum(again.at(slower), _NOTHING_S)
     order = (

@@ -36,8 +36,8 @@ class Style:
     wide_router: bool = False
     turned: bool = False
     fused: bool = False
-    # How attention goes where it is no kernel of its own but products and a softmax: as transformers writes it, or as PyTorch takes
-    # it apart, in "math" one operator after the other, "apart" in fused kernels.
+    # How attention goes where it is no kernel of its own but products and a softmax: as transformers writes it, or as
+    # PyTorch takes it apart, in "math" one operator after the other, in "apart" by fused kernels.
     scores: Literal["", "eager", "math", "apart"] = ""
 
 

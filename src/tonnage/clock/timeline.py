@@ -22,8 +22,8 @@ HOST, EVERYTHING = -1, -2
 class Task:
     """What the host does next: some work of its own, then a launch, if there is one, or a wait for the card.
 
-    `kernels` of one operator run one after the other and share its `seconds`; of `host_s`, the last `launching_s` go by between the
-    launches of the first and of the last of them. The stream goes on when all events that it
+    `kernels` of one operator run one after the other and share its `seconds`; the last `launching_s` of `host_s` go by between
+    the launches of the first and of the last of them. The stream goes on when all events that it
     `awaits` have happened; the event that it `records` happens when it has done what it was given so far. An event that comes
     later in a step than who awaits it is that of the step before. Who `synchronizes` has the host wait for its stream.
     """

@@ -125,7 +125,8 @@ def seconds(launch: Launch, gpu: Gpu) -> Any:
 @lru_cache(maxsize=1 << 16)
 def _remembered(launch: Launch, gpu: Gpu) -> float:
     if launch.kernels > 1:
-        return launch.kernels * float(modelled(replace(launch, shape=(1, *launch.shape[1:]), kernels=1), gpu))
+        one = replace(launch, shape=(1, *launch.shape[1:]), kernels=1)
+        return float(launch.kernels * modelled(one, gpu))
     return float(modelled(launch, gpu))
 
 
