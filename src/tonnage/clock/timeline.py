@@ -144,9 +144,11 @@ class _Lanes:
     def _launch(self, task: Task) -> tuple[float, float]:
         stream = task.stream
         queued = self._queued.setdefault(stream, [])
-        if len(queued) >= QUEUE_LENGTH:
-            self.host_s = max(self.host_s, queued[-QUEUE_LENGTH])
-        start_s = max(self.free_s.get(stream, 0.0) + KERNEL_GAP_S, self.host_s + LAUNCH_LATENCY_S)
+        if len(queued) >= QUEUE_LENGTH and queued[-QUEUE_LENGTH] > self.host_s:
+            self.host_s = queued[-QUEUE_LENGTH]
+        start_s = self.free_s.get(stream, 0.0) + KERNEL_GAP_S
+        if start_s < self.host_s + LAUNCH_LATENCY_S:
+            start_s = self.host_s + LAUNCH_LATENCY_S
         end_s = start_s + task.seconds * self._card + (task.kernels - 1) * KERNEL_GAP_S
         self.free_s[stream] = end_s
         queued.append(start_s)
