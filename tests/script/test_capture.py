@@ -199,6 +199,17 @@ def test_what_the_virtual_gpu_computes_for_itself_is_left_out() -> None:
     assert not any(call.name.startswith("tonnage::") for call in step.calls)
 
 
+def test_casts_have_no_shapes_and_their_copies_have() -> None:
+    def script() -> None:
+        with torch.autocast("cuda", torch.bfloat16):
+            train()
+
+    step = captured(script)
+    casts = [call for call in step.calls if call.name in ("to", "_to_copy") and call.on_card]
+    assert casts and not any(call.shapes for call in casts)
+    assert any(call.name == "copy_" and "c10::BFloat16" in call.types and call.shapes[0] for call in step.calls)
+
+
 def test_a_script_that_profiles_itself_is_left_alone() -> None:
     seen: list[str] = []
 

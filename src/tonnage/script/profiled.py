@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from tonnage.clock.captured import READS_BACK, CallKind, CapturedCall, CapturedStep
-from tonnage.clock.silent import views
+from tonnage.clock.silent import shapeless
 from tonnage.script.notes import BackwardStreams, Note, Notes
 
 MARK = "tonnage: "
@@ -167,7 +167,7 @@ class Calls:
             return name, (), (), (), (), ()
         given = getattr(event.call.extra_fields, "inputs", ())
         tensor = self._tensor
-        if name in _views():  # most calls are such; nothing depends on their shapes
+        if name in _shapeless():  # most calls are such
             for value in given:
                 if isinstance(value, tensor):
                     return name, (), (), (), (), (_device(value.device),)
@@ -286,8 +286,8 @@ def _is_pinned(address: int | None) -> bool:
 
 
 @cache
-def _views() -> frozenset[str]:
-    return frozenset(f"aten::{name}" for name in views() - READS_BACK)
+def _shapeless() -> frozenset[str]:
+    return frozenset(f"aten::{name}" for name in shapeless() - READS_BACK)
 
 
 @cache
