@@ -1,6 +1,5 @@
 """What the host takes: by phase, by kind of launch, and for what torch.compile and checkpoints add."""
 
-from dataclasses import replace
 from typing import Any
 
 from pytest import approx
@@ -48,9 +47,9 @@ def test_compiled_code_costs_a_region_and_each_of_its_kernels() -> None:
     assert COSTS.call_s(moment("Torch-Compiled Region: 0/0", kind="region")) == COSTS.compiled_region > 0
     assert COSTS.call_s(moment("CompiledFunctionBackward", kind="node", thread=1)) == COSTS.compiled_region
     assert COSTS.call_s(moment("MulBackward0", kind="node", thread=1)) == 0
-    within = replace(moment("mm", phase="backward", thread=1), is_compiled=True)
+    within = moment("mm", phase="backward", thread=1)._replace(is_compiled=True)
     assert COSTS.launch_s(within, launch("matmul")) < COSTS.launch_s(
-        replace(within, is_compiled=False), launch("matmul")
+        within._replace(is_compiled=False), launch("matmul")
     )
     assert COSTS.launch_s(moment("triton_poi_fused", kind="kernel"), launch("elementwise")) == COSTS.triton_kernel
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from tonnage.clock import kernels
 from tonnage.clock.captured import CapturedCall, CapturedStep
 from tonnage.clock.launch import Launch
 from tonnage.clock.step import WAITING, launches_of, reads_back, settings_of, step_time
@@ -65,6 +66,15 @@ def test_an_operator_that_nobody_knows_is_counted_by_its_bytes() -> None:
     (_, launch), = launches_of(step(call("mylib::twist", (4096, 4096))), settings_of(step(PRODUCT)))  # fmt: skip
     assert isinstance(launch, Launch)
     assert launch.kind == "elementwise"
+
+
+def test_a_call_that_is_made_again_and_again_is_costed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    plain = kernels.seconds
+    monkeypatch.setattr(kernels, "seconds", lambda launch, gpu: asked.append(launch.name) or plain(launch, gpu))
+    once, often = step_time(step(PRODUCT), H200), step_time(step(PRODUCT, times=50), H200)
+    assert len(asked) == 2
+    assert len(often.timeline.spans) == 50 * len(once.timeline.spans)
 
 
 def test_large_products_run_at_a_good_share_of_the_peak_and_hide_the_host() -> None:

@@ -199,6 +199,31 @@ def test_what_the_virtual_gpu_computes_for_itself_is_left_out() -> None:
     assert not any(call.name.startswith("tonnage::") for call in step.calls)
 
 
+def test_casts_have_no_shapes_and_their_copies_have() -> None:
+    def script() -> None:
+        with torch.autocast("cuda", torch.bfloat16):
+            train()
+
+    step = captured(script)
+    casts = [call for call in step.calls if call.name in ("to", "_to_copy") and call.on_card]
+    assert casts and not any(call.shapes for call in casts)
+    assert any(call.name == "copy_" and "c10::BFloat16" in call.types and call.shapes[0] for call in step.calls)
+
+
+def test_a_shape_rule_that_is_a_program_of_its_own_is_left_out() -> None:
+    def script() -> None:
+        weight = torch.ones(6, 6, device="cuda", requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        model = torch.nn.Dropout(0.1)
+        for _ in range(3):
+            model(weight.roll(1, 0)).sum().backward()
+            optimizer.step()
+
+    step = captured(script)
+    assert calls(step, "roll") == 2 and calls(step, "native_dropout_backward") == 1
+    assert calls(step, "arange") == calls(step, "type_as") == 0
+
+
 def test_a_script_that_profiles_itself_is_left_alone() -> None:
     seen: list[str] = []
 

@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from tonnage.clock.operators import Call
 
 # A kernel is one of Triton's; a node is one that autograd's engine evaluates; a region is a stretch that was given a name. What
 # `streams` reads has kinds of its own: how streams wait for each other, and collectives between cards.
 CallKind = Literal["operator", "kernel", "node", "region", "stream", "collective"]
-_COMPILED = {("region", "Torch-Compiled Region"), ("node", "CompiledFunctionBackward")}
+_COMPILED = {"region": "Torch-Compiled Region", "node": "CompiledFunctionBackward"}
 # Operators whose caller waits until a value from the card is there.
 READS_BACK = frozenset(
     ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "equal")
@@ -40,11 +40,10 @@ class CapturedCall(Call):
     @property
     def is_compiled(self) -> bool:
         """Whether it is what torch.compile made, or its backward."""
-        return (self.kind, self.name.split(":")[0]) in _COMPILED
+        return self.kind in _COMPILED and self.name.split(":")[0] == _COMPILED[self.kind]
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
+class Moment(NamedTuple):
     """One call at its place in the step: how deep it is nested, in which phase and thread (0: the script's own)."""
 
     call: CapturedCall
@@ -111,13 +110,14 @@ class CapturedStep:
         """Every call in order; `parent` is the place of the call that made it."""
         begins = dict(self.phases)
         phase = ""
+        opens = [(call, call.kind == "operator", call.is_compiled) for call in self.calls]
         # By thread: the place of each open call, and whether an operator or compiled code is among those up to it.
         open_calls: dict[int, list[tuple[int, bool, bool]]] = {}
         for place, (number, depth, thread) in enumerate(zip(self.sequence, self.depths, self.threads, strict=True)):
             phase = begins.get(place, phase)
             above = open_calls.setdefault(thread, [])
             del above[depth:]
-            call = self.calls[number]
+            call, is_operator, begins_compiled = opens[number]
             parent, is_inner, is_compiled = above[-1] if above else (None, False, False)
             yield Moment(call, depth, phase, thread, parent, is_inner, is_compiled)
-            above.append((place, is_inner or call.kind == "operator", is_compiled or call.is_compiled))
+            above.append((place, is_inner or is_operator, is_compiled or begins_compiled))

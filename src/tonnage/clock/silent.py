@@ -12,9 +12,10 @@ def _groups() -> dict[str, frozenset[str]]:
     return {group: frozenset(names.split()) for group, names in tomllib.loads(_DATA.read_text("utf-8")).items()}
 
 
-def views() -> frozenset[str]:
-    """Operators that leave memory as it is, or nothing in it."""
-    return _groups()["views"]
+@cache
+def shapeless() -> frozenset[str]:
+    """Operators of which it does not matter with what shapes they are called: views, and casts, whose copy has the shapes."""
+    return _groups()["views"] | _groups()["casts"]
 
 
 @cache

@@ -107,14 +107,19 @@ def launches_of(step: CapturedStep, settings: Settings) -> Iterator[tuple[Moment
     """
     moments = list(step.moments())
     indexed = _indexed(step)
-    found = [_launch_of(indexed.get(id(moment.call), moment.call), settings) for moment in moments]
-    within: list[set[str]] = [set() for _ in moments]  # what launches something within each
+    launches = [_launch_of(indexed.get(id(call), call), settings) for call in step.calls]
+    found = [launches[number] for number in step.sequence]
+    within: dict[int, set[str]] = {}  # what launches something within those that call others
     for place in reversed(range(len(moments))):
-        name, parent = moments[place].call.name, moments[place].parent
-        if kernels.is_done_within(name, within[place]):
+        moment = moments[place]
+        inner = within.pop(place, None)
+        if inner and kernels.is_done_within(moment.call.name, inner):
             found[place] = None
-        if parent is not None:
-            within[parent] |= within[place] | ({name} if found[place] else set())
+        if moment.parent is not None and (inner or found[place]):
+            above = within.setdefault(moment.parent, set())
+            above.update(inner or ())
+            if found[place]:
+                above.add(moment.call.name)
     return zip(moments, found, strict=True)
 
 
@@ -151,6 +156,7 @@ def _tasks(
 ) -> Iterator[Task]:
     """The host's work up to each launch, and the launch; an optimizer has so many parameters to look at first."""
     costs, streams = host_costs(), Streams(collective_s)
+    on_card: dict[int, tuple[float, float]] = {}  # by a launch's identity: those of one distinct call are the same
     waiting_s = 0.0
     phase = ""
     compiled = False
@@ -179,10 +185,9 @@ def _tasks(
             waiting_s = 0.0
         launching_s = costs.launch_s(moment, launch)
         waiting_s += launching_s
-        seconds = float(kernels.seconds(launch, gpu))
-        on_tensor_cores = launch.kind in _ARITHMETIC and launch.precision not in _WITHOUT_TENSOR_CORES
-        rate = gpu.rates.get(launch.precision, 0.0) if on_tensor_cores else 0.0
-        share = launch.operations / seconds / rate if rate and seconds else 0.0
+        if id(launch) not in on_card:
+            on_card[id(launch)] = _on_card(launch, gpu)
+        seconds, share = on_card[id(launch)]
         yield Task(
             call.name, kind, seconds, waiting_s, launch.kernels, launching_s * (1 - 1 / launch.kernels), stream,
             awaits=streams.awaited(moment), synchronizes=synchronizes, share=share,
@@ -190,6 +195,14 @@ def _tasks(
         waiting_s = 0.0
     if waiting_s:
         yield Task("", "host", host_s=waiting_s)
+
+
+def _on_card(launch: Launch, gpu: Gpu) -> tuple[float, float]:
+    """Seconds of a launch, and the share of the peak rate of its tensor cores that it reaches."""
+    seconds = float(kernels.seconds(launch, gpu))
+    on_tensor_cores = launch.kind in _ARITHMETIC and launch.precision not in _WITHOUT_TENSOR_CORES
+    rate = gpu.rates.get(launch.precision, 0.0) if on_tensor_cores else 0.0
+    return seconds, launch.operations / seconds / rate if rate and seconds else 0.0
 
 
 def crosses(call: CapturedCall) -> bool:

@@ -146,12 +146,17 @@ class _Lanes:
     def _launch(self, task: Task) -> tuple[float, float]:
         stream = task.stream
         queued = self._queued.setdefault(stream, [])
-        if len(queued) >= QUEUE_LENGTH:
-            self.host_s = max(self.host_s, queued[-QUEUE_LENGTH])
+        if len(queued) >= QUEUE_LENGTH and queued[-QUEUE_LENGTH] > self.host_s:
+            self.host_s = queued[-QUEUE_LENGTH]
+        start_s = self.free_s.get(stream, 0.0) + KERNEL_GAP_S
         launched_s = self.host_s + LAUNCH_LATENCY_S
-        start_s = max(self.free_s.get(stream, 0.0) + KERNEL_GAP_S, launched_s - task.launching_s * self._host)
-        end_s = start_s + task.seconds * self._card + (task.kernels - 1) * KERNEL_GAP_S
-        end_s = max(end_s, launched_s + task.seconds * self._card / task.kernels)
+        first_s = launched_s - task.launching_s * self._host
+        if start_s < first_s:
+            start_s = first_s
+        seconds = task.seconds * self._card
+        end_s = start_s + seconds + (task.kernels - 1) * KERNEL_GAP_S
+        if task.launching_s:
+            end_s = max(end_s, launched_s + seconds / task.kernels)
         self.free_s[stream] = end_s
         queued.append(start_s)
         return start_s, end_s

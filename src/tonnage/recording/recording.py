@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tonnage.clock.captured import CapturedStep
 from tonnage.errors import UnknownGpu
+from tonnage.garbage import no_collection
 from tonnage.hardware import Gpu, find_gpu
 from tonnage.hardware.cluster import Cluster
 from tonnage.hardware.host import read_host
@@ -53,7 +54,8 @@ class Recording:
 
         try:
             gpu = find_gpu(self.header.gpu)
-            found = step_time(self.captured, gpu, self._collective_s(gpu))
+            with no_collection():
+                found = step_time(self.captured, gpu, self._collective_s(gpu))
         except (UnknownGpu, ArithmeticError, LookupError, TypeError, ValueError):
             return None  # a file may hold any numbers
         return found if isfinite(found.high_s) and found.step_s > 0 else None

@@ -54,14 +54,20 @@ class BackwardStreams:
     stream waits for the last one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, main: int) -> None:
+        """In a step of this thread."""
+        self._main = main
         self._current: dict[int, int] = {}  # by thread
         self._makers: dict[
             int, int
         ] = {}  # streams of operators, by the numbers that their nodes have; mostly 0, and left out
         self._ahead: set[int] = set()  # streams of nodes that the main thread has not waited for
-        self._main: int | None = None
         self._events = _FIRST_OWN
+
+    @property
+    def are_used(self) -> bool:
+        """Whether anything has run elsewhere than on the first stream; before, there is nothing to follow."""
+        return bool(self._current)
 
     def noted(self, thread: int, note: Note) -> None:
         """A note of the script's own."""
@@ -72,8 +78,6 @@ class BackwardStreams:
         """What is to be noted before a call; `made_by` is the number that ties an operator to its node."""
         current = self._current.get(thread, 0)
         if not is_node:
-            if self._main is None:
-                self._main = thread  # a step begins there
             if made_by >= 0 and (current or made_by in self._makers):
                 self._makers[made_by] = current  # of the last one before the number is taken
             if thread == self._main:

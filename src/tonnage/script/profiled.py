@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from tonnage.clock.captured import READS_BACK, CallKind, CapturedCall, CapturedStep
-from tonnage.clock.silent import views
+from tonnage.clock.silent import shapeless
 from tonnage.script.notes import BackwardStreams, Note, Notes
 
 MARK = "tonnage: "
@@ -31,6 +31,8 @@ _TYPES = {
 _SCALARS = {bool: "Scalar", int: "Scalar", float: "Scalar", complex: "Scalar", list: "ScalarList"}
 _MOST_WORDS = 400
 _NOTES = ("stream ", "collective ")
+_Told = tuple[tuple[Any, ...], tuple[Any, ...], str, str, str]  # of an argument: shape, stride, type, words, device
+_NOTHING: _Told = ((), (), "", "", "")
 
 
 @dataclass(slots=True)
@@ -38,6 +40,7 @@ class Event:
     """A call as the profiler has it; a mark of ours has the rest of its name in `mark`."""
 
     call: Any
+    name: str  # which the profiler writes anew each time that it is asked
     depth: int
     began_ns: int
     thread: int
@@ -61,9 +64,11 @@ class Profile:
         for event in results.events():
             self.flat[event.correlation_id()] = event
             name = event.name()
+            if not name.startswith(MARK):
+                continue
             if name == MARK + "step":
                 self._marks.append(event.start_ns())
-            elif name.startswith(MARK) and name.startswith(_NOTES, len(MARK)):
+            elif name.startswith(_NOTES, len(MARK)):
                 self._notes.append((event.start_ns(), name.removeprefix(MARK)))
         self._marks.sort()
         self._notes.sort()
@@ -86,10 +91,12 @@ class Profile:
             if began_ns >= first_ns:
                 name = event.name
                 mark = name.removeprefix(MARK) if name.startswith(MARK) else ""
-                found.append(Event(event, depth, began_ns, event.start_tid, mark))
+                found.append(Event(event, name, depth, began_ns, event.start_tid, mark))
             elif depth == 0 and event.end_time_ns < first_ns:
                 continue
-            todo.extend((child, depth + 1) for child in reversed(event.children))
+            depth += 1
+            for child in reversed(event.children):
+                todo.append((child, depth))
         found.sort(key=lambda event: event.began_ns)
         return found
 
@@ -109,23 +116,27 @@ class Calls:
     def sequence(self, events: Sequence[Event]) -> Iterator[tuple[int, Event]]:
         """The number of each call that the script made, marks and the virtual GPU's own work left out."""
         within: dict[int, list[tuple[bool, bool]]] = {}  # by thread, of each open call: on the card, left out
-        streams = BackwardStreams()
+        streams = BackwardStreams(events[0].thread)
         for event in events:
-            if event.is_note and (note := self._notes.read(event.mark)):
-                streams.noted(event.thread, note)
-                yield self._noted(note), event
-            if event.mark or event.call.name.startswith(_OURS):
+            if event.mark:
+                if event.is_note and (note := self._notes.read(event.mark)):
+                    streams.noted(event.thread, note)
+                    yield self._noted(note), event
                 continue
-            made_by = getattr(event.call.typed[1], "sequence_number", -1)
-            for note in streams.runs(event.thread, made_by, is_node=event.call.name.startswith(_NODE)):
-                yield self._noted(note), event
-            key = self._key(event.call)
-            devices = key[-1]
+            if event.name.startswith(_OURS):
+                continue
+            if streams.are_used:
+                made_by = getattr(event.call.typed[1], "sequence_number", -1)
+                for note in streams.runs(event.thread, made_by, is_node=event.name.startswith(_NODE)):
+                    yield self._noted(note), event
             above = within.setdefault(event.thread, [])
             del above[event.depth :]
             on_card, dropped = above[-1] if above else (False, False)
-            dropped |= on_card and any(devices) and "cuda" not in devices
-            on_card |= "cuda" in devices and _kind(key[0]) == "operator"
+            if not dropped:
+                key = self._key(event)
+                is_cuda = "cuda" in key[-1]
+                dropped = on_card and not is_cuda and any(key[-1])
+                on_card = on_card or (is_cuda and _kind(event.name) == "operator")
             # A call whose callers began before this step has a gap above it.
             above.extend([(on_card, dropped)] * (event.depth + 1 - len(above)))
             if not dropped:
@@ -150,52 +161,51 @@ class Calls:
             self.distinct.append(call)
         return number
 
-    def _key(self, event: Any) -> _Key:
+    def _key(self, event: Event) -> _Key:
         name = event.name
         if _kind(name) in ("node", "region"):
             return name, (), (), (), (), ()
-        given = getattr(event.typed[1], "inputs", ())
-        if name in _views():  # most calls are such; nothing depends on their shapes
-            device = next((value.device.type for value in given if isinstance(value, self._tensor)), "")
-            return name, (), (), (), (), (device,)
-        shapes, strides, types, values, devices = [], [], [], [], []
+        given = getattr(event.call.extra_fields, "inputs", ())
+        tensor = self._tensor
+        if name in _shapeless():  # most calls are such
+            for value in given:
+                if isinstance(value, tensor):
+                    return name, (), (), (), (), (_device(value.device),)
+            return name, (), (), (), (), ("",)
+        arguments: list[_Told] = []
         concrete: list[Any] = []
         for at, value in enumerate(given):
-            shape: tuple[Any, ...] = ()
-            stride: tuple[Any, ...] = ()
-            kind = words = device = ""
-            if isinstance(value, self._tensor):
-                shape, stride, kind, device = (
-                    tuple(value.sizes),
-                    tuple(value.strides),
-                    _type(value.dtype),
-                    value.device.type,
-                )
+            if isinstance(value, tensor):
+                told = tuple(value.sizes), tuple(value.strides), _type(value.dtype), "", _device(value.device)
             elif isinstance(value, list):
-                shape, stride = tuple(tuple(t.sizes) for t in value), tuple(tuple(t.strides) for t in value)
-                kinds = {t.dtype for t in value}
-                kind = f"{_type(kinds.pop())}[]" if len(kinds) == 1 else "TensorList"
-                device = "cuda" if any(t.device.type == "cuda" for t in value) else "cpu" if value else ""
+                told = _told_of_list(value)
             else:
-                if value is None and not concrete:
-                    concrete = self._concrete(event)
-                value = concrete[at] if value is None else value
-                kind = _SCALARS.get(type(value), "")
-                words = "" if value is None else str(value)[:_MOST_WORDS]
-            shapes.append(shape)
-            strides.append(stride)
-            types.append(kind)
-            values.append(words)
-            devices.append(device)
+                if value is None:
+                    concrete = concrete or self._concrete(event.call, len(given))
+                    value = concrete[at]
+                told = (
+                    _NOTHING if value is None else ((), (), _SCALARS.get(type(value), ""), str(value)[:_MOST_WORDS], "")
+                )
+            arguments.append(told)
+        shapes, strides, types, values, devices = zip(*arguments, strict=True) if arguments else ((),) * 5
         if name == _COPY and {"cpu", "cuda"} == set(devices[:2]):
             at = devices.index("cpu")
-            devices[at] = "pinned" if _is_pinned(given[at].storage_data_ptr) else "cpu"
-        return name, tuple(shapes), tuple(strides), tuple(types), tuple(values), tuple(devices)
+            pinned = "pinned" if _is_pinned(given[at].storage_data_ptr) else "cpu"
+            devices = (*devices[:at], pinned, *devices[at + 1 :])
+        return name, shapes, strides, types, values, devices
 
-    def _concrete(self, event: Any) -> list[Any]:
+    def _concrete(self, event: Any, count: int) -> list[Any]:
         flat = self._flat.get(event.correlation_id)
         found: list[Any] = flat.concrete_inputs() if flat is not None else []
-        return found + [None] * (len(event.typed[1].inputs) - len(found))
+        return found + [None] * (count - len(found))
+
+
+def _told_of_list(tensors: list[Any]) -> _Told:
+    """What is known of an argument that is a list of tensors."""
+    kinds = {t.dtype for t in tensors}
+    kind = f"{_type(kinds.pop())}[]" if len(kinds) == 1 else "TensorList"
+    device = "cuda" if any(t.device.type == "cuda" for t in tensors) else "cpu" if tensors else ""
+    return tuple(tuple(t.sizes) for t in tensors), tuple(tuple(t.strides) for t in tensors), kind, "", device
 
 
 def read_step(profile: Profile, at: int, *, settings: dict[str, str], **facts: Any) -> CapturedStep:
@@ -232,7 +242,7 @@ def _states(events: Iterable[Event]) -> Iterator[int]:
             phase, above = event.mark.removeprefix("phase "), -1
         elif phase == "optimizer" and not event.mark:
             if above < 0 or event.depth <= above:
-                above = event.depth if event.call.name in _MAKES_STATES else -1
+                above = event.depth if event.name in _MAKES_STATES else -1
             if above >= 0:
                 yield id(event)
 
@@ -276,8 +286,13 @@ def _is_pinned(address: int | None) -> bool:
 
 
 @cache
-def _views() -> frozenset[str]:
-    return frozenset(f"aten::{name}" for name in views() - READS_BACK)
+def _shapeless() -> frozenset[str]:
+    return frozenset(f"aten::{name}" for name in shapeless() - READS_BACK)
+
+
+@cache
+def _device(device: Any) -> str:
+    return str(device.type)
 
 
 @cache

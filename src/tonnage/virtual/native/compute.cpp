@@ -156,6 +156,7 @@ Outcome run_on_values(const c10::OperatorHandle& op, const Traits& traits, Stack
     return shadow_of(t);
   });
   BelowAutograd below;
+  Unrecorded unrecorded;
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &arguments);
   return {std::move(stands), true};
 }
@@ -165,6 +166,7 @@ Outcome run_on_shapes(const c10::OperatorHandle& op, const Traits& traits, Stack
     return is_device(t) || t.dim() > 0 ? as_meta(t) : t;
   });
   BelowAutograd below;
+  Unrecorded unrecorded;
   const c10::DispatchKeySet meta(c10::DispatchKey::Meta);
   if (traits.shape_rule) traits.shape_rule->callBoxed(op, meta, &arguments);
   else op.redispatchBoxed(meta, &arguments);
@@ -180,6 +182,7 @@ Outcome run_on_zeros(const c10::OperatorHandle& op, const Traits& traits, Stack&
     return zeros;
   });
   BelowAutograd below;
+  Unrecorded unrecorded;
   TORCH_CHECK_NOT_IMPLEMENTED(
       op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU), "The virtual GPU cannot run ", op.operator_name(),
       ": it has neither a shape rule (a Meta kernel) nor a kernel for the CPU to learn the shape from.");

@@ -8,6 +8,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <ATen/record_function.h>
 #include <torch/library.h>
 
 #include <optional>
@@ -37,6 +38,12 @@ struct BelowAutograd {
   at::AutoDispatchBelowADInplaceOrView guard;
   c10::impl::ExcludeDispatchKeyGuard no_python{c10::DispatchKeySet(c10::DispatchKey::Python)};
   c10::impl::ExcludeDispatchKeyGuard no_snapshot{c10::DispatchKeySet(c10::DispatchKey::PythonTLSSnapshot)};
+};
+
+// What is worked out on the host is no call of the script's: a profiler need not see it.
+struct Unrecorded {
+  std::optional<at::RecordFunctionGuard> guard;
+  Unrecorded() { if (at::hasThreadLocalCallbacks()) guard.emplace(false); }
 };
 
 // ---- tensors and what is known of their values (values.cpp) ----------------------------------------------------------

@@ -23,6 +23,7 @@ PyObject* describe(const Tensor& t) {
   const bool known = is_device(t) ? is_known(t) && block_of(t) : t.device().is_cpu() && t.has_storage();
   if (!known || at::isComplexType(t.scalar_type())) return nothing();
   BelowAutograd below;
+  Unrecorded unrecorded;
   Tensor values = once(is_device(t) ? shadow_of(t) : t);
   if (values.numel() > kKnownFloats) return nothing();
   values = values.to(at::kDouble);
