@@ -100,13 +100,16 @@ def _nanotron(row: Row) -> Case:
 
 def _torchtitan(row: Row) -> Case:
     model, fsdp, seq, recompute = _need(row, "model", "fsdp", "seq_len", "ac")
-    _refuse((row.get("pp") or 1) > 1 and not row.get("micro_batch"), "the pipeline's micro-batch is not stated")
-    (batch,) = _need(row, "micro_batch")
+    pp = row.get("pp") or 1
+    _refuse("Interleaved" in row.get("notes", ""), "an interleaved pipeline is no choice of the planner")
+    # Unless told otherwise it cut a local batch into as many micro-batches as there are stages then, and kept what it had
+    # gathered: `build_pipeline_schedule` and `apply_fsdp` at that revision.
+    batch = row["local_batch"] // pp if pp > 1 else _need(row, "micro_batch")[0]
     _refuse("shapes cut" in model, "a cut model, whose shape is not stated")
     tp, cp = row.get("tp") or 1, row.get("cp") or 1
     configuration = Configuration(
         framework="fsdp2",
-        zero=3,
+        zero=3 if pp == 1 else 2,
         precision="fp8" if re.search("float8|fp8|rowwise", row["precision"]) else "bf16-mixed",
         checkpoint=_recomputation(recompute),
         attention="flash-2",
@@ -114,7 +117,9 @@ def _torchtitan(row: Row) -> Case:
         compile_loss=not any(date in row["source_rev"] for date in _BEFORE_COMPILED_LOSS),
         seq=seq,
         micro_batch=batch,
+        accumulate=pp,
         tp=tp,
+        pp=pp,
         cp=cp,
         data=fsdp,
         shard=fsdp,

@@ -37,11 +37,12 @@ def pipelined(
     model: Any, mesh: DeviceMesh, options: argparse.Namespace, materialized: Callable[[nn.Module], nn.Module]
 ) -> tuple[nn.Module, Callable[[], None]]:
     """This rank's stage, and what runs one step of the schedule."""
-    number, stages = mesh.get_local_rank(), mesh.size()
+    number, stages = mesh["pp"].get_local_rank(), mesh["pp"].size()
     module = materialized(Stage(model, number, stages))
     device = torch.device("cuda", torch.cuda.current_device())
-    stage = PipelineStage(module, number, stages, device, group=mesh.get_group())
-    count = options.global_batch // options.micro_batch
+    stage = PipelineStage(module, number, stages, device, group=mesh["pp"].get_group())
+    batch = options.global_batch // (mesh["copies"].size() * mesh["shard"].size())
+    count = batch // options.micro_batch
 
     def loss_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return model.loss_function(logits, labels, vocab_size=model.config.vocab_size)  # type: ignore[no-any-return]
@@ -49,7 +50,7 @@ def pipelined(
     schedule = Schedule1F1B(stage, n_microbatches=count, loss_fn=loss_of)
 
     def step() -> None:
-        ids = torch.randint(0, 1000, (options.global_batch, options.seq), device=device)
+        ids = torch.randint(0, 1000, (batch, options.seq), device=device)
         inputs = (ids,) if number == 0 else ()
         schedule.step(*inputs, target=ids if number == stages - 1 else None, return_outputs=False)
 

@@ -46,6 +46,37 @@ def test_gradients_live_through_the_forward_pass_only_where_they_accumulate() ->
     assert alive(shape, framework="megatron")["forward"]["gradients"] == 4 * shape.parameters
 
 
+def test_a_pipeline_keeps_what_fsdp2_would_shard_until_its_last_micro_batch() -> None:
+    shape = llama()
+    for zero in (2, 3):
+        choices = {"framework": "fsdp2", "zero": zero, "pp": 2, "data": 4, "shard": 4, "accumulate": 4}
+        configuration = Configuration(**choices)  # type: ignore[arg-type]
+        first, _ = stages(shape, configuration)
+        found = {
+            moment.name: {term.name: float(term.size_bytes) for term in moment.terms}
+            for moment in moments(shape, first, configuration)
+        }
+        held = "gradients until the last micro-batch"
+        assert found["forward"][held] == found["embedding"][held] == pytest.approx(4 * first.parameters)
+        assert found["forward"]["gradients"] == 0
+        assert found["first block"]["gathered parameters"] == pytest.approx(2 * first.parameters)
+        assert found["reduce"]["gradients on their way"] == 4 * first.outside
+        assert found["optimizer"]["gradients"] == pytest.approx(first.parameters)
+    assert held not in alive(shape, framework="fsdp2", zero=3, data=4, shard=4, accumulate=4)["forward"]
+    assert found["loss"]["gathered parameters"] == 0
+
+
+def test_no_gradient_is_there_while_a_pipeline_fills() -> None:
+    shape = llama()
+    for accumulate, expected in ((4, 0), (5, 1)):
+        configuration = Configuration(pp=4, accumulate=accumulate)
+        first, last = stages(shape, configuration)
+        forward, of_last = (next(moments(shape, stage, configuration)) for stage in (first, last))
+        sizes = [{term.name: term.size_bytes for term in moment.terms} for moment in (forward, of_last)]
+        assert sizes[0]["gradients"] == expected * 4 * first.parameters
+        assert sizes[1]["gradients"] == 4 * last.parameters
+
+
 def test_autocast_caches_weights_and_recomputation_lets_them_go() -> None:
     shape = llama()
     matrices = sum(layer.parameters for layer in shape.decoder.layers)

@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from tonnage.budget.collectives import Network
+from tonnage.budget.collectives import Network, traffic
 from tonnage.budget.configuration import Configuration
 from tonnage.budget.roofline import calibration
+from tonnage.budget.sharding import stages
 from tonnage.budget.step_time import StepTime, step_time
 from tonnage.hardware import find_cluster
 from tonnage.models import find_model
@@ -140,3 +141,16 @@ def test_one_gpu_has_no_collectives() -> None:
     time = step("h100", data=1, shard=1, zero=0, framework="torch")
     assert float(time.parts["collectives"]) == 0
     assert float(time.hidden_s) == 0
+
+
+def test_a_pipeline_gathers_and_reduces_once_a_step_under_fsdp2() -> None:
+    shape, cluster = find_model("llama-3.1-8b"), find_cluster("2x8xh100")
+    network = Network(cluster, SHARES)
+    choices: dict[str, Any] = {"framework": "fsdp2", "pp": 2, "data": 8, "shard": 8, "accumulate": 8}
+    for zero, gathers in ((2, 0), (3, 1)):
+        configuration = Configuration(zero=zero, **choices)
+        sent = traffic(shape, next(stages(shape, configuration)), configuration, network)
+        assert sent.forward_s == 0
+        assert sent.first_forward_s > 0
+        assert sent.step_s == pytest.approx(2 * sent.first_forward_s, rel=0.02)  # FP32 beside BF16
+        assert sent.backward_s == gathers * sent.first_forward_s

@@ -7,6 +7,8 @@
 | expert      | tokens to their experts and back                                   | nothing                      |
 | pipeline    | activations to the next stage, gradients back                      | nothing                      |
 | data        | gradients; parameters where they are sharded                       | the pass that they belong to |
+| FSDP2 in a  | parameters for the first micro-batch; gradients after the last one | the first forward pass;      |
+| pipeline    |                                                                    | nothing                      |
 
 Ranks are laid out with tensor parallelism innermost, then context, data and, outermost, the pipeline. Bandwidths are the
 makers', times the share that NCCL reaches; every step of a ring costs a hop, every message a start.
@@ -18,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tonnage.budget.configuration import Configuration, Number, Quantity
-from tonnage.budget.frameworks import framework_of, gradient_bytes, made_bytes
+from tonnage.budget.frameworks import framework_of, gradient_bytes, made_bytes, reduces_once
 from tonnage.budget.roofline import Calibration
 from tonnage.budget.sharding import Stage
 from tonnage.budget.states import sharded_parameters
@@ -106,6 +108,7 @@ class Traffic(NamedTuple):
     forward_s: Quantity  # a micro-batch, gathered parameters: behind the forward pass
     backward_s: Quantity  # a micro-batch, gathered parameters and scattered gradients: behind the backward pass
     last_backward_s: Quantity  # a step, gradients: behind the last backward pass
+    first_forward_s: Quantity  # a step, parameters that are gathered once: behind the first forward pass
     step_s: Quantity  # a step, updated parameters and gradients of what two stages tie: not hidden
     ends: Quantity  # share of what is named for a pass that nothing hides: the embedding's, at either end of it
 
@@ -120,13 +123,17 @@ def traffic(shape: ModelShape, stage: Stage, configuration: Configuration, netwo
     ends = stage.embeds * shape.embedding_parameters / configuration.tp / stage.parameters
     ring_s = _ring_s(shape, stage, configuration, network)
     if zero == 0:
-        return Traffic(plain_s, products_s, ring_s, none, none, reduce_s, tied_s, ends)
+        return Traffic(plain_s, products_s, ring_s, none, none, reduce_s, none, tied_s, ends)
     if not sharded_parameters(configuration):
         every = zero == 2
         each_s, last_s = (scatter_s, none) if every else (none, scatter_s)
-        return Traffic(plain_s, products_s, ring_s, none, each_s, last_s, gather_s + tied_s, ends)
-    again = 1 if zero == 3 else 0
-    return Traffic(plain_s, products_s, ring_s, gather_s, again * gather_s + scatter_s, none, tied_s, ends)
+        return Traffic(plain_s, products_s, ring_s, none, each_s, last_s, none, gather_s + tied_s, ends)
+    again_s, once = gather_s * (zero == 3), reduces_once(configuration)
+    # In a pipeline a forward pass finds what the backward pass before it has gathered.
+    first_s, after_s, each = once * gather_s, once * scatter_s, 1 - once
+    return Traffic(
+        plain_s, products_s, ring_s, each * gather_s, again_s + each * scatter_s, none, first_s, after_s + tied_s, ends
+    )
 
 
 def _activation_bytes(shape: ModelShape, configuration: Configuration) -> Quantity:

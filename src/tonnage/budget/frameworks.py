@@ -6,7 +6,9 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from tonnage.budget.configuration import Configuration
+import numpy as np
+
+from tonnage.budget.configuration import Configuration, Quantity
 
 _DATA = Path(__file__).parent / "data" / "frameworks.toml"
 
@@ -43,6 +45,12 @@ def framework_of(configuration: Configuration) -> Framework:
 def _frameworks() -> dict[str, Framework]:
     tables = tomllib.loads(_DATA.read_text("utf-8"))
     return {name: Framework(**row | {"split_operators": tuple(row["split_operators"])}) for name, row in tables.items()}
+
+
+def reduces_once(configuration: Configuration) -> Quantity:
+    """1 where a pipeline's schedule turns FSDP2's reductions and resharding off until the last micro-batch is through, else 0."""
+    sharded = configuration.framework == "fsdp2" and configuration.zero > 0
+    return (np.asarray(configuration.pp) > 1) * float(sharded)
 
 
 def working_bytes(configuration: Configuration) -> int:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tonnage.budget.collectives import Network, Traffic, traffic
 from tonnage.budget.configuration import NUMBERS, Configuration, Quantity
-from tonnage.budget.frameworks import framework_of, gradient_bytes, made_bytes
+from tonnage.budget.frameworks import framework_of, gradient_bytes, made_bytes, reduces_once
 from tonnage.budget.layer_launches import LayerLaunches
 from tonnage.budget.layer_time import FIGURES, Busy, Pass, Work, layer_pass, work_of
 from tonnage.budget.moments import recomputed_blocks
@@ -332,7 +332,8 @@ def _update(shape: ModelShape, stage: Stage, configuration: Configuration, gpu: 
         count = trained * stage.share / configuration.tp
     else:
         count = sharded(stage, configuration, 1)
-    held = count if configuration.lora_rank else sharded(stage, configuration, 2)
+    whole = reduces_once(configuration)
+    held = count if configuration.lora_rank else np.where(whole, stage.parameters, sharded(stage, configuration, 2))[()]
     # Where gradients are kept in another type than they are made in, those of the first micro-batch are added too.
     first = 1 if gradient_bytes(configuration) == made_bytes(configuration) else 0
     summed = accumulated(shape, configuration, held, gpu) * (configuration.accumulate - first)
@@ -356,10 +357,10 @@ def _exposed(
     for sent_s, moved_s, behind_s in passes:
         collectives_s = collectives_s + count * np.maximum(sent_s - behind_s, sent.ends * sent_s)
         offload_s = offload_s + count * np.maximum(moved_s - np.maximum(behind_s - sent_s, 0.0), 0.0)
-    last_s = sent.last_backward_s
-    collectives_s = collectives_s + np.maximum(last_s - backward_s, sent.ends * last_s)
+    for once_s, behind_s in ((sent.first_forward_s, forward_s), (sent.last_backward_s, backward_s)):
+        collectives_s = collectives_s + np.maximum(once_s - behind_s, sent.ends * once_s)
     offload_s = offload_s + np.maximum(moved.last_backward_s - backward_s, 0.0)
     sent_s = count * (sent.forward_s + sent.backward_s + sent.plain_s + sent.products_s + sent.ring_s)
-    hidden_s = sent_s + sent.last_backward_s + sent.step_s - collectives_s
+    hidden_s = sent_s + sent.first_forward_s + sent.last_backward_s + sent.step_s - collectives_s
     moved_s = count * (moved.forward_s + moved.backward_s) + moved.last_backward_s + moved.step_s
     return {"collectives": collectives_s + taken * hidden_s, "offload": offload_s}, hidden_s + moved_s - offload_s
