@@ -266,3 +266,18 @@ def test_a_pipeline_that_waits_for_the_card_has_no_lead() -> None:
         return float(two.parts["forward"] / one.parts["forward"])
 
     assert slower("nanotron") > slower("megatron")
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_selective_checkpoints_cost_what_they_save(compiled: bool) -> None:
+    """Megatron's and nanotron's run attention again and save its scores; others' save more than half and pay more for it."""
+    choices = replace(BASE, compile=compiled, seq=8192)
+    times = {
+        framework: step_time(
+            find_model("llama-3.1-8b"), replace(choices, framework=framework, checkpoint="selective"), H200
+        )
+        for framework in ("torch", "fsdp2", "megatron", "nanotron")
+    }
+    share = {name: float(time.parts["recompute"] / time.parts["forward"]) for name, time in times.items()}
+    assert min(share["torch"], share["fsdp2"]) > 0.25
+    assert max(share["megatron"], share["nanotron"]) < 0.2

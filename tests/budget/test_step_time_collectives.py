@@ -154,3 +154,15 @@ def test_a_pipeline_gathers_and_reduces_once_a_step_under_fsdp2() -> None:
         assert sent.first_forward_s > 0
         assert sent.step_s == pytest.approx(2 * sent.first_forward_s, rel=0.02)  # FP32 beside BF16
         assert sent.backward_s == gathers * sent.first_forward_s
+
+
+def test_selective_checkpoints_gather_again_what_tensor_parallelism_splits() -> None:
+    shape, network = find_model("llama-3.1-8b"), Network(find_cluster("8xh100"), SHARES)
+
+    def sent(checkpoint: str, framework: Any) -> float:
+        configuration = Configuration(tp=8, framework=framework, checkpoint=checkpoint)
+        return float(traffic(shape, next(stages(shape, configuration)), configuration, network).plain_s)
+
+    none, selective, full = (sent(way, "torch") for way in ("none", "selective", "full"))
+    assert selective - none == pytest.approx((full - none) / 2)
+    assert sent("selective", "megatron") == sent("none", "megatron")

@@ -158,10 +158,13 @@ def _tensor_s(
 
     Two pairs of collectives a layer and pass, which an all-reduce without sequence parallelism is too; one pair outside. Those
     with code of their own scatter the gradient of an input while that of the weight is computed, and gather the input again.
+    Selective checkpoints of operators keep what was scattered, and gather again.
     """
     once_s = network.gather_s(_activation_bytes(shape, configuration), configuration.tp)
     layers = _layers(shape) * stage.share
     everything = 4 * layers * _passes(configuration) + 4
+    if configuration.checkpoint == "selective" and framework_of(configuration).selective == "operators":
+        everything = everything + 2 * layers * configuration.sequence_parallel
     if framework_of(configuration).parallel == "torch":
         return once_s * everything, 0.0 * once_s
     hidden = 2 if configuration.sequence_parallel else 4

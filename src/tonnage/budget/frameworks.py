@@ -33,6 +33,7 @@ class Framework:
     pipeline_messages: int
     pipeline_operators: int
     split_operators: tuple[int, int]
+    selective: Literal["scores", "operators"]
     cuts_products: bool
 
 

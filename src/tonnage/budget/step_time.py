@@ -140,7 +140,7 @@ class StepClock:
         return known.works(found if at is None else found[at])
 
     def _traffic(self, stage: Stage, configuration: Configuration) -> Traffic:
-        recomputed = configuration.checkpoint == "full"
+        recomputed = configuration.checkpoint if configuration.checkpoint in ("full", "selective") else "none"
         key = (*_identity(configuration), configuration.zero, recomputed, configuration.lora_rank)
         if key not in self._sent:
             self._sent[key] = configuration, traffic(self._shape, stage, configuration, self._network)
