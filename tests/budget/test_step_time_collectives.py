@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tonnage.budget.collectives import Network, traffic
@@ -166,3 +167,25 @@ def test_selective_checkpoints_gather_again_what_tensor_parallelism_splits() -> 
     none, selective, full = (sent(way, "torch") for way in ("none", "selective", "full"))
     assert selective - none == pytest.approx((full - none) / 2)
     assert sent("selective", "megatron") == sent("none", "megatron")
+
+
+@pytest.mark.parametrize(("tp", "data", "copies", "apart"), [(1, 64, 8, 8), (2, 32, 4, 16)])
+def test_copies_of_an_expert_lie_apart_and_share_one_network_card(tp: int, data: int, copies: int, apart: int) -> None:
+    shape, network = find_model("mixtral-8x7b"), Network(find_cluster("8x8xh100"), SHARES)
+    configuration = Configuration(framework="fsdp2", zero=3, ep=8, tp=tp, data=data, shard=data)
+    stage = next(stages(shape, configuration))
+    experts_s = network.gather_s(2 * stage.experts, copies, stride=apart, messages=32)
+    others_s = network.gather_s(2 * (stage.dense + stage.outside), data, stride=tp, messages=32)
+    assert float(traffic(shape, stage, configuration, network).forward_s) == pytest.approx(float(experts_s + others_s))
+
+
+def test_many_degrees_of_expert_parallelism_at_once_are_as_each_alone() -> None:
+    shape, network = find_model("mixtral-8x7b"), Network(find_cluster("8x8xh100"), SHARES)
+    for framework, zero in (("torch", 0), ("fsdp2", 3), ("deepspeed", 2)):
+        many = Configuration(framework=framework, zero=zero, ep=np.array([1, 4, 8]), data=64, shard=64)  # type: ignore[arg-type]
+        together = traffic(shape, next(stages(shape, many)), many, network)
+        for place in range(3):
+            one = many.at(place)
+            alone = traffic(shape, next(stages(shape, one)), one, network)
+            for some, expected in zip(together, alone, strict=True):
+                assert float(np.broadcast_to(some, 3)[place]) == pytest.approx(float(expected))
