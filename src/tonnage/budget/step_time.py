@@ -23,7 +23,7 @@ from tonnage.budget.offload_time import Crossing, crossing
 from tonnage.budget.optimizer_time import accumulated, gathered, sharding_copies, update
 from tonnage.budget.roofline import Calibration, calibration
 from tonnage.budget.sharding import Stage, sharded, stages
-from tonnage.budget.states import lora_parameters
+from tonnage.budget.states import trained_parameters
 from tonnage.clock.host import host_costs
 from tonnage.clock.kernels.many import distinct
 from tonnage.clock.power import limit_of, slowdown_of
@@ -327,11 +327,7 @@ def _micro_batches(seconds: _Seconds, configuration: Configuration) -> dict[str,
 
 def _update(shape: ModelShape, stage: Stage, configuration: Configuration, gpu: Gpu) -> Busy:
     """The optimizer's step, and the sums of gradients over micro-batches."""
-    if configuration.lora_rank:
-        trained = lora_parameters(shape, configuration.lora_rank, configuration.lora_targets)
-        count = trained * stage.share / configuration.tp
-    else:
-        count = sharded(stage, configuration, 1)
+    count = trained_parameters(shape, stage, configuration)
     whole = reduces_once(configuration)
     held = count if configuration.lora_rank else np.where(whole, stage.parameters, sharded(stage, configuration, 2))[()]
     # Where gradients are kept in another type than they are made in, those of the first micro-batch are added too.
