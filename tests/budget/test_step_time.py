@@ -281,3 +281,15 @@ def test_selective_checkpoints_cost_what_they_save(compiled: bool) -> None:
     share = {name: float(time.parts["recompute"] / time.parts["forward"]) for name, time in times.items()}
     assert min(share["torch"], share["fsdp2"]) > 0.25
     assert max(share["megatron"], share["nanotron"]) < 0.2
+
+
+def test_megatron_adds_gradients_up_within_the_products_that_make_them() -> None:
+    """Only the embedding's are added apart: a thirteenth of this model's."""
+
+    def sums(framework: str) -> float:
+        configuration = replace(BASE, precision="bf16-mixed", framework=framework, zero=0)
+        steps = (step_time(find_model("llama-3.1-8b"), replace(configuration, accumulate=n), H200) for n in (1, 9))
+        one, many = (float(time.parts["optimizer"]) for time in steps)
+        return (many - one) / 8
+
+    assert 0 < sums("megatron") < 0.1 * sums("nanotron")

@@ -34,6 +34,7 @@ class Framework:
     pipeline_operators: int
     split_operators: tuple[int, int]
     selective: Literal["scores", "operators"]
+    fuses_sums: bool
     cuts_products: bool
 
 

@@ -330,6 +330,8 @@ def _update(shape: ModelShape, stage: Stage, configuration: Configuration, gpu: 
     count = trained_parameters(shape, stage, configuration)
     whole = reduces_once(configuration)
     held = count if configuration.lora_rank else np.where(whole, stage.parameters, sharded(stage, configuration, 2))[()]
+    if framework_of(configuration).fuses_sums and not configuration.lora_rank:
+        held = held * stage.embeds * shape.embedding_parameters / configuration.tp / stage.parameters
     # Where gradients are kept in another type than they are made in, those of the first micro-batch are added too.
     first = 1 if gradient_bytes(configuration) == made_bytes(configuration) else 0
     summed = accumulated(shape, configuration, held, gpu) * (configuration.accumulate - first)
