@@ -33,6 +33,7 @@ PEAKS = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_process_bytes")
 # Choices that are no part of a layout, and that the script does not leave open either.
 FIXED = ("--loss", "full", "--checkpoint", "none", "--optimizer-kernel", "fused", "--offload", "none")
 DEGREES = ("tp", "pp", "cp", "ep")
+TURNS = "--zero 2 --pp 2 --pp-chunks 2"
 MIXED, PURE = "--precision bf16-mixed", "--precision bf16"
 
 End = Literal["worst", "first", "last"]
@@ -76,6 +77,7 @@ LAYOUTS = (
     Layout("ZeRO-3 × pipe", "4xh200", "llama", f"--zero 3 --pp 2 {MIXED} --micro-batch 1 --global-batch 8", "fsdp2"),
     Layout("BF16 × pipe", "4xh200", "llama", f"--zero 2 --pp 2 {PURE} --micro-batch 2 --global-batch 8", "fsdp2"),
     Layout("tied × pipe", "2x4xh200", "qwen3", f"--zero 2 --pp 4 {MIXED} --micro-batch 2 --global-batch 16", "fsdp2"),
+    Layout("interleaved", "4xh200", "llama", f"{TURNS} {MIXED} --micro-batch 1 --global-batch 16", "fsdp2"),
     Layout("DDP × context", "4xh200", "llama", f"--zero 0 --cp 2 {PURE} --micro-batch 1 --seq 8192"),
 )
 

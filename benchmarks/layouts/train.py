@@ -41,7 +41,7 @@ def words() -> argparse.Namespace:
     add("--zero", type=int, default=0, choices=[0, 2, 3])
     add("--no-sequence-parallel", action="store_true")
     add("--shard", type=int, help="ranks that share one copy, where not all do")
-    for name in ("tp", "pp", "cp", "ep", "micro-batch"):
+    for name in ("tp", "pp", "cp", "ep", "pp-chunks", "micro-batch"):
         add(f"--{name}", type=int, default=1)
     add("--global-batch", type=int, help="sequences in a step: more than one pass of all ranks accumulates")
     add("--seq", type=int, default=2048)

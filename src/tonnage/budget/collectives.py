@@ -200,11 +200,11 @@ def _expert_s(shape: ModelShape, stage: Stage, configuration: Configuration, net
 
 
 def _pipeline_s(shape: ModelShape, configuration: Configuration, network: Network) -> Quantity:
-    """To the next stage and back."""
+    """To the next stage and back, from each of its parts."""
     size = _activation_bytes(shape, configuration) / configuration.tp
     span = configuration.tp * np.asarray(configuration.cp) * configuration.data + 1
     messages = framework_of(configuration).pipeline_messages
-    return network.send_s(2 * size, span, messages) * (np.asarray(configuration.pp) > 1)
+    return network.send_s(2 * size, span, messages) * configuration.chunks * (np.asarray(configuration.pp) > 1)
 
 
 def _tied_s(shape: ModelShape, configuration: Configuration, network: Network) -> Quantity:

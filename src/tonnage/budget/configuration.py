@@ -41,6 +41,7 @@ class Configuration:
     loss: Loss = "full"
     zero: int = 0  # 0: every rank keeps all; 1: shards optimizer states; 2: gradients too; 3: parameters too
     framework: FrameworkName = "torch"
+    pp_chunks: int = 1  # parts of each pipeline stage that take turns (virtual stages), where pp > 1
     sequence_parallel: bool = True  # where tp > 1: norms and residuals are split along the sequence
     optimizer_place: Place = "gpu"
     parameter_place: Place = "gpu"
@@ -70,6 +71,11 @@ class Configuration:
     def global_batch(self) -> Number:
         """Sequences in one optimizer step."""
         return self.micro_batch * self.accumulate * self.data
+
+    @property
+    def chunks(self) -> Number:
+        """Parts of a stage that take turns."""
+        return np.where(np.asarray(self.pp) > 1, self.pp_chunks, 1)[()] if self.pp_chunks > 1 else 1
 
     @property
     def autocast(self) -> bool:

@@ -112,14 +112,18 @@ def _live_gradients(scene: Scene) -> list[Term]:
 
 
 def _all_gradients(scene: Scene, share: Quantity = 1.0) -> list[Term]:
-    """That share of all gradients. Those that a pipeline reduces once it is through are whole until then."""
+    """That share of all gradients. Those that a pipeline reduces once it is through are whole until then.
+
+    With no more micro-batches than stages, one part of an interleaved stage is through and reduced before the next one begins.
+    """
     configuration, gradients = scene.configuration, scene.states.gradients
     held = reduces_once(configuration)
     here = replace(gradients, size_bytes=gradients.size_bytes * share * (1 - held))
     if not np.any(held):
         return [here]
+    alone = np.where(np.asarray(configuration.accumulate) > configuration.pp, 1, 1 / configuration.chunks)
     parts = scene.stage.parameters / sharded(scene.stage, configuration, 1)
-    whole = gradients.size_bytes * share * held * parts
+    whole = gradients.size_bytes * share * held * (alone * parts + 1 - alone)
     numbers = {**gradients.numbers, "parameters": whole / gradient_bytes(configuration)}
     return [here, replace(gradients, name="gradients until the last micro-batch", size_bytes=whole, numbers=numbers)]
 
@@ -165,8 +169,8 @@ def _kept_term(scene: Scene, name: str, size: Quantity) -> Term:
 
 
 def _waiting(scene: Scene, kept: list[Term]) -> list[Term]:
-    """What is kept less the micro-batch whose backward pass runs, in a pipeline."""
-    others = scene.stage.in_flight - 1
+    """What is kept less the micro-batch, or the part of a stage, whose backward pass runs, in a pipeline."""
+    others = scene.stage.in_flight - 1 / scene.configuration.chunks
     if not np.any(others):
         return []
     share = others / scene.stage.in_flight
@@ -349,16 +353,20 @@ def _in_torch_pipeline(configuration: Configuration) -> Quantity:
 
 
 def _stage_buffers(scene: Scene) -> list[Term]:
-    """PyTorch's stages make a buffer for every micro-batch of a step: gradients come into the first, inputs into the last."""
+    """PyTorch's stages make a buffer for every micro-batch of a step: gradients come into the first, inputs into the last.
+
+    Parts of an interleaved stage are stages to it, of which both come into those between.
+    """
     configuration = scene.configuration
     pipeline = _in_torch_pipeline(configuration)
     if not np.any(pipeline):
         return []
     size = FP32 if configuration.autocast else configuration.compute_bytes
     tokens = scene.tokens / (configuration.tp if configuration.sequence_parallel else 1)
-    total = pipeline * configuration.accumulate * size * scene.shape.hidden * tokens
-    numbers = {"micro-batches": configuration.accumulate, "bytes": size, "hidden": scene.shape.hidden, "tokens": tokens}
-    formula = "micro-batches × bytes × hidden × tokens"
+    buffers = configuration.accumulate * (2 * configuration.chunks - 1)
+    total = pipeline * buffers * size * scene.shape.hidden * tokens
+    numbers = {"buffers": buffers, "bytes": size, "hidden": scene.shape.hidden, "tokens": tokens}
+    formula = "buffers × bytes × hidden × tokens"
     return [_term(Category.ACTIVATIONS, "buffers of the stage", total, formula, **numbers)]
 
 

@@ -1,8 +1,8 @@
 """The time of one training step, part by part: what the GPU computes, what it waits for, what an empty pipeline costs.
 
 The parts sum to the step. Traffic that runs behind arithmetic counts only for what sticks out; `hidden_s` is the rest. The
-slowest pipeline stage sets the pace, and 1F1B leaves it idle for `pp - 1` micro-batches. Data loading, logging and checkpoints to
-disk are not known here.
+slowest pipeline stage sets the pace, and 1F1B leaves it idle for `pp - 1` micro-batches, in as much less time as parts of a stage
+take turns. Data loading, logging and checkpoints to disk are not known here.
 """
 
 from collections import Counter
@@ -98,7 +98,7 @@ class StepClock:
             seconds = _paced(passes, update, slower, together=together, waits=waits)
             attention_s = attention.at(slower) * stage.share
             exposed, hidden_s = _exposed(seconds, sent, moved, attention_s, configuration, taken)
-            bubble_s = (configuration.pp - 1) * (seconds.total_s + sent.plain_s)
+            bubble_s = (configuration.pp - 1) / configuration.chunks * (seconds.total_s + sent.plain_s)
             found = (
                 _micro_batches(seconds, configuration) | exposed | {"bubble": bubble_s, "optimizer": seconds.update_s}
             )
@@ -237,7 +237,8 @@ class _Seconds(NamedTuple):
 def _identity(configuration: Configuration) -> tuple[object, ...]:
     """Of the numbers, which may be arrays, and of what decides how wide a number is."""
     numbers = (id(getattr(configuration, name)) for name in NUMBERS)
-    return (*numbers, configuration.precision, configuration.framework, configuration.sequence_parallel)
+    kinds = ("precision", "framework", "sequence_parallel", "pp_chunks")
+    return (*numbers, *(getattr(configuration, kind) for kind in kinds))
 
 
 def _census(stack: Stack) -> list[tuple[Layer, int]]:

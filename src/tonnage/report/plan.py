@@ -101,7 +101,8 @@ def brief(plan: Plan) -> str:
 def _spread(plan: Plan) -> list[str]:
     chosen = plan.configuration
     words = [f"zero {chosen.zero}"] if chosen.gpus > 1 or chosen.zero else []
-    return words + [f"{name} {getattr(chosen, name)}" for name in ("tp", "pp", "cp", "ep") if getattr(chosen, name) > 1]
+    words += [f"{name} {getattr(chosen, name)}" for name in ("tp", "pp", "cp", "ep") if getattr(chosen, name) > 1]
+    return words + ([f"pp-chunks {chosen.pp_chunks}"] if chosen.pp_chunks > 1 else [])
 
 
 def _offload(plan: Plan) -> list[str]:
