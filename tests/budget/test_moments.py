@@ -66,6 +66,29 @@ def test_a_pipeline_keeps_what_fsdp2_would_shard_until_its_last_micro_batch() ->
     assert found["loss"]["gathered parameters"] == 0
 
 
+def test_an_interleaved_stage_holds_what_it_receives_and_what_it_sends() -> None:
+    shape = llama()
+    for chunks, buffers in ((1, 8), (2, 8 * 2 * 3)):
+        configuration = Configuration(framework="fsdp2", zero=2, pp=2, pp_chunks=chunks, data=2, shard=2, accumulate=8)
+        first, _ = stages(shape, configuration)
+        terms = {term.name: term.size_bytes for term in next(moments(shape, first, configuration)).terms}
+        assert terms["buffers of the stage"] == buffers * 2 * shape.hidden * 4096
+
+
+def test_one_part_of_a_stage_is_reduced_before_the_next_where_there_is_one_round() -> None:
+    shape = llama()
+    sizes = {}
+    for accumulate in (4, 8):
+        configuration = Configuration(
+            framework="fsdp2", zero=2, pp=4, pp_chunks=2, data=2, shard=2, accumulate=accumulate
+        )
+        first, _ = stages(shape, configuration)
+        found = {moment.name: moment for moment in moments(shape, first, configuration)}
+        terms = {term.name: term.size_bytes for term in found["first block"].terms}
+        sizes[accumulate] = terms["gradients until the last micro-batch"] / (4 * first.parameters)
+    assert sizes == {4: pytest.approx(0.75), 8: pytest.approx(1)}
+
+
 def test_no_gradient_is_there_while_a_pipeline_fills() -> None:
     shape = llama()
     for accumulate, expected in ((4, 0), (5, 1)):

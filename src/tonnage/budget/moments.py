@@ -355,7 +355,8 @@ def _in_torch_pipeline(configuration: Configuration) -> Quantity:
 def _stage_buffers(scene: Scene) -> list[Term]:
     """PyTorch's stages make a buffer for every micro-batch of a step: gradients come into the first, inputs into the last.
 
-    Parts of an interleaved stage are stages to it, of which both come into those between.
+    Parts of an interleaved stage are stages to it, of which both come into those between; and what they send is held as well,
+    for that schedule waits for it at the end of a step.
     """
     configuration = scene.configuration
     pipeline = _in_torch_pipeline(configuration)
@@ -363,7 +364,8 @@ def _stage_buffers(scene: Scene) -> list[Term]:
         return []
     size = FP32 if configuration.autocast else configuration.compute_bytes
     tokens = scene.tokens / (configuration.tp if configuration.sequence_parallel else 1)
-    buffers = configuration.accumulate * (2 * configuration.chunks - 1)
+    chunks = configuration.chunks
+    buffers = configuration.accumulate * np.where(np.asarray(chunks) > 1, 2 * (2 * chunks - 1), 1)[()]
     total = pipeline * buffers * size * scene.shape.hidden * tokens
     numbers = {"buffers": buffers, "bytes": size, "hidden": scene.shape.hidden, "tokens": tokens}
     formula = "buffers × bytes × hidden × tokens"
