@@ -89,6 +89,20 @@ def test_one_part_of_a_stage_is_reduced_before_the_next_where_there_is_one_round
     assert sizes == {4: pytest.approx(0.75), 8: pytest.approx(1)}
 
 
+def test_megatron_copies_bf16_gradients_unless_its_optimizer_reads_them() -> None:
+    shape = llama()
+    choices = {"framework": "megatron", "zero": 1, "data": 4, "shard": 4, "optimizer_kernel": "fused"}
+    plain, half, both = (
+        alive(shape, **choices, **more)["optimizer"]
+        for more in ({}, {"bf16_gradients": True}, {"bf16_gradients": True, "bf16_moments": True})
+    )
+    assert plain["gradients"] == 2 * half["gradients"] == 2 * both["gradients"] == 4 * shape.parameters
+    assert half["FP32 copies of gradients"] == shape.parameters
+    assert "FP32 copies of gradients" not in plain and "FP32 copies of gradients" not in both
+    assert both["adamw states"] == half["adamw states"] / 2 == shape.parameters
+    assert both["FP32 master copies"] == half["FP32 master copies"] / 2 == 2 * shape.parameters / 4
+
+
 def test_no_gradient_is_there_while_a_pipeline_fills() -> None:
     shape = llama()
     for accumulate, expected in ((4, 0), (5, 1)):

@@ -49,6 +49,8 @@ class Configuration:
     lora_rank: int = 0  # 0: full training
     lora_targets: Literal["attention", "all"] = "all"  # queries and values, or every linear layer of a block
     quantized_base: bool = False  # QLoRA: the frozen weights in 4 bits
+    bf16_gradients: bool = False  # beside an FP32 master: summed and reduced in 16 bits
+    bf16_moments: bool = False  # the same of the optimizer's states; the master keeps what the parameter lacks
     keep_gradients: bool = False  # zeroed in place, not freed, between steps
     compile: bool = False
     compile_loss: bool = True  # with `compile`: the loss too (torchtitan left it out until 2025)

@@ -62,7 +62,9 @@ def working_bytes(configuration: Configuration) -> int:
 
 def gradient_bytes(configuration: Configuration) -> int:
     """Of one gradient as it is kept."""
-    return framework_of(configuration).gradient_bytes if configuration.mixed else configuration.parameter_bytes
+    if not configuration.mixed:
+        return configuration.parameter_bytes
+    return 2 if configuration.bf16_gradients else framework_of(configuration).gradient_bytes
 
 
 def made_bytes(configuration: Configuration) -> int:
@@ -73,10 +75,11 @@ def made_bytes(configuration: Configuration) -> int:
 
 
 def master_bytes(configuration: Configuration) -> int:
-    """Of the FP32 copy beside a 16-bit parameter; 0 where there is none."""
-    return framework_of(configuration).master_bytes if configuration.mixed else 0
+    """Of the FP32 copy beside a 16-bit parameter, or of what the parameter lacks of it; 0 where there is none."""
+    kept = framework_of(configuration).master_bytes if configuration.mixed else 0
+    return kept // 2 if configuration.bf16_moments else kept
 
 
 def state_bytes(configuration: Configuration) -> int:
     """Of one number of an optimizer's state: as wide as what it updates."""
-    return 2 if configuration.precision == "bf16" else 4
+    return 2 if configuration.precision == "bf16" or configuration.bf16_moments else 4

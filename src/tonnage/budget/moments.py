@@ -398,4 +398,8 @@ def _optimizer(scene: Scene) -> list[Term]:
         size = state_bytes(configuration) * trained
         numbers = {"bytes": state_bytes(configuration), "parameters": trained}
         return [_term(Category.WORKSPACE, "foreach temporaries", size, "bytes × parameters", **numbers)]
+    if configuration.bf16_gradients and not configuration.bf16_moments:
+        count = sharded(scene.stage, configuration, 1)
+        numbers = {"bytes": FP32, "parameters": count}
+        return [_term(Category.GRADIENTS, "FP32 copies of gradients", FP32 * count, "bytes × parameters", **numbers)]
     return []

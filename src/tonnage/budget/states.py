@@ -6,9 +6,11 @@
 | torch, fsdp2     | bf16       | 2         | 2        |        | 4    |
 | deepspeed        | bf16-mixed | 2         | 2        | 4      | 8    |
 | megatron         | bf16-mixed | 2         | 4        | 4      | 8    |
+| … in halves      | bf16-mixed | 2         | 2        | 2      | 4    |
 
-Bytes a parameter. PyTorch's optimizers keep their states in the type of the parameter. This module does not know
-activations, nor when any of this is alive: `moments` does.
+Bytes a parameter. PyTorch's optimizers keep their states in the type of the parameter; Megatron's precision-aware one keeps the
+half of the master that a BF16 parameter lacks. This module does not know activations, nor when any of this is alive: `moments`
+does.
 """
 
 from dataclasses import dataclass
@@ -68,7 +70,7 @@ def states(shape: ModelShape, stage: Stage, configuration: Configuration) -> Sta
     kept = [_term(Category.PARAMETERS, "parameters", count, working_bytes(configuration))]
     if master_bytes(configuration):
         master = sharded(stage, configuration, 1)
-        kept.append(_term(Category.OPTIMIZER_STATES, "FP32 master copies", master, 4))
+        kept.append(_term(Category.OPTIMIZER_STATES, "FP32 master copies", master, master_bytes(configuration)))
     return States((*kept, *_optimizer_terms(shape, stage, configuration)), _gradients(stage, configuration))
 
 

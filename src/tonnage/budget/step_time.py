@@ -237,7 +237,7 @@ class _Seconds(NamedTuple):
 def _identity(configuration: Configuration) -> tuple[object, ...]:
     """Of the numbers, which may be arrays, and of what decides how wide a number is."""
     numbers = (id(getattr(configuration, name)) for name in NUMBERS)
-    kinds = ("precision", "framework", "sequence_parallel", "pp_chunks")
+    kinds = ("precision", "framework", "sequence_parallel", "pp_chunks", "bf16_gradients")
     return (*numbers, *(getattr(configuration, kind) for kind in kinds))
 
 

@@ -70,6 +70,8 @@ def _parser() -> ArgumentParser:
     )
     add("--lora", type=int, metavar="RANK", help="train adapters of that rank")
     add("--qlora", action="store_true", help="with --lora: the base in 4 bits")
+    add("--bf16-gradients", action="store_true", help="with Megatron: summed and reduced in BF16")
+    add("--bf16-moments", action="store_true", help="with Megatron and --zero 1: Adam's states in BF16")
     add("--compile", action="store_true", help="under torch.compile")
     add("--online", action="store_true", help="look a model up on the hub where it is no preset")
     add("--explain", action="store_true", help="print the arithmetic, term by term, and every reason")
@@ -89,6 +91,7 @@ def request_of(options: Namespace, max_positions: int) -> "TrainingRequest":
         raise BadLayout(f"--lora {options.lora}: a rank is at least 1.", hint="Write --lora 16, or leave it out.")
     names = ["micro_batch", "global_batch", "precision", "optimizer", "optimizer_kernel", "checkpoint", "attention"]
     names += ["loss", "zero", "tp", "pp", "cp", "ep", "pp_chunks", "shard", "framework", "compile"]
+    names += ["bf16_gradients", "bf16_moments"]
     return TrainingRequest(
         seq=parse_count(options.seq) if options.seq else min(max_positions or _DEFAULT_SEQ, _DEFAULT_SEQ),
         lora_rank=options.lora or 0,

@@ -82,6 +82,8 @@ class TrainingRequest:
     lora_rank: int = 0
     quantized_base: bool = False
     compile: bool = False
+    bf16_gradients: bool = False
+    bf16_moments: bool = False
     micro_batch: int | None = None
     global_batch: int | None = None
     optimizer_kernel: OptimizerKernel | None = None
@@ -131,6 +133,7 @@ def _misfits(request: TrainingRequest, shape: ModelShape, cluster: Cluster) -> I
     """What does not divide, as problem and hint."""
     yield from _misfits_of_model(request, shape)
     yield from _misfits_of_chunks(request, shape)
+    yield from _misfits_of_halves(request)
     gpus = cluster.gpus
     product = (request.tp or 1) * (request.pp or 1) * (request.cp or 1)
     if gpus % product:
@@ -166,6 +169,19 @@ def _misfits_of_chunks(request: TrainingRequest, shape: ModelShape) -> Iterator[
     elif request.pp * chunks > layers:
         problem = f"--pp {request.pp} --pp-chunks {chunks}: {shape.name} has {layers} layers."
         yield problem, f"Choose at most {layers // request.pp} chunks."
+
+
+def _misfits_of_halves(request: TrainingRequest) -> Iterator[tuple[str, str]]:
+    """Gradients and moments in 16 bits beside an FP32 master, as Megatron and its precision-aware optimizer keep them."""
+    flag = "--bf16-moments" if request.bf16_moments else "--bf16-gradients"
+    if not (request.bf16_moments or request.bf16_gradients):
+        return
+    if request.framework != "megatron":
+        yield f"{flag} is Megatron's: others keep them as they are made.", "Add --framework megatron, or leave it out."
+    if request.precision != "bf16-mixed" or request.lora_rank:
+        yield f"{flag} needs an FP32 master beside BF16 parameters.", "Train all of it with --precision bf16-mixed."
+    if request.bf16_moments and (request.zero != 1 or request.optimizer not in ("adam", "adamw")):
+        yield "--bf16-moments is a sharded Adam's in Megatron.", "Add --zero 1 --optimizer adamw."
 
 
 def _misfits_of_model(request: TrainingRequest, shape: ModelShape) -> Iterator[tuple[str, str]]:

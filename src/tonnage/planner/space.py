@@ -190,6 +190,8 @@ def family(request: TrainingRequest, sharding: Sharding, checkpoint: str, loss: 
         lora_rank=request.lora_rank,
         quantized_base=request.quantized_base,
         compile=request.compile,
+        bf16_gradients=request.bf16_gradients,
+        bf16_moments=request.bf16_moments,
         pp_chunks=request.pp_chunks,
         seq=request.seq,
         **numbers,

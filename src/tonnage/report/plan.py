@@ -86,6 +86,7 @@ def flags(plan: Plan) -> list[str]:
     chosen = plan.configuration
     batch = f"micro-batch {chosen.micro_batch}" + (f" × {chosen.accumulate}" if chosen.accumulate > 1 else "")
     words = [*_spread(plan), batch, f"checkpoint {chosen.checkpoint}", f"loss {chosen.loss}"]
+    words += [name.replace("_", "-") for name in ("bf16_gradients", "bf16_moments") if getattr(chosen, name)]
     return [*words, *_offload(plan)]
 
 
