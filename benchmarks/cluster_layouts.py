@@ -33,6 +33,7 @@ PEAKS = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_process_bytes")
 # Choices that are no part of a layout, and that the script does not leave open either.
 FIXED = ("--loss", "full", "--checkpoint", "none", "--optimizer-kernel", "fused", "--offload", "none")
 DEGREES = ("tp", "pp", "cp", "ep")
+TURNS = "--zero 2 --pp 2 --pp-chunks 2"
 MIXED, PURE = "--precision bf16-mixed", "--precision bf16"
 
 End = Literal["worst", "first", "last"]
@@ -72,6 +73,11 @@ LAYOUTS = (
     Layout("context", "4xh200", "llama", f"--zero 3 --cp 4 {MIXED} --micro-batch 1 --seq 24576", "fsdp2"),
     Layout("expert", "4xh200", "mixtral", f"--zero 3 --ep 4 {MIXED} --micro-batch 4", "fsdp2"),
     Layout("ZeRO-3 × tensor", "2x4xh200", "llama", f"--zero 3 --tp 4 {MIXED} --micro-batch 4", "fsdp2"),
+    Layout("ZeRO-2 × pipe", "4xh200", "llama", f"--zero 2 --pp 2 {MIXED} --micro-batch 1 --global-batch 16", "fsdp2"),
+    Layout("ZeRO-3 × pipe", "4xh200", "llama", f"--zero 3 --pp 2 {MIXED} --micro-batch 1 --global-batch 8", "fsdp2"),
+    Layout("BF16 × pipe", "4xh200", "llama", f"--zero 2 --pp 2 {PURE} --micro-batch 2 --global-batch 8", "fsdp2"),
+    Layout("tied × pipe", "2x4xh200", "qwen3", f"--zero 2 --pp 4 {MIXED} --micro-batch 2 --global-batch 16", "fsdp2"),
+    Layout("interleaved", "4xh200", "llama", f"{TURNS} {MIXED} --micro-batch 1 --global-batch 16", "fsdp2"),
     Layout("DDP × context", "4xh200", "llama", f"--zero 0 --cp 2 {PURE} --micro-batch 1 --seq 8192"),
 )
 
@@ -219,13 +225,13 @@ def states_alive(recording: Recording, stage: int) -> int:
 def show(kept: dict[str, Row]) -> None:
     """GiB of plan and run side by side: peaks, then the ledgers of what is allocated."""
     rows = {name: kept[name] for layout in LAYOUTS for name in names_of(layout).values() if name in kept}
-    print(f"{'':22}{'allocated: plan, run':^27}  {'process: plan, run':^27}".rstrip())
+    print(f"{'':28}{'allocated: plan, run':^27}  {'process: plan, run':^27}".rstrip())
     for name, row in rows.items():
         cells = (_cells(row, peak) for peak in ("peak_allocated_bytes", "peak_process_bytes"))
-        print(f"{name:22}{'  '.join(cells)}")
-    print(f"\n{'':22}" + "".join(f"{title:>14}" for title in ("parameters", "gradients", "optimizer", "the rest")))
+        print(f"{name:28}{'  '.join(cells)}")
+    print(f"\n{'':28}" + "".join(f"{title:>14}" for title in ("parameters", "gradients", "optimizer", "the rest")))
     for name, row in rows.items():
-        print(f"{name:22}" + "".join(f"{planned:7.2f}{ran:7.2f}" for planned, ran in zip(*_parts(row), strict=True)))
+        print(f"{name:28}" + "".join(f"{planned:7.2f}{ran:7.2f}" for planned, ran in zip(*_parts(row), strict=True)))
     print()
     for stage, found in kept.get("ZeRO", {}).items():
         planned, ran = found["plan_bytes"] / 1e9, found["run_bytes"] / 1e9

@@ -100,13 +100,15 @@ def _nanotron(row: Row) -> Case:
 
 def _torchtitan(row: Row) -> Case:
     model, fsdp, seq, recompute = _need(row, "model", "fsdp", "seq_len", "ac")
-    _refuse((row.get("pp") or 1) > 1 and not row.get("micro_batch"), "the pipeline's micro-batch is not stated")
-    (batch,) = _need(row, "micro_batch")
+    pp = row.get("pp") or 1
+    # Unless told otherwise it cut a local batch into as many micro-batches as there are ranks then, kept what it had gathered,
+    # and gave a rank two stages to interleave: `build_pipeline_schedule`, `apply_fsdp`, `generate_split_points` at that revision.
+    batch = row["local_batch"] // pp if pp > 1 else _need(row, "micro_batch")[0]
     _refuse("shapes cut" in model, "a cut model, whose shape is not stated")
     tp, cp = row.get("tp") or 1, row.get("cp") or 1
     configuration = Configuration(
         framework="fsdp2",
-        zero=3,
+        zero=3 if pp == 1 else 2,
         precision="fp8" if re.search("float8|fp8|rowwise", row["precision"]) else "bf16-mixed",
         checkpoint=_recomputation(recompute),
         attention="flash-2",
@@ -114,7 +116,10 @@ def _torchtitan(row: Row) -> Case:
         compile_loss=not any(date in row["source_rev"] for date in _BEFORE_COMPILED_LOSS),
         seq=seq,
         micro_batch=batch,
+        pp_chunks=2 if "Interleaved" in row.get("notes", "") else 1,
+        accumulate=pp,
         tp=tp,
+        pp=pp,
         cp=cp,
         data=fsdp,
         shard=fsdp,
@@ -243,7 +248,8 @@ def _ms_swift(row: Row) -> Case:
 def _megatron(row: Row) -> Case:
     layers, hidden, heads, vocab = _need(row, "layers", "hidden", "heads", "vocab")
     dp, batch, seq = _need(row, "dp", "micro_batch", "seq_len")
-    _refuse(row.get("vpp"), "an interleaved pipeline is no choice of the planner")
+    virtual = row.get("vpp")
+    chunks = layers // row["pp"] // int(virtual.removeprefix("layers/vstage=")) if virtual else 1
     _refuse(row.get("ep"), "a mixture of experts whose widths are not all stated")
     configuration = Configuration(
         framework="megatron",
@@ -252,6 +258,7 @@ def _megatron(row: Row) -> Case:
         attention="eager" if row.get("attention") == "unfused" else "flash",
         sequence_parallel=bool(row.get("sp")),
         zero=row["zero_stage"],
+        pp_chunks=chunks,
         seq=seq,
         micro_batch=batch,
         accumulate=row["global_batch"] // (batch * dp),

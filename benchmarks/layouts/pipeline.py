@@ -1,4 +1,4 @@
-"""Pipeline parallelism: a stage of a transformers model in torch's own 1F1B schedule."""
+"""Pipeline parallelism: stages of a transformers model in torch's own schedules, 1F1B and interleaved."""
 
 import argparse
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 
 
 class Stage(nn.Module):
@@ -36,21 +36,27 @@ class Stage(nn.Module):
 def pipelined(
     model: Any, mesh: DeviceMesh, options: argparse.Namespace, materialized: Callable[[nn.Module], nn.Module]
 ) -> tuple[nn.Module, Callable[[], None]]:
-    """This rank's stage, and what runs one step of the schedule."""
-    number, stages = mesh.get_local_rank(), mesh.size()
-    module = materialized(Stage(model, number, stages))
+    """This rank's stages, and what runs one step of the schedule."""
+    number, ranks = mesh["pp"].get_local_rank(), mesh["pp"].size()
+    count = ranks * options.pp_chunks
+    modules = nn.ModuleDict({str(n): materialized(Stage(model, n, count)) for n in range(number, count, ranks)})
     device = torch.device("cuda", torch.cuda.current_device())
-    stage = PipelineStage(module, number, stages, device, group=mesh.get_group())
-    count = options.global_batch // options.micro_batch
+    stages = [PipelineStage(part, int(n), count, device, group=mesh["pp"].get_group()) for n, part in modules.items()]
+    batch = options.global_batch // (mesh["copies"].size() * mesh["shard"].size())
+    passes = batch // options.micro_batch
 
     def loss_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return model.loss_function(logits, labels, vocab_size=model.config.vocab_size)  # type: ignore[no-any-return]
 
-    schedule = Schedule1F1B(stage, n_microbatches=count, loss_fn=loss_of)
+    schedule: Any = (
+        Schedule1F1B(stages[0], n_microbatches=passes, loss_fn=loss_of)
+        if len(stages) == 1
+        else ScheduleInterleaved1F1B(stages, n_microbatches=passes, loss_fn=loss_of)
+    )
 
     def step() -> None:
-        ids = torch.randint(0, 1000, (options.global_batch, options.seq), device=device)
+        ids = torch.randint(0, 1000, (batch, options.seq), device=device)
         inputs = (ids,) if number == 0 else ()
-        schedule.step(*inputs, target=ids if number == stages - 1 else None, return_outputs=False)
+        schedule.step(*inputs, target=ids if number == ranks - 1 else None, return_outputs=False)
 
-    return module, step
+    return modules, step

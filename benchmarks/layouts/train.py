@@ -41,7 +41,7 @@ def words() -> argparse.Namespace:
     add("--zero", type=int, default=0, choices=[0, 2, 3])
     add("--no-sequence-parallel", action="store_true")
     add("--shard", type=int, help="ranks that share one copy, where not all do")
-    for name in ("tp", "pp", "cp", "ep", "micro-batch"):
+    for name in ("tp", "pp", "cp", "ep", "pp-chunks", "micro-batch"):
         add(f"--{name}", type=int, default=1)
     add("--global-batch", type=int, help="sequences in a step: more than one pass of all ranks accumulates")
     add("--seq", type=int, default=2048)
@@ -95,7 +95,7 @@ def build(options: argparse.Namespace, mesh: DeviceMesh | None) -> tuple[nn.Modu
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if options.pp > 1:
         assert mesh is not None
-        return pipelined(model, mesh["pp"], options, lambda stage: materialized(stage, config))
+        return pipelined(model, mesh, options, lambda stage: placed(stage, mesh, options, config))
     if options.ep > 1:
         spread_experts(model, mesh["shard"], options.ep)  # type: ignore[index]
     if options.tp > 1:
@@ -103,11 +103,18 @@ def build(options: argparse.Namespace, mesh: DeviceMesh | None) -> tuple[nn.Modu
     if options.cp > 1:
         causal_only(model)
     if options.zero:
-        shard_states(model, mesh, options)
+        shard_states(model, model.model.layers, mesh, options)
     model = materialized(model, config)
     if options.zero == 0 and mesh is not None and mesh["shards"].size() > 1:
         return wrapped(model, mesh, options)
     return model, lambda: passes(model, mesh, options)
+
+
+def placed(stage: nn.Module, mesh: DeviceMesh, options: argparse.Namespace, config: PretrainedConfig) -> nn.Module:
+    """A stage of a pipeline on its card, sharded where that is asked for."""
+    if options.zero:
+        shard_states(stage, stage.layers, mesh, options)
+    return materialized(stage, config)
 
 
 def materialized(model: nn.Module, config: PretrainedConfig) -> nn.Module:
@@ -121,7 +128,7 @@ def materialized(model: nn.Module, config: PretrainedConfig) -> nn.Module:
     return model.train()
 
 
-def shard_states(model: nn.Module, mesh: DeviceMesh | None, options: argparse.Namespace) -> None:
+def shard_states(model: nn.Module, blocks: Any, mesh: DeviceMesh | None, options: argparse.Namespace) -> None:
     """ZeRO-2 and ZeRO-3 by FSDP2, a unit for each block; experts that are spread have fewer copies to share."""
     assert mesh is not None
     policy = MixedPrecisionPolicy()
@@ -130,7 +137,7 @@ def shard_states(model: nn.Module, mesh: DeviceMesh | None, options: argparse.Na
     hybrid = mesh["copies"].size() > 1
     over = mesh["copies", "shard"] if hybrid else mesh["shards"]
     settings = {"mp_policy": policy, "reshard_after_forward": options.zero == 3}
-    for block in model.model.layers:
+    for block in blocks:
         if options.ep > 1:
             fully_shard(block.mlp.experts, mesh=block.mlp.experts.copies, **settings)
         fully_shard(block, mesh=over, **settings)

@@ -79,11 +79,21 @@ def test_selective_keeps_less_than_none_and_more_than_full(precision: str, atten
     assert entry < selective < whole
 
 
-def test_megatron_recomputes_scores_alone() -> None:
-    found = block(gpt2(), framework="megatron", attention="eager")
+@pytest.mark.parametrize("framework", ["megatron", "nanotron"])
+def test_megatron_and_nanotron_recompute_scores_alone(framework: str) -> None:
+    found = block(gpt2(), framework=framework, attention="eager")
     assert found.kept.scores == (2 + 2 + 1) * 12
     assert found.selective.scores == 0
     assert found.selective.split == found.kept.split
+
+
+def test_selective_checkpoints_keep_what_tensor_parallelism_has_scattered() -> None:
+    alone, split, unspread = (
+        block(llama(), framework="fsdp2", **more).selective.whole
+        for more in ({}, {"tp": 8}, {"tp": 8, "sequence_parallel": False})
+    )
+    assert split - alone == 2 * 2 * HIDDEN
+    assert unspread == alone
 
 
 def test_compiled_blocks_keep_no_value_between() -> None:

@@ -46,6 +46,74 @@ def test_gradients_live_through_the_forward_pass_only_where_they_accumulate() ->
     assert alive(shape, framework="megatron")["forward"]["gradients"] == 4 * shape.parameters
 
 
+def test_a_pipeline_keeps_what_fsdp2_would_shard_until_its_last_micro_batch() -> None:
+    shape = llama()
+    for zero in (2, 3):
+        choices = {"framework": "fsdp2", "zero": zero, "pp": 2, "data": 4, "shard": 4, "accumulate": 4}
+        configuration = Configuration(**choices)  # type: ignore[arg-type]
+        first, _ = stages(shape, configuration)
+        found = {
+            moment.name: {term.name: float(term.size_bytes) for term in moment.terms}
+            for moment in moments(shape, first, configuration)
+        }
+        held = "gradients until the last micro-batch"
+        assert found["forward"][held] == found["embedding"][held] == pytest.approx(4 * first.parameters)
+        assert found["forward"]["gradients"] == 0
+        assert found["first block"]["gathered parameters"] == pytest.approx(2 * first.parameters)
+        assert found["reduce"]["gradients on their way"] == 4 * first.outside
+        assert found["optimizer"]["gradients"] == pytest.approx(first.parameters)
+    assert held not in alive(shape, framework="fsdp2", zero=3, data=4, shard=4, accumulate=4)["forward"]
+    assert found["loss"]["gathered parameters"] == 0
+
+
+def test_an_interleaved_stage_holds_what_it_receives_and_what_it_sends() -> None:
+    shape = llama()
+    for chunks, buffers in ((1, 8), (2, 8 * 2 * 3)):
+        configuration = Configuration(framework="fsdp2", zero=2, pp=2, pp_chunks=chunks, data=2, shard=2, accumulate=8)
+        first, _ = stages(shape, configuration)
+        terms = {term.name: term.size_bytes for term in next(moments(shape, first, configuration)).terms}
+        assert terms["buffers of the stage"] == buffers * 2 * shape.hidden * 4096
+
+
+def test_one_part_of_a_stage_is_reduced_before_the_next_where_there_is_one_round() -> None:
+    shape = llama()
+    sizes = {}
+    for accumulate in (4, 8):
+        configuration = Configuration(
+            framework="fsdp2", zero=2, pp=4, pp_chunks=2, data=2, shard=2, accumulate=accumulate
+        )
+        first, _ = stages(shape, configuration)
+        found = {moment.name: moment for moment in moments(shape, first, configuration)}
+        terms = {term.name: term.size_bytes for term in found["first block"].terms}
+        sizes[accumulate] = terms["gradients until the last micro-batch"] / (4 * first.parameters)
+    assert sizes == {4: pytest.approx(0.75), 8: pytest.approx(1)}
+
+
+def test_megatron_copies_bf16_gradients_unless_its_optimizer_reads_them() -> None:
+    shape = llama()
+    choices = {"framework": "megatron", "zero": 1, "data": 4, "shard": 4, "optimizer_kernel": "fused"}
+    plain, half, both = (
+        alive(shape, **choices, **more)["optimizer"]
+        for more in ({}, {"bf16_gradients": True}, {"bf16_gradients": True, "bf16_moments": True})
+    )
+    assert plain["gradients"] == 2 * half["gradients"] == 2 * both["gradients"] == 4 * shape.parameters
+    assert half["FP32 copies of gradients"] == shape.parameters
+    assert "FP32 copies of gradients" not in plain and "FP32 copies of gradients" not in both
+    assert both["adamw states"] == half["adamw states"] / 2 == shape.parameters
+    assert both["FP32 master copies"] == half["FP32 master copies"] / 2 == 2 * shape.parameters / 4
+
+
+def test_no_gradient_is_there_while_a_pipeline_fills() -> None:
+    shape = llama()
+    for accumulate, expected in ((4, 0), (5, 1)):
+        configuration = Configuration(pp=4, accumulate=accumulate)
+        first, last = stages(shape, configuration)
+        forward, of_last = (next(moments(shape, stage, configuration)) for stage in (first, last))
+        sizes = [{term.name: term.size_bytes for term in moment.terms} for moment in (forward, of_last)]
+        assert sizes[0]["gradients"] == expected * 4 * first.parameters
+        assert sizes[1]["gradients"] == 4 * last.parameters
+
+
 def test_autocast_caches_weights_and_recomputation_lets_them_go() -> None:
     shape = llama()
     matrices = sum(layer.parameters for layer in shape.decoder.layers)

@@ -2,10 +2,15 @@
 
 import pytest
 
+from budget.decoders import llama
 from tonnage.budget.configuration import Configuration
 from tonnage.budget.offload import host_memory, stays
-from tonnage.budget.states import States
+from tonnage.budget.offload_time import crossing
+from tonnage.budget.roofline import calibration
+from tonnage.budget.sharding import stages
+from tonnage.budget.states import States, lora_parameters
 from tonnage.budget.terms import Term
+from tonnage.hardware import find_cluster
 from tonnage.ledger import Category
 
 PARAMETERS = Term(Category.PARAMETERS, "parameters", 100.0)
@@ -40,6 +45,41 @@ def test_nothing_offloaded_takes_no_host_memory() -> None:
 def test_an_optimizer_on_the_host_needs_gradients_and_parameters_there() -> None:
     found = host_memory(TERMS, STATES, Configuration(optimizer_place="host"))
     assert (found.host_bytes, found.pinned_bytes) == (200 + 100 + 100, 100 + 100)
+
+
+def test_parameters_on_the_host_are_there_once() -> None:
+    found = host_memory(TERMS, STATES, Configuration(optimizer_place="host", parameter_place="host"))
+    assert (found.host_bytes, found.pinned_bytes) == (100 + 200 + 100, 100 + 100)
+
+
+def test_a_frozen_base_is_neither_copied_nor_updated() -> None:
+    frozen, adapters = (
+        Term(Category.PARAMETERS, name, size) for name, size in (("frozen parameters", 900.0), ("adapters", 100.0))
+    )
+    states = States((frozen, adapters, OPTIMIZER), GRADIENTS)
+    found = host_memory(
+        (frozen, adapters, OPTIMIZER, GRADIENTS), states, Configuration(optimizer_place="host", lora_rank=8)
+    )
+    assert (found.host_bytes, found.pinned_bytes) == (200 + 100 + 100, 100 + 100)
+
+    shape, cluster = llama(), find_cluster("h200")
+    seconds = {}
+    for rank in (0, 8):
+        configuration = Configuration(framework="fsdp2", zero=3, optimizer_place="host", lora_rank=rank)
+        stage = next(stages(shape, configuration))
+        seconds[rank] = crossing(shape, stage, configuration, cluster, calibration())
+    trained = lora_parameters(shape, 8, "all") / shape.parameters
+    assert float(seconds[8].step_s) == pytest.approx(float(seconds[0].step_s) * trained)
+
+
+def test_fsdp2_moves_its_shards_as_wide_as_they_are_and_deepspeed_in_16_bits() -> None:
+    shape, cluster = llama(), find_cluster("h200")
+    seconds = {}
+    for framework in ("fsdp2", "deepspeed"):
+        configuration = Configuration(framework=framework, zero=3, parameter_place="host")  # type: ignore[arg-type]
+        found = crossing(shape, next(stages(shape, configuration)), configuration, cluster, calibration())
+        seconds[framework] = float(found.forward_s)
+    assert seconds["fsdp2"] == pytest.approx(2 * seconds["deepspeed"])
 
 
 def test_a_master_copy_is_the_parameter_it_writes() -> None:

@@ -47,7 +47,7 @@ def test_decoders_that_an_h200_trained(benchmark: ModuleType) -> None:
 
 
 def test_runs_that_others_published(benchmark: ModuleType) -> None:
-    """The bar is 10 %, and met: over all rows, with a pipeline and without one."""
+    """The bar is 10 %, and met: in the median of all, and in each pipeline of torchtitan and Megatron."""
     piped, unsplit, left_out = [], [], 0
     for row in benchmark.rows_of(TRUTH / "published-training.jsonl"):
         try:
@@ -58,7 +58,9 @@ def test_runs_that_others_published(benchmark: ModuleType) -> None:
             continue
         errors = piped if case.configuration.pp > 1 else unsplit
         errors.append(abs(benchmark.figure_of(case) / 2**30 / row["peak_mem_gib"] - 1))
-    assert (len(piped), len(unsplit), left_out) == (48, 68, 140)
+        if errors is piped and row["family"] in ("torchtitan", "megatron_golden"):
+            assert errors[-1] < 0.1, row["id"]
+    assert (len(piped), len(unsplit), left_out) == (55, 68, 133)
     assert median(piped) < 0.07
     assert median(unsplit) < 0.06
     assert median(piped + unsplit) < 0.06

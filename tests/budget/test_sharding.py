@@ -36,6 +36,25 @@ def mixture(experts: int = 8) -> ModelShape:
     )
 
 
+@pytest.mark.parametrize("chunks", [2, 4])
+@pytest.mark.parametrize("pp", [2, 4, 8])
+def test_interleaved_stages_keep_more_in_flight(pp: int, chunks: int) -> None:
+    """On the first stage by (pp - 1) / (pp × chunks), as Megatron's paper says; the last one waits for all parts but its own."""
+    first, last = stages(llama(num_hidden_layers=64), Configuration(pp=pp, pp_chunks=chunks, accumulate=4 * pp))
+    assert first.in_flight == pytest.approx(pp * (1 + (pp - 1) / (pp * chunks)))
+    assert last.in_flight == pytest.approx(((chunks - 1) * pp + 1) / chunks)
+    assert first.share == pytest.approx(1 / pp)
+    few, _ = stages(llama(num_hidden_layers=64), Configuration(pp=pp, pp_chunks=chunks, accumulate=pp))
+    assert few.in_flight == pp
+
+
+def test_stages_are_not_interleaved_without_a_pipeline() -> None:
+    many = Configuration(pp=np.array([1, 4]), pp_chunks=2, accumulate=8)
+    first, last = stages(SHAPE, many)
+    assert np.asarray(first.in_flight).tolist() == [1, 5.5]
+    assert np.asarray(last.in_flight).tolist() == [1, 2.5]
+
+
 def test_one_gpu_holds_everything() -> None:
     (stage,) = stages(SHAPE, Configuration())
     assert stage.parameters == SHAPE.parameters

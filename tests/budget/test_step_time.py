@@ -306,3 +306,30 @@ def test_a_pipeline_that_waits_for_the_card_has_no_lead() -> None:
         return float(two.parts["forward"] / one.parts["forward"])
 
     assert slower("nanotron") > slower("megatron")
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_selective_checkpoints_cost_what_they_save(compiled: bool) -> None:
+    """Megatron's and nanotron's run attention again and save its scores; others' save more than half and pay more for it."""
+    choices = replace(BASE, compile=compiled, seq=8192)
+    times = {
+        framework: step_time(
+            find_model("llama-3.1-8b"), replace(choices, framework=framework, checkpoint="selective"), H200
+        )
+        for framework in ("torch", "fsdp2", "megatron", "nanotron")
+    }
+    share = {name: float(time.parts["recompute"] / time.parts["forward"]) for name, time in times.items()}
+    assert min(share["torch"], share["fsdp2"]) > 0.25
+    assert max(share["megatron"], share["nanotron"]) < 0.2
+
+
+def test_megatron_adds_gradients_up_within_the_products_that_make_them() -> None:
+    """Only the embedding's are added apart: a thirteenth of this model's."""
+
+    def sums(framework: str) -> float:
+        configuration = replace(BASE, precision="bf16-mixed", framework=framework, zero=0)
+        steps = (step_time(find_model("llama-3.1-8b"), replace(configuration, accumulate=n), H200) for n in (1, 9))
+        one, many = (float(time.parts["optimizer"]) for time in steps)
+        return (many - one) / 8
+
+    assert 0 < sums("megatron") < 0.1 * sums("nanotron")

@@ -37,6 +37,17 @@ def test_the_keys_that_scripts_rely_on(capsys: pytest.CaptureFixture[str]) -> No
     assert isinstance(found["alternatives"], list)
 
 
+def test_stages_whose_parts_take_turns(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--gpus 16xh100 --pp 4 --tp 4 --cp 1 --zero 0 --framework megatron --micro-batch 1 --global-batch 16"
+    once, turns = (
+        figures(capsys, "llama-3.1-8b", *words.split(), "--checkpoint", "none", "--pp-chunks", str(chunks))["best"]
+        for chunks in (1, 4)
+    )
+    assert turns["config"]["pp_chunks"] == 4
+    assert turns["step_parts_s"]["bubble"] == pytest.approx(once["step_parts_s"]["bubble"] / 4, rel=0.05)
+    assert turns["ledger"]["activations_bytes"] > once["ledger"]["activations_bytes"]
+
+
 def test_every_flag_is_fixed(capsys: pytest.CaptureFixture[str]) -> None:
     words = "--micro-batch 2 --global-batch 32 --precision fp16-mixed --optimizer lion --optimizer-kernel loop"
     words += " --checkpoint every-2 --attention eager --loss chunked --zero 3 --tp 2 --pp 2 --cp 2 --ep 2"

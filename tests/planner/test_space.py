@@ -38,6 +38,14 @@ def test_flags_that_were_given_are_kept() -> None:
     assert passes(request, NO_OFFLOAD) == [("full", "full")]
 
 
+def test_interleaved_stages_take_micro_batches_by_the_round() -> None:
+    request = TrainingRequest(seq=4096, pp=4, tp=1, cp=1, pp_chunks=2, framework="megatron", global_batch=96)
+    rows = layouts(find_model("llama-3.1-8b"), find_cluster("8xh100"), request)
+    assert set(rows.accumulate) == {48, 24, 16, 12, 8, 4}
+    chosen = next(shardings(request, rows, NO_OFFLOAD))
+    assert family(request, chosen, "none", "full").configuration.pp_chunks == 2
+
+
 def test_a_micro_batch_alone_makes_a_step_of_one_pass() -> None:
     request = TrainingRequest(seq=4096, micro_batch=4)
     rows = layouts(find_model("llama-3.1-8b"), find_cluster("h200"), request)

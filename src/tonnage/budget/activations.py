@@ -281,8 +281,8 @@ def _experts(mlp: FeedForward, style: Style, widths: Widths) -> Kept:
 
 
 def _selective(layer: Layer, style: Style, widths: Widths, configuration: Configuration) -> Kept:
-    """Megatron recomputes the scores alone; elsewhere attention's output and every other matrix product are kept."""
-    if configuration.framework == "megatron":
+    """All but the scores; or the block's input, attention's output, every other product and what is scattered after one."""
+    if framework_of(configuration).selective == "scores":
         block = _norms(layer, style, widths) + _feed_forward(layer, style, widths)
         kept = block + _attentions(layer, style, widths, configuration)
         return Kept(kept.split, kept.whole, kept.gathered)
@@ -292,7 +292,13 @@ def _selective(layer: Layer, style: Style, widths: Widths, configuration: Config
     whole = sum(width for width in products if width == widths.hidden)
     size = widths.compute_bytes
     entry = widths.residual_bytes * widths.hidden
-    return Kept(size * split + FP32 * widths.heads, size * whole + entry)
+    scattered = size * widths.hidden * (bool(layer.attention) + bool(layer.feed_forward)) * _scatters(configuration)
+    return Kept(size * split + FP32 * widths.heads, size * whole + entry + scattered)
+
+
+def _scatters(configuration: Configuration) -> Quantity:
+    """1 where tensor parallelism ends attention and MLP with a reduce-scatter, else 0."""
+    return (np.asarray(configuration.tp) > 1) * float(configuration.sequence_parallel)
 
 
 def _products(layer: Layer, style: Style, widths: Widths) -> list[int]:

@@ -7,9 +7,12 @@
 | expert      | tokens to their experts and back                                   | nothing                      |
 | pipeline    | activations to the next stage, gradients back                      | nothing                      |
 | data        | gradients; parameters where they are sharded                       | the pass that they belong to |
+| FSDP2 in a  | parameters for the first micro-batch; gradients after the last one | the first forward pass;      |
+| pipeline    |                                                                    | nothing                      |
 
-Ranks are laid out with tensor parallelism innermost, then context, data and, outermost, the pipeline. Bandwidths are the
-makers', times the share that NCCL reaches; every step of a ring costs a hop, every message a start.
+Ranks are laid out with tensor parallelism innermost, then context, data and, outermost, the pipeline. The experts of a layer lie
+on neighbours, so that copies of one are apart by the GPUs that hold all of them. Bandwidths are the makers', times the share that
+NCCL reaches; every step of a ring costs a hop, every message a start.
 """
 
 from dataclasses import dataclass
@@ -18,9 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tonnage.budget.configuration import Configuration, Number, Quantity
-from tonnage.budget.frameworks import framework_of, gradient_bytes, made_bytes
+from tonnage.budget.frameworks import framework_of, gradient_bytes, made_bytes, reduces_once
 from tonnage.budget.roofline import Calibration
-from tonnage.budget.sharding import Stage
+from tonnage.budget.sharding import Stage, expert_shards, expert_tp, shards
 from tonnage.budget.states import sharded_parameters
 from tonnage.hardware.cluster import Cluster
 from tonnage.models.shape import AttentionKind, ModelShape
@@ -106,6 +109,7 @@ class Traffic(NamedTuple):
     forward_s: Quantity  # a micro-batch, gathered parameters: behind the forward pass
     backward_s: Quantity  # a micro-batch, gathered parameters and scattered gradients: behind the backward pass
     last_backward_s: Quantity  # a step, gradients: behind the last backward pass
+    first_forward_s: Quantity  # a step, parameters that are gathered once: behind the first forward pass
     step_s: Quantity  # a step, updated parameters and gradients of what two stages tie: not hidden
     ends: Quantity  # share of what is named for a pass that nothing hides: the embedding's, at either end of it
 
@@ -114,19 +118,23 @@ def traffic(shape: ModelShape, stage: Stage, configuration: Configuration, netwo
     """Of one configuration or many."""
     plain_s, products_s = _tensor_s(shape, stage, configuration, network)
     plain_s = plain_s + _expert_s(shape, stage, configuration, network) + _pipeline_s(shape, configuration, network)
-    gather_s, scatter_s, reduce_s = _data_s(_layers(shape), stage, configuration, network)
+    gather_s, scatter_s, reduce_s = _data_s(shape, stage, configuration, network)
     tied_s = _tied_s(shape, configuration, network)
     zero, none = configuration.zero, 0.0 * gather_s
     ends = stage.embeds * shape.embedding_parameters / configuration.tp / stage.parameters
     ring_s = _ring_s(shape, stage, configuration, network)
     if zero == 0:
-        return Traffic(plain_s, products_s, ring_s, none, none, reduce_s, tied_s, ends)
+        return Traffic(plain_s, products_s, ring_s, none, none, reduce_s, none, tied_s, ends)
     if not sharded_parameters(configuration):
         every = zero == 2
         each_s, last_s = (scatter_s, none) if every else (none, scatter_s)
-        return Traffic(plain_s, products_s, ring_s, none, each_s, last_s, gather_s + tied_s, ends)
-    again = 1 if zero == 3 else 0
-    return Traffic(plain_s, products_s, ring_s, gather_s, again * gather_s + scatter_s, none, tied_s, ends)
+        return Traffic(plain_s, products_s, ring_s, none, each_s, last_s, none, gather_s + tied_s, ends)
+    again_s, once = gather_s * (zero == 3), reduces_once(configuration)
+    # In a pipeline a forward pass finds what the backward pass before it has gathered.
+    first_s, after_s, each = once * gather_s, once * scatter_s, 1 - once
+    return Traffic(
+        plain_s, products_s, ring_s, each * gather_s, again_s + each * scatter_s, none, first_s, after_s + tied_s, ends
+    )
 
 
 def _activation_bytes(shape: ModelShape, configuration: Configuration) -> Quantity:
@@ -151,10 +159,13 @@ def _tensor_s(
 
     Two pairs of collectives a layer and pass, which an all-reduce without sequence parallelism is too; one pair outside. Those
     with code of their own scatter the gradient of an input while that of the weight is computed, and gather the input again.
+    Selective checkpoints of operators keep what was scattered, and gather again.
     """
     once_s = network.gather_s(_activation_bytes(shape, configuration), configuration.tp)
     layers = _layers(shape) * stage.share
     everything = 4 * layers * _passes(configuration) + 4
+    if configuration.checkpoint == "selective" and framework_of(configuration).selective == "operators":
+        everything = everything + 2 * layers * configuration.sequence_parallel
     if framework_of(configuration).parallel == "torch":
         return once_s * everything, 0.0 * once_s
     hidden = 2 if configuration.sequence_parallel else 4
@@ -189,11 +200,11 @@ def _expert_s(shape: ModelShape, stage: Stage, configuration: Configuration, net
 
 
 def _pipeline_s(shape: ModelShape, configuration: Configuration, network: Network) -> Quantity:
-    """To the next stage and back."""
+    """To the next stage and back, from each of its parts."""
     size = _activation_bytes(shape, configuration) / configuration.tp
     span = configuration.tp * np.asarray(configuration.cp) * configuration.data + 1
     messages = framework_of(configuration).pipeline_messages
-    return network.send_s(2 * size, span, messages) * (np.asarray(configuration.pp) > 1)
+    return network.send_s(2 * size, span, messages) * configuration.chunks * (np.asarray(configuration.pp) > 1)
 
 
 def _tied_s(shape: ModelShape, configuration: Configuration, network: Network) -> Quantity:
@@ -204,30 +215,61 @@ def _tied_s(shape: ModelShape, configuration: Configuration, network: Network) -
     return network.reduce_s(size, 2, apart) * (np.asarray(configuration.pp) > 1) * tied
 
 
-def _messages(layers: Quantity, stage: Stage, configuration: Configuration) -> Quantity:
+def _messages(parameters: Quantity, layers: Quantity, configuration: Configuration) -> Quantity:
     """Sharded parameters are gathered layer by layer. Else gradients go in buckets, of which a large tensor is one."""
     bucket = framework_of(configuration).bucket_bytes
     if sharded_parameters(configuration) or not bucket:
         return layers
-    return np.clip(stage.parameters * made_bytes(configuration) / bucket, 1, _LARGE_TENSORS * layers + 1)
+    buckets = np.clip(parameters * made_bytes(configuration) / bucket, 1, _LARGE_TENSORS * layers + 1)
+    return buckets * (np.asarray(parameters) > 0)
+
+
+class _Ring(NamedTuple):
+    """Parameters that the same GPUs hold copies and shards of."""
+
+    parameters: Quantity
+    layers: Quantity
+    shards: Any
+    copies: Any
+    stride: Any  # from one of these GPUs to the next
+
+
+def _rings(shape: ModelShape, stage: Stage, configuration: Configuration) -> list[_Ring]:
+    """One of all parameters; experts that are spread have fewer copies, which lie further apart."""
+    ranks, everyone = shards(configuration), configuration.data * np.asarray(configuration.cp)
+    layers = _layers(shape) * stage.share
+    spread = np.asarray(configuration.ep) > 1
+    if not np.any(spread):
+        return [_Ring(stage.parameters, layers, ranks, everyone, configuration.tp)]
+    apart = configuration.ep * expert_tp(configuration)
+    copies = np.maximum(configuration.tp * everyone // apart, 1)
+    experts = stage.experts * spread
+    mixtures = sum(layer.expert_parameters > 0 for stack in shape.stacks for layer in stack.layers)
+    return [
+        _Ring(stage.parameters - experts, layers, ranks, everyone, configuration.tp),
+        _Ring(experts, mixtures * stage.share * spread, expert_shards(configuration), copies, apart),
+    ]
 
 
 def _data_s(
-    layers: int, stage: Stage, configuration: Configuration, network: Network
+    shape: ModelShape, stage: Stage, configuration: Configuration, network: Network
 ) -> tuple[Quantity, Quantity, Quantity]:
     """To gather the parameters, to scatter the gradients, to reduce them in full; layer by layer.
 
     Hybrid sharding scatters within a shard group, then reduces what is left between the groups.
     """
     trained = 0.0 if configuration.lora_rank else 1.0
-    parameters, messages = stage.parameters, _messages(layers * stage.share, stage, configuration)
-    ranks, stride = configuration.shard * np.asarray(configuration.cp), configuration.tp
-    everyone = configuration.data * np.asarray(configuration.cp)
-    gradients = trained * parameters * gradient_bytes(configuration)
     at_once = framework_of(configuration).gathers_at_once and not sharded_parameters(configuration)
-    gather_s = network.gather_s(
-        parameters * configuration.compute_bytes, ranks, stride, np.minimum(messages, 1) if at_once else messages
-    )
-    scatter_s = network.gather_s(gradients, ranks, stride, messages)
-    scatter_s = scatter_s + network.reduce_s(gradients / ranks, everyone // ranks, stride * ranks, messages)
-    return gather_s, scatter_s, network.reduce_s(gradients, everyone, stride, messages)
+    found: list[Quantity] = [0.0, 0.0, 0.0]
+    for ring in _rings(shape, stage, configuration):
+        messages = _messages(ring.parameters, ring.layers, configuration)
+        gathers = np.minimum(messages, 1) if at_once else messages
+        parameters = ring.parameters * configuration.compute_bytes
+        gradients = trained * ring.parameters * gradient_bytes(configuration)
+        gather_s = network.gather_s(parameters, ring.shards, ring.stride, gathers)
+        scatter_s = network.gather_s(gradients, ring.shards, ring.stride, messages)
+        between = ring.copies // ring.shards, ring.stride * ring.shards
+        scatter_s = scatter_s + network.reduce_s(gradients / ring.shards, *between, messages)
+        whole_s = network.reduce_s(gradients, ring.copies, ring.stride, messages)
+        found = [known + more for known, more in zip(found, (gather_s, scatter_s, whole_s), strict=True)]
+    return found[0], found[1], found[2]

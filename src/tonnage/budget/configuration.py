@@ -41,6 +41,7 @@ class Configuration:
     loss: Loss = "full"
     zero: int = 0  # 0: every rank keeps all; 1: shards optimizer states; 2: gradients too; 3: parameters too
     framework: FrameworkName = "torch"
+    pp_chunks: int = 1  # parts of each pipeline stage that take turns (virtual stages), where pp > 1
     sequence_parallel: bool = True  # where tp > 1: norms and residuals are split along the sequence
     optimizer_place: Place = "gpu"
     parameter_place: Place = "gpu"
@@ -48,6 +49,8 @@ class Configuration:
     lora_rank: int = 0  # 0: full training
     lora_targets: Literal["attention", "all"] = "all"  # queries and values, or every linear layer of a block
     quantized_base: bool = False  # QLoRA: the frozen weights in 4 bits
+    bf16_gradients: bool = False  # beside an FP32 master: summed and reduced in 16 bits
+    bf16_moments: bool = False  # the same of the optimizer's states; the master keeps what the parameter lacks
     keep_gradients: bool = False  # zeroed in place, not freed, between steps
     compile: bool = False
     compile_loss: bool = True  # with `compile`: the loss too (torchtitan left it out until 2025)
@@ -70,6 +73,11 @@ class Configuration:
     def global_batch(self) -> Number:
         """Sequences in one optimizer step."""
         return self.micro_batch * self.accumulate * self.data
+
+    @property
+    def chunks(self) -> Number:
+        """Parts of a stage that take turns."""
+        return np.where(np.asarray(self.pp) > 1, self.pp_chunks, 1)[()] if self.pp_chunks > 1 else 1
 
     @property
     def autocast(self) -> bool:

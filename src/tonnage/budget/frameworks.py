@@ -6,7 +6,9 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from tonnage.budget.configuration import Configuration
+import numpy as np
+
+from tonnage.budget.configuration import Configuration, Quantity
 
 _DATA = Path(__file__).parent / "data" / "frameworks.toml"
 
@@ -31,6 +33,8 @@ class Framework:
     pipeline_messages: int
     pipeline_operators: int
     split_operators: tuple[int, int]
+    selective: Literal["scores", "operators"]
+    fuses_sums: bool
     cuts_products: bool
 
 
@@ -45,6 +49,12 @@ def _frameworks() -> dict[str, Framework]:
     return {name: Framework(**row | {"split_operators": tuple(row["split_operators"])}) for name, row in tables.items()}
 
 
+def reduces_once(configuration: Configuration) -> Quantity:
+    """1 where a pipeline's schedule turns FSDP2's reductions and resharding off until the last micro-batch is through, else 0."""
+    sharded = configuration.framework == "fsdp2" and configuration.zero > 0
+    return (np.asarray(configuration.pp) > 1) * float(sharded)
+
+
 def working_bytes(configuration: Configuration) -> int:
     """Of one trained parameter as it is computed with or gathered from."""
     return framework_of(configuration).working_bytes if configuration.mixed else configuration.parameter_bytes
@@ -52,7 +62,9 @@ def working_bytes(configuration: Configuration) -> int:
 
 def gradient_bytes(configuration: Configuration) -> int:
     """Of one gradient as it is kept."""
-    return framework_of(configuration).gradient_bytes if configuration.mixed else configuration.parameter_bytes
+    if not configuration.mixed:
+        return configuration.parameter_bytes
+    return 2 if configuration.bf16_gradients else framework_of(configuration).gradient_bytes
 
 
 def made_bytes(configuration: Configuration) -> int:
@@ -63,10 +75,11 @@ def made_bytes(configuration: Configuration) -> int:
 
 
 def master_bytes(configuration: Configuration) -> int:
-    """Of the FP32 copy beside a 16-bit parameter; 0 where there is none."""
-    return framework_of(configuration).master_bytes if configuration.mixed else 0
+    """Of the FP32 copy beside a 16-bit parameter, or of what the parameter lacks of it; 0 where there is none."""
+    kept = framework_of(configuration).master_bytes if configuration.mixed else 0
+    return kept // 2 if configuration.bf16_moments else kept
 
 
 def state_bytes(configuration: Configuration) -> int:
     """Of one number of an optimizer's state: as wide as what it updates."""
-    return 2 if configuration.precision == "bf16" else 4
+    return 2 if configuration.precision == "bf16" or configuration.bf16_moments else 4

@@ -237,9 +237,9 @@ def _sum(calls: Iterable[Call], known: dict[int, Any], configuration: Configurat
 def layer_pass(work: Work, configuration: Configuration) -> Pass:
     """With what is recomputed where checkpointing is on."""
     if configuration.checkpoint == "selective":
-        # Fused frameworks run the scores again; elsewhere every other product is, and what is cheap.
-        fused = framework_of(configuration).written == "fused"
-        again = work.attention if fused else work.second + work.others
+        # The scores again; or every other product, and what is cheap.
+        scores = framework_of(configuration).selective == "scores"
+        again = work.attention if scores else work.second + work.others
     else:
         # PyTorch stops at the last tensor that the backward needs: the closing product is not run again.
         again = work.forward - work.closing + work.packing

@@ -8,6 +8,7 @@
 | backward  | what the blocks keep, the head's gradient, gradients inside the last block (recomputed)  |
 | first block | all gradients, what the first block keeps and all blocks for micro-batches that wait     |
 | embedding | all gradients, and the embedding's beside the head's where they are tied                 |
+| reduce    | whole gradients that a pipeline held back, and the buffers that they are reduced in      |
 | optimizer | all gradients, the optimizer's temporaries                                               |
 
 The peak is the highest of them, on the worst pipeline stage. This module does not know how they are compared.
@@ -15,15 +16,16 @@ The peak is the highest of them, on the worst pipeline stage. This module does n
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
 from tonnage.budget.activations import FP32, Block, Kept, block_of, final_norm
 from tonnage.budget.configuration import Configuration, Number, Quantity
-from tonnage.budget.frameworks import framework_of, gradient_bytes, made_bytes, state_bytes
+from tonnage.budget.frameworks import framework_of, gradient_bytes, made_bytes, reduces_once, state_bytes
 from tonnage.budget.loss import LossMoment, head_weights, loss_term
 from tonnage.budget.nanotron import flat_copies, gather_buffers, made_gradients, trains_with_nanotron
-from tonnage.budget.sharding import Stage, block_parameters
+from tonnage.budget.sharding import Stage, block_parameters, sharded
 from tonnage.budget.states import States, sharded_parameters, states
 from tonnage.budget.terms import Term
 from tonnage.ledger import Category
@@ -66,18 +68,22 @@ def moments(shape: ModelShape, stage: Stage, configuration: Configuration) -> It
     states_and_buffers = (*scene.states.kept, *buffers)
     always = (*states_and_buffers, *flat_copies(stage, configuration, in_use=False))
     kept = _kept(scene)
-    passing = (*always, *_live_gradients(scene), *kept, *_gathered(scene))
-    yield Moment("forward", (*passing, *_casts(scene, forward=True), *_logits(scene, "forward")))
+    passing = (*always, *_live_gradients(scene), *kept)
+    gathered = _gathered(scene)
+    yield Moment("forward", (*passing, *gathered, *_casts(scene, forward=True), *_logits(scene, "forward")))
     back = (*passing, *_casts(scene), *_held_logits(scene))
-    yield Moment("loss", (*back, *_logits(scene, "loss")))
+    yield Moment("loss", (*back, *_gathered(scene, "loss"), *_logits(scene, "loss")))
+    back = (*back, *gathered)
     yield Moment("head", (*back, *_logits(scene, "head"), *_head_gradient(scene)))
     yield Moment("backward", (*back, *_head_gradient(scene), *_inside_block(scene), *_unreduced(scene, ending=False)))
-    waiting = (*always, *_waiting(scene, kept), *_gathered(scene), *_held_logits(scene))
+    waiting = (*always, *_waiting(scene, kept), *_gathered(scene, "ending"), *_held_logits(scene))
     inside = (*_inside_block(scene, last_kept=True), *_unreduced(scene, ending=True))
     made = made_gradients(shape, stage, configuration, ended=False)
-    yield Moment("first block", (*waiting, _grown_gradients(scene), *made, *inside))
+    yield Moment("first block", (*waiting, *_grown_gradients(scene), *made, *inside))
     made = made_gradients(shape, stage, configuration, ended=True)
-    yield Moment("embedding", (*waiting, scene.states.gradients, *made, *_embedding(scene)))
+    yield Moment("embedding", (*waiting, *_all_gradients(scene), *made, *_embedding(scene)))
+    if np.any(reduces_once(configuration)):
+        yield Moment("reduce", (*always, *_gathered(scene, "ending"), *_all_gradients(scene), *_reduced(scene)))
     flat = flat_copies(stage, configuration, in_use=True)
     yield Moment("optimizer", (*states_and_buffers, scene.states.gradients, *flat, *_optimizer(scene)))
 
@@ -100,25 +106,45 @@ def _buckets(scene: Scene) -> list[Term]:
 
 
 def _live_gradients(scene: Scene) -> list[Term]:
-    """Gradients that exist while the forward pass runs."""
-    gradients = scene.states.gradients
-    return [replace(gradients, size_bytes=gradients.size_bytes * _accumulates(scene.configuration))]
+    """Gradients that exist while the forward pass runs, with all in flight that can be: more micro-batches went before."""
+    more = np.asarray(scene.configuration.accumulate) > scene.stage.in_flight
+    return _all_gradients(scene, 1.0 if _always_there(scene.configuration) else more.astype(float)[()])
 
 
-def _grown_gradients(scene: Scene) -> Term:
+def _all_gradients(scene: Scene, share: Quantity = 1.0) -> list[Term]:
+    """That share of all gradients. Those that a pipeline reduces once it is through are whole until then.
+
+    With no more micro-batches than stages, one part of an interleaved stage is through and reduced before the next one begins.
+    """
+    configuration, gradients = scene.configuration, scene.states.gradients
+    held = reduces_once(configuration)
+    here = replace(gradients, size_bytes=gradients.size_bytes * share * (1 - held))
+    if not np.any(held):
+        return [here]
+    alone = np.where(np.asarray(configuration.accumulate) > configuration.pp, 1, 1 / configuration.chunks)
+    parts = scene.stage.parameters / sharded(scene.stage, configuration, 1)
+    whole = gradients.size_bytes * share * held * (alone * parts + 1 - alone)
+    numbers = {**gradients.numbers, "parameters": whole / gradient_bytes(configuration)}
+    return [here, replace(gradients, name="gradients until the last micro-batch", size_bytes=whole, numbers=numbers)]
+
+
+def _grown_gradients(scene: Scene) -> list[Term]:
     """All but the embedding's, which is the last to come where no head shares it."""
-    shape, gradients = scene.shape, scene.states.gradients
+    shape = scene.shape
     if shape.tied or scene.configuration.lora_rank:
-        return gradients
+        return _all_gradients(scene)
     embedding = scene.stage.embeds * shape.embedding_parameters / scene.configuration.tp
     missing = (1 - _accumulates(scene.configuration)) * embedding / scene.stage.parameters
-    return replace(gradients, size_bytes=gradients.size_bytes * (1 - missing))
+    return _all_gradients(scene, 1 - missing)
 
 
 def _accumulates(configuration: Configuration) -> Quantity:
     """1 where gradients are added to those of earlier micro-batches, or to buffers that are never freed; else 0."""
-    always = configuration.keep_gradients or framework_of(configuration).keeps_gradients
-    return 1.0 if always else (np.asarray(configuration.accumulate) > 1).astype(float)[()]
+    return 1.0 if _always_there(configuration) else (np.asarray(configuration.accumulate) > 1).astype(float)[()]
+
+
+def _always_there(configuration: Configuration) -> bool:
+    return configuration.keep_gradients or framework_of(configuration).keeps_gradients
 
 
 # -- what blocks keep
@@ -143,8 +169,8 @@ def _kept_term(scene: Scene, name: str, size: Quantity) -> Term:
 
 
 def _waiting(scene: Scene, kept: list[Term]) -> list[Term]:
-    """What is kept less the micro-batch whose backward pass runs, in a pipeline."""
-    others = scene.stage.in_flight - 1
+    """What is kept less the micro-batch, or the part of a stage, whose backward pass runs, in a pipeline."""
+    others = scene.stage.in_flight - 1 / scene.configuration.chunks
     if not np.any(others):
         return []
     share = others / scene.stage.in_flight
@@ -231,8 +257,12 @@ def _casts(scene: Scene, *, forward: bool = False) -> list[Term]:
     return [_term(Category.WORKSPACE, "autocast copies of weights", 2 * count, "2 B × weights", weights=count)]
 
 
-def _gathered(scene: Scene) -> list[Term]:
-    """Parameters gathered from their shards: a block in use and the next, and what is outside of blocks."""
+def _gathered(scene: Scene, moment: Literal["pass", "loss", "ending"] = "pass") -> list[Term]:
+    """Parameters gathered from their shards: a block in use and the next, and what is outside of blocks.
+
+    Where a pipeline's schedule takes the loss, its stage is through and has none; a backward pass that does not shard again what
+    it gathered ends with all of them.
+    """
     configuration, stage = scene.configuration, scene.stage
     if not sharded_parameters(configuration):
         return []
@@ -242,6 +272,8 @@ def _gathered(scene: Scene) -> list[Term]:
         count = np.minimum(stage.parameters, MAX_LIVE_PARAMETERS)
     else:
         count = np.minimum(stage.outside + 2 * block_parameters(scene.shape, configuration), stage.parameters)
+        if moment != "pass":
+            count = np.where(reduces_once(configuration), stage.parameters * (moment == "ending"), count)[()]
     size = configuration.compute_bytes * count
     numbers = {"bytes": configuration.compute_bytes, "parameters": count}
     return [_term(Category.PARAMETERS, "gathered parameters", size, "bytes × parameters", **numbers)]
@@ -252,12 +284,26 @@ def _unreduced(scene: Scene, *, ending: bool) -> list[Term]:
     configuration = scene.configuration
     if configuration.framework != "fsdp2" or configuration.zero == 0 or configuration.lora_rank:
         return []
-    block = block_parameters(scene.shape, configuration)
-    count = block + (scene.stage.outside if ending else 0.0)
+    held = reduces_once(configuration)
     made, reduced = made_bytes(configuration), gradient_bytes(configuration)
+    block = block_parameters(scene.shape, configuration)
+    # Added up once a block is through, gradients that are held back are not there at the height of its backward pass.
+    count = block + scene.stage.outside if ending else block * (1 - held)
+    block = block * (1 - held)
     numbers = {"made": made, "parameters": count, "reduced": reduced, "block": block}
     formula = "made bytes × parameters + reduced bytes × block"
     return [_term(Category.GRADIENTS, "gradients not yet reduced", made * count + reduced * block, formula, **numbers)]
+
+
+def _reduced(scene: Scene) -> list[Term]:
+    """Of gradients that were held back: the buffer in which the largest of FSDP2's groups is reduced."""
+    configuration = scene.configuration
+    if configuration.lora_rank:
+        return []
+    count = np.maximum(scene.stage.outside, block_parameters(scene.shape, configuration))
+    size = reduces_once(configuration) * gradient_bytes(configuration) * count
+    numbers = {"bytes": gradient_bytes(configuration), "parameters": count}
+    return [_term(Category.GRADIENTS, "gradients on their way", size, "bytes × parameters", **numbers)]
 
 
 # -- the ends of the model
@@ -307,16 +353,22 @@ def _in_torch_pipeline(configuration: Configuration) -> Quantity:
 
 
 def _stage_buffers(scene: Scene) -> list[Term]:
-    """PyTorch's stages make a buffer for every micro-batch of a step: gradients come into the first, inputs into the last."""
+    """PyTorch's stages make a buffer for every micro-batch of a step: gradients come into the first, inputs into the last.
+
+    Parts of an interleaved stage are stages to it, of which both come into those between; and what they send is held as well,
+    for that schedule waits for it at the end of a step.
+    """
     configuration = scene.configuration
     pipeline = _in_torch_pipeline(configuration)
     if not np.any(pipeline):
         return []
     size = FP32 if configuration.autocast else configuration.compute_bytes
     tokens = scene.tokens / (configuration.tp if configuration.sequence_parallel else 1)
-    total = pipeline * configuration.accumulate * size * scene.shape.hidden * tokens
-    numbers = {"micro-batches": configuration.accumulate, "bytes": size, "hidden": scene.shape.hidden, "tokens": tokens}
-    formula = "micro-batches × bytes × hidden × tokens"
+    chunks = configuration.chunks
+    buffers = configuration.accumulate * np.where(np.asarray(chunks) > 1, 2 * (2 * chunks - 1), 1)[()]
+    total = pipeline * buffers * size * scene.shape.hidden * tokens
+    numbers = {"buffers": buffers, "bytes": size, "hidden": scene.shape.hidden, "tokens": tokens}
+    formula = "buffers × bytes × hidden × tokens"
     return [_term(Category.ACTIVATIONS, "buffers of the stage", total, formula, **numbers)]
 
 
@@ -346,4 +398,8 @@ def _optimizer(scene: Scene) -> list[Term]:
         size = state_bytes(configuration) * trained
         numbers = {"bytes": state_bytes(configuration), "parameters": trained}
         return [_term(Category.WORKSPACE, "foreach temporaries", size, "bytes × parameters", **numbers)]
+    if configuration.bf16_gradients and not configuration.bf16_moments:
+        count = sharded(scene.stage, configuration, 1)
+        numbers = {"bytes": FP32, "parameters": count}
+        return [_term(Category.GRADIENTS, "FP32 copies of gradients", FP32 * count, "bytes × parameters", **numbers)]
     return []

@@ -7,7 +7,7 @@ import numpy as np
 from tonnage.budget.configuration import Configuration, Place, Quantity
 from tonnage.budget.frameworks import master_bytes
 from tonnage.budget.states import States
-from tonnage.budget.terms import Term
+from tonnage.budget.terms import Term, total
 from tonnage.ledger import Category
 
 # DeepSpeed's defaults for swapping to NVMe: buffers of so many FP32 numbers stay in pinned host memory.
@@ -51,7 +51,10 @@ def _place(term: Term, configuration: Configuration) -> Place:
 
 
 def host_memory(terms: tuple[Term, ...], states: States, configuration: Configuration) -> HostMemory:
-    """What left the GPU; for an optimizer on the host also gradients to read and parameters to write, pinned."""
+    """What left the GPU; for an optimizer on the host also gradients to read and parameters to write, pinned.
+
+    Parameters that are on the host themselves are written in place, and those that are frozen are not written.
+    """
     memory = HostMemory(0.0, 0.0)
     for term in terms:
         place = _place(term, configuration)
@@ -60,8 +63,8 @@ def host_memory(terms: tuple[Term, ...], states: States, configuration: Configur
     if configuration.optimizer_place == "gpu":
         return memory
     exchanged = states.gradients.size_bytes
-    if not master_bytes(configuration):
-        exchanged = exchanged + states.kept[0].size_bytes
+    if not master_bytes(configuration) and configuration.parameter_place != "host":
+        exchanged = exchanged + total(term for term in states.parameters if not term.name.startswith("frozen"))
     return memory + HostMemory(exchanged, exchanged)
 
 

@@ -3,9 +3,10 @@
 | offloaded   | what moves                                                           | hidden behind             |
 |-------------|----------------------------------------------------------------------|---------------------------|
 | activations | out in the forward pass, back in the backward pass                   | that pass                 |
-| parameters  | in for the forward pass and again for the backward pass              | that pass                 |
-| optimizer   | gradients out; the host updates; parameters back                     | backward; nothing; nothing|
+| parameters  | in for the forward pass and again for the backward pass, as kept     | that pass                 |
+| optimizer   | gradients out; the host updates; parameters back, if they were there | backward; nothing; nothing|
 
+Only what is trained is updated; a frozen base moves where parameters do.
 On drives the states are read and written too, at the drives' speed, while the host updates. `host_memory` of
 `tonnage.budget.offload` says what the host must have for this.
 """
@@ -20,8 +21,9 @@ from tonnage.budget.frameworks import gradient_bytes
 from tonnage.budget.moments import recomputed_blocks
 from tonnage.budget.optimizer_time import step_bytes
 from tonnage.budget.roofline import Calibration
-from tonnage.budget.sharding import Stage, sharded
-from tonnage.budget.states import optimizer_bytes
+from tonnage.budget.sharding import Stage
+from tonnage.budget.states import optimizer_bytes, states, trained_parameters
+from tonnage.budget.terms import total
 from tonnage.hardware.cluster import Cluster
 from tonnage.models.shape import ModelShape
 
@@ -47,13 +49,14 @@ def crossing(
     if configuration.activation_place != "gpu":
         pass_s = pass_s + kept_bytes(shape, stage, configuration) / pace[configuration.activation_place]
     if configuration.parameter_place != "gpu":
-        held = sharded(stage, configuration, 3) * configuration.compute_bytes
+        # FSDP2 copies its FP32 shards and casts them on the GPU.
+        held = total(states(shape, stage, configuration).parameters)
         pass_s = pass_s + held / pace[configuration.parameter_place]
     if configuration.optimizer_place == "gpu":
         return Crossing(pass_s, pass_s, none, none)
-    count = sharded(stage, configuration, 1)
+    count = trained_parameters(shape, stage, configuration)
     out_s = count * gradient_bytes(configuration) / pace["host"]
-    back_s = count * configuration.compute_bytes / pace["host"]
+    back_s = count * configuration.compute_bytes / pace["host"] * (configuration.parameter_place == "gpu")
     return Crossing(pass_s, pass_s, out_s, _update_s(configuration, count, cluster, shares) + back_s)
 
 
@@ -76,8 +79,8 @@ def _update_s(configuration: Configuration, count: Quantity, cluster: Cluster, s
     update_s = count * step_bytes(configuration) * cluster.gpus_per_host / shares.host_optimizer_bytes_per_s
     if configuration.optimizer_place == "host":
         return update_s
-    states = optimizer_bytes(configuration.optimizer) if configuration.optimizer not in ("adafactor", "muon") else 4
-    swapped_s = 2 * count * (states + _MASTER_BYTES) / _bytes_per_s("nvme", cluster, shares)
+    size = optimizer_bytes(configuration.optimizer) if configuration.optimizer not in ("adafactor", "muon") else 4
+    swapped_s = 2 * count * (size + _MASTER_BYTES) / _bytes_per_s("nvme", cluster, shares)
     return np.maximum(update_s, swapped_s)
 
 

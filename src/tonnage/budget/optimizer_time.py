@@ -17,6 +17,7 @@ from tonnage.budget.frameworks import (
     gradient_bytes,
     made_bytes,
     master_bytes,
+    reduces_once,
     state_bytes,
     working_bytes,
 )
@@ -124,15 +125,17 @@ def accumulated(shape: ModelShape, configuration: Configuration, parameters: Qua
 
 def sharding_copies(parameters: Quantity, configuration: Configuration, gpu: Gpu) -> Pass:
     """What FSDP2 and DeepSpeed copy beside their collectives in each pass: gathered parameters to their places, gradients side by
-    side."""
+    side. What a pipeline does once a step is spread over its micro-batches."""
     if configuration.framework not in ("fsdp2", "deepspeed") or configuration.zero < 2:
         return Pass()
     gathered = [Call(_each(parameters, 2 * configuration.compute_bytes, "joined", 2))]
+    share = np.where(reduces_once(configuration), 1 / configuration.accumulate, 1.0)
     if not sharded_parameters(configuration):
         gathered = []
     scattered = Call(_each(parameters, made_bytes(configuration) + gradient_bytes(configuration), "joined", 2))
     again = gathered if configuration.zero == 3 else []
-    return Pass(busy(gathered, configuration, gpu), busy([scattered, *again], configuration, gpu, "backward"))
+    forward, backward = busy(gathered, configuration, gpu), busy([scattered], configuration, gpu, "backward")
+    return Pass(forward * share, backward * share + busy(again, configuration, gpu, "backward"))
 
 
 def _lists(parameters: Quantity, moved_bytes: float, variant: str) -> Launch:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from tonnage.budget.configuration import Configuration, Quantity
-from tonnage.budget.frameworks import framework_of, gradient_bytes, made_bytes
+from tonnage.budget.frameworks import framework_of, gradient_bytes, made_bytes, reduces_once
 from tonnage.budget.loss import loss_term
 from tonnage.budget.sharding import Stage, block_parameters, expert_shards, sharded, shards
 from tonnage.budget.states import states
@@ -75,6 +75,7 @@ def fragmentation(shape: ModelShape, end: Stage, configuration: Configuration) -
     tokens = configuration.micro_batch * configuration.seq / configuration.cp
     loss = loss_term(shape, configuration, tokens, "loss").size_bytes * end.heads
     made = sharded(end, configuration, framework_of(configuration).gradients_sharded_from)
+    made = np.where(reduces_once(configuration), end.parameters, made)[()]
     gradients = made_bytes(configuration) * made * (configuration.lora_rank == 0)
     size = loss / 6 + _GRADIENTS_LOST * gradients
     numbers = {"loss": loss, "gradients": gradients, "share": _GRADIENTS_LOST}

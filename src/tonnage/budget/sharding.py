@@ -40,8 +40,20 @@ def stages(shape: ModelShape, configuration: Configuration) -> Iterator[Stage]:
     for name in ends:
         embeds = _flag(only | (name != "last stage"))
         heads = _flag(only | (name != "first stage"))
-        in_flight = np.minimum(pp, configuration.accumulate) if name == "first stage" else 1
+        in_flight = _in_flight(configuration, pp if name == "first stage" else 1)
         yield _stage(shape, configuration, name, embeds, heads, in_flight)
+
+
+def _in_flight(configuration: Configuration, behind: Number) -> Quantity:
+    """Micro-batches whose activations a stage keeps with so many stages from itself to the last: one for each of them.
+
+    Interleaved, two parts of a stage for each hop to the last, and for all parts but one a whole round.
+    """
+    if configuration.pp_chunks == 1:
+        return np.minimum(behind, configuration.accumulate)
+    rounds = np.minimum(configuration.pp, configuration.accumulate)
+    parts: Quantity = (configuration.chunks - 1) * rounds + 2 * (np.asarray(behind) - 1) + 1
+    return np.asarray(np.minimum(parts / configuration.chunks, configuration.accumulate))[()]
 
 
 def _flag(condition: object) -> Quantity:
@@ -73,7 +85,8 @@ def _layers_on(runs: list[tuple[Layer, int]], shape: ModelShape, configuration: 
     """As many on each stage; nanotron balances cost, in which a head counts as the layers that are as large."""
     count, pp = sum(count for _, count in runs), configuration.pp
     if configuration.framework != "nanotron" or name == "stage":
-        return -(-count // pp)
+        chunks = configuration.chunks
+        return -(-count // (pp * chunks)) * chunks
     layer = runs[0][0]
     head = shape.vocab * shape.hidden / (layer.parameters - layer.norm_parameters)
     if name == "first stage":

@@ -6,9 +6,11 @@
 | torch, fsdp2     | bf16       | 2         | 2        |        | 4    |
 | deepspeed        | bf16-mixed | 2         | 2        | 4      | 8    |
 | megatron         | bf16-mixed | 2         | 4        | 4      | 8    |
+| … in halves      | bf16-mixed | 2         | 2        | 2      | 4    |
 
-Bytes a parameter. PyTorch's optimizers keep their states in the type of the parameter. This module does not know
-activations, nor when any of this is alive: `moments` does.
+Bytes a parameter. PyTorch's optimizers keep their states in the type of the parameter; Megatron's precision-aware one keeps the
+half of the master that a BF16 parameter lacks. This module does not know activations, nor when any of this is alive: `moments`
+does.
 """
 
 from dataclasses import dataclass
@@ -54,6 +56,11 @@ class States:
     kept: tuple[Term, ...]
     gradients: Term
 
+    @property
+    def parameters(self) -> tuple[Term, ...]:
+        """Of what is kept, the parameters: trained and frozen."""
+        return tuple(term for term in self.kept if term.category is Category.PARAMETERS)
+
 
 def states(shape: ModelShape, stage: Stage, configuration: Configuration) -> States:
     """Of what one GPU holds."""
@@ -63,8 +70,16 @@ def states(shape: ModelShape, stage: Stage, configuration: Configuration) -> Sta
     kept = [_term(Category.PARAMETERS, "parameters", count, working_bytes(configuration))]
     if master_bytes(configuration):
         master = sharded(stage, configuration, 1)
-        kept.append(_term(Category.OPTIMIZER_STATES, "FP32 master copies", master, 4))
+        kept.append(_term(Category.OPTIMIZER_STATES, "FP32 master copies", master, master_bytes(configuration)))
     return States((*kept, *_optimizer_terms(shape, stage, configuration)), _gradients(stage, configuration))
+
+
+def trained_parameters(shape: ModelShape, stage: Stage, configuration: Configuration) -> Quantity:
+    """Those that one GPU updates: its shard of all, or of the adapters."""
+    if not configuration.lora_rank:
+        return sharded(stage, configuration, 1)
+    count = lora_parameters(shape, configuration.lora_rank, configuration.lora_targets) * stage.share / configuration.tp
+    return count * sharded(stage, configuration, framework_of(configuration).parameters_sharded_from) / stage.parameters
 
 
 def sharded_parameters(configuration: Configuration) -> bool:
@@ -154,13 +169,12 @@ def lora_parameters(shape: ModelShape, rank: int, targets: str) -> int:
 def _lora_states(shape: ModelShape, stage: Stage, configuration: Configuration) -> States:
     """The base is frozen, in 16 or 4 bits unless all is FP32; only the adapters have gradients and states."""
     base = sharded(stage, configuration, framework_of(configuration).parameters_sharded_from)
-    count = lora_parameters(shape, configuration.lora_rank, configuration.lora_targets) * stage.share / configuration.tp
-    shrunk = base / stage.parameters
-    adapters = _term(Category.PARAMETERS, "adapters", count * shrunk, configuration.parameter_bytes)
+    count = trained_parameters(shape, stage, configuration)
+    adapters = _term(Category.PARAMETERS, "adapters", count, configuration.parameter_bytes)
     states_bytes = optimizer_bytes(configuration.optimizer, state_bytes(configuration))
-    kept = [*_base_terms(stage, configuration, shrunk), adapters]
-    kept.append(_term(Category.OPTIMIZER_STATES, f"{configuration.optimizer} states", count * shrunk, states_bytes))
-    return States(tuple(kept), _term(Category.GRADIENTS, "gradients", count * shrunk, configuration.parameter_bytes))
+    kept = [*_base_terms(stage, configuration, base / stage.parameters), adapters]
+    kept.append(_term(Category.OPTIMIZER_STATES, f"{configuration.optimizer} states", count, states_bytes))
+    return States(tuple(kept), _term(Category.GRADIENTS, "gradients", count, configuration.parameter_bytes))
 
 
 def _base_terms(stage: Stage, configuration: Configuration, shrunk: Quantity) -> list[Term]:

@@ -1,8 +1,8 @@
 """The time of one training step, part by part: what the GPU computes, what it waits for, what an empty pipeline costs.
 
 The parts sum to the step. Traffic that runs behind arithmetic counts only for what sticks out; `hidden_s` is the rest. The
-slowest pipeline stage sets the pace, and 1F1B leaves it idle for `pp - 1` micro-batches. Data loading, logging and checkpoints to
-disk are not known here.
+slowest pipeline stage sets the pace, and 1F1B leaves it idle for `pp - 1` micro-batches, in as much less time as parts of a stage
+take turns. Data loading, logging and checkpoints to disk are not known here.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tonnage.budget.collectives import Network, Traffic, traffic
 from tonnage.budget.configuration import NUMBERS, Configuration, Quantity
-from tonnage.budget.frameworks import framework_of, gradient_bytes, made_bytes
+from tonnage.budget.frameworks import framework_of, gradient_bytes, made_bytes, reduces_once
 from tonnage.budget.layer_launches import LayerLaunches
 from tonnage.budget.layer_time import FIGURES, Busy, Pass, Work, layer_pass, work_of
 from tonnage.budget.moments import recomputed_blocks
@@ -23,7 +23,7 @@ from tonnage.budget.offload_time import Crossing, crossing
 from tonnage.budget.optimizer_time import accumulated, gathered, sharding_copies, update
 from tonnage.budget.roofline import Calibration, calibration
 from tonnage.budget.sharding import Stage, sharded, stages
-from tonnage.budget.states import lora_parameters
+from tonnage.budget.states import trained_parameters
 from tonnage.clock.host import host_costs
 from tonnage.clock.kernels.many import distinct
 from tonnage.clock.power import limit_of, slowdown_of
@@ -99,7 +99,7 @@ class StepClock:
             seconds = _paced(passes, update, slower, together=together, waits=waits)
             attention_s = attention.at(slower) * stage.share
             exposed, hidden_s = _exposed(seconds, sent, moved, attention_s, configuration, taken)
-            bubble_s = (configuration.pp - 1) * (seconds.total_s + sent.plain_s)
+            bubble_s = (configuration.pp - 1) / configuration.chunks * (seconds.total_s + sent.plain_s)
             found = (
                 _micro_batches(seconds, configuration) | exposed | {"bubble": bubble_s, "optimizer": seconds.update_s}
             )
@@ -141,7 +141,7 @@ class StepClock:
         return known.works(found if at is None else found[at])
 
     def _traffic(self, stage: Stage, configuration: Configuration) -> Traffic:
-        recomputed = configuration.checkpoint == "full"
+        recomputed = configuration.checkpoint if configuration.checkpoint in ("full", "selective") else "none"
         key = (*_identity(configuration), configuration.zero, recomputed, configuration.lora_rank)
         if key not in self._sent:
             self._sent[key] = configuration, traffic(self._shape, stage, configuration, self._network)
@@ -238,7 +238,8 @@ class _Seconds(NamedTuple):
 def _identity(configuration: Configuration) -> tuple[object, ...]:
     """Of the numbers, which may be arrays, and of what decides how wide a number is."""
     numbers = (id(getattr(configuration, name)) for name in NUMBERS)
-    return (*numbers, configuration.precision, configuration.framework, configuration.sequence_parallel)
+    kinds = ("precision", "framework", "sequence_parallel", "pp_chunks", "bf16_gradients")
+    return (*numbers, *(getattr(configuration, kind) for kind in kinds))
 
 
 def _census(stack: Stack) -> list[tuple[Layer, int]]:
@@ -333,12 +334,11 @@ def _micro_batches(seconds: _Seconds, configuration: Configuration) -> dict[str,
 
 def _update(shape: ModelShape, stage: Stage, configuration: Configuration, gpu: Gpu) -> Busy:
     """The optimizer's step, and the sums of gradients over micro-batches."""
-    if configuration.lora_rank:
-        trained = lora_parameters(shape, configuration.lora_rank, configuration.lora_targets)
-        count = trained * stage.share / configuration.tp
-    else:
-        count = sharded(stage, configuration, 1)
-    held = count if configuration.lora_rank else sharded(stage, configuration, 2)
+    count = trained_parameters(shape, stage, configuration)
+    whole = reduces_once(configuration)
+    held = count if configuration.lora_rank else np.where(whole, stage.parameters, sharded(stage, configuration, 2))[()]
+    if framework_of(configuration).fuses_sums and not configuration.lora_rank:
+        held = held * stage.embeds * shape.embedding_parameters / configuration.tp / stage.parameters
     # Where gradients are kept in another type than they are made in, those of the first micro-batch are added too.
     first = 1 if gradient_bytes(configuration) == made_bytes(configuration) else 0
     summed = accumulated(shape, configuration, held, gpu) * (configuration.accumulate - first)
@@ -362,10 +362,10 @@ def _exposed(
     for sent_s, moved_s, behind_s in passes:
         collectives_s = collectives_s + count * np.maximum(sent_s - behind_s, sent.ends * sent_s)
         offload_s = offload_s + count * np.maximum(moved_s - np.maximum(behind_s - sent_s, 0.0), 0.0)
-    last_s = sent.last_backward_s
-    collectives_s = collectives_s + np.maximum(last_s - backward_s, sent.ends * last_s)
+    for once_s, behind_s in ((sent.first_forward_s, forward_s), (sent.last_backward_s, backward_s)):
+        collectives_s = collectives_s + np.maximum(once_s - behind_s, sent.ends * once_s)
     offload_s = offload_s + np.maximum(moved.last_backward_s - backward_s, 0.0)
     sent_s = count * (sent.forward_s + sent.backward_s + sent.plain_s + sent.products_s + sent.ring_s)
-    hidden_s = sent_s + sent.last_backward_s + sent.step_s - collectives_s
+    hidden_s = sent_s + sent.first_forward_s + sent.last_backward_s + sent.step_s - collectives_s
     moved_s = count * (moved.forward_s + moved.backward_s) + moved.last_backward_s + moved.step_s
     return {"collectives": collectives_s + taken * hidden_s, "offload": offload_s}, hidden_s + moved_s - offload_s

@@ -61,6 +61,7 @@ def _parser() -> ArgumentParser:
     add("--zero", type=int, choices=(0, 1, 2, 3), help="what data-parallel ranks share: states, gradients, parameters")
     for name, words in (("tp", "tensor"), ("pp", "pipeline"), ("cp", "context"), ("ep", "expert")):
         add(f"--{name}", type=int, metavar="N", help=f"{words} parallelism")
+    add("--pp-chunks", type=int, default=1, metavar="N", help="with --pp: parts of a stage that take turns")
     add("--shard", type=int, metavar="N", help="ranks that share one copy (default: all, or those of a host)")
     add("--no-sequence-parallel", action="store_true", help="with --tp: norms and residuals whole on each GPU")
     add("--framework", choices=tuple(FRAMEWORK_STAGES), help="who trains (default: by ZeRO stage and layout)")
@@ -69,6 +70,8 @@ def _parser() -> ArgumentParser:
     )
     add("--lora", type=int, metavar="RANK", help="train adapters of that rank")
     add("--qlora", action="store_true", help="with --lora: the base in 4 bits")
+    add("--bf16-gradients", action="store_true", help="with Megatron: summed and reduced in BF16")
+    add("--bf16-moments", action="store_true", help="with Megatron and --zero 1: Adam's states in BF16")
     add("--compile", action="store_true", help="under torch.compile")
     add("--online", action="store_true", help="look a model up on the hub where it is no preset")
     add("--explain", action="store_true", help="print the arithmetic, term by term, and every reason")
@@ -87,7 +90,8 @@ def request_of(options: Namespace, max_positions: int) -> "TrainingRequest":
     if options.lora is not None and options.lora < 1:
         raise BadLayout(f"--lora {options.lora}: a rank is at least 1.", hint="Write --lora 16, or leave it out.")
     names = ["micro_batch", "global_batch", "precision", "optimizer", "optimizer_kernel", "checkpoint", "attention"]
-    names += ["loss", "zero", "tp", "pp", "cp", "ep", "shard", "framework", "compile"]
+    names += ["loss", "zero", "tp", "pp", "cp", "ep", "pp_chunks", "shard", "framework", "compile"]
+    names += ["bf16_gradients", "bf16_moments"]
     return TrainingRequest(
         seq=parse_count(options.seq) if options.seq else min(max_positions or _DEFAULT_SEQ, _DEFAULT_SEQ),
         lora_rank=options.lora or 0,

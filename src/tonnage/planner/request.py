@@ -22,7 +22,7 @@ from tonnage.models.shape import ModelShape
 
 # A step of about this many tokens where no batch was asked for: what models of a few billion parameters are tuned with.
 DEFAULT_STEP_TOKENS = 2**19
-_DEGREES = ("tp", "pp", "cp", "ep", "shard")
+_DEGREES = ("tp", "pp", "cp", "ep", "shard", "pp_chunks")
 _LARGEST = {"seq": 2**24, "micro_batch": 2**16, "global_batch": 2**24} | dict.fromkeys(_DEGREES, 2**20)
 # The ZeRO stages that a framework runs: plain torch has `ZeroRedundancyOptimizer`.
 FRAMEWORK_STAGES: dict[FrameworkName, tuple[int, ...]] = {
@@ -31,6 +31,8 @@ FRAMEWORK_STAGES: dict[FrameworkName, tuple[int, ...]] = {
     "deepspeed": (0, 1, 2, 3),
     "megatron": (0, 1),
 }
+# Their schedules let parts of a stage take turns: Megatron's virtual stages, PyTorch's `ScheduleInterleaved1F1B`.
+INTERLEAVED: tuple[FrameworkName, ...] = ("megatron", "fsdp2")
 _CHECKPOINT = re.compile(r"none|selective|full|every-[1-9][0-9]{0,3}")
 
 
@@ -80,6 +82,8 @@ class TrainingRequest:
     lora_rank: int = 0
     quantized_base: bool = False
     compile: bool = False
+    bf16_gradients: bool = False
+    bf16_moments: bool = False
     micro_batch: int | None = None
     global_batch: int | None = None
     optimizer_kernel: OptimizerKernel | None = None
@@ -90,6 +94,7 @@ class TrainingRequest:
     pp: int | None = None
     cp: int | None = None
     ep: int | None = None
+    pp_chunks: int = 1
     shard: int | None = None
     sequence_parallel: bool = True
     framework: FrameworkName | None = None
@@ -127,6 +132,8 @@ def _check_numbers(request: TrainingRequest) -> None:
 def _misfits(request: TrainingRequest, shape: ModelShape, cluster: Cluster) -> Iterator[tuple[str, str]]:
     """What does not divide, as problem and hint."""
     yield from _misfits_of_model(request, shape)
+    yield from _misfits_of_chunks(request, shape)
+    yield from _misfits_of_halves(request)
     gpus = cluster.gpus
     product = (request.tp or 1) * (request.pp or 1) * (request.cp or 1)
     if gpus % product:
@@ -148,6 +155,33 @@ def _misfits_of_sharding(request: TrainingRequest, most_ranks: int) -> Iterator[
         near = ", ".join(str(number) for number in divisors(most_ranks))
         problem = f"--shard {request.shard} does not divide the {most_ranks} ranks that keep the same."
         yield problem, f"Choose {near}."
+
+
+def _misfits_of_chunks(request: TrainingRequest, shape: ModelShape) -> Iterator[tuple[str, str]]:
+    """Stages whose parts take turns: who runs them, and layers that do not go around."""
+    chunks, layers = request.pp_chunks, layer_count(shape)
+    if chunks == 1:
+        return
+    if request.framework not in INTERLEAVED:
+        yield "--pp-chunks takes a framework that interleaves stages.", f"Add --framework {' or '.join(INTERLEAVED)}."
+    if request.pp is None or request.pp == 1:
+        yield "--pp-chunks divides the stages of a pipeline.", "Add --pp 4, say."
+    elif request.pp * chunks > layers:
+        problem = f"--pp {request.pp} --pp-chunks {chunks}: {shape.name} has {layers} layers."
+        yield problem, f"Choose at most {layers // request.pp} chunks."
+
+
+def _misfits_of_halves(request: TrainingRequest) -> Iterator[tuple[str, str]]:
+    """Gradients and moments in 16 bits beside an FP32 master, as Megatron and its precision-aware optimizer keep them."""
+    flag = "--bf16-moments" if request.bf16_moments else "--bf16-gradients"
+    if not (request.bf16_moments or request.bf16_gradients):
+        return
+    if request.framework != "megatron":
+        yield f"{flag} is Megatron's: others keep them as they are made.", "Add --framework megatron, or leave it out."
+    if request.precision != "bf16-mixed" or request.lora_rank:
+        yield f"{flag} needs an FP32 master beside BF16 parameters.", "Train all of it with --precision bf16-mixed."
+    if request.bf16_moments and (request.zero != 1 or request.optimizer not in ("adam", "adamw")):
+        yield "--bf16-moments is a sharded Adam's in Megatron.", "Add --zero 1 --optimizer adamw."
 
 
 def _misfits_of_model(request: TrainingRequest, shape: ModelShape) -> Iterator[tuple[str, str]]:

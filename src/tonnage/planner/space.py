@@ -139,7 +139,8 @@ def _batches(pp: int, data: int, gpus: int, request: TrainingRequest) -> Iterato
         return
     share = sequences // data
     for micro_batch in _choices(request.micro_batch, share):
-        if micro_batch <= _LARGEST_MICRO_BATCH or request.micro_batch:
+        rounds = request.pp_chunks == 1 or share // micro_batch % pp == 0  # interleaved stages go through them by `pp`
+        if rounds and (micro_batch <= _LARGEST_MICRO_BATCH or request.micro_batch):
             yield micro_batch, share // micro_batch
 
 
@@ -189,6 +190,9 @@ def family(request: TrainingRequest, sharding: Sharding, checkpoint: str, loss: 
         lora_rank=request.lora_rank,
         quantized_base=request.quantized_base,
         compile=request.compile,
+        bf16_gradients=request.bf16_gradients,
+        bf16_moments=request.bf16_moments,
+        pp_chunks=request.pp_chunks,
         seq=request.seq,
         **numbers,
     )

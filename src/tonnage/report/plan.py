@@ -86,6 +86,7 @@ def flags(plan: Plan) -> list[str]:
     chosen = plan.configuration
     batch = f"micro-batch {chosen.micro_batch}" + (f" × {chosen.accumulate}" if chosen.accumulate > 1 else "")
     words = [*_spread(plan), batch, f"checkpoint {chosen.checkpoint}", f"loss {chosen.loss}"]
+    words += [name.replace("_", "-") for name in ("bf16_gradients", "bf16_moments") if getattr(chosen, name)]
     return [*words, *_offload(plan)]
 
 
@@ -101,7 +102,8 @@ def brief(plan: Plan) -> str:
 def _spread(plan: Plan) -> list[str]:
     chosen = plan.configuration
     words = [f"zero {chosen.zero}"] if chosen.gpus > 1 or chosen.zero else []
-    return words + [f"{name} {getattr(chosen, name)}" for name in ("tp", "pp", "cp", "ep") if getattr(chosen, name) > 1]
+    words += [f"{name} {getattr(chosen, name)}" for name in ("tp", "pp", "cp", "ep") if getattr(chosen, name) > 1]
+    return words + ([f"pp-chunks {chosen.pp_chunks}"] if chosen.pp_chunks > 1 else [])
 
 
 def _offload(plan: Plan) -> list[str]:

@@ -44,6 +44,10 @@ def _sharding_obstacles(launch: Launch) -> list[str]:
     return reasons(
         (stage_1, "torchtitan does not shard optimizer states alone"),
         (unsharded and split and configuration.mixed, "without sharding, torchtitan computes split models in FP32"),
+        (
+            configuration.pp_chunks > 2,
+            "torchtitan gives a rank two stages to interleave, unless every layer's place is told",
+        ),
         (configuration.zero == 0 and sizes.cp > 1, "torchtitan always shards over context parallelism"),
         ("nvme" in (configuration.parameter_place, configuration.optimizer_place), "torchtitan does not reach NVMe"),
         (
@@ -129,7 +133,7 @@ def _parallelism(launch: Launch) -> dict[str, Any]:
     configuration, sizes = launch.configuration, launch.sizes
     shard = sizes.shard if configuration.zero else 1
     pipeline = {
-        "pipeline_parallel_schedule": "1F1B",
+        "pipeline_parallel_schedule": "1F1B" if configuration.pp_chunks == 1 else "Interleaved1F1B",
         "pipeline_parallel_microbatch_size": sizes.micro_batch,
     }
     return {
