@@ -34,6 +34,17 @@ def test_int4_has_a_scale_and_a_zero_for_each_128() -> None:
     assert INT4.scales_bytes(1280, 4096) == 10 * 2 + 5
 
 
+def test_gguf_keeps_embedding_and_head_so_too() -> None:
+    # llama.cpp states 4.58 GiB of this model.
+    assert size(LLAMA_8B, form="q4_k_m") / 2**30 == pytest.approx(4.58, abs=0.01)
+    assert size(LLAMA_8B, form="q8_0") / 2**30 == pytest.approx(7.95, abs=0.01)
+
+
+def test_nf4_has_a_byte_for_each_64() -> None:
+    form = WEIGHT_FORMATS["nf4"]
+    assert form.matrix_bytes(6400) + form.scales_bytes(6400, 4096) == 3200 + 100
+
+
 def test_mxfp4_keeps_all_but_experts_in_16_bits() -> None:
     shape = model([layer(attention(), 4096, 1024, experts=8)] * 2)
     experts = 2 * 8 * 3 * 4096 * 1024

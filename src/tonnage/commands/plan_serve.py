@@ -21,7 +21,6 @@ _EPILOG = (
     "A flag that is given is kept; --tp and --pp are searched, the others have the engine's default. "
     "Exits 1 where not all users fit at once."
 )
-_WEIGHTS = ("bf16", "fp8", "int8", "int4", "fp16", "fp32", "mxfp4")
 _CACHES = ("bf16", "fp8", "int4", "fp16")
 
 
@@ -56,7 +55,7 @@ def _parser() -> ArgumentParser:
     add("--tp", type=int, metavar="N", help="tensor parallelism")
     add("--pp", type=int, metavar="N", help="pipeline parallelism")
     add("--stage-layers", metavar="N,N", help="layers of each pipeline stage (default: cut for the largest cache)")
-    add("--weights", choices=_WEIGHTS, help="the decoder's matrices (default: as in the checkpoint)")
+    add("--weights", metavar="FORMAT", help="bf16, fp8, int8, int4, nf4, q4_k_m... (default: as in the checkpoint)")
     add("--kv", choices=_CACHES, help="the KV cache (default: 16 bits)")
     add("--block", type=int, default=16, metavar="N", help="tokens in a block (default: 16)")
     add("--utilization", type=float, metavar="SHARE", help="the engine's share of the card")

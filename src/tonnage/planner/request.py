@@ -5,7 +5,7 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from tonnage.budget.configuration import (
     AttentionKernel,
@@ -16,6 +16,7 @@ from tonnage.budget.configuration import (
     Place,
     Precision,
 )
+from tonnage.budget.weights import WEIGHT_FORMATS
 from tonnage.errors import BadLayout
 from tonnage.hardware.cluster import Cluster
 from tonnage.models.shape import ModelShape
@@ -23,6 +24,8 @@ from tonnage.models.shape import ModelShape
 # A step of about this many tokens where no batch was asked for: what models of a few billion parameters are tuned with.
 DEFAULT_STEP_TOKENS = 2**19
 _DEGREES = ("tp", "pp", "cp", "ep", "shard")
+# Checkpoints of 4 bits on which adapters are trained, and formats that trainers turn back into 16 bits.
+_BASES, _TURNED_BACK = ("int4", "nf4"), ("fp8", "mxfp4")
 _LARGEST = {"seq": 2**24, "micro_batch": 2**16, "global_batch": 2**24} | dict.fromkeys(_DEGREES, 2**20)
 # The ZeRO stages that a framework runs: plain torch has `ZeroRedundancyOptimizer`.
 FRAMEWORK_STAGES: dict[FrameworkName, tuple[int, ...]] = {
@@ -100,6 +103,23 @@ class TrainingRequest:
         if self.global_batch is not None:
             return self.global_batch
         return max(-(-DEFAULT_STEP_TOKENS // (self.seq * gpus)), 1) * gpus
+
+
+def for_checkpoint(request: TrainingRequest, shape: ModelShape) -> TrainingRequest:
+    """The request as the checkpoint's weights allow: those of 4 bits are a base for adapters, others of integers are served only.
+
+    FP8 and MXFP4 are turned back into 16 bits as they are loaded, as the trainers do.
+    """
+    kept = shape.dtype
+    if kept not in WEIGHT_FORMATS or not WEIGHT_FORMATS[kept].quantized or kept in _TURNED_BACK:
+        return request
+    if kept not in _BASES:
+        problem = f"A checkpoint in {kept} is made to be served: its weights cannot be trained."
+        raise BadLayout(problem, hint=f"Train {shape.name} itself, in 16 bits, and quantise what comes out.")
+    if not request.lora_rank:
+        hint = f"Add --lora 16 to train adapters on it, or train {shape.name} itself, in 16 bits."
+        raise BadLayout(f"Weights in {kept} cannot be trained themselves: they are a base for adapters.", hint=hint)
+    return replace(request, quantized_base=True)
 
 
 def check(request: TrainingRequest, shape: ModelShape, cluster: Cluster) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from tonnage.budget.own_engine import OWN_WEIGHTS
 from tonnage.budget.serving import BLOCK, ServingBudget, ServingConfiguration, serving_budget
 from tonnage.budget.vllm import GRAPHS
-from tonnage.budget.weights import stages
+from tonnage.budget.weights import WEIGHT_FORMATS, stages
 from tonnage.hardware import Cluster
 from tonnage.ledger import Category
 from tonnage.models.shape import AttentionKind, ModelShape
@@ -119,6 +119,8 @@ class ServingPlan:
         return ServingLaunch(
             model=self.model,
             **{name: getattr(asked, name) for name in names},
+            stored=self.shape.dtype,
+            tokenizer=self.shape.name,
             block=0 if self._free_block else asked.block,
             copies=self.best.replicas,
             gpus_per_host=self.cluster.gpus_per_host,
@@ -275,9 +277,9 @@ def _surest_utilization(budget: ServingBudget) -> float:
 
 
 def _smaller(weights: str) -> list[str]:
-    return {"fp32": ["bf16", "fp8", "int4"], "fp8": ["int4"], "int8": ["int4"], "int4": [], "mxfp4": []}.get(
-        weights, ["fp8", "int4"]
-    )
+    """Formats to offer instead, by what is kept now: a quarter of its bits saved at least."""
+    bits = WEIGHT_FORMATS[weights].bits
+    return [name for name in ("bf16", "fp8", "int4") if WEIGHT_FORMATS[name].bits < 0.75 * bits]
 
 
 def _change(flag: str, found: Layout, beside: Layout | None = None) -> Change:
