@@ -7,7 +7,16 @@ import pytest
 from tonnage.errors import BadLayout
 from tonnage.hardware import find_cluster
 from tonnage.models import find_model
-from tonnage.planner.request import NO_OFFLOAD, Offload, TrainingRequest, check, divisors, for_checkpoint, parse_offload
+from tonnage.planner.request import (
+    NO_OFFLOAD,
+    Offload,
+    TrainingRequest,
+    check,
+    divisors,
+    for_checkpoint,
+    for_cluster,
+    parse_offload,
+)
 
 
 def refused(gpus: str = "8xh200", model: str = "llama-3.1-8b", **asked: Any) -> BadLayout:
@@ -109,3 +118,15 @@ def test_what_is_made_to_be_served_is_not_trained(model: str) -> None:
 def test_weights_that_trainers_turn_back_are_trained(model: str) -> None:
     request = TrainingRequest(seq=4096)
     assert for_checkpoint(request, find_model(model)) is request
+
+
+@pytest.mark.parametrize(("card", "precision"), [("t4", "fp16-mixed"), ("gtx-1080-ti", "fp32"), ("h200", "bf16-mixed")])
+def test_bf16_is_not_assumed_where_a_card_has_none(card: str, precision: str) -> None:
+    cluster = find_cluster(card)
+    assert for_cluster(TrainingRequest(seq=4096), cluster).precision == precision
+    assert "has no BF16" in str(refused("t4", precision="bf16"))
+
+
+def test_nothing_is_offloaded_to_memory_that_is_the_card_s_own() -> None:
+    assert for_cluster(TrainingRequest(seq=4096), find_cluster("m4-max")).offload == NO_OFFLOAD
+    assert for_cluster(TrainingRequest(seq=4096), find_cluster("h200")).offload is None

@@ -7,6 +7,7 @@
 | "2x6xh100"            | 12    | two, with six cards each in use             |
 | "dgx-h100"            | 8     | one                                         |
 | "4xp5.48xlarge"       | 32    | four                                        |
+| "h100:3g.40gb"        | 1     | a part of a card, in a plain server         |
 | "8xmy-card.toml"      | 8     | one, of a card that the file describes      |
 
 A part of a host has that part of its memory, its drives and their speed. Links are at the peak that their makers state: what a
@@ -141,7 +142,7 @@ def _find_card(name: str) -> Gpu:
     try:
         return find_gpu(name)
     except UnknownGpu:
-        if is_file(name):
+        if is_file(name) or ":" in name:
             raise
         close = close_keys(name, gpu_tables(), host_tables())
         hint = f"Did you mean one of: {', '.join(close)}?" if close else f"`tonnage gpu` lists them. {_HOW}"

@@ -122,6 +122,18 @@ def for_checkpoint(request: TrainingRequest, shape: ModelShape) -> TrainingReque
     return replace(request, quantized_base=True)
 
 
+def for_cluster(request: TrainingRequest, cluster: Cluster) -> TrainingRequest:
+    """The request as the cards allow: mixed precision without BF16 where they have none, and no search for offloading where
+    the host's memory is the card's own."""
+    changed = request
+    rates = cluster.gpu.rates
+    if request.precision == "bf16-mixed" and "bf16" not in rates:
+        changed = replace(changed, precision="fp16-mixed" if "fp16" in rates else "fp32")
+    if request.offload is None and not cluster.host_memory_bytes:
+        changed = replace(changed, offload=NO_OFFLOAD)
+    return changed
+
+
 def check(request: TrainingRequest, shape: ModelShape, cluster: Cluster) -> None:
     """Refuse what cannot be: what was asked, what was found, what to write instead."""
     _check_numbers(request)
@@ -147,6 +159,8 @@ def _check_numbers(request: TrainingRequest) -> None:
 def _misfits(request: TrainingRequest, shape: ModelShape, cluster: Cluster) -> Iterator[tuple[str, str]]:
     """What does not divide, as problem and hint."""
     yield from _misfits_of_model(request, shape)
+    if request.precision == "bf16" and "bf16" not in cluster.gpu.rates:
+        yield f"--precision bf16: {cluster.gpu.name} has no BF16.", "Write --precision fp16-mixed or fp32."
     gpus = cluster.gpus
     product = (request.tp or 1) * (request.pp or 1) * (request.cp or 1)
     if gpus % product:
