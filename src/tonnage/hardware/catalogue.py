@@ -10,6 +10,7 @@
 | "my-card.toml", "cards/mine.toml"       | the card that the file describes |
 """
 
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -66,6 +67,13 @@ def check_cuda(card: Gpu) -> None:
 def all_gpus() -> tuple[Gpu, ...]:
     """Every card of the catalogue, in the order of the files."""
     return tuple(_card(key) for key in gpu_tables().texts)
+
+
+def common_cards() -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Keys of cards that people commonly have or rent, each with the numbers of them that are usual."""
+    table = Tables.read(_DATA / "common.toml").table("common")
+    yield from ((key, (1,)) for key in table["cards"])
+    yield from ((key, (1, 2, 4, 8)) for key in table["multiples"])
 
 
 def is_file(name: str) -> bool:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
 from tonnage.errors import UnknownGpu
-from tonnage.hardware.catalogue import check_cuda, find_gpu, gpu_tables, is_file
+from tonnage.hardware.catalogue import check_cuda, common_cards, find_gpu, gpu_tables, is_file
 from tonnage.hardware.gpu import Gpu
 from tonnage.hardware.host import Host, homes_of, host_tables, read_host
 from tonnage.hardware.tables import close_keys, plain
@@ -46,6 +46,11 @@ class Cluster:
     def gpus(self) -> int:
         """All cards."""
         return self.gpus_per_host * self.hosts
+
+    @property
+    def name(self) -> str:
+        """ "8xh100": as `find_cluster` takes it, where the hosts are the card's usual ones."""
+        return f"{self.gpus}x{self.gpu.key}" if self.gpus > 1 else self.gpu.key
 
     @property
     def words(self) -> str:
@@ -116,6 +121,12 @@ def find_cluster(text: str) -> Cluster:
     if host_key is not None:
         return _of_hosts(text, counts, read_host(host_key))
     return _of_cards(text, counts, _find_card(name))
+
+
+def common_clusters(maker: str) -> list[Cluster]:
+    """One to eight of the cards that people commonly have or rent, by memory; those of that maker first."""
+    found = [find_cluster(f"{count}x{card}") for card, counts in common_cards() for count in counts]
+    return sorted(found, key=lambda each: (each.gpu.maker != maker, each.gpus * each.gpu.memory_bytes))
 
 
 def find_cuda_cluster(text: str) -> Cluster:

@@ -13,10 +13,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tonnage.budget.own_engine import OWN_WEIGHTS
-from tonnage.budget.serving import BLOCK, ServingBudget, ServingConfiguration, serving_budget
+from tonnage.budget.serving import BLOCK, ServingBudget, ServingConfiguration, resolved, serving_budget
 from tonnage.budget.vllm import GRAPHS
 from tonnage.budget.weights import WEIGHT_FORMATS, stages
+from tonnage.errors import BadLayout, RequestError
 from tonnage.hardware import Cluster
+from tonnage.hardware.cluster import common_clusters
 from tonnage.ledger import Category
 from tonnage.models.shape import AttentionKind, ModelShape
 from tonnage.planner.splitting import cut, splits
@@ -158,6 +160,20 @@ def plan_serving(
     )
 
 
+def best_layout(
+    shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, *, tp: int = 0, pp: int = 0
+) -> Layout | None:
+    """The best layout that holds all users, without the rest of the plan; None where none does."""
+    weights = WEIGHT_FORMATS[resolved(shape, asked, cluster.gpu).weights]
+    if not weights.experts_only and weights.matrix_bytes(shape.parameters) > cluster.gpus * cluster.gpu.memory_bytes:
+        return None
+    try:
+        best = _ranked(shape, cluster, asked, tp, pp)[0]
+    except (BadLayout, RequestError):
+        return None
+    return best if best.fits else None
+
+
 def _ranked(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int) -> list[Layout]:
     """Fastest that fits first; where none fits, the one that lacks least, to a tenth of the card."""
     step = cluster.gpu.memory_bytes // 10
@@ -229,7 +245,13 @@ def _changes(
         if found.fits and worked < _MOST_TRIALS:
             worked += 1
             yield _change(flag, found, beside=best)
-    yield from _more_gpus(shape, cluster, asked, tp, pp)
+    more = list(_more_gpus(shape, cluster, asked, tp, pp))
+    yield from more
+    yield from (
+        change
+        for change in _other_cards(shape, cluster, asked, tp, pp)
+        if change.flag not in {each.flag for each in more}
+    )
     if not best.budget.overflows:
         yield from _less(best, asked.users)
 
@@ -300,6 +322,18 @@ def _more_gpus(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration,
             yield _change(f"--gpus {larger.gpus}x{larger.gpu.key}", found)
             return
         times *= 2
+
+
+def _other_cards(
+    shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int
+) -> Iterator[Change]:
+    """The least of the common cards that would do."""
+    for other in common_clusters(cluster.gpu.maker):
+        found = best_layout(shape, other, asked, tp=tp, pp=pp)
+        if found is not None:
+            change = _change(f"--gpus {other.name}", found)
+            yield replace(change, words=f"would do: {change.words}")
+            return
 
 
 def _grown(cluster: Cluster, times: int) -> Cluster:
