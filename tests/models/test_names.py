@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tonnage.budget.weights import WEIGHT_FORMATS
+from tonnage.errors import UnknownModel
 from tonnage.models import find_model
 from tonnage.models.names import read_name
 from tonnage.models.presets import find_preset, hub_id
@@ -85,3 +86,9 @@ def test_a_gguf_file_is_known_by_its_name(tmp_path):
 def test_formats_of_names_are_formats_of_weights():
     for said in ("x-awq", "x-nf4", "x-w8a8", "x-fp8", "x-nvfp4", "x-gguf"):
         assert read_name(said).weights in WEIGHT_FORMATS
+
+
+def test_a_fine_tune_of_unknown_words_is_told_what_it_may_be() -> None:
+    with pytest.raises(UnknownModel) as caught:
+        find_model("someone/My-Qwen2.5-7B-Instruct-kto")
+    assert "If it is a fine-tune of qwen2.5-7b and of its shape, plan qwen2.5-7b." in caught.value.hint

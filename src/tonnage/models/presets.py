@@ -52,11 +52,26 @@ def unknown(name: str, *, hint: str = "") -> UnknownModel:
     """The error for a name that nothing answers to, with the closest presets and what else to do."""
     from difflib import get_close_matches
 
+    within = _named_within(name)
+    if within:
+        known = f"If it is a fine-tune of {within} and of its shape, plan {within}."
+        return UnknownModel(f"There is no preset, file or folder called {name!r}.", hint=f"{hint}\n{known}".lstrip())
     close = [_by_name()[match] for match in get_close_matches(_plain(name), _by_name(), n=8, cutoff=0.5)]
     offered = ", ".join(list(dict.fromkeys(close))[:4])
     known = f"Did you mean one of: {offered}?" if offered else "Give a preset, a config.json, a folder or a checkpoint."
     problem = f"There is no preset, file or folder called {name!r}."
     return UnknownModel(problem, hint=f"{hint}\n{known}".lstrip())
+
+
+def _named_within(name: str) -> str:
+    """The preset whose name is some neighbouring words of that one, the longest of them; empty where there is none."""
+    words = read_name(name).words
+    runs = ((start, end) for start in range(len(words)) for end in range(start + 2, len(words) + 1))
+    for start, end in sorted(runs, key=lambda run: run[0] - run[1]):
+        key = _by_name().get(_plain("-".join(words[start:end])))
+        if key is not None:
+            return key
+    return ""
 
 
 def preset_config(key: str) -> Mapping[str, Any]:
