@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from serving_shapes import LLAMA_8B, attention, latent, layer, model
 from tonnage.budget.weights import WEIGHT_FORMATS, stages, weight_terms
+from tonnage.models import find_model
 from tonnage.models.shape import ModelShape
 
 BF16, FP8, INT4 = (WEIGHT_FORMATS[name] for name in ("bf16", "fp8", "int4"))
@@ -43,6 +44,12 @@ def test_gguf_keeps_embedding_and_head_so_too() -> None:
 def test_nf4_has_a_byte_for_each_64() -> None:
     form = WEIGHT_FORMATS["nf4"]
     assert form.matrix_bytes(6400) + form.scales_bytes(6400, 4096) == 3200 + 100
+
+
+def test_experts_alone_in_4_bits() -> None:
+    # Its files come to 594 GB.
+    shape = find_model("moonshotai/Kimi-K2-Thinking")
+    assert size(shape, form=shape.dtype) / 1e9 == pytest.approx(594, rel=0.01)
 
 
 def test_mxfp4_keeps_all_but_experts_in_16_bits() -> None:

@@ -40,6 +40,8 @@ def test_enough_of_them_are_known():
         ("someone/Qwen2.5-7B-Instruct-abliterated-bnb-4bit", "qwen2.5-7b", "nf4"),
         ("nvidia/Qwen3-8B-NVFP4", "qwen3-8b", "nvfp4"),
         ("mlx-community/Qwen3-8B-8bit", "qwen3-8b", "mlx-8bit"),
+        ("moonshotai/Kimi-K2-Thinking", "kimi-k2-thinking", "int4-experts"),
+        ("Qwen/Qwen3-VL-8B-Thinking-FP8", "qwen3-vl-8b", "fp8"),
     ],
 )
 def test_other_names(asked, preset, weights):

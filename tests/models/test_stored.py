@@ -25,6 +25,8 @@ def _grouped(kind: str, bits: int = 8) -> dict[str, Any]:
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, "fp8"),
         (_grouped("float", 4), "nvfp4"),
+        (_grouped("int", 4), "int4"),
+        ({**_grouped("int", 4), "ignore": ["lm_head", "re:.*self_attn.*"]}, "int4-experts"),
         (_grouped("int"), "int8"),
         (_grouped("float"), "fp8"),
         ({"quant_method": "compressed-tensors", "config_groups": []}, ""),

@@ -6,7 +6,7 @@
 | modelopt                                      | fp8 or nvfp4, as it says            |
 | awq, gptq, auto-round                         | int4 or int8, as it says            |
 | bitsandbytes                                  | nf4 or int8, as it says             |
-| compressed-tensors                            | what its first group of weights has |
+| compressed-tensors                            | what its first group of weights has; int4-experts where attention is left out |
 | mxfp4                                         | mxfp4: the experts alone            |
 """
 
@@ -40,7 +40,10 @@ def _of_group(quantized: Mapping[str, Any]) -> str:
         return ""
     if weights.get("type") == "float":
         return {8: "fp8", 4: "nvfp4"}.get(_whole(weights.get("num_bits")), "")
-    return _BY_BITS.get(_whole(weights.get("num_bits")), "")
+    form = _BY_BITS.get(_whole(weights.get("num_bits")), "")
+    left_out = quantized.get("ignore")
+    attention = isinstance(left_out, list) and any("self_attn" in str(name) for name in left_out)
+    return "int4-experts" if form == "int4" and attention else form
 
 
 def _whole(value: object) -> int:
