@@ -28,7 +28,7 @@ from tonnage.models.shape import AttentionKind
 H200 = find_gpu("h200")
 LIMITS = Limits(context=4096)
 WIDTHS = widths_of(LLAMA_8B)
-SERVED = [name for name in all_presets() if find_model(name).architecture in FAMILIES]
+SERVED = [name for name in all_presets() if find_model(name).architecture in FAMILIES and find_model(name).logits]
 
 
 def weight_bytes(name: str, weights: str) -> int:

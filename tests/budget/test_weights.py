@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from serving_shapes import LLAMA_8B, attention, latent, layer, model
 from tonnage.budget.weights import WEIGHT_FORMATS, stages, weight_terms
+from tonnage.models import find_model
 from tonnage.models.shape import ModelShape
 
 BF16, FP8, INT4 = (WEIGHT_FORMATS[name] for name in ("bf16", "fp8", "int4"))
@@ -32,6 +33,23 @@ def test_fp8_leaves_embedding_and_head_alone() -> None:
 def test_int4_has_a_scale_and_a_zero_for_each_128() -> None:
     assert INT4.matrix_bytes(1280) == 640
     assert INT4.scales_bytes(1280, 4096) == 10 * 2 + 5
+
+
+def test_gguf_keeps_embedding_and_head_so_too() -> None:
+    # llama.cpp states 4.58 GiB of this model.
+    assert size(LLAMA_8B, form="q4_k_m") / 2**30 == pytest.approx(4.58, abs=0.01)
+    assert size(LLAMA_8B, form="q8_0") / 2**30 == pytest.approx(7.95, abs=0.01)
+
+
+def test_nf4_has_a_byte_for_each_64() -> None:
+    form = WEIGHT_FORMATS["nf4"]
+    assert form.matrix_bytes(6400) + form.scales_bytes(6400, 4096) == 3200 + 100
+
+
+def test_experts_alone_in_4_bits() -> None:
+    # Its files come to 594 GB.
+    shape = find_model("moonshotai/Kimi-K2-Thinking")
+    assert size(shape, form=shape.dtype) / 1e9 == pytest.approx(594, rel=0.01)
 
 
 def test_mxfp4_keeps_all_but_experts_in_16_bits() -> None:

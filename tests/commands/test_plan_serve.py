@@ -105,6 +105,8 @@ def test_bad_requests(run: Any, words: tuple[str, ...], said: str) -> None:
 
 def test_a_flag_that_is_none_of_its_values() -> None:
     with pytest.raises(SystemExit, match="2"):
+        plan_serve.command(["llama-3.1-8b", "--gpus", "h100", "--kv", "int3"])
+    with pytest.raises(RequestError, match="--weights int3 is not known"):
         plan_serve.command(["llama-3.1-8b", "--gpus", "h100", "--weights", "int3"])
 
 

@@ -38,6 +38,15 @@ from tonnage.hardware import all_gpus, find_cuda_gpu, find_gpu
         ("rtx pro 6000", "rtx-pro-6000"),
         ("TITAN RTX", "titan-rtx"),
         ("Tesla P100-PCIE-16GB", "p100"),
+        ("RTX 2080 Ti", "rtx-2080-ti"),
+        ("1080 ti", "gtx-1080-ti"),
+        ("4060 Ti 16GB", "rtx-4060-ti"),
+        ("4060 Ti 8GB", "rtx-4060-ti-8"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "rtx-4090-laptop"),
+        ("RTX PRO 6000 Max-Q", "rtx-pro-6000-max-q"),
+        ("NVIDIA GB10", "gb10"),
+        ("Apple M4 Max", "m4-max"),
+        ("m1", "m1"),
     ],
 )
 def test_cards_answer_to_their_obvious_names(asked: str, key: str) -> None:
@@ -51,7 +60,7 @@ def test_every_card_answers_to_all_its_names(card) -> None:
 
 @pytest.mark.parametrize("card", all_gpus(), ids=lambda card: card.key)
 def test_every_card_is_plausible(card) -> None:
-    assert 9 * 2**30 < card.memory_bytes < 300 * 2**30
+    assert 5 * 2**30 < card.memory_bytes < 400 * 2**30
     assert card.memory_source.split()[0] in {"measured", "known", "derived"}
     # A double data rate interface cannot move more than bus width times twice its clock.
     ceiling = card.memory_bus_bits / 8 * 2 * card.memory_clock_mhz * 1e6
@@ -67,8 +76,8 @@ def test_rates_agree_with_each_other_and_with_the_lanes(card) -> None:
     # Every lane multiplies and adds once a clock; makers round, and count with a clock of their own.
     lanes = card.sm_count * card.fp32_lanes_per_sm * 2 * card.clock_mhz * 1e6
     assert card.rates["fp32"] == pytest.approx(lanes, rel=0.12)
-    assert card.rates["fp16"] >= card.rates["fp32"]
-    assert card.rates.get("bf16", card.rates["fp16"]) == card.rates["fp16"]
+    assert card.rates.get("fp16", card.rates["fp32"]) >= card.rates["fp32"]
+    assert "bf16" not in card.rates or card.rates["bf16"] == card.rates["fp16"]
     halved = [card.rates[name] for name in ("tf32", "fp16", "fp8") if name in card.rates]
     for slower, faster in pairwise(halved):
         assert faster / slower == pytest.approx(2, rel=0.05)
@@ -77,6 +86,8 @@ def test_rates_agree_with_each_other_and_with_the_lanes(card) -> None:
 @pytest.mark.parametrize("card", all_gpus(), ids=lambda card: card.key)
 def test_links_are_named_where_they_are(card) -> None:
     assert bool(card.link) == (card.nvlink_bytes_per_s > 0)
+    if card.maker == "Apple":  # no PCIe: the memory is the CPU's
+        return
     lanes = card.pcie_bytes_per_s / (2e9 * 2 ** (card.pcie_generation - 4))
     assert lanes in {8, 16}
 
@@ -87,6 +98,11 @@ def test_the_catalogue_holds_what_people_train_and_serve_on() -> None:
     assert keys >= set("b300 gb300 b200 gb200 h200 h200-nvl h100 h100-pcie h100-nvl h100-96 h20 h800 gh200".split())
     assert keys >= set("a100-80 a100-40 a10 a10g a30 a40 a16 a2 l4 l40 l40s v100-16 v100-32 p100 t4".split())
     assert keys >= set("rtx-3060 rtx-3080 rtx-3090 rtx-4080 rtx-4090 rtx-5080 rtx-5090 rtx-pro-6000 titan-rtx".split())
+    assert keys >= set("rtx-2080-ti gtx-1080-ti gtx-1660 rtx-3060-ti rtx-3070 rtx-3080-12 rtx-3090-ti rtx-4060".split())
+    assert keys >= set("rtx-4060-ti-8 rtx-4070 rtx-4070-super rtx-4070-ti rtx-4080-super rtx-5060-ti rtx-5070".split())
+    assert keys >= set(
+        "rtx-4090-laptop rtx-4080-laptop rtx-4070-laptop rtx-5090-laptop gb10 m1 m2 m3 m4 m4-max".split()
+    )
     assert keys >= set("mi210 mi250x mi300x mi300a mi325x mi350x mi355x".split())
 
 

@@ -9,8 +9,8 @@ from tonnage.models.presets import preset_config
 from tonnage.models.stored import stored_format
 
 
-def _grouped(kind: str) -> dict[str, Any]:
-    group = {"weights": {"num_bits": 8, "type": kind}}
+def _grouped(kind: str, bits: int = 8) -> dict[str, Any]:
+    group = {"weights": {"num_bits": bits, "type": kind}}
     return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
 
 
@@ -21,7 +21,12 @@ def _grouped(kind: str) -> dict[str, Any]:
         ({"quant_method": "mxfp4"}, "mxfp4"),
         ({"quant_method": "awq", "bits": 4, "group_size": 128}, "int4"),
         ({"quant_method": "gptq", "bits": 8}, "int8"),
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "int4"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "nf4"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "fp8"),
+        (_grouped("float", 4), "nvfp4"),
+        (_grouped("int", 4), "int4"),
+        ({**_grouped("int", 4), "ignore": ["lm_head", "re:.*self_attn.*"]}, "int4-experts"),
         (_grouped("int"), "int8"),
         (_grouped("float"), "fp8"),
         ({"quant_method": "compressed-tensors", "config_groups": []}, ""),

@@ -7,7 +7,16 @@ import pytest
 from tonnage.errors import BadLayout
 from tonnage.hardware import find_cluster
 from tonnage.models import find_model
-from tonnage.planner.request import NO_OFFLOAD, Offload, TrainingRequest, check, divisors, parse_offload
+from tonnage.planner.request import (
+    NO_OFFLOAD,
+    Offload,
+    TrainingRequest,
+    check,
+    divisors,
+    for_checkpoint,
+    for_cluster,
+    parse_offload,
+)
 
 
 def refused(gpus: str = "8xh200", model: str = "llama-3.1-8b", **asked: Any) -> BadLayout:
@@ -92,3 +101,38 @@ def test_a_step_has_about_half_a_million_tokens_and_a_sequence_for_each_gpu() ->
 def test_divisors_are_all_of_them() -> None:
     assert divisors(36) == [1, 2, 3, 4, 6, 9, 12, 18, 36]
     assert all(divisors(number) == [k for k in range(1, number + 1) if number % k == 0] for number in range(1, 60))
+
+
+@pytest.mark.parametrize("model", ["Qwen/Qwen2.5-7B-Instruct-AWQ", "unsloth/Qwen2.5-7B-Instruct-bnb-4bit"])
+def test_weights_of_4_bits_are_a_base_for_adapters(model: str) -> None:
+    shape = find_model(model)
+    assert for_checkpoint(TrainingRequest(seq=4096, lora_rank=16), shape).quantized_base
+    with pytest.raises(BadLayout) as caught:
+        for_checkpoint(TrainingRequest(seq=4096), shape)
+    assert "--lora 16" in caught.value.hint
+
+
+@pytest.mark.parametrize("model", ["unsloth/Qwen2.5-7B-Instruct-GGUF", "someone/Qwen2.5-7B-Instruct-quantized.w8a8"])
+def test_what_is_made_to_be_served_is_not_trained(model: str) -> None:
+    with pytest.raises(BadLayout) as caught:
+        for_checkpoint(TrainingRequest(seq=4096, lora_rank=16), find_model(model))
+    assert "cannot be trained" in str(caught.value)
+    assert "qwen2.5-7b" in caught.value.hint
+
+
+@pytest.mark.parametrize("model", ["deepseek-v3", "gpt-oss-20b", "Qwen/Qwen3-8B-FP8"])
+def test_weights_that_trainers_turn_back_are_trained(model: str) -> None:
+    request = TrainingRequest(seq=4096)
+    assert for_checkpoint(request, find_model(model)) is request
+
+
+@pytest.mark.parametrize(("card", "precision"), [("t4", "fp16-mixed"), ("gtx-1080-ti", "fp32"), ("h200", "bf16-mixed")])
+def test_bf16_is_not_assumed_where_a_card_has_none(card: str, precision: str) -> None:
+    cluster = find_cluster(card)
+    assert for_cluster(TrainingRequest(seq=4096), cluster).precision == precision
+    assert "has no BF16" in str(refused("t4", precision="bf16"))
+
+
+def test_nothing_is_offloaded_to_memory_that_is_the_card_s_own() -> None:
+    assert for_cluster(TrainingRequest(seq=4096), find_cluster("m4-max")).offload == NO_OFFLOAD
+    assert for_cluster(TrainingRequest(seq=4096), find_cluster("h200")).offload is None

@@ -155,6 +155,14 @@ def test_nothing_fits_and_each_remedy_does() -> None:
     assert any(change.flag.startswith("--gpus") for change in changes)
 
 
+def test_the_least_of_the_common_cards_that_would_do_comes_last() -> None:
+    asked = TrainingRequest(seq=4096, offload=Offload())
+    found = search(find_model("llama-3.1-70b"), find_cluster("8xh100"), asked)
+    last = remedies(found)[-1]
+    assert (last.change, last.flag) == ("8xb200 would do", "--gpus 8xb200")
+    assert search(found.shape, find_cluster("8xb200"), asked).fits
+
+
 def test_a_remedy_is_the_flag_that_works() -> None:
     asked = TrainingRequest(seq=8192, offload=Offload(), checkpoint="none", zero=3, tp=1, pp=1, cp=1)
     found = search(find_model("llama-3.1-8b"), find_cluster("4xa100-80"), asked)

@@ -8,6 +8,7 @@ from serving_shapes import LLAMA_8B, LLAMA_70B, attention, layer, model
 from tonnage.budget.serving import ServingConfiguration, serving_budget
 from tonnage.errors import RequestError
 from tonnage.hardware import find_cluster
+from tonnage.models import find_model
 from tonnage.models.shape import ModelShape
 from tonnage.planner.serving import ServingPlan, plan_serving
 
@@ -123,3 +124,11 @@ def test_an_offered_share_leaves_room_for_what_is_unsure() -> None:
     (share,) = (float(each.flag.split()[1]) for each in found.changes if each.flag.startswith("--utilization"))
     budget = found.best.budget
     assert budget.configuration.utilization < share < budget.largest_utilization
+
+
+def test_the_least_of_the_common_cards_that_would_do_is_offered() -> None:
+    shape, asked = find_model("deepseek-v3"), ServingConfiguration()
+    plan = plan_serving(shape, find_cluster("8xh100"), asked)
+    offered = [change for change in plan.changes if "would do" in change.words]
+    assert [change.flag for change in offered] == ["--gpus 8xh200"]
+    assert plan_serving(shape, find_cluster("8xh200"), asked).fits

@@ -218,7 +218,7 @@ def _refuse_unserved(shape: ModelShape) -> Layer:
     heads = {(a.heads, a.kv_heads, a.head_dim, a.value_head_dim) for layer in layers if (a := layer.attention)}
     plain = all(_is_plain(layer) for layer in layers)
     alone = len(shape.stacks) == 1 or shape.architecture == "gemma3"
-    if shape.architecture not in FAMILIES or not alone or not plain or len(heads) != 1:
+    if shape.architecture not in FAMILIES or not shape.logits or not alone or not plain or len(heads) != 1:
         raise RequestError(
             f"Tonnage's own engine does not serve {shape.name} ({shape.architecture}).",
             hint=f"Use --engine vllm, or a model of one of: {', '.join(FAMILIES)}.",

@@ -173,8 +173,12 @@ def serving_budget(shape: ModelShape, configuration: ServingConfiguration, gpu: 
 def resolved(shape: ModelShape, asked: ServingConfiguration, gpu: Gpu) -> ServingConfiguration:
     """The configuration with the engine's defaults put in."""
     weights = asked.weights or (shape.dtype if shape.dtype in WEIGHT_FORMATS else "bf16")
+    # vLLM computes in fp16 what was published in bf16 where the card has none.
+    half = "bf16" if "bf16" in gpu.rates else "fp16"
+    if not asked.weights and weights == "bf16":
+        weights = half
     known = replace(asked, weights=weights)
-    known = replace(known, kv=asked.kv or ("fp32" if weights == "fp32" else "fp16" if weights == "fp16" else "bf16"))
+    known = replace(known, kv=asked.kv or (weights if weights in ("fp32", "fp16") else half))
     if asked.engine == "tonnage":
         return replace(
             known,
@@ -298,7 +302,7 @@ def stage_budget(shape: ModelShape, stage: Stage, asked: ServingConfiguration, g
         outside_bytes=sum(int(term.size_bytes) for term in outside),
         terms=(*held, pool, *inside, *outside),
         kv=kv,
-        notes=tuple(_notes(shape, asked)),
+        notes=tuple(_notes(shape, asked, gpu)),
     )
 
 
@@ -360,7 +364,11 @@ def _own_terms(shape: ModelShape, asked: ServingConfiguration, gpu: Gpu) -> Part
     return list(own_engine.own_weight_terms(shape, asked.weights)), list(reserve), []
 
 
-def _notes(shape: ModelShape, asked: ServingConfiguration) -> Iterator[str]:
+def _notes(shape: ModelShape, asked: ServingConfiguration, gpu: Gpu) -> Iterator[str]:
+    if asked.engine == "vllm" and gpu.runs_cuda and gpu.compute_capability < vllm.LEAST_CAPABILITY:
+        yield f"vLLM does not start on {gpu.name}: it needs compute capability 7.0, and this is {gpu.architecture}"
+    if asked.engine == "vllm" and gpu.maker == "Apple":
+        yield "vLLM runs on Apple's GPUs by its plugin vllm-metal: what it takes beside weights and cache is not known there"
     if shape.max_positions and asked.context > shape.max_positions:
         yield f"the model states {shape.max_positions:,} positions: a context of {asked.context:,} needs its rope scaled"
     if asked.users > asked.max_seqs:

@@ -43,6 +43,8 @@ _VERSION = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?")
 # DeepSeek-V3.2's indexer keeps a 128-wide FP8 key and its FP32 scale of every token.
 _INDEX_BYTES = {"deepseek_v32": 132}
 GRAPHS = "CUDA graphs"
+# Of the oldest of NVIDIA's architectures that its kernels are built for.
+LEAST_CAPABILITY = (7, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,14 +1,18 @@
 """The weights of a served model on one GPU: what is quantised, what is split, what every rank keeps whole.
 
-Quantised are the decoder's matrices of attention and MLP. Embeddings, the head, norms, biases, routers and vision
-towers keep 16 bits, as in every common checkpoint (AWQ, GPTQ, FP8, W8A8). Tensor parallelism splits matrices,
-embeddings and the head; it keeps norms, routers and the compressing matrices of latent attention whole, and repeats key
-and value heads where there are more ranks than heads. This module does not know gradients, optimizers or any engine.
+Quantised are the decoder's matrices of attention and MLP. Embeddings, the head, norms, biases, routers and vision towers keep
+16 bits, as in every common checkpoint (AWQ, GPTQ, FP8, W8A8); GGUF and MLX quantise embeddings and the head too. Tensor
+parallelism splits matrices, embeddings and the head; it keeps norms, routers and the compressing matrices of latent attention
+whole, and repeats key and value heads where there are more ranks than heads. This module does not know gradients, optimizers
+or any engine.
 """
 
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
 
 from tonnage.budget.terms import Term
 from tonnage.ledger import Category
@@ -22,15 +26,17 @@ VOCAB_PADDING = 64
 class WeightFormat:
     """How a matrix is kept. `group` is how many weights of a row share a scale; 0: the whole row does.
 
-    `experts_only`: the other matrices keep 16 bits.
+    `experts_only`: the other matrices keep 16 bits. `container`: the kind of file that keeps embeddings and
+    the head so as well ("gguf", "mlx"), empty in safetensors.
     """
 
     name: str
-    bits: int
+    bits: float
     group: int = 0
     scale_bytes: int = 0
     zero_bits: int = 0
     experts_only: bool = False
+    container: str = ""
 
     @property
     def quantized(self) -> bool:
@@ -44,26 +50,18 @@ class WeightFormat:
 
     def matrix_bytes(self, parameters: int) -> int:
         """Of the weights alone."""
-        return -(-parameters * self.bits // 8)
+        return ceil(parameters * self.bits / 8)
 
     def scales_bytes(self, parameters: int, row: int) -> int:
         """Of scales and zero points: one for each group, or for each row where groups are rows."""
+        if not self.scale_bytes:
+            return 0
         groups = -(-parameters // (self.group or row))
         return groups * self.scale_bytes + -(-groups * self.zero_bits // 8)
 
 
-WEIGHT_FORMATS = {
-    form.name: form
-    for form in (
-        WeightFormat("fp32", 32),
-        WeightFormat("fp16", 16),
-        WeightFormat("bf16", 16),
-        WeightFormat("fp8", 8, scale_bytes=4),
-        WeightFormat("int8", 8, scale_bytes=4),
-        WeightFormat("int4", 4, group=128, scale_bytes=2, zero_bits=4),
-        WeightFormat("mxfp4", 4, group=32, scale_bytes=1, experts_only=True),
-    )
-}
+_DATA = Path(__file__).parent / "data" / "weight_formats.toml"
+WEIGHT_FORMATS = {name: WeightFormat(name, **row) for name, row in tomllib.loads(_DATA.read_text()).items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +116,7 @@ def weight_terms(shape: ModelShape, stage: Stage, tp: int, form: WeightFormat) -
     rest = sum(count * _kept_whole(layer, shape.hidden) for layer, count in stage.kinds)
     numbers: dict[str, object] = {"matrices": matrices, "bits": form.bits, "tp": tp, "layers": len(stage.layers)}
     yield _term("matrices", form.matrix_bytes(matrices), "matrices × bits / 8", numbers)
-    if form.quantized:
+    if form.scale_bytes:
         per = form.group or shape.hidden
         scales = form.scales_bytes(matrices, shape.hidden)
         yield _term(
@@ -126,19 +124,22 @@ def weight_terms(shape: ModelShape, stage: Stage, tp: int, form: WeightFormat) -
             {"group": per, "scale_bytes": form.scale_bytes, "zero_bits": form.zero_bits},
         )  # fmt: skip
     yield _term("norms and routers", rest * whole, "parameters × bytes", {"parameters": rest, "bytes": whole})
-    yield from _ends(shape, stage, tp, whole)
+    yield from _ends(shape, stage, tp, form)
 
 
-def _ends(shape: ModelShape, stage: Stage, tp: int, whole: int) -> Iterator[Term]:
+def _ends(shape: ModelShape, stage: Stage, tp: int, form: WeightFormat) -> Iterator[Term]:
+    whole = form.unquantized_bytes
+    # A table of GGUF or MLX has its scales within: bits and scales of a weight come to so many bytes.
+    per = form.bits / 8 + (form.scale_bytes / form.group if form.group else 0) if form.container else whole
     encoders = -(-sum(stack.parameters for stack in shape.stacks[:-1]) // tp)
     if stage.first and encoders:
         yield _term("encoders", encoders * whole, "parameters / tp × bytes", {"parameters": encoders, "tp": tp})
     embedding = _vocabulary(shape, shape.embedding_parameters, tp)
     if stage.first or (stage.last and shape.tied):
-        yield _term("embedding", embedding * whole, "parameters / tp × bytes", {"parameters": embedding, "tp": tp})
+        yield _term("embedding", ceil(embedding * per), "parameters / tp × bytes", {"parameters": embedding, "tp": tp})
     if stage.last and shape.head_parameters:
         head = _vocabulary(shape, shape.head_parameters, tp)
-        yield _term("head", head * whole, "parameters / tp × bytes", {"parameters": head, "tp": tp})
+        yield _term("head", ceil(head * per), "parameters / tp × bytes", {"parameters": head, "tp": tp})
     if stage.last and shape.other_parameters:
         other = shape.other_parameters
         yield _term("other", other * whole, "parameters × bytes", {"parameters": other, "bytes": whole})

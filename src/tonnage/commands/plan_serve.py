@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tonnage.commands.pages import add_page_options, page_of
+from tonnage.commands.which_cards import check_cards_named, publish
 from tonnage.errors import OutputExists, RequestError
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ _EPILOG = (
     "A flag that is given is kept; --tp and --pp are searched, the others have the engine's default. "
     "Exits 1 where not all users fit at once."
 )
-_WEIGHTS = ("bf16", "fp8", "int8", "int4", "fp16", "fp32", "mxfp4")
 _CACHES = ("bf16", "fp8", "int4", "fp16")
 
 
@@ -29,7 +29,10 @@ def command(words: list[str]) -> int:
     """Parse the words after `tonnage plan serve`, plan, report; the exit status."""
     options = _parser().parse_args(words)
     _check_export(options)
+    check_cards_named(options)
     page = page_of(options)
+    if not options.gpus:
+        return _which_cards(options)
     from tonnage.hardware import find_cluster
     from tonnage.models import find_model
     from tonnage.planner.serving import plan_serving
@@ -44,19 +47,31 @@ def command(words: list[str]) -> int:
     return 0 if plan.fits else 1
 
 
+def _which_cards(options: Namespace) -> int:
+    """No cards were named: say which hold it."""
+    from tonnage.budget.serving import check
+    from tonnage.models import find_model
+    from tonnage.planner.holders import serving_holders
+
+    shape, asked = find_model(options.model, online=options.online), configuration_of(options)
+    check(shape, asked)
+    holders = serving_holders(shape, asked, tp=options.tp or 0, pp=options.pp or len(asked.stage_layers))
+    return publish(shape, holders, options, what=f"serving at {asked.context:,} tokens", most="sequences")
+
+
 def _parser() -> ArgumentParser:
-    usage = "tonnage plan serve MODEL --gpus 4xh100 [--context 32k] [--users 64] [FLAG]..."
+    usage = "tonnage plan serve MODEL [--gpus 4xh100] [--context 32k] [--users 64] [FLAG]..."
     parser = ArgumentParser("tonnage plan serve", usage=usage, description=SUMMARY, epilog=_EPILOG, allow_abbrev=False)
     add = parser.add_argument
     add("model", metavar="MODEL", help="a preset, a config.json, a folder or a checkpoint")
-    add("--gpus", required=True, help="cards, like h100, 4xh100, 2x8xh200 or dgx-h100")
+    add("--gpus", default="", help="cards, like h100, 4xh100, 2x8xh200 or dgx-h100 (default: say which hold it)")
     add("--context", default="8k", help="tokens of the longest sequence, like 8192 or 32k (default: 8k)")
     add("--users", type=int, default=1, metavar="N", help="sequences at once (default: 1)")
     add("--prompt-shared", default="0", metavar="TOKENS", help="tokens at the start that all users have in common")
     add("--tp", type=int, metavar="N", help="tensor parallelism")
     add("--pp", type=int, metavar="N", help="pipeline parallelism")
     add("--stage-layers", metavar="N,N", help="layers of each pipeline stage (default: cut for the largest cache)")
-    add("--weights", choices=_WEIGHTS, help="the decoder's matrices (default: as in the checkpoint)")
+    add("--weights", metavar="FORMAT", help="bf16, fp8, int8, int4, nf4, q4_k_m... (default: as in the checkpoint)")
     add("--kv", choices=_CACHES, help="the KV cache (default: 16 bits)")
     add("--block", type=int, default=16, metavar="N", help="tokens in a block (default: 16)")
     add("--utilization", type=float, metavar="SHARE", help="the engine's share of the card")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from tonnage.commands.pages import add_page_options, page_of
+from tonnage.commands.which_cards import check_cards_named, publish
 from tonnage.errors import BadLayout, OutputExists
 
 if TYPE_CHECKING:
@@ -26,7 +27,10 @@ def command(words: list[str]) -> int:
     """Parse the words after `tonnage plan train`, plan, report; the exit status."""
     options = _parser().parse_args(words)
     _check_export(options)
+    check_cards_named(options)
     page = page_of(options)
+    if not options.gpus:
+        return _which_cards(options)
     from tonnage.hardware import find_cluster
     from tonnage.models import find_model
     from tonnage.planner.search import search
@@ -40,15 +44,26 @@ def command(words: list[str]) -> int:
     return 0 if findings.fits else 1
 
 
+def _which_cards(options: Namespace) -> int:
+    """No cards were named: say which hold it."""
+    from tonnage.models import find_model
+    from tonnage.planner.holders import training_holders
+
+    shape = find_model(options.model, online=options.online)
+    request = request_of(options, shape.max_positions)
+    holders = training_holders(shape, request)
+    return publish(shape, holders, options, what=f"training at {request.seq:,} tokens", most="micro-batch")
+
+
 def _parser() -> ArgumentParser:
     from tonnage.budget import configuration as kinds
     from tonnage.planner.request import FRAMEWORK_STAGES
 
-    usage = "tonnage plan train MODEL --gpus 8xh200 [--seq 8k] [FLAG]..."
+    usage = "tonnage plan train MODEL [--gpus 8xh200] [--seq 8k] [FLAG]..."
     parser = ArgumentParser("tonnage plan train", usage=usage, description=SUMMARY, epilog=_EPILOG, allow_abbrev=False)
     add = parser.add_argument
     add("model", metavar="MODEL", help="a preset, a config.json, a folder or a checkpoint")
-    add("--gpus", required=True, help="cards, like h200, 8xh200, 2x8xh100 or dgx-h100")
+    add("--gpus", default="", help="cards, like h200, 8xh200, 2x8xh100 or dgx-h100 (default: say which hold it)")
     add("--seq", default="", help="tokens of a sequence, like 8192 or 8k (default: 4k, or all that the model sees)")
     add("--micro-batch", type=int, metavar="N", help="sequences in one pass of one GPU")
     add("--global-batch", type=int, metavar="N", help="sequences in one step (default: about half a million tokens)")

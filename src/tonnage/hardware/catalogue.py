@@ -6,9 +6,11 @@
 | "a100-80", "a100 80gb"                  | A100 80 GB                       |
 | "4090", "rtx-4090", "RTX 4090"          | RTX 4090                         |
 | "NVIDIA H200"                           | H200                             |
+| "a100-40:1g.5gb", "m4-max:64gb"         | a part of a card                 |
 | "my-card.toml", "cards/mine.toml"       | the card that the file describes |
 """
 
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -20,7 +22,7 @@ from tonnage.hardware.tables import Tables, close_keys, plain
 
 _DATA = Path(__file__).parent / "data"
 # Families in the order of the list that people read; each is a file.
-FAMILIES = ("data-centre", "instinct", "workstation", "geforce")
+FAMILIES = ("data-centre", "instinct", "workstation", "geforce", "laptop", "apple")
 # What most cards do not have.
 _ABSENT: dict[str, Any] = {
     "l3_bytes": 0,
@@ -37,6 +39,11 @@ def find_gpu(name: str) -> Gpu:
         from tonnage.hardware.custom import read_gpu
 
         return read_gpu(Path(name))
+    whole, colon, part = name.partition(":")
+    if colon:
+        from tonnage.hardware.parts import part_of
+
+        return part_of(find_gpu(whole), part)
     key = gpu_tables().keys_by_name.get(plain(name))
     if key is None:
         raise UnknownGpu(f"There is no GPU called {name!r} in the catalogue.", hint=_hint(name))
@@ -60,6 +67,13 @@ def check_cuda(card: Gpu) -> None:
 def all_gpus() -> tuple[Gpu, ...]:
     """Every card of the catalogue, in the order of the files."""
     return tuple(_card(key) for key in gpu_tables().texts)
+
+
+def common_cards() -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Keys of cards that people commonly have or rent, each with the numbers of them that are usual."""
+    table = Tables.read(_DATA / "common.toml").table("common")
+    yield from ((key, (1,)) for key in table["cards"])
+    yield from ((key, (1, 2, 4, 8)) for key in table["multiples"])
 
 
 def is_file(name: str) -> bool:

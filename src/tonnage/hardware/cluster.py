@@ -7,6 +7,7 @@
 | "2x6xh100"            | 12    | two, with six cards each in use             |
 | "dgx-h100"            | 8     | one                                         |
 | "4xp5.48xlarge"       | 32    | four                                        |
+| "h100:3g.40gb"        | 1     | a part of a card, in a plain server         |
 | "8xmy-card.toml"      | 8     | one, of a card that the file describes      |
 
 A part of a host has that part of its memory, its drives and their speed. Links are at the peak that their makers state: what a
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
 from tonnage.errors import UnknownGpu
-from tonnage.hardware.catalogue import check_cuda, find_gpu, gpu_tables, is_file
+from tonnage.hardware.catalogue import check_cuda, common_cards, find_gpu, gpu_tables, is_file
 from tonnage.hardware.gpu import Gpu
 from tonnage.hardware.host import Host, homes_of, host_tables, read_host
 from tonnage.hardware.tables import close_keys, plain
@@ -45,6 +46,11 @@ class Cluster:
     def gpus(self) -> int:
         """All cards."""
         return self.gpus_per_host * self.hosts
+
+    @property
+    def name(self) -> str:
+        """ "8xh100": as `find_cluster` takes it, where the hosts are the card's usual ones."""
+        return f"{self.gpus}x{self.gpu.key}" if self.gpus > 1 else self.gpu.key
 
     @property
     def words(self) -> str:
@@ -117,6 +123,12 @@ def find_cluster(text: str) -> Cluster:
     return _of_cards(text, counts, _find_card(name))
 
 
+def common_clusters(maker: str) -> list[Cluster]:
+    """One to eight of the cards that people commonly have or rent, by memory; those of that maker first."""
+    found = [find_cluster(f"{count}x{card}") for card, counts in common_cards() for count in counts]
+    return sorted(found, key=lambda each: (each.gpu.maker != maker, each.gpus * each.gpu.memory_bytes))
+
+
 def find_cuda_cluster(text: str) -> Cluster:
     """The same, for the virtual cluster, which knows CUDA alone."""
     cluster = find_cluster(text)
@@ -141,7 +153,7 @@ def _find_card(name: str) -> Gpu:
     try:
         return find_gpu(name)
     except UnknownGpu:
-        if is_file(name):
+        if is_file(name) or ":" in name:
             raise
         close = close_keys(name, gpu_tables(), host_tables())
         hint = f"Did you mean one of: {', '.join(close)}?" if close else f"`tonnage gpu` lists them. {_HOW}"

@@ -7,6 +7,7 @@
 | `path/to/folder`                              | its config.json, and its safetensors headers         |
 | `model.safetensors`, `...safetensors.index.json` | headers only, and a config.json beside them       |
 | any other `owner/name`, with `online`         | the hub's config.json                                |
+| `...gguf`                                     | the preset that the file's name says                 |
 """
 
 import re
@@ -27,13 +28,16 @@ _PATH_LIKE = re.compile(r"^[./~]|\.(json|safetensors|bin|pt|pth|gguf)$|/.*/")
 def find_model(name_or_path: str, *, online: bool = False) -> ModelShape:
     """The shape of what the text names."""
     path = Path(name_or_path).expanduser()
-    if _exists(path):
+    if _exists(path) and path.suffix != ".gguf":
         return _from_path(path)
-    preset = find_preset(name_or_path)
+    preset = find_preset(path.name if path.suffix == ".gguf" else name_or_path)
     if preset is not None:
         return preset
     if _is_folder(path):
         raise BadModel(f"The folder {path} holds no model.", hint="It needs a config.json or .safetensors files.")
+    if path.suffix == ".gguf":
+        hint = "Give the config.json of the model that it was made from, and --weights q4_k_m, say."
+        raise UnknownModel(f"The name of {path.name} does not say which known model it is.", hint=hint)
     if _PATH_LIKE.search(name_or_path):
         raise UnknownModel(f"There is no file or folder {name_or_path!r}.", hint="Check the path.")
     if _HUB_ID.fullmatch(name_or_path):

@@ -5,22 +5,24 @@
 | "llama-3.1-70b", "llama3.1-70B", "Llama 3.1 70B"          | llama-3.1-70b    |
 | "meta-llama/Llama-3.1-8B-Instruct"                        | llama-3.1-8b     |
 | "gpt2-medium", "openai-community/gpt2-medium"             | gpt2-medium      |
+
+A name that says how its weights are kept ("someone/Llama-3.1-8B-Instruct-FP8") has the shape with those (`models.names`).
 """
 
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tonnage.errors import UnknownModel
 from tonnage.models.config import from_config
+from tonnage.models.names import HubName, read_name
 from tonnage.models.shape import ModelShape
 
 _DATA = Path(__file__).parent / "data" / "presets.json"
-# Words at the end of a hub name that do not change a model's shape.
-_VARIANT = re.compile(r"(instruct|chat|it|pt|base|hf|bf16|fp16)$")
 
 
 def all_presets() -> tuple[str, ...]:
@@ -29,29 +31,47 @@ def all_presets() -> tuple[str, ...]:
 
 
 def find_preset(name: str) -> ModelShape | None:
-    """The preset of that name or hub id; None where there is none."""
-    plain = _plain(name)
-    names = _by_name()
-    key = next((names[form] for form in (plain, _without_variant(plain)) if form in names), None)
-    return _shape(key) if key is not None else None
+    """The preset of that name or hub id, its weights as the name says; None where there is none."""
+    key, said = _read(name)
+    if key is None:
+        return None
+    shape = _shape(key)
+    notes = (*shape.notes, said.note) if said.note else shape.notes
+    return replace(shape, dtype=said.weights, notes=notes) if said.weights else shape
 
 
 def hub_id(name: str) -> str:
-    """What an engine that downloads calls this preset; the name itself where it is none or has no such id."""
-    plain = _plain(name)
-    key = _by_name().get(plain) or _by_name().get(_without_variant(plain))
-    return next((each for each in _presets()[key]["names"] if "/" in each), name) if key and "/" not in name else name
+    """What an engine that downloads calls this preset; the name itself where it has no such id, or is of another checkpoint."""
+    key, said = _read(name)
+    if key is None or said.weights or "/" in name:
+        return name
+    return next((each for each in _presets()[key]["names"] if "/" in each), name)
 
 
 def unknown(name: str, *, hint: str = "") -> UnknownModel:
     """The error for a name that nothing answers to, with the closest presets and what else to do."""
     from difflib import get_close_matches
 
+    within = _named_within(name)
+    if within:
+        known = f"If it is a fine-tune of {within} and of its shape, plan {within}."
+        return UnknownModel(f"There is no preset, file or folder called {name!r}.", hint=f"{hint}\n{known}".lstrip())
     close = [_by_name()[match] for match in get_close_matches(_plain(name), _by_name(), n=8, cutoff=0.5)]
     offered = ", ".join(list(dict.fromkeys(close))[:4])
     known = f"Did you mean one of: {offered}?" if offered else "Give a preset, a config.json, a folder or a checkpoint."
     problem = f"There is no preset, file or folder called {name!r}."
     return UnknownModel(problem, hint=f"{hint}\n{known}".lstrip())
+
+
+def _named_within(name: str) -> str:
+    """The preset whose name is some neighbouring words of that one, the longest of them; empty where there is none."""
+    words = read_name(name).words
+    runs = ((start, end) for start in range(len(words)) for end in range(start + 2, len(words) + 1))
+    for start, end in sorted(runs, key=lambda run: run[0] - run[1]):
+        key = _by_name().get(_plain("-".join(words[start:end])))
+        if key is not None:
+            return key
+    return ""
 
 
 def preset_config(key: str) -> Mapping[str, Any]:
@@ -77,16 +97,21 @@ def _by_name() -> Mapping[str, str]:
     names: dict[str, str] = {}
     for key, row in _presets().items():
         for name in (key, *row["names"]):
-            for plain in {_plain(name), _plain(name.rpartition("/")[2])}:
+            # Converters write the owner into their own name: Qwen_Qwen3-8B-GGUF.
+            for plain in (_plain(name), _plain(name.rpartition("/")[2]), _plain(name.replace("/", "_"))):
                 names.setdefault(plain, key)
     return names
+
+
+def _read(name: str) -> tuple[str | None, HubName]:
+    """The key of the preset that a name means, and what else the name says."""
+    names, said = _by_name(), read_name(name)
+    whole = names.get(_plain(name))
+    if whole is not None:
+        return whole, HubName((), "", "")
+    return next((names[form] for form in map(_plain, said.forms()) if form in names), None), said
 
 
 def _plain(name: str) -> str:
     """Without what people leave out; a point between digits stays, for 1.3b is not 13b."""
     return re.sub(r"[^a-z0-9/.]|\.(?!\d)|(?<!\d)\.", "", name.lower())
-
-
-def _without_variant(plain: str) -> str:
-    shorter = _VARIANT.sub("", plain)
-    return shorter if shorter == plain else _without_variant(shorter)

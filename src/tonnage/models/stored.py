@@ -2,9 +2,11 @@
 
 | method                                        | format                              |
 |-----------------------------------------------|-------------------------------------|
-| fp8, fbgemm_fp8, modelopt                     | fp8                                 |
-| awq, gptq, auto-round, bitsandbytes           | int4 or int8, as it says            |
-| compressed-tensors                            | what its first group of weights has |
+| fp8, fbgemm_fp8                               | fp8                                 |
+| modelopt                                      | fp8 or nvfp4, as it says            |
+| awq, gptq, auto-round                         | int4 or int8, as it says            |
+| bitsandbytes                                  | nf4 or int8, as it says             |
+| compressed-tensors                            | what its first group of weights has; int4-experts where attention is left out |
 | mxfp4                                         | mxfp4: the experts alone            |
 """
 
@@ -23,8 +25,10 @@ def stored_format(config: Mapping[str, Any]) -> str:
     method = str(quantized.get("quant_method", ""))
     if method == "compressed-tensors":
         return _of_group(quantized)
+    if method == "modelopt" and "FP4" in str(quantized.get("quant_algo", "")):
+        return "nvfp4"
     if method == "bitsandbytes":
-        return "int4" if quantized.get("load_in_4bit") else "int8"
+        return "nf4" if quantized.get("load_in_4bit") else "int8"
     return _PLAIN.get(method) or _BY_BITS.get(_whole(quantized.get("bits", quantized.get("w_bit"))), "")
 
 
@@ -35,8 +39,11 @@ def _of_group(quantized: Mapping[str, Any]) -> str:
     if not isinstance(weights, Mapping):
         return ""
     if weights.get("type") == "float":
-        return "fp8" if weights.get("num_bits") == 8 else ""
-    return _BY_BITS.get(_whole(weights.get("num_bits")), "")
+        return {8: "fp8", 4: "nvfp4"}.get(_whole(weights.get("num_bits")), "")
+    form = _BY_BITS.get(_whole(weights.get("num_bits")), "")
+    left_out = quantized.get("ignore")
+    attention = isinstance(left_out, list) and any("self_attn" in str(name) for name in left_out)
+    return "int4-experts" if form == "int4" and attention else form
 
 
 def _whole(value: object) -> int:

@@ -1,7 +1,7 @@
 """What would make it fit, where nothing does: one change each, with the flag to write and the bytes that come out.
 
 Only memory is looked at, in the leanest configuration that the request allows. In order: flags that were given and could be
-left to the planner, then what changes the training, then more or larger cards.
+left to the planner, then what changes the training, then more or larger cards; last the least of the common cards that would do.
 """
 
 from collections.abc import Iterator
@@ -14,10 +14,10 @@ import numpy as np
 from tonnage.budget.configuration import Configuration
 from tonnage.budget.training import needed_bytes
 from tonnage.errors import BadLayout, UnknownGpu
-from tonnage.hardware import all_gpus, find_cluster
-from tonnage.hardware.cluster import Cluster
+from tonnage.hardware import find_cluster
+from tonnage.hardware.cluster import Cluster, common_clusters
 from tonnage.models.shape import ModelShape
-from tonnage.planner.request import TrainingRequest, check
+from tonnage.planner.request import NO_OFFLOAD, TrainingRequest, check, for_cluster
 from tonnage.planner.search import Findings
 from tonnage.planner.space import family, layouts, offloads, passes, shardings
 
@@ -46,9 +46,9 @@ def remedies(findings: Findings) -> list[Remedy]:
         _other_training(shape, cluster, request),
         _shorter(shape, cluster, request),
         _more_gpus(shape, cluster, request),
-        _larger_card(shape, cluster, request, findings.closest.total_bytes),
     ]
-    return list(islice(chain.from_iterable(tries), _MOST))
+    found = list(islice(chain.from_iterable(tries), _MOST - 1))
+    return found + list(_other_cards(shape, cluster, request, {remedy.flag for remedy in found}))
 
 
 def leanest(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> tuple[Configuration, str, int] | None:
@@ -145,18 +145,20 @@ def _more_gpus(shape: ModelShape, cluster: Cluster, request: TrainingRequest) ->
     yield from islice(_clusters(shape, request, "more GPUs", names), 1)
 
 
-def _larger_card(shape: ModelShape, cluster: Cluster, request: TrainingRequest, least_bytes: int) -> Iterator[Remedy]:
-    """The smallest card of the catalogue that holds what the closest configuration needs."""
-    larger = sorted(all_gpus(), key=lambda card: card.memory_bytes)
-    least_bytes = max(least_bytes, cluster.gpu.memory_bytes + 1)
-    names = (f"{cluster.gpus}x{card.key}" for card in larger if card.memory_bytes >= least_bytes)
-    yield from islice(_clusters(shape, request, "a larger card", names), 1)
+def _other_cards(shape: ModelShape, cluster: Cluster, request: TrainingRequest, offered: set[str]) -> Iterator[Remedy]:
+    """The least of the common cards that holds it without the host's memory, unless it is offered already."""
+    asked = replace(request, offload=request.offload or NO_OFFLOAD)
+    names = [each.name for each in common_clusters(cluster.gpu.maker)]
+    found = next(_clusters(shape, asked, "{} would do", iter(names)), None)
+    if found and found.flag not in offered:
+        yield found
 
 
 def _clusters(shape: ModelShape, request: TrainingRequest, change: str, names: Iterator[str]) -> Iterator[Remedy]:
     for name in names:
         try:
-            remedy = _tried(shape, find_cluster(name), request, change, f"--gpus {name}")
+            cluster = find_cluster(name)
+            remedy = _tried(shape, cluster, for_cluster(request, cluster), change.format(name), f"--gpus {name}")
         except UnknownGpu:
             continue
         if remedy:

@@ -5,7 +5,7 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from tonnage.budget.configuration import (
     AttentionKernel,
@@ -16,6 +16,7 @@ from tonnage.budget.configuration import (
     Place,
     Precision,
 )
+from tonnage.budget.weights import WEIGHT_FORMATS
 from tonnage.errors import BadLayout
 from tonnage.hardware.cluster import Cluster
 from tonnage.models.shape import ModelShape
@@ -23,6 +24,8 @@ from tonnage.models.shape import ModelShape
 # A step of about this many tokens where no batch was asked for: what models of a few billion parameters are tuned with.
 DEFAULT_STEP_TOKENS = 2**19
 _DEGREES = ("tp", "pp", "cp", "ep", "shard", "pp_chunks")
+# Checkpoints of 4 bits on which adapters are trained, and formats that trainers turn back into 16 bits.
+_BASES, _TURNED_BACK = ("int4", "nf4"), ("fp8", "mxfp4")
 _LARGEST = {"seq": 2**24, "micro_batch": 2**16, "global_batch": 2**24} | dict.fromkeys(_DEGREES, 2**20)
 # The ZeRO stages that a framework runs: plain torch has `ZeroRedundancyOptimizer`.
 FRAMEWORK_STAGES: dict[FrameworkName, tuple[int, ...]] = {
@@ -107,6 +110,35 @@ class TrainingRequest:
         return max(-(-DEFAULT_STEP_TOKENS // (self.seq * gpus)), 1) * gpus
 
 
+def for_checkpoint(request: TrainingRequest, shape: ModelShape) -> TrainingRequest:
+    """The request as the checkpoint's weights allow: those of 4 bits are a base for adapters, others of integers are served only.
+
+    FP8 and MXFP4 are turned back into 16 bits as they are loaded, as the trainers do.
+    """
+    kept = shape.dtype
+    if kept not in WEIGHT_FORMATS or not WEIGHT_FORMATS[kept].quantized or kept in _TURNED_BACK:
+        return request
+    if kept not in _BASES:
+        problem = f"A checkpoint in {kept} is made to be served: its weights cannot be trained."
+        raise BadLayout(problem, hint=f"Train {shape.name} itself, in 16 bits, and quantise what comes out.")
+    if not request.lora_rank:
+        hint = f"Add --lora 16 to train adapters on it, or train {shape.name} itself, in 16 bits."
+        raise BadLayout(f"Weights in {kept} cannot be trained themselves: they are a base for adapters.", hint=hint)
+    return replace(request, quantized_base=True)
+
+
+def for_cluster(request: TrainingRequest, cluster: Cluster) -> TrainingRequest:
+    """The request as the cards allow: mixed precision without BF16 where they have none, and no search for offloading where
+    the host's memory is the card's own."""
+    changed = request
+    rates = cluster.gpu.rates
+    if request.precision == "bf16-mixed" and "bf16" not in rates:
+        changed = replace(changed, precision="fp16-mixed" if "fp16" in rates else "fp32")
+    if request.offload is None and not cluster.host_memory_bytes:
+        changed = replace(changed, offload=NO_OFFLOAD)
+    return changed
+
+
 def check(request: TrainingRequest, shape: ModelShape, cluster: Cluster) -> None:
     """Refuse what cannot be: what was asked, what was found, what to write instead."""
     _check_numbers(request)
@@ -134,6 +166,8 @@ def _misfits(request: TrainingRequest, shape: ModelShape, cluster: Cluster) -> I
     yield from _misfits_of_model(request, shape)
     yield from _misfits_of_chunks(request, shape)
     yield from _misfits_of_halves(request)
+    if request.precision == "bf16" and "bf16" not in cluster.gpu.rates:
+        yield f"--precision bf16: {cluster.gpu.name} has no BF16.", "Write --precision fp16-mixed or fp32."
     gpus = cluster.gpus
     product = (request.tp or 1) * (request.pp or 1) * (request.cp or 1)
     if gpus % product:

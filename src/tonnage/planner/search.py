@@ -19,7 +19,7 @@ from tonnage.errors import BadLayout
 from tonnage.hardware.cluster import Cluster
 from tonnage.ledger import Ledger
 from tonnage.models.shape import ModelShape
-from tonnage.planner.request import Offload, TrainingRequest, check
+from tonnage.planner.request import Offload, TrainingRequest, check, for_checkpoint, for_cluster
 from tonnage.planner.space import Family, Sharding, family, layouts, offloads, passes, shardings
 
 # A configuration that needs this much less is worth showing beside a faster one.
@@ -121,6 +121,7 @@ class Findings:
 
 def search(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> Findings:
     """Look at every configuration that the request leaves open."""
+    request = for_cluster(for_checkpoint(request, shape), cluster)
     check(request, shape, cluster)
     rows = layouts(shape, cluster, request)
     if not rows.tp.size:

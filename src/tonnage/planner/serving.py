@@ -13,10 +13,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tonnage.budget.own_engine import OWN_WEIGHTS
-from tonnage.budget.serving import BLOCK, ServingBudget, ServingConfiguration, serving_budget
+from tonnage.budget.serving import BLOCK, ServingBudget, ServingConfiguration, resolved, serving_budget
 from tonnage.budget.vllm import GRAPHS
-from tonnage.budget.weights import stages
+from tonnage.budget.weights import WEIGHT_FORMATS, stages
+from tonnage.errors import BadLayout, RequestError
 from tonnage.hardware import Cluster
+from tonnage.hardware.cluster import common_clusters
 from tonnage.ledger import Category
 from tonnage.models.shape import AttentionKind, ModelShape
 from tonnage.planner.splitting import cut, splits
@@ -119,6 +121,8 @@ class ServingPlan:
         return ServingLaunch(
             model=self.model,
             **{name: getattr(asked, name) for name in names},
+            stored=self.shape.dtype,
+            tokenizer=self.shape.name,
             block=0 if self._free_block else asked.block,
             copies=self.best.replicas,
             gpus_per_host=self.cluster.gpus_per_host,
@@ -154,6 +158,20 @@ def plan_serving(
         others=tuple(ranked[1:]),
         changes=tuple(changes),
     )
+
+
+def best_layout(
+    shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, *, tp: int = 0, pp: int = 0
+) -> Layout | None:
+    """The best layout that holds all users, without the rest of the plan; None where none does."""
+    weights = WEIGHT_FORMATS[resolved(shape, asked, cluster.gpu).weights]
+    if not weights.experts_only and weights.matrix_bytes(shape.parameters) > cluster.gpus * cluster.gpu.memory_bytes:
+        return None
+    try:
+        best = _ranked(shape, cluster, asked, tp, pp)[0]
+    except (BadLayout, RequestError):
+        return None
+    return best if best.fits else None
 
 
 def _ranked(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int) -> list[Layout]:
@@ -227,7 +245,13 @@ def _changes(
         if found.fits and worked < _MOST_TRIALS:
             worked += 1
             yield _change(flag, found, beside=best)
-    yield from _more_gpus(shape, cluster, asked, tp, pp)
+    more = list(_more_gpus(shape, cluster, asked, tp, pp))
+    yield from more
+    yield from (
+        change
+        for change in _other_cards(shape, cluster, asked, tp, pp)
+        if change.flag not in {each.flag for each in more}
+    )
     if not best.budget.overflows:
         yield from _less(best, asked.users)
 
@@ -275,9 +299,9 @@ def _surest_utilization(budget: ServingBudget) -> float:
 
 
 def _smaller(weights: str) -> list[str]:
-    return {"fp32": ["bf16", "fp8", "int4"], "fp8": ["int4"], "int8": ["int4"], "int4": [], "mxfp4": []}.get(
-        weights, ["fp8", "int4"]
-    )
+    """Formats to offer instead, by what is kept now: a quarter of its bits saved at least."""
+    bits = WEIGHT_FORMATS[weights].bits
+    return [name for name in ("bf16", "fp8", "int4") if WEIGHT_FORMATS[name].bits < 0.75 * bits]
 
 
 def _change(flag: str, found: Layout, beside: Layout | None = None) -> Change:
@@ -298,6 +322,18 @@ def _more_gpus(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration,
             yield _change(f"--gpus {larger.gpus}x{larger.gpu.key}", found)
             return
         times *= 2
+
+
+def _other_cards(
+    shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int
+) -> Iterator[Change]:
+    """The least of the common cards that would do."""
+    for other in common_clusters(cluster.gpu.maker):
+        found = best_layout(shape, other, asked, tp=tp, pp=pp)
+        if found is not None:
+            change = _change(f"--gpus {other.name}", found)
+            yield replace(change, words=f"would do: {change.words}")
+            return
 
 
 def _grown(cluster: Cluster, times: int) -> Cluster:

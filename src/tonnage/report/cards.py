@@ -20,6 +20,8 @@ _FAMILIES = {
     "instinct": "AMD Instinct",
     "workstation": "NVIDIA, workstation",
     "geforce": "NVIDIA GeForce",
+    "laptop": "NVIDIA GeForce, laptops",
+    "apple": "Apple",
 }
 _PRECISIONS = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp6", "fp4", "int8", "int4")
 _LABEL = 11
@@ -72,7 +74,7 @@ def _catalogue_cells(gpu: Gpu) -> tuple[str, ...]:
         f"{gpu.rates[precision] / 1e12:.0f}{' ' if precision == 'bf16' else '*'}",
         f"{gpu.rates['fp8'] / 1e12:.0f}" if "fp8" in gpu.rates else _ABSENT,
         f"{gpu.link.removeprefix('Infinity ')} {gpu.nvlink_bytes_per_s / 1e9:.0f}" if gpu.link else _ABSENT,
-        f"{gpu.power_w}",
+        f"{gpu.power_w or _ABSENT}",
     )
 
 
@@ -121,7 +123,7 @@ def _row(label: str, cells: Sequence[str], style: str = "") -> Text:
 
 
 def _unit_name(gpu: Gpu) -> str:
-    return "CUs" if gpu.maker == "AMD" else "SMs"
+    return {"AMD": "CUs", "Apple": "cores"}.get(gpu.maker, "SMs")
 
 
 def _power(gpu: Gpu) -> str:

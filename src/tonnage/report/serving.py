@@ -15,6 +15,7 @@ from tonnage.budget.own_engine import BATCHED_TOKENS, MAX_SEQS
 from tonnage.budget.serving import ServingBudget, ServingConfiguration
 from tonnage.budget.terms import Term
 from tonnage.budget.vllm import GRAPHS
+from tonnage.budget.weights import WEIGHT_FORMATS
 from tonnage.ledger import Category
 from tonnage.models.presets import hub_id
 from tonnage.planner.serving import Layout, ServingPlan
@@ -196,8 +197,8 @@ def _launch(plan: ServingPlan) -> Iterator[Text | str]:
     weights = plan.best.configuration.weights
     if (
         plan.best.configuration.engine == "vllm"
-        and weights in ("int8", "int4", "mxfp4")
-        and weights != plan.shape.dtype
+        and WEIGHT_FORMATS[weights].quantized
+        and weights not in ("fp8", plan.shape.dtype)
     ):
         hint = f"name a checkpoint of this model that is quantised to {weights}"
         yield from (Text(line, style="dim") for line in wrapped(hint))

@@ -43,6 +43,21 @@ def test_formats(weights: str, kv: str, dtype: str, quantization: str, cache: st
     assert found.enforce_eager is True
 
 
+def test_a_checkpoint_that_is_quantised_already_is_taken_as_it_is(tmp_path: Path) -> None:
+    launch = replace(SERVED, model="someone/Llama-3.1-8B-FP8", weights="fp8", stored="fp8")
+    assert served(launch, tmp_path).quantization is None
+    said = export_serving(replace(SERVED, weights="int4", stored="int4"), tmp_path, force=True)[-1].read_text()
+    assert "name one that was quantized so" not in said
+
+
+def test_a_gguf_file_takes_the_tokenizer_of_its_model(tmp_path: Path) -> None:
+    launch = replace(SERVED, model="unsloth/Qwen3-8B-GGUF", weights="q4_k_m", stored="q4_k_m", tokenizer="qwen3-8b")
+    found = served(launch, tmp_path)
+    assert (found.model, found.tokenizer) == ("unsloth/Qwen3-8B-GGUF:Q4_K_M", "Qwen/Qwen3-8B")
+    said = export_serving(launch, tmp_path, force=True)[-1].read_text()
+    assert "vllm-gguf-plugin" in said
+
+
 def test_a_name_with_a_space_stays_one_word(tmp_path: Path) -> None:
     assert served(replace(SERVED, model="/models/my llama; rm -rf"), tmp_path).model == "/models/my llama; rm -rf"
 

@@ -122,3 +122,8 @@ def test_reading_needs_no_torch() -> None:
         "sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_quantised_name_is_refused_as_its_checkpoint_would_be():
+    with pytest.raises(BadModel, match="quantised"):
+        read_architecture("Qwen/Qwen3-0.6B-FP8")

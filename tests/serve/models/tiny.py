@@ -17,7 +17,12 @@ from tonnage.serve.batch import Batch, LayerCache
 from tonnage.serve.models.architecture import FAMILIES
 from tonnage.serve.models.decoder import Decoder
 
-SERVED = [name for name in all_presets() if preset_config(name).get("model_type") in FAMILIES]
+SERVED = [
+    name
+    for name in all_presets()
+    if preset_config(name).get("model_type") in FAMILIES
+    and str(preset_config(name)["architectures"][0]).endswith(("ForCausalLM", "ForConditionalGeneration"))
+]
 VOCAB = 96
 BLOCK = 4
 _COMMON = {

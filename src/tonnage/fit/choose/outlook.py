@@ -68,7 +68,11 @@ def _words(solution: Solution) -> str:
 
 def _card(needed_bytes: int) -> str:
     """The smallest card of the catalogue that holds it, with 5 % to spare for the context."""
-    fits = [gpu for gpu in all_gpus() if gpu.maker == "NVIDIA" and gpu.memory_bytes * 0.95 > needed_bytes]
+    fits = [
+        gpu
+        for gpu in all_gpus()
+        if gpu.maker == "NVIDIA" and gpu.family != "laptop" and gpu.memory_bytes * 0.95 > needed_bytes
+    ]
     if not fits:
         return "; no single card has that much."
     smallest = min(fits, key=lambda gpu: gpu.memory_bytes)

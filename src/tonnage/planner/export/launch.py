@@ -92,7 +92,8 @@ class Launch:
 class ServingLaunch:
     """A server: one copy of the model on `gpus` cards, `copies` times. `context` is tokens of one sequence at most.
 
-    `weights` and `kv` are formats (bf16, fp8, int8, int4); `block` 0 leaves the size of a block to vLLM. `stage_layers` are
+    `weights` and `kv` are formats (bf16, fp8, int8, int4), `stored` that of the checkpoint, and `tokenizer` the model whose
+    tokenizer a GGUF file takes; `block` 0 leaves the size of a block to vLLM. `stage_layers` are
     those of each pipeline stage where they are not equal. The last five are what was planned for, to be read by people.
     """
 
@@ -108,6 +109,8 @@ class ServingLaunch:
     block: int
     utilization: float
     eager: bool
+    stored: str = ""
+    tokenizer: str = ""
     copies: int = 1
     gpus_per_host: int = 8
     stage_layers: tuple[int, ...] = ()

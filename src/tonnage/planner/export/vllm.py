@@ -7,6 +7,7 @@ that share a host are told apart by `COPY`, which picks their GPUs and their por
 import shlex
 from pathlib import Path
 
+from tonnage.budget.weights import WEIGHT_FORMATS
 from tonnage.models.presets import hub_id
 from tonnage.planner.export.launch import ServingLaunch, reasons
 
@@ -21,7 +22,7 @@ def obstacles(launch: ServingLaunch) -> list[str]:
     """What its flags cannot say."""
     return reasons(
         (launch.kv not in _CACHES, f"vLLM keeps no KV cache in {launch.kv}"),
-        (launch.weights not in (*_DTYPES, "fp8", "int8", "int4", "mxfp4"), f"vLLM has no weights in {launch.weights}"),
+        (WEIGHT_FORMATS[launch.weights].container == "mlx", "vLLM reads no MLX checkpoint: name another of this model"),
     )
 
 
@@ -30,8 +31,12 @@ def notes(launch: ServingLaunch) -> list[str]:
     across = launch.hosts > 1 and launch.gpus_per_host % launch.tp != 0
     return reasons(
         (
-            launch.weights in ("int8", "int4"),
+            _named_so(launch),
             f"vLLM reads {launch.weights} from the checkpoint: name one that was quantized so",
+        ),
+        (
+            WEIGHT_FORMATS[launch.weights].container == "gguf",
+            "vLLM reads GGUF files by a plugin: pip install vllm-gguf-plugin",
         ),
         (
             across,
@@ -42,6 +47,11 @@ def notes(launch: ServingLaunch) -> list[str]:
             f"layers of the pipeline stages are {', '.join(map(str, launch.stage_layers))}: VLLM_PP_LAYER_PARTITION says so",
         ),
     )
+
+
+def _named_so(launch: ServingLaunch) -> bool:
+    """Whether a checkpoint of another kind than the one at hand is needed: all but FP8 are made before they are loaded."""
+    return WEIGHT_FORMATS[launch.weights].quantized and launch.weights not in ("fp8", launch.stored)
 
 
 def render(launch: ServingLaunch) -> str:
@@ -81,6 +91,8 @@ def _environment(launch: ServingLaunch) -> str:
 def served_model(launch: ServingLaunch) -> str:
     """A name on the hub, or a folder by its whole path: the scripts change folders, and vLLM reads no lone config.json."""
     path = Path(launch.model)
+    if WEIGHT_FORMATS[launch.weights].container == "gguf" and path.suffix != ".gguf":
+        return launch.model if ":" in launch.model else f"{launch.model}:{launch.weights.upper()}"
     if not path.exists():
         return hub_id(launch.model)
     return str((path.parent if path.is_file() else path).resolve())
@@ -109,7 +121,7 @@ def lines_of(launch: ServingLaunch) -> list[str]:
         "--gpu-memory-utilization": launch.utilization,
         **({"--block-size": launch.block} if launch.block else {}),
         "--kv-cache-dtype": _CACHES[launch.kv],
-        **_weights(launch.weights),
+        **_weights(launch),
     }
     return [f"{name} {value}" for name, value in chosen.items()] + ["--enforce-eager"] * launch.eager
 
@@ -120,8 +132,10 @@ def _executor(launch: ServingLaunch) -> dict[str, object]:
     return {"--distributed-executor-backend": "ray" if launch.hosts > 1 else "mp"}
 
 
-def _weights(weights: str) -> dict[str, object]:
-    """FP8 is made as a checkpoint is loaded; integers are as the checkpoint has them."""
-    if weights == "fp8":
+def _weights(launch: ServingLaunch) -> dict[str, object]:
+    """FP8 is made as a checkpoint is loaded, where it is not FP8 already; other formats are as the checkpoint has them."""
+    if WEIGHT_FORMATS[launch.weights].container == "gguf":
+        return {"--tokenizer": hub_id(launch.tokenizer)}
+    if launch.weights == "fp8" and launch.stored != "fp8":
         return {"--quantization": "fp8"}
-    return {"--dtype": _DTYPES[weights]} if weights in _DTYPES else {}
+    return {"--dtype": _DTYPES[launch.weights]} if launch.weights in _DTYPES else {}

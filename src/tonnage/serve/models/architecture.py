@@ -92,6 +92,7 @@ def read_architecture(path_or_preset: str | Path) -> Architecture:
         return architecture_of(read_json(config), _generation_eos(config.parent))
     preset = find_preset(str(path_or_preset))
     if preset is not None and not path.is_dir():
+        _refuse_quantized(preset.dtype if preset.dtype not in ("fp32", "fp16", "bf16") else "")
         return architecture_of(preset_config(preset.name))
     if path.is_dir():
         raise BadModel(f"The folder {path} has no config.json.", hint="Give the folder that the model was saved to.")
@@ -113,13 +114,17 @@ def architecture_of(config: Mapping[str, Any], eos_ids: frozenset[int] = frozens
     return replace(made, eos_ids=eos_ids or made.eos_ids)
 
 
-def _refuse_unserved(config: Mapping[str, Any], family: str) -> None:
-    if config.get("quantization_config"):
-        kept = stored_format(config) or "a format that is not known"
+def _refuse_quantized(kept: str) -> None:
+    if kept:
         raise BadModel(
             f"The checkpoint's weights are quantised ({kept}), which cannot be served.",
             hint='Give the unquantised model, and weights="int8" or "fp8" to quantise it here.',
         )
+
+
+def _refuse_unserved(config: Mapping[str, Any], family: str) -> None:
+    if config.get("quantization_config"):
+        _refuse_quantized(stored_format(config) or "a format that is not known")
     named = config.get("architectures") or ["ForCausalLM"]
     endings = ("ForCausalLM", "ForConditionalGeneration") if family == "gemma3" else ("ForCausalLM",)
     if not str(named[0]).endswith(endings):

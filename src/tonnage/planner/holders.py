@@ -1,0 +1,108 @@
+"""Which cards hold a model: common ones (`hardware/data/common.toml`), and two, four or eight where one is too small.
+
+A card that holds a training only with parts of it on the host is said to; more cards are tried before that.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tonnage.budget.serving import ServingConfiguration
+from tonnage.errors import BadLayout
+from tonnage.hardware import Cluster, find_cluster
+from tonnage.hardware.catalogue import common_cards
+from tonnage.models.shape import ModelShape
+from tonnage.planner.remedies import leanest
+from tonnage.planner.request import NO_OFFLOAD, TrainingRequest, for_checkpoint, for_cluster
+from tonnage.planner.search import Findings, search
+from tonnage.planner.serving import best_layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """Some cards and what they do with the model. `most` is the largest micro-batch, or sequences at once; 0: it does not fit."""
+
+    cluster: Cluster
+    needed_bytes: int = 0  # of one card
+    most: int = 0
+    tokens_per_s: float = 0.0
+    offload: str = ""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of all cards together."""
+        return self.cluster.gpus * self.cluster.gpu.memory_bytes
+
+
+def smallest(holders: list[Holder]) -> Holder | None:
+    """The one with the least memory that holds it; those that do so without the host's memory come first."""
+    holding = [holder for holder in holders if holder.most]
+    return min(holding, key=lambda holder: (bool(holder.offload), holder.memory_bytes), default=None)
+
+
+def training_holders(shape: ModelShape, request: TrainingRequest) -> list[Holder]:
+    """Sorted by memory."""
+    asked = for_checkpoint(request, shape)
+    places = [NO_OFFLOAD, None] if asked.offload is None else [asked.offload]
+    rows = []
+    for clusters in _common_clusters():
+        tries = (_trained(shape, each, replace(asked, offload=place)) for place in places for each in clusters)
+        rows.append(next((found for found in tries if found is not None), Holder(cluster=clusters[-1])))
+    return sorted(rows, key=lambda holder: holder.memory_bytes)
+
+
+def serving_holders(shape: ModelShape, asked: ServingConfiguration, *, tp: int = 0, pp: int = 0) -> list[Holder]:
+    """Sorted by memory. `tp` and `pp` 0 are searched."""
+    rows = []
+    for clusters in _common_clusters():
+        tries = (_served(shape, each, asked, tp, pp) for each in clusters)
+        rows.append(next((found for found in tries if found is not None), Holder(cluster=clusters[-1])))
+    return sorted(rows, key=lambda holder: holder.memory_bytes)
+
+
+def _common_clusters() -> Iterator[list[Cluster]]:
+    """Of each card, the numbers to try."""
+    for card, counts in common_cards():
+        yield [find_cluster(f"{count}x{card}") for count in counts]
+
+
+def _trained(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> Holder | None:
+    asked = for_cluster(request, cluster)
+    try:
+        # Memory alone is quicker to look at than a search.
+        if leanest(shape, cluster, asked) is None:
+            return None
+        findings = search(shape, cluster, asked)
+    except BadLayout:
+        return None
+    best = findings.best
+    if best is None:
+        return None
+    return Holder(
+        cluster=cluster,
+        needed_bytes=best.total_bytes,
+        most=_largest_micro_batch(findings),
+        tokens_per_s=best.tokens_per_s,
+        offload=best.offload.words if best.offload != NO_OFFLOAD else "",
+    )
+
+
+def _largest_micro_batch(findings: Findings) -> int:
+    """Of all configurations that fit, recomputing all where that helps."""
+    most = 1
+    for judged in findings.judged:
+        if judged.fits.any():
+            sizes = np.broadcast_to(np.asarray(judged.family.configuration.micro_batch), judged.fits.shape)
+            most = max(most, int(sizes[judged.fits].max()))
+    return most
+
+
+def _served(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int) -> Holder | None:
+    """The card with as many sequences of the whole context as it holds at once."""
+    best = best_layout(shape, cluster, asked, tp=tp, pp=pp)
+    if best is None:
+        return None
+    most = min(best.most_users, best.replicas * best.configuration.max_seqs)
+    full = best_layout(shape, cluster, replace(asked, users=most), tp=tp, pp=pp) or best
+    return Holder(cluster=cluster, needed_bytes=full.budget.total_bytes, most=most, tokens_per_s=full.tokens_per_s)

@@ -1,0 +1,71 @@
+"""Which cards hold a model, for people and for programs: a row for each, by memory, the smallest that holds it marked."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from tonnage import __version__
+from tonnage.models.shape import ModelShape
+from tonnage.planner.holders import Holder, smallest
+from tonnage.report.lines import table, wrapped
+from tonnage.units import GIB
+
+
+def holder_lines(shape: ModelShape, holders: list[Holder], *, what: str, most: str) -> Iterator[str]:
+    """`what` is asked of the cards, "training at 4,096 tokens"; `most` heads the column of what fits at most."""
+    yield ""
+    yield from wrapped(f"{shape.name}, {shape.parameters / 1e9:,.2f} B · {what} · which cards hold it")
+    yield ""
+    least = smallest(holders)
+    holding = [holder for holder in holders if holder.most]
+    if holding:
+        heads = (
+            "",
+            "cards",
+            "memory",
+            "used a GPU",
+            most,
+            "tokens/s",
+            "offload" * any(holder.offload for holder in holding),
+        )
+        yield from table([heads, *(_cells(holder, holder is least) for holder in holding)], align="<<>>>><", names=(6,))
+        yield ""
+    if least:
+        yield from wrapped(f"→ the least memory that holds it; in full: --gpus {least.cluster.name}")
+    too_small = [holder.cluster.name for holder in holders if not holder.most]
+    if too_small:
+        yield from wrapped(f"too small: {', '.join(too_small)}")
+
+
+def _cells(holder: Holder, marked: bool) -> tuple[str, ...]:
+    where = "NVMe" if "nvme" in holder.offload else "host"
+    return (
+        "→" if marked else "",
+        holder.cluster.name,
+        f"{holder.memory_bytes / GIB:,.1f} GiB",
+        f"{holder.needed_bytes / GIB:,.1f} GiB",
+        f"{holder.most:,}",
+        f"{holder.tokens_per_s:,.0f}",
+        where if holder.offload else "",
+    )
+
+
+def holder_figures(shape: ModelShape, holders: list[Holder], *, most: str) -> dict[str, Any]:
+    """The same for programs."""
+    least = smallest(holders)
+    return {
+        "version": __version__,
+        "model": {"name": shape.name, "parameters": shape.parameters, "exact": shape.exact},
+        "smallest": least.cluster.name if least else None,
+        "cards": [
+            {
+                "gpus": holder.cluster.name,
+                "memory_bytes": holder.memory_bytes,
+                "fits": bool(holder.most),
+                "used_bytes": holder.needed_bytes,
+                most.replace(" ", "_").replace("-", "_"): holder.most,
+                "tokens_per_s": holder.tokens_per_s,
+                "offload": holder.offload,
+            }
+            for holder in holders
+        ],
+    }
