@@ -163,6 +163,8 @@ class ServingBudget:
 def serving_budget(shape: ModelShape, configuration: ServingConfiguration, gpu: Gpu) -> ServingBudget:
     """The budget of the stage with the fewest blocks; where none has any, of the fullest."""
     check(shape, configuration)
+    if "bf16" in (configuration.weights, configuration.kv) and not _has_bf16(gpu):
+        raise RequestError(f"{gpu.name} has no BF16.", hint="Use fp16, or leave the flag out.")
     asked = resolved(shape, configuration, gpu)
     if asked.engine == "tonnage":
         own_engine.check_formats(asked.weights, asked.kv)
@@ -172,9 +174,11 @@ def serving_budget(shape: ModelShape, configuration: ServingConfiguration, gpu: 
 
 def resolved(shape: ModelShape, asked: ServingConfiguration, gpu: Gpu) -> ServingConfiguration:
     """The configuration with the engine's defaults put in."""
-    weights = asked.weights or (shape.dtype if shape.dtype in WEIGHT_FORMATS else "bf16")
-    known = replace(asked, weights=weights)
-    known = replace(known, kv=asked.kv or ("fp32" if weights == "fp32" else "fp16" if weights == "fp16" else "bf16"))
+    half = "bf16" if _has_bf16(gpu) else "fp16"
+    weights = asked.weights or (shape.dtype if shape.dtype in WEIGHT_FORMATS else half)
+    if not asked.weights and (weights == "bf16" or (weights == "fp32" and asked.engine == "vllm")):
+        weights = half  # vLLM serves a checkpoint of FP32 in 16 bits
+    known = replace(asked, weights=weights, kv=asked.kv or (weights if weights in ("fp32", "fp16", "bf16") else half))
     if asked.engine == "tonnage":
         return replace(
             known,
@@ -194,6 +198,11 @@ def resolved(shape: ModelShape, asked: ServingConfiguration, gpu: Gpu) -> Servin
         max_seqs=asked.max_seqs or min(max_seqs, max(batched, asked.users)),
         batched_tokens=batched,
     )
+
+
+def _has_bf16(gpu: Gpu) -> bool:
+    """Volta and Turing have none: engines take FP16 there."""
+    return "bf16" in gpu.rates
 
 
 def check(shape: ModelShape, asked: ServingConfiguration) -> None:
@@ -217,6 +226,11 @@ def check(shape: ModelShape, asked: ServingConfiguration) -> None:
         raise RequestError(
             f"A shared prefix of {asked.shared_prefix} tokens does not lie within a context of {asked.context}.",
             hint="Give --prompt-shared at most the --context.",
+        )
+    if shape.learned_positions and asked.context > shape.max_positions:
+        raise RequestError(
+            f"{shape.name} has learned {shape.max_positions:,} positions: a context of {asked.context:,} goes beyond them.",
+            hint=f"Give --context at most {shape.max_positions}.",
         )
     _check_layout(shape, asked)
     _check_formats(asked)
@@ -298,7 +312,7 @@ def stage_budget(shape: ModelShape, stage: Stage, asked: ServingConfiguration, g
         outside_bytes=sum(int(term.size_bytes) for term in outside),
         terms=(*held, pool, *inside, *outside),
         kv=kv,
-        notes=tuple(_notes(shape, asked)),
+        notes=tuple(_notes(shape, asked, gpu)),
     )
 
 
@@ -360,7 +374,11 @@ def _own_terms(shape: ModelShape, asked: ServingConfiguration, gpu: Gpu) -> Part
     return list(own_engine.own_weight_terms(shape, asked.weights)), list(reserve), []
 
 
-def _notes(shape: ModelShape, asked: ServingConfiguration) -> Iterator[str]:
+def _notes(shape: ModelShape, asked: ServingConfiguration, gpu: Gpu) -> Iterator[str]:
+    if not _has_bf16(gpu) and "fp16" in (asked.weights, asked.kv) and shape.dtype != "fp16":
+        yield f"{gpu.name} has no BF16: FP16 is used in its place"
+    if shape.dtype == "fp32" and asked.weights in ("bf16", "fp16"):
+        yield f"the checkpoint keeps FP32, which is served in {asked.weights.upper()}: --weights fp32 keeps it"
     if shape.max_positions and asked.context > shape.max_positions:
         yield f"the model states {shape.max_positions:,} positions: a context of {asked.context:,} needs its rope scaled"
     if asked.users > asked.max_seqs:

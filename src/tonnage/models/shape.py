@@ -113,6 +113,7 @@ class ModelShape:
     other_parameters: int = 0  # final norms, poolers, projections between widths
     logits: bool = True  # the model ends in scores over the vocabulary
     max_positions: int = 0  # 0: not stated
+    learned_positions: bool = False  # each has an embedding of its own, so that there are no more
     dtype: str = "bf16"  # of the published weights
     exact: bool = True  # False: the architecture is not known, and counted as the closest one that is
     notes: tuple[str, ...] = field(default=())
