@@ -163,3 +163,22 @@ def test_plan_is_listed_and_helps() -> None:
         assert done.returncode == 0
         assert "train" in done.stdout
     assert "--checkpoint" in done.stdout
+
+
+def test_a_vision_model_is_trained_on_images(capsys: pytest.CaptureFixture[str]) -> None:
+    best = figures(capsys, "vit-large", "--gpus", "rtx-4090")["best"]
+    assert best["config"]["seq"] == 196
+    assert best["sequences_per_s"] == pytest.approx(best["tokens_per_s"] / 196)
+    command(["vit-large", "--gpus", "rtx-4090"])
+    out = capsys.readouterr().out
+    assert f"{best['sequences_per_s']:,.0f} images/s" in out and "a step of 2,048 images" in out and "tokens" not in out
+
+
+def test_whisper_writes_as_many_tokens_as_it_can(capsys: pytest.CaptureFixture[str]) -> None:
+    assert figures(capsys, "whisper-large-v3", "--gpus", "h100")["best"]["config"]["seq"] == 448
+
+
+def test_a_card_without_bf16_trains_in_fp16(capsys: pytest.CaptureFixture[str]) -> None:
+    command(["llama-3.2-1b", "--gpus", "8xv100", "--seq", "1k"])
+    out = capsys.readouterr().out
+    assert "fp16-mixed" in out and "has no BF16" in out and "--precision bf16" not in out

@@ -79,10 +79,21 @@ def test_other_offloads_are_refused(text: str) -> None:
 def test_a_step_has_about_half_a_million_tokens_and_a_sequence_for_each_gpu() -> None:
     assert TrainingRequest(seq=8192).step_sequences(8) == 64
     assert TrainingRequest(seq=8192).step_sequences(1024) == 1024
-    assert TrainingRequest(seq=8192).step_sequences(24) == 72
+    assert TrainingRequest(seq=8192).step_sequences(24) == 48
+    assert TrainingRequest(seq=196).step_sequences(1) == 2048
     assert TrainingRequest(seq=8192, global_batch=10).step_sequences(8) == 10
 
 
 def test_divisors_are_all_of_them() -> None:
     assert divisors(36) == [1, 2, 3, 4, 6, 9, 12, 18, 36]
     assert all(divisors(number) == [k for k in range(1, number + 1) if number % k == 0] for number in range(1, 60))
+
+
+def test_bf16_needs_a_card_that_has_it() -> None:
+    assert "T4 has no BF16" in str(refused(gpus="t4"))
+    check(TrainingRequest(seq=4096, precision="fp16-mixed"), find_model("llama-3.2-1b"), find_cluster("t4"))
+
+
+def test_no_sequence_is_longer_than_a_model_has_positions_for() -> None:
+    assert "has learned 1024 positions" in str(refused(model="gpt2"))
+    assert "sees 196 tokens of every image" in str(refused(model="vit-large"))

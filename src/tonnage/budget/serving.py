@@ -163,7 +163,7 @@ class ServingBudget:
 def serving_budget(shape: ModelShape, configuration: ServingConfiguration, gpu: Gpu) -> ServingBudget:
     """The budget of the stage with the fewest blocks; where none has any, of the fullest."""
     check(shape, configuration)
-    if "bf16" in (configuration.weights, configuration.kv) and not _has_bf16(gpu):
+    if "bf16" in (configuration.weights, configuration.kv) and not gpu.has_bf16:
         raise RequestError(f"{gpu.name} has no BF16.", hint="Use fp16, or leave the flag out.")
     asked = resolved(shape, configuration, gpu)
     if asked.engine == "tonnage":
@@ -174,7 +174,7 @@ def serving_budget(shape: ModelShape, configuration: ServingConfiguration, gpu: 
 
 def resolved(shape: ModelShape, asked: ServingConfiguration, gpu: Gpu) -> ServingConfiguration:
     """The configuration with the engine's defaults put in."""
-    half = "bf16" if _has_bf16(gpu) else "fp16"
+    half = "bf16" if gpu.has_bf16 else "fp16"
     weights = asked.weights or (shape.dtype if shape.dtype in WEIGHT_FORMATS else half)
     if not asked.weights and (weights == "bf16" or (weights == "fp32" and asked.engine == "vllm")):
         weights = half  # vLLM serves a checkpoint of FP32 in 16 bits
@@ -198,11 +198,6 @@ def resolved(shape: ModelShape, asked: ServingConfiguration, gpu: Gpu) -> Servin
         max_seqs=asked.max_seqs or min(max_seqs, max(batched, asked.users)),
         batched_tokens=batched,
     )
-
-
-def _has_bf16(gpu: Gpu) -> bool:
-    """Volta and Turing have none: engines take FP16 there."""
-    return "bf16" in gpu.rates
 
 
 def check(shape: ModelShape, asked: ServingConfiguration) -> None:
@@ -375,7 +370,7 @@ def _own_terms(shape: ModelShape, asked: ServingConfiguration, gpu: Gpu) -> Part
 
 
 def _notes(shape: ModelShape, asked: ServingConfiguration, gpu: Gpu) -> Iterator[str]:
-    if not _has_bf16(gpu) and "fp16" in (asked.weights, asked.kv) and shape.dtype != "fp16":
+    if not gpu.has_bf16 and "fp16" in (asked.weights, asked.kv) and shape.dtype != "fp16":
         yield f"{gpu.name} has no BF16: FP16 is used in its place"
     if shape.dtype == "fp32" and asked.weights in ("bf16", "fp16"):
         yield f"the checkpoint keeps FP32, which is served in {asked.weights.upper()}: --weights fp32 keeps it"

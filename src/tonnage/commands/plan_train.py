@@ -13,6 +13,8 @@ from tonnage.commands.pages import add_page_options, page_of
 from tonnage.errors import BadLayout, OutputExists
 
 if TYPE_CHECKING:
+    from tonnage.hardware import Cluster
+    from tonnage.models import ModelShape
     from tonnage.planner.remedies import Remedy
     from tonnage.planner.request import TrainingRequest
     from tonnage.planner.search import Findings
@@ -33,7 +35,7 @@ def command(words: list[str]) -> int:
 
     cluster, shape = find_cluster(options.gpus), find_model(options.model, online=options.online)
     start = time.perf_counter()
-    findings = search(shape, cluster, request_of(options, shape.max_positions))
+    findings = search(shape, cluster, request_of(options, shape, cluster))
     _publish(findings, options, page, time.perf_counter() - start)
     if options.export is not None and findings.best is not None:
         _export(findings, options)
@@ -52,7 +54,7 @@ def _parser() -> ArgumentParser:
     add("--seq", default="", help="tokens of a sequence, like 8192 or 8k (default: 4k, or all that the model sees)")
     add("--micro-batch", type=int, metavar="N", help="sequences in one pass of one GPU")
     add("--global-batch", type=int, metavar="N", help="sequences in one step (default: about half a million tokens)")
-    add("--precision", choices=get_args(kinds.Precision), default="bf16-mixed")
+    add("--precision", choices=get_args(kinds.Precision), help="default: bf16-mixed; fp16-mixed on cards without BF16")
     add("--optimizer", choices=get_args(kinds.Optimizer), default="adamw")
     add("--optimizer-kernel", choices=get_args(kinds.OptimizerKernel))
     add("--checkpoint", metavar="{none,selective,full,every-K}", help="what is recomputed")
@@ -79,17 +81,19 @@ def _parser() -> ArgumentParser:
     return parser
 
 
-def request_of(options: Namespace, max_positions: int) -> "TrainingRequest":
+def request_of(options: Namespace, shape: "ModelShape", cluster: "Cluster") -> "TrainingRequest":
     """The flags as the planner takes them."""
     from tonnage.planner.request import TrainingRequest, parse_offload
     from tonnage.units import parse_count
 
     if options.lora is not None and options.lora < 1:
         raise BadLayout(f"--lora {options.lora}: a rank is at least 1.", hint="Write --lora 16, or leave it out.")
-    names = ["micro_batch", "global_batch", "precision", "optimizer", "optimizer_kernel", "checkpoint", "attention"]
+    most = shape.fixed_tokens or min(shape.max_positions or _DEFAULT_SEQ, _DEFAULT_SEQ)
+    names = ["micro_batch", "global_batch", "optimizer", "optimizer_kernel", "checkpoint", "attention"]
     names += ["loss", "zero", "tp", "pp", "cp", "ep", "shard", "framework", "compile"]
     return TrainingRequest(
-        seq=parse_count(options.seq) if options.seq else min(max_positions or _DEFAULT_SEQ, _DEFAULT_SEQ),
+        seq=parse_count(options.seq) if options.seq else most,
+        precision=options.precision or ("bf16-mixed" if cluster.gpu.has_bf16 else "fp16-mixed"),
         lora_rank=options.lora or 0,
         quantized_base=options.qlora,
         sequence_parallel=not options.no_sequence_parallel,

@@ -136,6 +136,11 @@ class ModelShape:
         return self.stacks[-1]
 
     @property
+    def fixed_tokens(self) -> int:
+        """Of a sample that has one length only, such as the patches of an image; 0: sequences are as long as one likes."""
+        return self.decoder.tokens
+
+    @property
     def hidden(self) -> int:
         """The width of that stack."""
         return self.decoder.hidden

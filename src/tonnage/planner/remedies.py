@@ -106,7 +106,7 @@ def _other_training(shape: ModelShape, cluster: Cluster, request: TrainingReques
     changes: list[tuple[str, str, dict[str, Any]]] = []
     if request.optimizer in ("adam", "adamw") and not request.lora_rank:
         changes.append(("8-bit optimizer states", "--optimizer adamw-8bit", {"optimizer": "adamw-8bit"}))
-    if request.precision != "bf16" and not request.lora_rank:
+    if request.precision != "bf16" and cluster.gpu.has_bf16 and not request.lora_rank:
         changes.append(("parameters in BF16", "--precision bf16", {"precision": "bf16"}))
     for change, flag, changed in changes:
         remedy = _tried(shape, cluster, replace(request, **changed), change, flag)
@@ -128,6 +128,8 @@ def _adapters(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> 
 
 def _shorter(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> Iterator[Remedy]:
     """The sequence halved until it fits, where the shortest does."""
+    if shape.fixed_tokens:
+        return
     lengths = [request.seq >> halved for halved in range(1, 32) if request.seq >> halved >= _SHORTEST_SEQ]
     if not lengths or leanest(shape, cluster, replace(request, seq=lengths[-1])) is None:
         return

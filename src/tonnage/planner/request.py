@@ -3,6 +3,7 @@
 `check` refuses what cannot be, before anything is searched. This module does not search.
 """
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -99,7 +100,8 @@ class TrainingRequest:
         """Sequences in a step: as asked, or about `DEFAULT_STEP_TOKENS`, and one for each GPU at least."""
         if self.global_batch is not None:
             return self.global_batch
-        return max(-(-DEFAULT_STEP_TOKENS // (self.seq * gpus)), 1) * gpus
+        share = max(DEFAULT_STEP_TOKENS / (self.seq * gpus), 1)
+        return (1 << round(math.log2(share))) * gpus  # a power of two for each, which micro-batches divide
 
 
 def check(request: TrainingRequest, shape: ModelShape, cluster: Cluster) -> None:
@@ -108,6 +110,8 @@ def check(request: TrainingRequest, shape: ModelShape, cluster: Cluster) -> None
     if request.checkpoint is not None and not _CHECKPOINT.fullmatch(request.checkpoint):
         hint = "Write none, selective, full or every-2 (each second block)."
         raise BadLayout(f"--checkpoint {request.checkpoint} is not a way to recompute.", hint=hint)
+    if request.precision in ("bf16", "bf16-mixed") and not cluster.gpu.has_bf16:
+        raise BadLayout(f"{cluster.gpu.name} has no BF16.", hint="Use --precision fp16-mixed, or leave it out.")
     for problem, hint in _misfits(request, shape, cluster):
         raise BadLayout(problem, hint=hint)
 
@@ -159,6 +163,11 @@ def _misfits_of_model(request: TrainingRequest, shape: ModelShape) -> Iterator[t
                 f"--tp {request.tp} does not divide the {count} attention heads of {shape.name}.",
                 f"Choose {fitting}.",
             )
+    if shape.fixed_tokens and request.seq != shape.fixed_tokens:
+        yield f"--seq {request.seq}: {shape.name} sees {shape.fixed_tokens} tokens of every image.", "Leave --seq out."
+    if shape.learned_positions and request.seq > shape.max_positions:
+        problem = f"--seq {request.seq}: {shape.name} has learned {shape.max_positions} positions and no more."
+        yield problem, f"Write --seq {shape.max_positions} at most."
     if request.lora_rank > shape.hidden:
         yield f"--lora {request.lora_rank} is wider than {shape.name} itself, {shape.hidden}.", "Write --lora 16, say."
     if request.pp and request.pp > layers:
