@@ -133,14 +133,16 @@ def words(time: StepTime) -> str:
 
 def planned_configuration(training: Training) -> Configuration:
     optimizer, kernel = OPTIMIZERS[training.optimizer]
+    adapters = training.settings.get("adapters", 0)
     return Configuration(
-        precision=PRECISIONS[training.precision],  # type: ignore[arg-type]
+        # PEFT keeps adapters in FP32, whatever the base is in.
+        precision="bf16-mixed" if adapters else PRECISIONS[training.precision],  # type: ignore[arg-type]
         optimizer=optimizer,  # type: ignore[arg-type]
         optimizer_kernel=kernel,  # type: ignore[arg-type]
         checkpoint="full" if training.checkpointed else "none",
         attention="eager" if training.settings.get("attention") == "eager" else "flash",
         compile=training.compiled,
-        lora_rank=training.settings.get("adapters", 0),
+        lora_rank=adapters,
         seq=training.settings.get("length", 197),
         micro_batch=training.settings.get("batch", 128),
         accumulate=training.accumulate,

@@ -182,3 +182,25 @@ def test_a_card_without_bf16_trains_in_fp16(capsys: pytest.CaptureFixture[str]) 
     command(["llama-3.2-1b", "--gpus", "8xv100", "--seq", "1k"])
     out = capsys.readouterr().out
     assert "fp16-mixed" in out and "has no BF16" in out and "--precision bf16" not in out
+
+
+def test_qlora_alone_is_rank_16_on_a_4_bit_base(capsys: pytest.CaptureFixture[str]) -> None:
+    config = figures(capsys, *SMALL, "--qlora")["best"]["config"]
+    assert (config["lora_rank"], config["base"], "experts" in config["lora_targets"]) == (16, "nf4", False)
+    config = figures(capsys, *SMALL, "--lora", "8", "--base", "fp8", "--lora-targets", "q_proj,v_proj")["best"][
+        "config"
+    ]
+    assert (config["lora_rank"], config["base"], config["lora_targets"]) == (8, "fp8", ["q_proj", "v_proj"])
+
+
+@pytest.mark.parametrize(
+    "words", [("--lora-targets", "mlp"), ("--base", "nf4"), ("--lora", "8", "--lora-targets", "experts")]
+)
+def test_adapters_that_make_no_sense_are_refused(words: tuple[str, ...]) -> None:
+    with pytest.raises(RequestError):
+        command([*SMALL, *words])
+
+
+def test_a_4_bit_mixture_fits_one_card_without_offload(capsys: pytest.CaptureFixture[str]) -> None:
+    best = figures(capsys, "gpt-oss-120b", "--gpus", "h100", "--seq", "2k", "--qlora")["best"]
+    assert best["fits"] and best["config"]["offload"] == "none"

@@ -33,7 +33,7 @@ def refused(gpus: str = "8xh200", model: str = "llama-3.1-8b", **asked: Any) -> 
         ({"checkpoint": "some"}, "--checkpoint some", "every-2"),
         ({"checkpoint": "every-0"}, "--checkpoint every-0", "every-2"),
         ({"lora_rank": 10**6}, "wider than llama-3.1-8b", "--lora 16"),
-        ({"quantized_base": True}, "there are none", "--lora 16"),
+        ({"base": "nf4"}, "nothing is trained", "--lora 16"),
         ({"shard": 3}, "--shard 3 does not divide the 8 ranks", "1, 2, 4, 8"),
         ({"shard": 8, "tp": 2}, "--shard 8 does not divide the 4 ranks", "1, 2, 4"),
         ({"framework": "fsdp2", "zero": 0}, "--framework fsdp2 does not run ZeRO 0", "--zero 2, 3"),

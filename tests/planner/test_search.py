@@ -177,6 +177,6 @@ def test_flags_that_exclude_each_other_are_refused() -> None:
 def test_adapters_fit_where_the_whole_does_not() -> None:
     shape, cluster = find_model("llama-3.1-8b"), find_cluster("rtx-4090")
     full = search(shape, cluster, TrainingRequest(seq=2048, offload=Offload()))
-    adapters = search(shape, cluster, TrainingRequest(seq=2048, offload=Offload(), lora_rank=16, quantized_base=True))
+    adapters = search(shape, cluster, TrainingRequest(seq=2048, offload=Offload(), lora_rank=16, base="nf4"))
     assert not full.fits
     assert adapters.fits

@@ -226,7 +226,10 @@ def _data_s(
     gradients = trained * parameters * gradient_bytes(configuration)
     at_once = framework_of(configuration).gathers_at_once and not sharded_parameters(configuration)
     gather_s = network.gather_s(
-        parameters * configuration.compute_bytes, ranks, stride, np.minimum(messages, 1) if at_once else messages
+        stage.outside * configuration.compute_bytes + (parameters - stage.outside) * configuration.base_bytes,
+        ranks,
+        stride,
+        np.minimum(messages, 1) if at_once else messages,
     )
     scatter_s = network.gather_s(gradients, ranks, stride, messages)
     scatter_s = scatter_s + network.reduce_s(gradients / ranks, everyone // ranks, stride * ranks, messages)

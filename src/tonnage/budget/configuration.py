@@ -10,6 +10,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from tonnage.budget.adapters import ALL_LINEAR, BASE_BITS, Base
+
 # One number, or one for each of many configurations.
 Number = int | NDArray[Any]
 Quantity = float | NDArray[Any]
@@ -46,8 +48,8 @@ class Configuration:
     parameter_place: Place = "gpu"
     activation_place: Place = "gpu"
     lora_rank: int = 0  # 0: full training
-    lora_targets: Literal["attention", "all"] = "all"  # queries and values, or every linear layer of a block
-    quantized_base: bool = False  # QLoRA: the frozen weights in 4 bits
+    lora_targets: tuple[str, ...] = ALL_LINEAR
+    base: Base = "16-bit"  # the frozen weights of blocks: QLoRA has them in 4 bits
     keep_gradients: bool = False  # zeroed in place, not freed, between steps
     compile: bool = False
     compile_loss: bool = True  # with `compile`: the loss too (torchtitan left it out until 2025)
@@ -78,6 +80,16 @@ class Configuration:
         A frozen base is 16 bits wide itself.
         """
         return self.mixed and self.framework == "torch" and not self.lora_rank
+
+    @property
+    def quantized_base(self) -> bool:
+        """Whether the frozen weights are kept in fewer bits than they are computed with."""
+        return self.base != "16-bit"
+
+    @property
+    def base_bytes(self) -> float:
+        """Of one frozen weight of a block, with its share of the scales."""
+        return BASE_BITS[self.base] / 8 if self.quantized_base else self.compute_bytes
 
     @property
     def mixed(self) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tonnage.budget.adapters import ATTENTION, EXPERTS, MLP, NF4_BLOCK
 from tonnage.budget.configuration import Configuration, Quantity
 from tonnage.budget.frameworks import framework_of
 from tonnage.budget.styles import Style, style_of
@@ -173,17 +174,20 @@ class LayerLaunches:
         if attention.kind in (AttentionKind.LATENT, AttentionKind.RECURRENT):
             # Many small projections: counted as one in and one out with as many weights.
             width = layer.attention_parameters / (2 * hidden) / tp
-            self._product(calls, rows, width, hidden)
-            self._product(calls, rows, hidden, width)
+            self._product(calls, rows, width, hidden, names=ATTENTION[:3])
+            self._product(calls, rows, hidden, width, names=ATTENTION[3:])
         else:
             first = queries + 2 * keys if style.fused_qkv else queries
-            self._product(calls, rows, first, hidden, biased=biased, turned=style.turned, spread="columns")
-            if not style.fused_qkv:
-                one = Calls()
-                self._product(one, read if np.any(read) else rows, keys, hidden, biased=biased, turned=style.turned)
-                calls.add(one, 2)
+            names = ATTENTION[:3] if style.fused_qkv else ATTENTION[:1]
+            self._product(calls, rows, first, hidden, biased=biased, turned=style.turned, spread="columns", names=names)
+            for name in () if style.fused_qkv else ATTENTION[1:3]:
+                seen = read if np.any(read) else rows
+                self._product(calls, seen, keys, hidden, biased=biased, turned=style.turned, names=(name,))
             self._joined(calls, rows, hidden, 1 if style.fused_qkv else 3)
-            self._product(calls, rows, hidden, outputs, biased=biased, casts=False, turned=style.turned, spread="rows")
+            self._product(
+                calls, rows, hidden, outputs, biased=biased, casts=False, turned=style.turned, spread="rows",
+                names=ATTENTION[3:],
+            )  # fmt: skip
         native = framework_of(self.configuration).written == "native" and not self.configuration.compile
         if native:
             self._part(calls, "heads", "all", rows, queries + 2 * keys)
@@ -216,16 +220,17 @@ class LayerLaunches:
         both = 2 if mlp.gated else 1
         matrices = 1 if style.fused_gate else both
         if dense:
-            one = Calls()
-            self._product(
-                one, rows, both / matrices * dense / tp, hidden, biased=biased, turned=style.turned, spread="columns"
-            )
-            calls.add(one, matrices)
+            for at in range(matrices):
+                self._product(
+                    calls, rows, both / matrices * dense / tp, hidden, biased=biased, turned=style.turned,
+                    spread="columns", names=MLP[:2] if matrices == 1 else MLP[at : at + 1],
+                )  # fmt: skip
             self._joined(calls, rows, hidden, matrices)
             self._part(calls, "activation", activation, rows, dense / tp)
             calls.closing = self._product(
-                calls, rows, hidden, dense / tp, biased=biased, casts=False, turned=style.turned, spread="rows"
-            )
+                calls, rows, hidden, dense / tp, biased=biased, casts=False, turned=style.turned, spread="rows",
+                names=MLP[2:],
+            )  # fmt: skip
         if mlp.experts:
             routed, experts = rows * mlp.experts_per_token, mlp.experts / ep
             each, width = routed * ep / mlp.experts, mlp.intermediate / tp
@@ -233,18 +238,20 @@ class LayerLaunches:
             self._part(calls, "mixture", "routing", routed, 1)
             self._part(calls, "mixture", "rows", routed, hidden)
             self._part(calls, "mixture", "widths", routed, width * both)
-            self._product(calls, each, width * both, hidden, groups=experts)
+            self._product(calls, each, width * both, hidden, groups=experts, names=(EXPERTS,))
             self._part(calls, "activation", "gated-experts" if activation == "gated" else activation, routed, width)
-            calls.closing = self._product(calls, each, hidden, width, groups=experts)
+            calls.closing = self._product(calls, each, hidden, width, groups=experts, names=(EXPERTS,))
 
     # ── products ──
 
     def _product(
         self, calls: Calls, rows: Quantity, n: Quantity, k: Quantity, *, groups: Quantity = 1, biased: bool = False,
         casts: bool = True, aligned: int = _ALIGNED_BYTES, wide: bool = False, turned: bool = False, spread: str = "",
+        names: tuple[str, ...] = (),
     ) -> list[Call]:  # fmt: skip
         """Of tokens with a weight: forward, gradients of the input and of the weight; what is cast for them; a bias. Tensor
-        parallelism splits the weight by its "columns" or its "rows"."""
+        parallelism splits the weight by its "columns" or its "rows". `names` are those of a block's matrix, which can have an
+        adapter or be kept in few bits."""
         configuration = self.configuration
         name = "fp8" if configuration.precision == "fp8" and not wide else _PRECISIONS[configuration.precision]
         precision = "bf16" if wide and name == "fp8" else name
@@ -271,9 +278,12 @@ class LayerLaunches:
             self._narrowed(calls, rows, n, k, groups)
         if configuration.autocast:
             self._cast(calls, groups * n, k, rows, inputs=casts and not configuration.compile)
-        if configuration.lora_rank and not wide:
-            self._adapter(calls, rows, n, k)
-        return [forward]
+        made = self._made_wide(groups * n * k) if configuration.quantized_base and names else []
+        calls.others += made
+        calls.backward += made
+        if configuration.lora_rank and any(name in configuration.lora_targets for name in names):
+            self._adapter(calls, rows, n, k, groups)
+        return [forward, *made]
 
     def _cut(self, product: Call) -> list[Call]:
         """A product as a GPU does it of which some rows are its own and the others come in: those before and those after."""
@@ -306,19 +316,60 @@ class LayerLaunches:
                 way.append(self._plain("fused_rows", ["c"], [], groups * size, 1))
                 way.append(self._plain("fused", ["c"], ["1"], groups * size, 1))
 
-    def _adapter(self, calls: Calls, rows: Quantity, n: Quantity, k: Quantity) -> None:
-        """PEFT's: two thin products in FP32 beside the frozen one, scaled and added."""
-        rank = self.configuration.lora_rank
-        thin = ((rank, k), (n, rank))
-        calls.others += [self._plain("cast", ["c"], ["4"], rows, k), self._plain("mul", ["4"], ["4"], rows, n)]
-        calls.others += [self._plain("add", ["c", "4"], ["4"], rows, n), self._plain("cast", ["4"], ["c"], rows, n)]
-        calls.backward += [self._plain("cast", ["4"], ["c"], rows, k), self._plain("mul", ["4"], ["4"], rows, n)]
-        calls.backward += [self._plain("add", ["c", "c"], ["c"], rows, k), self._plain("cast", ["c"], ["4"], rows, n)]
-        for high, deep in thin:
-            calls.products.append(Call(_product(1, rows, high, deep, "fp32", "tn-16"), inner=_INNER["product"]))
+    def _made_wide(self, weights: Quantity) -> list[Call]:
+        """A matrix of the base in 16 bits, made anew for each product. bitsandbytes' double-quantised scales come first."""
+        configuration = self.configuration
+        kept, made = configuration.base_bytes, configuration.compute_bytes
+        sizes = [(weights, kept + made)]
+        if configuration.base == "nf4" and not configuration.compile:
+            scales = weights / NF4_BLOCK
+            sizes = [(scales, 1 + _FP32_BYTES), (scales, 2 * _FP32_BYTES), *sizes]
+        return [
+            Call(
+                Launch(
+                    kind="elementwise", name="dequantize", shape=(elements, _ROW_LOOPS), precision="bf16",
+                    moved_bytes=elements * moved, operations=2.0 * elements, variant="mixed",
+                ),
+                inner=_INNER["cast"],
+            )
+            for elements, moved in sizes
+        ]  # fmt: skip
+
+    def _adapter(self, calls: Calls, rows: Quantity, n: Quantity, k: Quantity, groups: Quantity) -> None:
+        """Two thin products beside the frozen one, scaled and added. PEFT's are in FP32 where parameters are."""
+        rank, name = self.configuration.lora_rank, _PRECISIONS[self.configuration.precision]
+        wide = self.configuration.parameter_bytes > self.configuration.compute_bytes
+        own, every = "4" if wide else "c", groups * rows
+        if self.configuration.compile:
+            calls.others.append(self._plain("fused", ["c", own], ["c"], every, n))
+            calls.backward += [
+                self._plain("fused", ["c"], [own], every, n),
+                self._plain("fused", ["c", own], ["c"], every, k),
+            ]
+        else:
+            calls.others += [
+                self._plain("mul", [own], [own], every, n),
+                self._plain("add", ["c", own], [own], every, n),
+            ]
+            calls.backward += [
+                self._plain("mul", [own], [own], every, n),
+                self._plain("add", ["c", "c"], ["c"], every, k),
+            ]
+        if wide:
+            cast = "fused" if self.configuration.compile else "cast"
+            calls.others.append(self._plain(cast, ["c"], ["4"], every, k))
+            if not self.configuration.compile:
+                calls.others.append(self._plain("cast", ["4"], ["c"], every, n))
+                calls.backward += [
+                    self._plain("cast", ["4"], ["c"], every, k),
+                    self._plain("cast", ["c"], ["4"], every, n),
+                ]
+        precision = "fp32" if wide else name
+        for high, deep in ((rank, k), (n, rank)):
+            calls.products.append(Call(_product(groups, rows, high, deep, precision, "tn-16"), inner=_INNER["product"]))
             for launch in (
-                _product(1, rows, deep, high, "fp32", "nn-16"),
-                _product(1, high, deep, rows, "fp32", "nt-16"),
+                _product(groups, rows, deep, high, precision, "nn-16"),
+                _product(groups, high, deep, rows, precision, "nt-16"),
             ):
                 calls.backward.append(Call(launch, operators=3, inner=_INNER["gradient"]))
 

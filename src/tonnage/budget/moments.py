@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tonnage.budget.activations import FP32, Block, Kept, block_of, final_norm
+from tonnage.budget.adapters import largest_matrix
 from tonnage.budget.configuration import Configuration, Number, Quantity
 from tonnage.budget.frameworks import framework_of, gradient_bytes, made_bytes, state_bytes
 from tonnage.budget.loss import LossMoment, head_weights, loss_term
@@ -223,6 +224,11 @@ def _present(scene: Scene, stack: Stack, block: Block, last_kept: bool) -> Quant
 def _casts(scene: Scene, *, forward: bool = False) -> list[Term]:
     """Autocast's 16-bit copies of matrices: cached through the forward pass, then held by whoever saved them."""
     configuration, stage = scene.configuration, scene.stage
+    if configuration.quantized_base:
+        largest = largest_matrix(scene.shape) / configuration.tp
+        size = configuration.compute_bytes * largest
+        numbers = {"bytes": configuration.compute_bytes, "weights": largest}
+        return [_term(Category.WORKSPACE, "a matrix of the base made wide", size, "bytes × weights", **numbers)]
     if not configuration.autocast:
         return []
     head = head_weights(scene.shape) * stage.heads / configuration.tp
@@ -242,8 +248,9 @@ def _gathered(scene: Scene) -> list[Term]:
         count = np.minimum(stage.parameters, MAX_LIVE_PARAMETERS)
     else:
         count = np.minimum(stage.outside + 2 * block_parameters(scene.shape, configuration), stage.parameters)
-    size = configuration.compute_bytes * count
-    numbers = {"bytes": configuration.compute_bytes, "parameters": count}
+    outside = np.minimum(stage.outside, count)
+    size = configuration.compute_bytes * outside + configuration.base_bytes * (count - outside)
+    numbers = {"bytes": size / count, "parameters": count}
     return [_term(Category.PARAMETERS, "gathered parameters", size, "bytes × parameters", **numbers)]
 
 

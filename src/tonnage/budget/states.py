@@ -12,19 +12,17 @@ activations, nor when any of this is alive: `moments` does.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
 
+from tonnage.budget.adapters import lora_parameters, matrices
 from tonnage.budget.configuration import Configuration, Number, Optimizer, Quantity
 from tonnage.budget.frameworks import framework_of, gradient_bytes, master_bytes, state_bytes, working_bytes
-from tonnage.budget.sharding import Stage, sharded
+from tonnage.budget.sharding import Stage, expert_tp, sharded
 from tonnage.budget.terms import Term
 from tonnage.ledger import Category
 from tonnage.models.shape import Layer, ModelShape
 
 # bitsandbytes and torchao: a byte for a number, and one FP32 scale for each block of this many.
 EIGHT_BIT_BLOCK = 256
-# bitsandbytes' NF4: half a byte for a number, and one FP32 scale for each block of this many.
-FOUR_BIT_BLOCK = 64
 
 
 def model_states_bytes(
@@ -119,58 +117,42 @@ def _factored(shape: ModelShape, count: Quantity, stage: Stage) -> Term:
 
 def _factors(layer: Layer, hidden: int) -> int:
     """Rows and columns of the matrices of a block."""
-    return sum(rows + columns for rows, columns in (*_attention_matrices(layer, hidden), *_mlp_matrices(layer, hidden)))
+    return sum(inputs + outputs for _, inputs, outputs in matrices(layer, hidden))
 
 
-def _attention_matrices(layer: Layer, hidden: int) -> list[tuple[int, int]]:
-    attention = layer.attention
-    if attention is None:
-        return []
-    queries, keys = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
-    values = attention.heads * attention.value_head_dim
-    return [(hidden, queries), (hidden, keys), (hidden, keys), (values, hidden)]
-
-
-def _mlp_matrices(layer: Layer, hidden: int) -> list[tuple[int, int]]:
-    mlp = layer.feed_forward
-    if mlp is None:
-        return []
-    up = [(hidden, mlp.intermediate)] * (2 if mlp.gated else 1)
-    return [*up, (mlp.intermediate, hidden)] * max(mlp.experts, 1)
-
-
-@lru_cache(maxsize=16)  # a search asks for each of its plans
-def lora_parameters(shape: ModelShape, rank: int, targets: str) -> int:
-    """Of the two thin matrices beside each linear layer that is adapted."""
-    total = 0
-    for stack in shape.stacks:
-        for layer in stack.layers:
-            attention = _attention_matrices(layer, stack.hidden)
-            chosen = attention[::2] if targets == "attention" else [*attention, *_mlp_matrices(layer, stack.hidden)]
-            total += rank * sum(rows + columns for rows, columns in chosen)
-    return total
+def adapter_parameters(shape: ModelShape, stage: Stage, configuration: Configuration) -> Quantity:
+    """Of the adapters on one GPU, before data-parallel sharding."""
+    dense, experts = lora_parameters(shape, configuration.lora_rank, configuration.lora_targets)
+    spread = configuration.ep * expert_tp(configuration)
+    return (dense / configuration.tp + experts / spread) * stage.share
 
 
 def _lora_states(shape: ModelShape, stage: Stage, configuration: Configuration) -> States:
-    """The base is frozen, in 16 or 4 bits unless all is FP32; only the adapters have gradients and states."""
+    """The base is frozen, in 16 bits or fewer unless all is FP32; only the adapters have gradients and states."""
     base = sharded(stage, configuration, framework_of(configuration).parameters_sharded_from)
-    count = lora_parameters(shape, configuration.lora_rank, configuration.lora_targets) * stage.share / configuration.tp
+    count = adapter_parameters(shape, stage, configuration)
     shrunk = base / stage.parameters
     adapters = _term(Category.PARAMETERS, "adapters", count * shrunk, configuration.parameter_bytes)
     states_bytes = optimizer_bytes(configuration.optimizer, state_bytes(configuration))
-    kept = [*_base_terms(stage, configuration, shrunk), adapters]
+    kept = [*_base_terms(shape, stage, configuration, shrunk), adapters]
     kept.append(_term(Category.OPTIMIZER_STATES, f"{configuration.optimizer} states", count * shrunk, states_bytes))
     return States(tuple(kept), _term(Category.GRADIENTS, "gradients", count * shrunk, configuration.parameter_bytes))
 
 
-def _base_terms(stage: Stage, configuration: Configuration, shrunk: Quantity) -> list[Term]:
+def _base_terms(shape: ModelShape, stage: Stage, configuration: Configuration, shrunk: Quantity) -> list[Term]:
     plain_bytes = configuration.compute_bytes
     if not configuration.quantized_base:
         return [_term(Category.PARAMETERS, "frozen parameters", stage.parameters * shrunk, plain_bytes)]
-    quantized = (stage.dense + stage.experts) * shrunk
+    norms = stage.share * sum(layer.norm_parameters for stack in shape.stacks for layer in stack.layers)
+    quantized, others = stage.dense + stage.experts - norms, stage.outside + norms
     return [
-        _term(Category.PARAMETERS, "frozen blocks in 4 bits", quantized, 0.5 + 4 / FOUR_BIT_BLOCK),
-        _term(Category.PARAMETERS, "frozen embeddings and head", stage.outside * shrunk, plain_bytes),
+        _term(
+            Category.PARAMETERS,
+            f"frozen blocks in {configuration.base.upper()}",
+            quantized * shrunk,
+            configuration.base_bytes,
+        ),
+        _term(Category.PARAMETERS, "frozen embeddings, norms and head", others * shrunk, plain_bytes),
     ]
 
 

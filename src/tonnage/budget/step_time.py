@@ -23,7 +23,7 @@ from tonnage.budget.offload_time import Crossing, crossing
 from tonnage.budget.optimizer_time import accumulated, gathered, sharding_copies, update
 from tonnage.budget.roofline import Calibration, calibration
 from tonnage.budget.sharding import Stage, sharded, stages
-from tonnage.budget.states import lora_parameters
+from tonnage.budget.states import adapter_parameters
 from tonnage.clock.host import host_costs
 from tonnage.clock.kernels.many import distinct
 from tonnage.clock.power import limit_of, slowdown_of
@@ -130,7 +130,8 @@ class StepClock:
 
     def _works(self, configuration: Configuration, rows: list[tuple[int, ...]], at: int | None) -> "_Works":
         """What each kind of layer, the embedding and the head take, for rows of the numbers that matter to them."""
-        kinds = ("precision", "framework", "sequence_parallel", "attention", "compile", "compile_loss", "lora_rank")
+        kinds = ["precision", "framework", "sequence_parallel", "attention", "compile", "compile_loss"]
+        kinds += ["lora_rank", "lora_targets", "base"]
         known = self._known.setdefault(tuple(getattr(configuration, kind) for kind in kinds), _Known())
         missing = [row for row in dict.fromkeys(rows) if row not in known.places]
         if missing:
@@ -141,7 +142,7 @@ class StepClock:
 
     def _traffic(self, stage: Stage, configuration: Configuration) -> Traffic:
         recomputed = configuration.checkpoint == "full"
-        key = (*_identity(configuration), configuration.zero, recomputed, configuration.lora_rank)
+        key = (*_identity(configuration), configuration.zero, recomputed, configuration.lora_rank, configuration.base)
         if key not in self._sent:
             self._sent[key] = configuration, traffic(self._shape, stage, configuration, self._network)
         return self._sent[key][1]
@@ -328,11 +329,9 @@ def _micro_batches(seconds: _Seconds, configuration: Configuration) -> dict[str,
 def _update(shape: ModelShape, stage: Stage, configuration: Configuration, gpu: Gpu) -> Busy:
     """The optimizer's step, and the sums of gradients over micro-batches."""
     if configuration.lora_rank:
-        trained = lora_parameters(shape, configuration.lora_rank, configuration.lora_targets)
-        count = trained * stage.share / configuration.tp
+        count = held = adapter_parameters(shape, stage, configuration)
     else:
-        count = sharded(stage, configuration, 1)
-    held = count if configuration.lora_rank else sharded(stage, configuration, 2)
+        count, held = sharded(stage, configuration, 1), sharded(stage, configuration, 2)
     # Where gradients are kept in another type than they are made in, those of the first micro-batch are added too.
     first = 1 if gradient_bytes(configuration) == made_bytes(configuration) else 0
     summed = accumulated(shape, configuration, held, gpu) * (configuration.accumulate - first)

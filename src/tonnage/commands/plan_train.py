@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 SUMMARY = "What training a model takes on these GPUs, and the fastest configuration that fits."
 _EPILOG = "A flag that is given is fixed; one that is left out is searched. Exits 1 where nothing fits."
 _DEFAULT_SEQ = 4096
+_DEFAULT_RANK = 16  # a common one
 
 
 def command(words: list[str]) -> int:
@@ -44,6 +45,7 @@ def command(words: list[str]) -> int:
 
 def _parser() -> ArgumentParser:
     from tonnage.budget import configuration as kinds
+    from tonnage.budget.adapters import Base
     from tonnage.planner.request import FRAMEWORK_STAGES
 
     usage = "tonnage plan train MODEL --gpus 8xh200 [--seq 8k] [FLAG]..."
@@ -70,7 +72,9 @@ def _parser() -> ArgumentParser:
         "--offload", nargs="?", const="optimizer", metavar="WHAT", help="optimizer, parameters, activations, all; :nvme"
     )
     add("--lora", type=int, metavar="RANK", help="train adapters of that rank")
-    add("--qlora", action="store_true", help="with --lora: the base in 4 bits")
+    add("--lora-targets", metavar="WHAT", help="attention, mlp, all-linear (default), experts; or q_proj,v_proj, say")
+    add("--base", choices=get_args(Base), help="with --lora: the frozen weights (default: 16-bit)")
+    add("--qlora", action="store_true", help="--lora 16 --base nf4, of which either can be given otherwise")
     add("--compile", action="store_true", help="under torch.compile")
     add("--online", action="store_true", help="look a model up on the hub where it is no preset")
     add("--explain", action="store_true", help="print the arithmetic, term by term, and every reason")
@@ -83,19 +87,23 @@ def _parser() -> ArgumentParser:
 
 def request_of(options: Namespace, shape: "ModelShape", cluster: "Cluster") -> "TrainingRequest":
     """The flags as the planner takes them."""
+    from tonnage.budget.adapters import parse_targets
     from tonnage.planner.request import TrainingRequest, parse_offload
     from tonnage.units import parse_count
 
     if options.lora is not None and options.lora < 1:
         raise BadLayout(f"--lora {options.lora}: a rank is at least 1.", hint="Write --lora 16, or leave it out.")
+    if options.lora_targets and not options.lora and not options.qlora:
+        raise BadLayout(f"--lora-targets {options.lora_targets}: no adapters are trained.", hint="Add --lora 16.")
     most = shape.fixed_tokens or min(shape.max_positions or _DEFAULT_SEQ, _DEFAULT_SEQ)
     names = ["micro_batch", "global_batch", "optimizer", "optimizer_kernel", "checkpoint", "attention"]
     names += ["loss", "zero", "tp", "pp", "cp", "ep", "shard", "framework", "compile"]
     return TrainingRequest(
         seq=parse_count(options.seq) if options.seq else most,
         precision=options.precision or ("bf16-mixed" if cluster.gpu.has_bf16 else "fp16-mixed"),
-        lora_rank=options.lora or 0,
-        quantized_base=options.qlora,
+        lora_rank=options.lora or (_DEFAULT_RANK if options.qlora else 0),
+        lora_targets=parse_targets(options.lora_targets or "all-linear"),
+        base=options.base or ("nf4" if options.qlora else "16-bit"),
         sequence_parallel=not options.no_sequence_parallel,
         offload=None if options.offload is None else parse_offload(options.offload),
         **{name: getattr(options, name) for name in names},

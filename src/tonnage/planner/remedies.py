@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from tonnage.budget.adapters import Base
 from tonnage.budget.configuration import Configuration
 from tonnage.budget.training import needed_bytes
 from tonnage.errors import BadLayout, UnknownGpu
@@ -117,11 +118,11 @@ def _other_training(shape: ModelShape, cluster: Cluster, request: TrainingReques
 
 def _adapters(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> Iterator[Remedy]:
     rank = request.lora_rank or DEFAULT_RANK
-    changes: list[tuple[str, str, bool]] = [("adapters on a 4-bit base", f"--lora {rank} --qlora", True)]
+    changes: list[tuple[str, str, Base]] = [("adapters on a 4-bit base", f"--lora {rank} --qlora", "nf4")]
     if not request.lora_rank:
-        changes.insert(0, ("adapters alone", f"--lora {rank}", False))
-    for change, flag, quantized in changes:
-        remedy = _tried(shape, cluster, replace(request, lora_rank=rank, quantized_base=quantized), change, flag)
+        changes.insert(0, ("adapters alone", f"--lora {rank}", request.base))
+    for change, flag, base in changes:
+        remedy = _tried(shape, cluster, replace(request, lora_rank=rank, base=base), change, flag)
         if remedy:
             yield remedy
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
+from tonnage.budget.adapters import ALL_LINEAR, EXPERTS, Base
 from tonnage.budget.configuration import (
     AttentionKernel,
     FrameworkName,
@@ -79,7 +80,8 @@ class TrainingRequest:
     optimizer: Optimizer = "adamw"
     attention: AttentionKernel = "flash"
     lora_rank: int = 0
-    quantized_base: bool = False
+    lora_targets: tuple[str, ...] = ALL_LINEAR
+    base: Base = "16-bit"
     compile: bool = False
     micro_batch: int | None = None
     global_batch: int | None = None
@@ -124,8 +126,8 @@ def _check_numbers(request: TrainingRequest) -> None:
         if number is not None and number > _LARGEST[name]:
             hint = f"Write at most {_LARGEST[name]:,}."
             raise BadLayout(f"{flag} {number} is beyond anything that is trained.", hint=hint)
-    if request.quantized_base and not request.lora_rank:
-        raise BadLayout("--qlora trains adapters, and there are none.", hint="Add --lora 16.")
+    if request.base != "16-bit" and not request.lora_rank:
+        raise BadLayout(f"--base {request.base} freezes all weights, and nothing is trained.", hint="Add --lora 16.")
 
 
 def _misfits(request: TrainingRequest, shape: ModelShape, cluster: Cluster) -> Iterator[tuple[str, str]]:
@@ -170,6 +172,8 @@ def _misfits_of_model(request: TrainingRequest, shape: ModelShape) -> Iterator[t
         yield problem, f"Write --seq {shape.max_positions} at most."
     if request.lora_rank > shape.hidden:
         yield f"--lora {request.lora_rank} is wider than {shape.name} itself, {shape.hidden}.", "Write --lora 16, say."
+    if request.lora_rank and EXPERTS in request.lora_targets and not experts:
+        yield f"--lora-targets experts: {shape.name} has no experts.", "Leave experts out."
     if request.pp and request.pp > layers:
         yield f"--pp {request.pp}: {shape.name} has {layers} layers.", f"Choose at most {layers} stages."
     if request.cp and request.seq % request.cp:

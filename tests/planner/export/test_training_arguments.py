@@ -44,7 +44,7 @@ PLANS = {
     "sharded": fsdp2(zero=3, checkpoint="full", optimizer_kernel="fused", compile=True),
     "kept": fsdp2(zero=2, checkpoint="every-2", precision="bf16", optimizer="adamw-8bit"),
     "offloaded": fsdp2(parameter_place="host", optimizer_place="host", loss="chunked", optimizer="lion"),
-    "adapters": plan(gpus="h200", lora_rank=16, quantized_base=True, optimizer="sgd"),
+    "adapters": plan(gpus="h200", lora_rank=16, base="nf4", optimizer="sgd"),
 }
 WITH_DEEPSPEED = {
     "stage 3": deepspeed(checkpoint="full", micro_batch=2, accumulate=3),
