@@ -204,3 +204,23 @@ def test_adapters_that_make_no_sense_are_refused(words: tuple[str, ...]) -> None
 def test_a_4_bit_mixture_fits_one_card_without_offload(capsys: pytest.CaptureFixture[str]) -> None:
     best = figures(capsys, "gpt-oss-120b", "--gpus", "h100", "--seq", "2k", "--qlora")["best"]
     assert best["fits"] and best["config"]["offload"] == "none"
+
+
+def test_hosts_have_what_the_flags_say(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("llama-3.2-3b", "--gpus", "rtx-4090", "--seq", "2k", "--offload", "optimizer")
+    command([*words, "--host-memory", "96g"])
+    assert "for each rank" in (out := capsys.readouterr().out) and "of 96 in a host" in out
+    assert command([*words, "--host-memory", "16GiB"]) == 1
+    capsys.readouterr()
+    slow, fast = (
+        figures(capsys, *words[:-1], "optimizer:nvme", "--zero", "3", "--drive", speed)["best"]["step_time_s"]
+        for speed in ("1g/s", "7GB/s")
+    )
+    assert slow > fast
+
+
+def test_without_drives_nothing_goes_there(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("llama-3.1-8b", "--gpus", "rtx-4090", "--seq", "2k", "--drive", "none")
+    assert "nvme" not in figures(capsys, *words)["best"]["config"]["offload"]
+    with pytest.raises(RequestError, match="--drive none"):
+        command([*words, "--offload", "all:nvme"])

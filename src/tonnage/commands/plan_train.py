@@ -3,6 +3,7 @@
 Its words are parsed by argparse, as those of `tonnage run` are: typer takes longer to load than the plan takes to make.
 """
 
+import re
 import sys
 import time
 from argparse import ArgumentParser, Namespace
@@ -30,11 +31,10 @@ def command(words: list[str]) -> int:
     options = _parser().parse_args(words)
     _check_export(options)
     page = page_of(options)
-    from tonnage.hardware import find_cluster
     from tonnage.models import find_model
     from tonnage.planner.search import search
 
-    cluster, shape = find_cluster(options.gpus), find_model(options.model, online=options.online)
+    cluster, shape = cluster_of(options), find_model(options.model, online=options.online)
     start = time.perf_counter()
     findings = search(shape, cluster, request_of(options, shape, cluster))
     _publish(findings, options, page, time.perf_counter() - start)
@@ -71,6 +71,8 @@ def _parser() -> ArgumentParser:
     add(
         "--offload", nargs="?", const="optimizer", metavar="WHAT", help="optimizer, parameters, activations, all; :nvme"
     )
+    add("--host-memory", metavar="SIZE", help="memory of one host, like 64g, for these GPUs (default: the catalogue's)")
+    add("--drive", metavar="SPEED", help="what a host's drives read a second, like 7g/s; or none")
     add("--lora", type=int, metavar="RANK", help="train adapters of that rank")
     add("--lora-targets", metavar="WHAT", help="attention, mlp, all-linear (default), experts; or q_proj,v_proj, say")
     add("--base", choices=get_args(Base), help="with --lora: the frozen weights (default: 16-bit)")
@@ -83,6 +85,26 @@ def _parser() -> ArgumentParser:
     add("--json", default="", metavar="FILE", help="write the figures as JSON ('-': standard output)")
     add_page_options(parser)
     return parser
+
+
+def cluster_of(options: Namespace) -> "Cluster":
+    """The cards, in hosts as they are sold or as the flags say."""
+    from tonnage.hardware import find_cluster
+    from tonnage.units import parse_bytes
+
+    cluster = find_cluster(options.gpus)
+    if options.host_memory is None and options.drive in (None, "none"):
+        return cluster
+    # Memory is sold in GiB and drives in GB, whatever people write after the number.
+    memory, drive = options.host_memory, None if options.drive == "none" else options.drive
+    return cluster.with_host(
+        memory_bytes=None
+        if memory is None
+        else parse_bytes(re.sub(r"(?<=[kmgt])b?$", "iB", memory.strip(), flags=re.I)),
+        nvme_bytes_per_s=None
+        if drive is None
+        else parse_bytes(re.sub(r"(?<=[kmgt])(b?)(/s)?$", "B", drive.strip(), flags=re.I)),
+    )
 
 
 def request_of(options: Namespace, shape: "ModelShape", cluster: "Cluster") -> "TrainingRequest":
@@ -104,6 +126,7 @@ def request_of(options: Namespace, shape: "ModelShape", cluster: "Cluster") -> "
         lora_rank=options.lora or (_DEFAULT_RANK if options.qlora else 0),
         lora_targets=parse_targets(options.lora_targets or "all-linear"),
         base=options.base or ("nf4" if options.qlora else "16-bit"),
+        drives=options.drive != "none",
         sequence_parallel=not options.no_sequence_parallel,
         offload=None if options.offload is None else parse_offload(options.offload),
         **{name: getattr(options, name) for name in names},

@@ -45,6 +45,11 @@ class Offload:
     activations: Place = "gpu"
 
     @property
+    def on_drives(self) -> bool:
+        """Whether anything goes beyond the host's memory."""
+        return "nvme" in (self.optimizer, self.parameters, self.activations)
+
+    @property
     def words(self) -> str:
         """As it is written after `--offload`."""
         named = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -97,6 +102,7 @@ class TrainingRequest:
     sequence_parallel: bool = True
     framework: FrameworkName | None = None
     offload: Offload | None = None
+    drives: bool = True  # hosts have some
 
     def step_sequences(self, gpus: int) -> int:
         """Sequences in a step: as asked, or about `DEFAULT_STEP_TOKENS`, and one for each GPU at least."""
@@ -114,6 +120,10 @@ def check(request: TrainingRequest, shape: ModelShape, cluster: Cluster) -> None
         raise BadLayout(f"--checkpoint {request.checkpoint} is not a way to recompute.", hint=hint)
     if request.precision in ("bf16", "bf16-mixed") and not cluster.gpu.has_bf16:
         raise BadLayout(f"{cluster.gpu.name} has no BF16.", hint="Use --precision fp16-mixed, or leave it out.")
+    if request.offload is not None and request.offload.on_drives and not request.drives:
+        raise BadLayout(
+            f"--offload {request.offload.words}, and --drive none.", hint="Leave :nvme out, or give --drive 7g/s."
+        )
     for problem, hint in _misfits(request, shape, cluster):
         raise BadLayout(problem, hint=hint)
 

@@ -203,7 +203,9 @@ def kernel(request: TrainingRequest) -> OptimizerKernel:
 
 def offloads(request: TrainingRequest) -> tuple[tuple[Offload, ...], ...]:
     """What is looked at first, then what only where nothing of that fits."""
-    return OFFLOADS if request.offload is None else ((request.offload,),)
+    if request.offload is not None:
+        return ((request.offload,),)
+    return tuple(some for some in OFFLOADS if request.drives or not some[0].on_drives)
 
 
 def passes(request: TrainingRequest, offload: Offload) -> list[tuple[str, Loss]]:

@@ -125,8 +125,9 @@ def notes(findings: Findings) -> Iterator[str]:
     if 1 < chosen.shard < chosen.data:
         yield f"hybrid: shards within groups of {chosen.shard}, copies between {chosen.data // chosen.shard} of them"
     if plan.host_bytes:
-        pinned = f"{plan.pinned_bytes / GIB:,.1f} of it pinned"
-        yield f"host memory {plan.host_bytes / GIB:,.1f} GiB a GPU, {pinned}; there are {plan.host_capacity_bytes / GIB:,.0f}"
+        ranks, pinned = findings.cluster.gpus_per_host, f"{plan.pinned_bytes / GIB:,.1f} of it pinned"
+        used, there = (ranks * size / GIB for size in (plan.host_bytes, plan.host_capacity_bytes))
+        yield f"host memory {plan.host_bytes / GIB:,.1f} GiB for each rank, {pinned}: {used:,.1f} of {there:,.0f} in a host"
     if chosen.precision == "fp16-mixed" and not findings.cluster.gpu.has_bf16:
         yield f"{findings.cluster.gpu.name} has no BF16: it trains in FP16, whose gradients need their loss scaled"
     if shape.max_positions and chosen.seq > shape.max_positions:
