@@ -351,7 +351,8 @@ def _kv_format(asked: ServingConfiguration) -> KvFormat:
 def _vllm_terms(shape: ModelShape, stage: Stage, asked: ServingConfiguration, gpu: Gpu) -> Parts:
     """Weights, what else counts against vLLM's share, and what lies outside of it."""
     release = vllm.find_release(asked.engine_version)
-    held = list(weight_terms(shape, stage, asked.tp, WEIGHT_FORMATS[asked.weights]))
+    form = WEIGHT_FORMATS[asked.weights]
+    held = list(weight_terms(shape, stage, asked.tp, form, vllm.expert_kernel(gpu) if form.experts_only else None))
     graphs = vllm.graph_term(shape, stage, asked, asked.compute_bytes)
     inside = list(vllm.profiling_terms(shape, stage, asked, gpu, asked.compute_bytes))
     outside = [own_engine.context_term(gpu)]
