@@ -55,7 +55,12 @@ def _parser() -> ArgumentParser:
     add("--gpus", required=True, help="cards, like h200, 8xh200, 2x8xh100 or dgx-h100")
     add("--seq", default="", help="tokens of a sequence, like 8192 or 8k (default: 4k, or all that the model sees)")
     add("--micro-batch", type=int, metavar="N", help="sequences in one pass of one GPU")
-    add("--global-batch", type=int, metavar="N", help="sequences in one step (default: about half a million tokens)")
+    add(
+        "--global-batch",
+        type=int,
+        metavar="N",
+        help="sequences in one step (default: half a million tokens or so; of adapters 32 sequences, as in recipes)",
+    )
     add("--precision", choices=get_args(kinds.Precision), help="default: bf16-mixed; fp16-mixed on cards without BF16")
     add("--optimizer", choices=get_args(kinds.Optimizer), default="adamw")
     add("--optimizer-kernel", choices=get_args(kinds.OptimizerKernel))

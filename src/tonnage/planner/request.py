@@ -24,6 +24,8 @@ from tonnage.models.shape import ModelShape
 
 # A step of about this many tokens where no batch was asked for: what models of a few billion parameters are tuned with.
 DEFAULT_STEP_TOKENS = 2**19
+# And of so many sequences where adapters are trained: recipes of torchtune (2 × 16) and axolotl (2 × 4 on each GPU) have 8 to 32.
+ADAPTER_SEQUENCES = 32
 _DEGREES = ("tp", "pp", "cp", "ep", "shard")
 _LARGEST = {"seq": 2**24, "micro_batch": 2**16, "global_batch": 2**24} | dict.fromkeys(_DEGREES, 2**20)
 # The ZeRO stages that a framework runs: plain torch has `ZeroRedundancyOptimizer`.
@@ -105,10 +107,11 @@ class TrainingRequest:
     drives: bool = True  # hosts have some
 
     def step_sequences(self, gpus: int) -> int:
-        """Sequences in a step: as asked, or about `DEFAULT_STEP_TOKENS`, and one for each GPU at least."""
+        """Sequences in a step: as asked, or about `DEFAULT_STEP_TOKENS` or `ADAPTER_SEQUENCES`, and one for each GPU at least."""
         if self.global_batch is not None:
             return self.global_batch
-        share = max(DEFAULT_STEP_TOKENS / (self.seq * gpus), 1)
+        usual = ADAPTER_SEQUENCES if self.lora_rank else DEFAULT_STEP_TOKENS / self.seq
+        share = max(usual / gpus, 1)
         return (1 << round(math.log2(share))) * gpus  # a power of two for each, which micro-batches divide
 
 
