@@ -143,3 +143,9 @@ def test_experts_that_are_frozen_keep_no_inputs() -> None:
     adapted = block(mixture(), precision="bf16", lora_rank=8, lora_targets=("experts",)).feed_forward
     assert frozen.split == 2 * (3 * 2 * 512 + 2 * 256)
     assert adapted.split == 2 * (4 * 2 * 512 + 2 * 2 * 256)
+
+
+def test_liger_keeps_what_goes_in_and_comes_out() -> None:
+    plain, liger = (block(llama(), precision="bf16", liger=liger) for liger in (False, True))
+    assert (plain.norms.whole, liger.norms.whole) == (2 * (4 + 2) * HIDDEN, 2 * 2 * HIDDEN)
+    assert plain.feed_forward.split - liger.feed_forward.split == 2 * WIDTH

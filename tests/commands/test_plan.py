@@ -224,3 +224,17 @@ def test_without_drives_nothing_goes_there(capsys: pytest.CaptureFixture[str]) -
     assert "nvme" not in figures(capsys, *words)["best"]["config"]["offload"]
     with pytest.raises(RequestError, match="--drive none"):
         command([*words, "--offload", "all:nvme"])
+
+
+def test_liger_is_quicker_and_needs_less(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (*SMALL, "--micro-batch", "4", "--checkpoint", "none")
+    full, fused, liger = (
+        figures(capsys, *words, *more)["best"] for more in (["--loss", "full"], ["--loss", "fused"], ["--liger"])
+    )
+    sizes = [one["ledger"]["activations_bytes"] for one in (full, fused, liger)]
+    assert sizes == sorted(sizes, reverse=True)
+    # Only the logits of a few tokens are there: 1/63 of them, rounded up to a power of two.
+    logits = 4 * 2048 * 128256
+    assert sizes[0] - sizes[1] > 10 * logits
+    assert liger["tokens_per_s"] > 1.05 * full["tokens_per_s"]
+    assert liger["config"]["loss"] == "fused"

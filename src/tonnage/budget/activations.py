@@ -261,7 +261,7 @@ def _mlp_bytes(mlp: FeedForward, style: Style, widths: Widths, closing: str = "d
     # What the last matrix reads, as it or its adapter keeps it.
     read = (widths.adapter_bytes if closing in widths.adapted else 0) if frozen else size
     if mlp.gated:
-        return (2 if style.fused else 3) * size + read
+        return (2 if style.fused or style.liger else 3) * size + read
     if style.activation == "relu":
         return read or size
     if style.activation == "chain" and not style.fused:

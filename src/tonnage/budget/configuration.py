@@ -21,7 +21,8 @@ Optimizer = Literal["sgd", "momentum", "adam", "adamw", "adamw-8bit", "adafactor
 OptimizerKernel = Literal["foreach", "fused", "loop"]
 # Flash: the fused kernel that PyTorch takes for a card; flash-2: FlashAttention 2 up to Hopper, as torchtitan and nanotron do.
 AttentionKernel = Literal["flash", "flash-2", "eager"]
-Loss = Literal["full", "chunked"]
+# Fused: the head's product and the loss of a few tokens at a time, with their gradients, as Liger's kernel takes them.
+Loss = Literal["full", "chunked", "fused"]
 Place = Literal["gpu", "host", "nvme"]
 FrameworkName = Literal["torch", "fsdp2", "deepspeed", "megatron", "nanotron"]
 
@@ -50,6 +51,9 @@ class Configuration:
     lora_rank: int = 0  # 0: full training
     lora_targets: tuple[str, ...] = ALL_LINEAR
     base: Base = "16-bit"  # the frozen weights of blocks: QLoRA has them in 4 bits
+    liger: bool = (
+        False  # Liger's kernels for norms, rotary embeddings and gated MLPs, where blocks are those of transformers
+    )
     keep_gradients: bool = False  # zeroed in place, not freed, between steps
     compile: bool = False
     compile_loss: bool = True  # with `compile`: the loss too (torchtitan left it out until 2025)
@@ -90,6 +94,11 @@ class Configuration:
     def base_bytes(self) -> float:
         """Of one frozen weight of a block, with its share of the scales."""
         return BASE_BITS[self.base] / 8 if self.quantized_base else self.compute_bytes
+
+    @property
+    def fused_loss(self) -> bool:
+        """Logits are never whole, and not made twice."""
+        return self.loss == "fused"
 
     @property
     def mixed(self) -> bool:

@@ -16,6 +16,7 @@ import numpy as np
 from tonnage.budget.adapters import ATTENTION, EXPERTS, MLP, NF4_BLOCK
 from tonnage.budget.configuration import Configuration, Quantity
 from tonnage.budget.frameworks import framework_of
+from tonnage.budget.loss import fused_tokens
 from tonnage.budget.styles import Style, style_of
 from tonnage.clock.kernels.rows import softmax_form
 from tonnage.clock.launch import Launch
@@ -64,7 +65,7 @@ class Calls:
     backward: list[Call] = field(default_factory=list)
     attention_backward: list[Call] = field(default_factory=list)
 
-    def add(self, other: "Calls", times: int) -> None:
+    def add(self, other: "Calls", times: Quantity) -> None:
         """What another part calls, so many times."""
         for name in self.__slots__:
             getattr(self, name).extend(replace(call, times=times * call.times) for call in getattr(other, name))
@@ -196,7 +197,7 @@ class LayerLaunches:
             calls.backward.append(self._plain("join", ["c"], ["c"], rows, queries + 2 * keys))
         rotary: str = style.rotary
         if rotary != "none":
-            rotary = "fused" if style.fused else "native" if native else rotary
+            rotary = "fused" if style.fused else "native" if native or style.liger else rotary
         for width in (queries, keys):
             if style.qk_norm:
                 norm = "fused" if style.fused else style.norm
@@ -214,7 +215,7 @@ class LayerLaunches:
         activation: str = "gated" if mlp.gated else style.activation
         if mlp.gated and style.fused_gate:
             activation = "gated-halves"
-        if style.fused:
+        if style.fused or (style.liger and mlp.gated):
             activation = "fused-gated" if mlp.gated else "fused"
         dense = mlp.shared_intermediate if mlp.experts else mlp.intermediate
         both = 2 if mlp.gated else 1
@@ -505,15 +506,22 @@ class LayerLaunches:
         norm = "fused" if style.fused else "native-rms" if style.norm == "native" and last.rms_norm else style.norm
         self._part(calls, "norm", norm, rows, shape.hidden)
         width = self._logits_width(self.configuration.tp)
+        at_once = fused_tokens(shape, rows) if self.configuration.fused_loss else rows
+        one = Calls()
         self._product(
-            calls, rows, width, shape.hidden, aligned=self._alignment(width), wide=True,
+            one, at_once, width, shape.hidden, aligned=self._alignment(width), wide=True,
             biased=shape.head_parameters % shape.hidden != 0,
         )  # fmt: skip
+        calls.add(one, rows / at_once)
         written = framework_of(self.configuration).written
         loss = "causal" if shape.decoder.causal else "plain"
         if written == "native":
             loss = "split"
-        if written == "fused" or (self.configuration.compile and self.configuration.compile_loss):
+        if (
+            written == "fused"
+            or (self.configuration.compile and self.configuration.compile_loss)
+            or self.configuration.fused_loss
+        ):
             loss = "fused"
         self._part(calls, "loss", loss, rows, width)
         return calls

@@ -27,10 +27,28 @@ def loss_term(shape: ModelShape, configuration: Configuration, tokens: Quantity,
     size = _BYTES[moment](configuration) if shape.logits else 0
     if caps_logits(shape):
         size = size + configuration.compute_bytes
+    if configuration.fused_loss and shape.logits:
+        return _fused_term(shape, configuration, tokens, moment)
     chunks = LOSS_CHUNKS if configuration.loss == "chunked" else 1
     total = size * shape.vocab / configuration.tp * tokens / chunks
     numbers = {"bytes": size, "vocabulary": shape.vocab, "tokens": tokens, "tp": configuration.tp, "chunks": chunks}
     formula = "bytes × vocabulary ÷ tp × tokens ÷ chunks"
+    return Term(Category.ACTIVATIONS, "logits and loss", total, formula, numbers, "model")
+
+
+def fused_tokens(shape: ModelShape, tokens: Quantity) -> Quantity:
+    """Whose logits Liger's kernel makes at once: so many that they are about as large as what the head reads."""
+    share = tokens / -(-shape.vocab // shape.hidden)
+    return np.minimum(np.exp2(np.ceil(np.log2(np.maximum(share, 1)))), tokens)[()]
+
+
+def _fused_term(shape: ModelShape, configuration: Configuration, tokens: Quantity, moment: LossMoment) -> Term:
+    """The logits of some tokens, over which their gradients are written; and the gradient of what the head reads."""
+    some = fused_tokens(shape, tokens) if moment != "head" else 0.0
+    size, vocab = configuration.compute_bytes, shape.vocab / configuration.tp
+    numbers = {"bytes": size, "vocabulary": vocab, "some": some, "hidden": shape.hidden, "tokens": tokens}
+    formula = "bytes × (vocabulary × some + hidden × tokens)"
+    total = size * (vocab * some + shape.hidden * tokens)
     return Term(Category.ACTIVATIONS, "logits and loss", total, formula, numbers, "model")
 
 

@@ -68,9 +68,11 @@ def moments(shape: ModelShape, stage: Stage, configuration: Configuration) -> It
     always = (*states_and_buffers, *flat_copies(stage, configuration, in_use=False))
     kept = _kept(scene)
     passing = (*always, *_live_gradients(scene), *kept, *_gathered(scene))
-    yield Moment("forward", (*passing, *_casts(scene, forward=True), *_logits(scene, "forward")))
+    # A fused loss makes the head's gradient beside its logits.
+    early = _head_gradient(scene) if configuration.fused_loss else []
+    yield Moment("forward", (*passing, *_casts(scene, forward=True), *_logits(scene, "forward"), *early))
     back = (*passing, *_casts(scene), *_held_logits(scene))
-    yield Moment("loss", (*back, *_logits(scene, "loss")))
+    yield Moment("loss", (*back, *_logits(scene, "loss"), *early))
     yield Moment("head", (*back, *_logits(scene, "head"), *_head_gradient(scene)))
     yield Moment("backward", (*back, *_head_gradient(scene), *_inside_block(scene), *_unreduced(scene, ending=False)))
     waiting = (*always, *_waiting(scene, kept), *_gathered(scene), *_held_logits(scene))
@@ -331,7 +333,7 @@ def _held_logits(scene: Scene) -> list[Term]:
     """The output of PyTorch's last stage lives until the backward pass of its micro-batch is done."""
     configuration, vocab = scene.configuration, scene.shape.vocab if scene.shape.logits else 0
     pipeline = _in_torch_pipeline(configuration)
-    if not np.any(pipeline) or configuration.loss == "chunked":
+    if not np.any(pipeline) or configuration.loss != "full":
         return []
     size = pipeline * scene.stage.heads * configuration.compute_bytes * vocab / configuration.tp * scene.tokens
     numbers = {"bytes": configuration.compute_bytes, "vocabulary": vocab, "tokens": scene.tokens}

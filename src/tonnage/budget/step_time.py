@@ -131,7 +131,7 @@ class StepClock:
     def _works(self, configuration: Configuration, rows: list[tuple[int, ...]], at: int | None) -> "_Works":
         """What each kind of layer, the embedding and the head take, for rows of the numbers that matter to them."""
         kinds = ["precision", "framework", "sequence_parallel", "attention", "compile", "compile_loss"]
-        kinds += ["lora_rank", "lora_targets", "base"]
+        kinds += ["lora_rank", "lora_targets", "base", "liger", "fused_loss"]
         known = self._known.setdefault(tuple(getattr(configuration, kind) for kind in kinds), _Known())
         missing = [row for row in dict.fromkeys(rows) if row not in known.places]
         if missing:

@@ -19,6 +19,7 @@ class Style:
 
     `fused` kernels (Megatron's, or what `torch.compile` makes of a block) keep what goes into them and out of them, and
     no value between: by default the compiler recomputes nothing that a matrix product of the backward pass reads.
+    `liger` has such kernels for norms, rotary embeddings and gated MLPs alone.
     """
 
     norm: Literal["native", "wide", "rms", "rms-wide", "centred"]
@@ -35,6 +36,7 @@ class Style:
     wide_router: bool = False
     turned: bool = False
     fused: bool = False
+    liger: bool = False
 
 
 _FUSED = Style(norm="native", rotary="add", fused_qkv=True, fused_gate=True, fused=True, upcast=False)
@@ -52,7 +54,7 @@ def style_of(shape: ModelShape, layer: Layer, configuration: Configuration) -> S
         return replace(_FUSED, fused_qkv=False, fused_gate=False, dropout=written.dropout)
     form = framework_of(configuration).written
     if form == "transformers":
-        return written
+        return replace(written, norm="native", activation="native", liger=True) if configuration.liger else written
     rotary: Literal["none", "add"] = "none" if written.rotary == "none" else "add"
     style = replace(_FUSED, rotary=rotary, fused=form == "fused")
     return replace(style, dropout=written.dropout, attention_dropout=written.attention_dropout)

@@ -83,6 +83,7 @@ def _parser() -> ArgumentParser:
     add("--base", choices=get_args(Base), help="with --lora: the frozen weights (default: 16-bit)")
     add("--qlora", action="store_true", help="--lora 16 --base nf4, of which either can be given otherwise")
     add("--compile", action="store_true", help="under torch.compile")
+    add("--liger", action="store_true", help="with Liger's kernels, and --loss fused unless another is given")
     add("--online", action="store_true", help="look a model up on the hub where it is no preset")
     add("--explain", action="store_true", help="print the arithmetic, term by term, and every reason")
     add("--export", type=Path, metavar="DIR", help="write the files that launch it")
@@ -124,13 +125,14 @@ def request_of(options: Namespace, shape: "ModelShape", cluster: "Cluster") -> "
         raise BadLayout(f"--lora-targets {options.lora_targets}: no adapters are trained.", hint="Add --lora 16.")
     most = shape.fixed_tokens or min(shape.max_positions or _DEFAULT_SEQ, _DEFAULT_SEQ)
     names = ["micro_batch", "global_batch", "optimizer", "optimizer_kernel", "checkpoint", "attention"]
-    names += ["loss", "zero", "tp", "pp", "cp", "ep", "shard", "framework", "compile"]
+    names += ["zero", "tp", "pp", "cp", "ep", "shard", "framework", "compile", "liger"]
     return TrainingRequest(
         seq=parse_count(options.seq) if options.seq else most,
         precision=options.precision or ("bf16-mixed" if cluster.gpu.has_bf16 else "fp16-mixed"),
         lora_rank=options.lora or (_DEFAULT_RANK if options.qlora else 0),
         lora_targets=parse_targets(options.lora_targets or "all-linear"),
         base=options.base or ("nf4" if options.qlora else "16-bit"),
+        loss=options.loss or ("fused" if options.liger else None),
         drives=options.drive != "none",
         sequence_parallel=not options.no_sequence_parallel,
         offload=None if options.offload is None else parse_offload(options.offload),

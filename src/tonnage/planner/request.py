@@ -90,6 +90,7 @@ class TrainingRequest:
     lora_targets: tuple[str, ...] = ALL_LINEAR
     base: Base = "16-bit"
     compile: bool = False
+    liger: bool = False
     micro_batch: int | None = None
     global_batch: int | None = None
     optimizer_kernel: OptimizerKernel | None = None

@@ -190,6 +190,7 @@ def family(request: TrainingRequest, sharding: Sharding, checkpoint: str, loss: 
         lora_targets=request.lora_targets,
         base=request.base,
         compile=request.compile,
+        liger=request.liger,
         seq=request.seq,
         **numbers,
     )

@@ -103,7 +103,7 @@ def brief(plan: Plan) -> str:
     chosen = plan.configuration
     words = [*_spread(plan), f"{chosen.micro_batch}×{chosen.accumulate}"]
     words += [f"checkpoint {chosen.checkpoint}"] if chosen.checkpoint != "none" else []
-    words += ["chunked loss"] if chosen.loss == "chunked" else []
+    words += [f"{chosen.loss} loss"] if chosen.loss != "full" else []
     return " ".join([*words, *_offload(plan)])
 
 
@@ -121,7 +121,8 @@ def notes(findings: Findings) -> Iterator[str]:
     """What a reader should know of the figures above."""
     plan, shape = findings.closest, findings.shape
     chosen = plan.configuration
-    yield f"{chosen.precision}, {chosen.optimizer} ({chosen.optimizer_kernel}), {chosen.framework}, attention {chosen.attention}"
+    words = [chosen.precision, f"{chosen.optimizer} ({chosen.optimizer_kernel})", chosen.framework]
+    yield ", ".join([*words, f"attention {chosen.attention}", *(["Liger's kernels"] if chosen.liger else [])])
     if 1 < chosen.shard < chosen.data:
         yield f"hybrid: shards within groups of {chosen.shard}, copies between {chosen.data // chosen.shard} of them"
     if plan.host_bytes:

@@ -62,7 +62,10 @@ def notes(launch: Launch) -> list[str]:
     """How it differs from what was planned, and what it needs."""
     configuration = launch.configuration
     return reasons(
-        (configuration.loss == "chunked", "the chunked loss is Liger's: pip install liger-kernel"),
+        (
+            _liger(launch) is not None,
+            f"the {'kernels are' if configuration.liger else 'loss is'} Liger's: pip install liger-kernel",
+        ),
         (
             configuration.optimizer in ("adamw-8bit", "lion") and launch.engine != "deepspeed",
             "the optimizer is bitsandbytes': pip install bitsandbytes",
@@ -90,7 +93,7 @@ def settings(launch: Launch) -> dict[str, Any]:
         **_recompute(launch),
         **_sharding(launch),
         **({"torch_compile": True} if configuration.compile else {}),
-        **({"use_liger_kernel": True, "liger_kernel_config": dict(_CHUNKED_LOSS)} if _chunked(launch) else {}),
+        **({} if _liger(launch) is None else {"use_liger_kernel": True, "liger_kernel_config": _liger(launch)}),
         "ddp_find_unused_parameters": False,
         "logging_steps": 1,
         "report_to": "none",
@@ -134,5 +137,9 @@ def _sharding(launch: Launch) -> dict[str, Any]:
     return {"fsdp": True, "fsdp_config": renamed}
 
 
-def _chunked(launch: Launch) -> bool:
-    return launch.configuration.loss == "chunked"
+def _liger(launch: Launch) -> dict[str, bool] | None:
+    """Which of its kernels are used; None where none is."""
+    fused = launch.configuration.loss != "full"
+    if launch.configuration.liger:
+        return dict.fromkeys(_CHUNKED_LOSS, True) | {"cross_entropy": False, "fused_linear_cross_entropy": fused}
+    return dict(_CHUNKED_LOSS) if fused else None
