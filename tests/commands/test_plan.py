@@ -238,3 +238,39 @@ def test_liger_is_quicker_and_needs_less(capsys: pytest.CaptureFixture[str]) -> 
     assert sizes[0] - sizes[1] > 10 * logits
     assert liger["tokens_per_s"] > 1.05 * full["tokens_per_s"]
     assert liger["config"]["loss"] == "fused"
+
+
+def test_states_that_are_paged_cross_where_they_find_no_room(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (
+        "llama-3.2-3b",
+        "--seq",
+        "2k",
+        "--micro-batch",
+        "2",
+        "--precision",
+        "bf16",
+        "--checkpoint",
+        "full",
+        "--loss",
+        "chunked",
+    )
+    for card, crosses in (("h200", False), ("rtx-4090", True)):
+        best = figures(capsys, *words, "--gpus", card, "--optimizer", "paged-adamw")["best"]
+        assert best["fits"] and best["ledger"]["optimizer_bytes"] == 0
+        assert best["host_bytes"] == pytest.approx(4 * 3_212_749_824, rel=1e-3)
+        assert (best["step_parts_s"]["offload"] > 0) is crosses
+
+
+def test_gradients_that_are_used_at_once_are_freed(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (*SMALL, "--checkpoint", "full", "--micro-batch", "2", "--optimizer", "sgd", "--loss", "chunked")
+    plain, at_once = (figures(capsys, *words, *more)["best"] for more in ([], ["--step-in-backward"]))
+    assert plain["ledger"]["total_bytes"] - at_once["ledger"]["total_bytes"] > 2**30
+    assert at_once["config"]["accumulate"] == 1
+    assert at_once["tokens_per_s"] == pytest.approx(plain["tokens_per_s"], rel=0.1)
+
+
+@pytest.mark.parametrize("words", [("--lora", "8"), ("--pp", "2", "--framework", "fsdp2"), ()])
+def test_a_step_inside_backward_needs_whole_gradients(words: tuple[str, ...]) -> None:
+    gpus = "h200" if "--lora" in words else "2xh200"
+    with pytest.raises(RequestError, match="frees gradients"):
+        command(["llama-3.2-1b", "--gpus", gpus, "--step-in-backward", *words])

@@ -54,6 +54,8 @@ class Configuration:
     liger: bool = (
         False  # Liger's kernels for norms, rotary embeddings and gated MLPs, where blocks are those of transformers
     )
+    paged: bool = False  # optimizer states in managed memory, which leave the GPU where they would not fit
+    step_in_backward: bool = False  # every parameter is updated as soon as its gradient is there, which is freed then
     keep_gradients: bool = False  # zeroed in place, not freed, between steps
     compile: bool = False
     compile_loss: bool = True  # with `compile`: the loss too (torchtitan left it out until 2025)

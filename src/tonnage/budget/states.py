@@ -13,7 +13,9 @@ activations, nor when any of this is alive: `moments` does.
 
 from dataclasses import dataclass
 
-from tonnage.budget.adapters import lora_parameters, matrices
+import numpy as np
+
+from tonnage.budget.adapters import largest_matrix, lora_parameters, matrices
 from tonnage.budget.configuration import Configuration, Number, Optimizer, Quantity
 from tonnage.budget.frameworks import framework_of, gradient_bytes, master_bytes, state_bytes, working_bytes
 from tonnage.budget.sharding import Stage, expert_tp, sharded
@@ -62,7 +64,7 @@ def states(shape: ModelShape, stage: Stage, configuration: Configuration) -> Sta
     if master_bytes(configuration):
         master = sharded(stage, configuration, 1)
         kept.append(_term(Category.OPTIMIZER_STATES, "FP32 master copies", master, 4))
-    return States((*kept, *_optimizer_terms(shape, stage, configuration)), _gradients(stage, configuration))
+    return States((*kept, *_optimizer_terms(shape, stage, configuration)), _gradients(shape, stage, configuration))
 
 
 def sharded_parameters(configuration: Configuration) -> bool:
@@ -70,8 +72,12 @@ def sharded_parameters(configuration: Configuration) -> bool:
     return configuration.zero >= framework_of(configuration).parameters_sharded_from
 
 
-def _gradients(stage: Stage, configuration: Configuration) -> Term:
+def _gradients(shape: ModelShape, stage: Stage, configuration: Configuration) -> Term:
     count = sharded(stage, configuration, framework_of(configuration).gradients_sharded_from)
+    if configuration.step_in_backward:
+        # One at a time: the largest is that of the embedding, of the head or of an MLP.
+        largest = max(largest_matrix(shape), shape.vocab * shape.hidden) / configuration.tp
+        count = count * np.minimum(largest / stage.parameters, 1.0)
     return _term(Category.GRADIENTS, "gradients", count, gradient_bytes(configuration))
 
 

@@ -23,12 +23,15 @@ from tonnage.budget.offload_time import Crossing, crossing
 from tonnage.budget.optimizer_time import accumulated, gathered, sharding_copies, update
 from tonnage.budget.roofline import Calibration, calibration
 from tonnage.budget.sharding import Stage, sharded, stages
-from tonnage.budget.states import adapter_parameters
+from tonnage.budget.states import adapter_parameters, states
+from tonnage.budget.terms import total
+from tonnage.budget.training import needed_bytes
 from tonnage.clock.host import host_costs
 from tonnage.clock.kernels.many import distinct
 from tonnage.clock.power import limit_of, slowdown_of
 from tonnage.hardware import Gpu
 from tonnage.hardware.cluster import Cluster
+from tonnage.ledger import Category
 from tonnage.models.shape import Layer, ModelShape, Stack
 
 # What a layer's kernels depend on, of a configuration's numbers.
@@ -90,6 +93,8 @@ class StepClock:
         update = _update(shape, stage, configuration, gpu).slowed(self._slowest)
         sent = self._traffic(stage, configuration)
         moved = crossing(shape, stage, configuration, self._cluster, self.shares)
+        if configuration.paged:
+            moved = moved._replace(step_s=moved.step_s + self._paged_s(stage, configuration))
         together, waits = self._begins_together(configuration), _waits(configuration)
         taken = self.shares.link_channels / gpu.sm_count
 
@@ -110,6 +115,14 @@ class StepClock:
         passed_s = sum(at_full_clock.values()) - at_full_clock["optimizer"]
         slower = slowdown_of(passed.card_s, passed.at_peak_s, passed_s, limit_of(gpu))
         return StepTime(*parts(slower), configuration.global_batch * configuration.seq, passed + update, slower)
+
+    def _paged_s(self, stage: Stage, configuration: Configuration) -> Quantity:
+        """Optimizer states that find no room on the card come for their update and go again."""
+        kept = states(self._shape, stage, configuration).kept
+        size = total(term for term in kept if term.category is Category.OPTIMIZER_STATES)
+        needed, _ = needed_bytes(self._shape, configuration, self._cluster.gpu)
+        away = np.clip(size + needed - self._cluster.gpu.memory_bytes, 0.0, size)
+        return 2 * away / (self._cluster.host_link_bytes_per_s * self.shares.host_link_ceiling)
 
     def _begins_together(self, configuration: Configuration) -> bool:
         """Whether the host waits for the card in every forward pass: decoders of transformers look for packed sequences then."""

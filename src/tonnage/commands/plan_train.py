@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from tonnage.hardware import Cluster
     from tonnage.models import ModelShape
     from tonnage.planner.remedies import Remedy
-    from tonnage.planner.request import TrainingRequest
+    from tonnage.planner.request import Offload, TrainingRequest
     from tonnage.planner.search import Findings
 
 SUMMARY = "What training a model takes on these GPUs, and the fastest configuration that fits."
 _EPILOG = "A flag that is given is fixed; one that is left out is searched. Exits 1 where nothing fits."
 _DEFAULT_SEQ = 4096
+_PAGED = "paged-"
 _DEFAULT_RANK = 16  # a common one
 
 
@@ -62,7 +63,9 @@ def _parser() -> ArgumentParser:
         help="sequences in one step (default: half a million tokens or so; of adapters 32 sequences, as in recipes)",
     )
     add("--precision", choices=get_args(kinds.Precision), help="default: bf16-mixed; fp16-mixed on cards without BF16")
-    add("--optimizer", choices=get_args(kinds.Optimizer), default="adamw")
+    optimizers = (*get_args(kinds.Optimizer), *(f"{_PAGED}{name}" for name in ("adam", "adamw", "adamw-8bit", "lion")))
+    add("--optimizer", choices=optimizers, default="adamw")
+    add("--step-in-backward", action="store_true", help="update each parameter as its gradient comes, and free it")
     add("--optimizer-kernel", choices=get_args(kinds.OptimizerKernel))
     add("--checkpoint", metavar="{none,selective,full,every-K}", help="what is recomputed")
     add("--attention", choices=get_args(kinds.AttentionKernel), default="flash")
@@ -116,7 +119,7 @@ def cluster_of(options: Namespace) -> "Cluster":
 def request_of(options: Namespace, shape: "ModelShape", cluster: "Cluster") -> "TrainingRequest":
     """The flags as the planner takes them."""
     from tonnage.budget.adapters import parse_targets
-    from tonnage.planner.request import TrainingRequest, parse_offload
+    from tonnage.planner.request import TrainingRequest
     from tonnage.units import parse_count
 
     if options.lora is not None and options.lora < 1:
@@ -124,8 +127,8 @@ def request_of(options: Namespace, shape: "ModelShape", cluster: "Cluster") -> "
     if options.lora_targets and not options.lora and not options.qlora:
         raise BadLayout(f"--lora-targets {options.lora_targets}: no adapters are trained.", hint="Add --lora 16.")
     most = shape.fixed_tokens or min(shape.max_positions or _DEFAULT_SEQ, _DEFAULT_SEQ)
-    names = ["micro_batch", "global_batch", "optimizer", "optimizer_kernel", "checkpoint", "attention"]
-    names += ["zero", "tp", "pp", "cp", "ep", "shard", "framework", "compile", "liger"]
+    names = ["micro_batch", "global_batch", "optimizer_kernel", "checkpoint", "attention"]
+    names += ["zero", "tp", "pp", "cp", "ep", "shard", "framework", "compile", "liger", "step_in_backward"]
     return TrainingRequest(
         seq=parse_count(options.seq) if options.seq else most,
         precision=options.precision or ("bf16-mixed" if cluster.gpu.has_bf16 else "fp16-mixed"),
@@ -135,9 +138,20 @@ def request_of(options: Namespace, shape: "ModelShape", cluster: "Cluster") -> "
         loss=options.loss or ("fused" if options.liger else None),
         drives=options.drive != "none",
         sequence_parallel=not options.no_sequence_parallel,
-        offload=None if options.offload is None else parse_offload(options.offload),
+        optimizer=options.optimizer.removeprefix(_PAGED),
+        paged=options.optimizer.startswith(_PAGED),
+        offload=_offload(options),
         **{name: getattr(options, name) for name in names},
     )
+
+
+def _offload(options: Namespace) -> "Offload | None":
+    """As asked; nothing where states are paged or gradients are used at once, unless something is asked."""
+    from tonnage.planner.request import NO_OFFLOAD, parse_offload
+
+    if options.offload is not None:
+        return parse_offload(options.offload)
+    return NO_OFFLOAD if options.step_in_backward or options.optimizer.startswith(_PAGED) else None
 
 
 def _check_export(options: Namespace) -> None:

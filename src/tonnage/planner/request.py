@@ -91,6 +91,8 @@ class TrainingRequest:
     base: Base = "16-bit"
     compile: bool = False
     liger: bool = False
+    paged: bool = False
+    step_in_backward: bool = False
     micro_batch: int | None = None
     global_batch: int | None = None
     optimizer_kernel: OptimizerKernel | None = None
@@ -124,12 +126,30 @@ def check(request: TrainingRequest, shape: ModelShape, cluster: Cluster) -> None
         raise BadLayout(f"--checkpoint {request.checkpoint} is not a way to recompute.", hint=hint)
     if request.precision in ("bf16", "bf16-mixed") and not cluster.gpu.has_bf16:
         raise BadLayout(f"{cluster.gpu.name} has no BF16.", hint="Use --precision fp16-mixed, or leave it out.")
+    if request.paged and request.offload is not None and request.offload.optimizer != "gpu":
+        raise BadLayout("Paged states leave the GPU by themselves.", hint="Leave optimizer out of --offload.")
+    if request.step_in_backward:
+        _check_step_in_backward(request, cluster)
     if request.offload is not None and request.offload.on_drives and not request.drives:
         raise BadLayout(
             f"--offload {request.offload.words}, and --drive none.", hint="Leave :nvme out, or give --drive 7g/s."
         )
     for problem, hint in _misfits(request, shape, cluster):
         raise BadLayout(problem, hint=hint)
+
+
+def _check_step_in_backward(request: TrainingRequest, cluster: Cluster) -> None:
+    """It needs whole gradients of a whole step."""
+    for problem, hint in (
+        (request.lora_rank and "adapters have few gradients", "Leave one of the two out."),
+        ((request.pp or 1) > 1 and "a pipeline adds up those of its micro-batches", "Leave --pp out."),
+        (
+            cluster.gpus > 1 and request.framework != "fsdp2" and "only FSDP2 hands them over one by one",
+            "Add --framework fsdp2.",
+        ),
+    ):
+        if problem:
+            raise BadLayout(f"--step-in-backward frees gradients as they come: {problem}.", hint=hint)
 
 
 def _check_numbers(request: TrainingRequest) -> None:

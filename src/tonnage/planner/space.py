@@ -131,6 +131,12 @@ def _shards(degrees: tuple[int, int, int, int], data: int, cluster: Cluster, req
 
 def _batches(pp: int, data: int, gpus: int, request: TrainingRequest) -> Iterator[tuple[int, int]]:
     """Micro-batch and how many of them make a step."""
+    if request.step_in_backward:
+        # One pass is a step.
+        whole = request.global_batch // data if request.global_batch else None
+        sizes = [request.micro_batch or whole] if request.micro_batch or whole else divisors(_LARGEST_MICRO_BATCH)
+        yield from ((size, 1) for size in sizes if size and pp == 1 and whole in (None, size))
+        return
     if request.global_batch is None and request.micro_batch is not None:
         yield request.micro_batch, 1 if pp == 1 else PIPELINE_FILL * pp
         return
@@ -191,6 +197,8 @@ def family(request: TrainingRequest, sharding: Sharding, checkpoint: str, loss: 
         base=request.base,
         compile=request.compile,
         liger=request.liger,
+        paged=request.paged,
+        step_in_backward=request.step_in_backward,
         seq=request.seq,
         **numbers,
     )

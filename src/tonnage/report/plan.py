@@ -121,8 +121,16 @@ def notes(findings: Findings) -> Iterator[str]:
     """What a reader should know of the figures above."""
     plan, shape = findings.closest, findings.shape
     chosen = plan.configuration
-    words = [chosen.precision, f"{chosen.optimizer} ({chosen.optimizer_kernel})", chosen.framework]
+    words = [
+        chosen.precision,
+        f"{'paged ' * chosen.paged}{chosen.optimizer} ({chosen.optimizer_kernel})",
+        chosen.framework,
+    ]
     yield ", ".join([*words, f"attention {chosen.attention}", *(["Liger's kernels"] if chosen.liger else [])])
+    if chosen.step_in_backward:
+        yield "each parameter is updated as its gradient comes: no clipping by a norm, no accumulation"
+    if chosen.paged:
+        yield "paged states are counted to the host: they are on the card as far as it has room, and cross in each step where not"
     if 1 < chosen.shard < chosen.data:
         yield f"hybrid: shards within groups of {chosen.shard}, copies between {chosen.data // chosen.shard} of them"
     if plan.host_bytes:

@@ -136,3 +136,12 @@ def test_liger_kernels_are_named() -> None:
     every, loss = (training_arguments.settings(plan(gpus="h200", **kind))["liger_kernel_config"] for kind in kinds)
     assert every["rms_norm"] and every["fused_linear_cross_entropy"] and not every["cross_entropy"]
     assert loss["fused_linear_cross_entropy"] and not loss["rms_norm"]
+
+
+def test_paged_states_are_bitsandbytes() -> None:
+    assert (
+        training_arguments.settings(plan(gpus="h200", optimizer="adamw-8bit", paged=True))["optim"]
+        == "paged_adamw_8bit"
+    )
+    (reason,) = training_arguments.obstacles(plan(gpus="h200", step_in_backward=True))
+    assert "when the backward pass is done" in reason

@@ -28,6 +28,11 @@ def obstacles(launch: Launch) -> list[str]:
             (configuration.precision == "fp16-mixed", "torchtitan has no loss scaling for FP16"),
             (configuration.attention == "eager", "torchtitan's attention is fused"),
             (configuration.loss != "full", "torchtitan 0.2 computes the loss whole"),
+            (configuration.paged, "torchtitan has no paged states"),
+            (
+                configuration.step_in_backward and launch.engine != "fsdp2",
+                "torchtitan steps in the backward pass with FSDP2 alone",
+            ),
             (configuration.liger, "torchtitan has no kernels of Liger's"),
             (configuration.lora_rank > 0, "torchtitan 0.2 has no adapters"),
             (configuration.activation_place != "gpu", "torchtitan keeps activations on the GPU"),

@@ -24,6 +24,7 @@ _OPTIMIZERS = MappingProxyType(
     }
 )
 # The loss alone, of all that Liger replaces.
+_PAGED = {"adamw": "paged_adamw_32bit", "adamw-8bit": "paged_adamw_8bit", "lion": "paged_lion_32bit"}
 _CHUNKED_LOSS = MappingProxyType(
     {"fused_linear_cross_entropy": True, "cross_entropy": False, "rope": False, "rms_norm": False, "swiglu": False}
 )
@@ -43,6 +44,11 @@ def obstacles(launch: Launch) -> list[str]:
             (configuration.precision == "fp8", "TrainingArguments knows no FP8"),
             (configuration.activation_place != "gpu", "Trainer keeps activations on the GPU"),
             (by_trainer and configuration.optimizer not in _OPTIMIZERS, f"Trainer has no {configuration.optimizer}"),
+            (configuration.step_in_backward, "Trainer updates when the backward pass is done"),
+            (
+                configuration.paged and configuration.optimizer not in _PAGED,
+                f"Trainer has no paged {configuration.optimizer}",
+            ),
             (by_trainer and kernel == "loop", "Trainer's optimizers always run over many tensors at once"),
         ),
         *_engine_obstacles(launch),
@@ -67,7 +73,7 @@ def notes(launch: Launch) -> list[str]:
             f"the {'kernels are' if configuration.liger else 'loss is'} Liger's: pip install liger-kernel",
         ),
         (
-            configuration.optimizer in ("adamw-8bit", "lion") and launch.engine != "deepspeed",
+            (configuration.paged or configuration.optimizer in ("adamw-8bit", "lion")) and launch.engine != "deepspeed",
             "the optimizer is bitsandbytes': pip install bitsandbytes",
         ),
     )
@@ -104,6 +110,8 @@ def _optimizer(launch: Launch) -> dict[str, Any]:
     """Where DeepSpeed's file names an optimizer, that one is used."""
     configuration = launch.configuration
     name = _OPTIMIZERS.get(configuration.optimizer, "adamw_torch")
+    if configuration.paged:
+        return {"optim": _PAGED[configuration.optimizer]}
     fused = name == "adamw_torch" and configuration.optimizer_kernel == "fused"
     return {"optim": f"{name}_fused" if fused else name}
 
