@@ -262,11 +262,12 @@ def test_states_that_are_paged_cross_where_they_find_no_room(capsys: pytest.Capt
 
 
 def test_gradients_that_are_used_at_once_are_freed(capsys: pytest.CaptureFixture[str]) -> None:
-    words = (*SMALL, "--checkpoint", "full", "--micro-batch", "2", "--optimizer", "sgd", "--loss", "chunked")
+    words = (*SMALL, "--checkpoint", "full", "--micro-batch", "16", "--optimizer", "sgd", "--loss", "chunked")
     plain, at_once = (figures(capsys, *words, *more)["best"] for more in ([], ["--step-in-backward"]))
-    assert plain["ledger"]["total_bytes"] - at_once["ledger"]["total_bytes"] > 2**30
+    assert plain["ledger"]["total_bytes"] - at_once["ledger"]["total_bytes"] > 2**29
     assert at_once["config"]["accumulate"] == 1
-    assert at_once["tokens_per_s"] == pytest.approx(plain["tokens_per_s"], rel=0.1)
+    # The host calls an optimizer for each parameter, which the card does not wait for.
+    assert at_once["tokens_per_s"] == pytest.approx(plain["tokens_per_s"], rel=0.03)
 
 
 @pytest.mark.parametrize("words", [("--lora", "8"), ("--pp", "2", "--framework", "fsdp2"), ()])

@@ -89,8 +89,11 @@ class StepClock:
         passes, attention = self._passes(configuration)
         passes = _on_slowest_stage(passes, stage, configuration)
         layers = passes.layers + sharding_copies(stage.parameters, configuration, gpu) + _handing_on(configuration)
+        update = _update(shape, stage, configuration, gpu)
+        if configuration.step_in_backward:
+            layers, update = layers + Pass(backward=update), Busy()
         passes = _Passes(*(one.slowed(self._slowest) for one in passes._replace(layers=layers)))
-        update = _update(shape, stage, configuration, gpu).slowed(self._slowest)
+        update = update.slowed(self._slowest)
         sent = self._traffic(stage, configuration)
         moved = crossing(shape, stage, configuration, self._cluster, self.shares)
         if configuration.paged:
