@@ -58,6 +58,7 @@ class Configuration:
     step_in_backward: bool = False  # every parameter is updated as soon as its gradient is there, which is freed then
     keep_gradients: bool = False  # zeroed in place, not freed, between steps
     compile: bool = False
+    wide_logits: bool = False  # the model gives them in FP32, as those of transformers did until 4.45
     compile_loss: bool = True  # with `compile`: the loss too (torchtitan left it out until 2025)
     seq: Number = 4096
     micro_batch: Number = 1

@@ -64,16 +64,16 @@ def _forward_bytes(configuration: Configuration) -> Quantity:
     if configuration.compile and configuration.compile_loss:
         return configuration.compute_bytes
     beside = _or_split(configuration, framework_of(configuration).loss_forward_bytes, _SPLIT_FORWARD_BYTES)
-    copied = beside + configuration.compute_bytes
+    copied = beside + configuration.compute_bytes + FP32 * configuration.wide_logits
     return copied if configuration.compute_bytes < FP32 else copied - FP32
 
 
 def _backward_bytes(configuration: Configuration) -> Quantity:
-    """Eager: the log-probabilities, the gradient of the picked ones and that of the logits, each FP32."""
+    """Eager: the log-probabilities, the gradient of the picked ones and that of the logits, each FP32; beside wide logits."""
     if configuration.compile and configuration.compile_loss:
         return 2 * configuration.compute_bytes
     whole = framework_of(configuration).loss_backward_bytes or FP32 + configuration.compute_bytes
-    return _or_split(configuration, whole, _SPLIT_BACKWARD_BYTES)
+    return _or_split(configuration, whole, _SPLIT_BACKWARD_BYTES) + FP32 * configuration.wide_logits
 
 
 def _or_split(configuration: Configuration, whole: int, split: int) -> Quantity:
