@@ -121,7 +121,7 @@ def published_table(truth: Path) -> None:
             continue
         predicted = figure_of(case) / GIB
         error = predicted / row["peak_mem_gib"] - 1
-        errors.setdefault(row["family"], []).append(abs(error))
+        errors.setdefault(row["family"] + (", adapters" if case.configuration.lora_rank else ""), []).append(abs(error))
         print(f"{predicted:8.2f} {row['peak_mem_gib']:8.2f} GiB {error:+7.1%}  {row['id']:26} {words_of(case)}")
     summary(errors, left_out)
 
@@ -149,8 +149,11 @@ def summary(errors: dict[str, list[float]], left_out: Counter[tuple[str, str]]) 
     """Medians by family and over all, and the reasons."""
     for family, found in errors.items():
         print(f"{family:24} {len(found):4} runs, median error {median(found):.1%}, worst {max(found):.1%}")
-    every = [error for found in errors.values() for error in found]
-    print(f"{'all':24} {len(every):4} runs, median error {median(every):.1%}")
+    for name, adapters in (("all but adapters", False), ("adapters", True)):
+        every = [
+            error for family, found in errors.items() for error in found if family.endswith("adapters") is adapters
+        ]
+        print(f"{name:24} {len(every):4} runs, median error {median(every):.1%}, worst {max(every):.1%}")
     for (family, reason), count in sorted(left_out.items()):
         print(f"  left out: {count:3} of {family}: {reason}")
 

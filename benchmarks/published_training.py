@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from tonnage.budget.adapters import Base, parse_targets
 from tonnage.budget.configuration import Configuration
 from tonnage.hardware import find_cluster
 from tonnage.hardware.cluster import Cluster
@@ -156,7 +157,7 @@ def _preset(model: str) -> str:
 
 
 def _card(words: str) -> str:
-    for name in ("h200", "h100", "b200", "mi300x", "a100", "rtx 3090", "a10g"):
+    for name in ("h200", "h100", "b200", "mi300x", "a100", "rtx 3090", "rtx 4090", "a10g"):
         if name in words.lower():
             return name
     return "h100"
@@ -166,19 +167,49 @@ def _card(words: str) -> str:
 
 
 def _torchtune(row: Row) -> Case:
-    _refuse(row["method"] != "full finetune", "the adapter's rank is not stated")
+    if row["method"] != "full finetune":
+        return _torchtune_adapters(row)
     seq, batch, recompute, loss = _need(row, "seq_len", "micro_batch", "ac", "loss_chunking")
-    _refuse("fused into backward" in row["optimizer"], "a step inside backward is no choice of the planner")
     configuration = Configuration(
         precision="bf16",
         attention="flash-2",
         checkpoint=_recomputation(recompute),
         loss="full" if loss == "none" else "chunked",
+        step_in_backward="fused into backward" in row["optimizer"],
         compile=bool(row["compile"]),
         seq=seq,
         micro_batch=batch,
     )
     return Case(find_model(_preset(row["model"])), configuration, _card(row["gpu"]), "reserved")
+
+
+# Rank and targets of torchtune's recipes (`recipes/configs`), which recompute all, take the loss in chunks and train in BF16.
+_TORCHTUNE_RECIPES = {
+    ("Llama 3.1 8B", "LoRA"): (8, "q_proj,v_proj,o_proj,mlp"),
+    ("Llama 3.1 8B", "QLoRA"): (8, "all-linear"),
+    ("Llama 3.2 3B", "QLoRA"): (64, "q_proj,v_proj,o_proj,mlp"),
+}
+
+
+def _torchtune_adapters(row: Row) -> Case:
+    seq, batch = _need(row, "seq_len", "micro_batch")
+    rank, targets = _TORCHTUNE_RECIPES[row["model"], row["method"]]
+    configuration = Configuration(
+        precision="bf16",
+        optimizer_kernel="fused",
+        attention="flash-2",
+        checkpoint="full",
+        loss="chunked",
+        lora_rank=rank,
+        lora_targets=parse_targets(targets),
+        base="nf4" if row["method"] == "QLoRA" else "16-bit",
+        activation_place="host" if row.get("offload") else "gpu",
+        compile=bool(row["compile"]),
+        seq=seq,
+        micro_batch=batch,
+    )
+    figure: Figure = "allocated" if "active peak" in row["mem_kind"] else "reserved"
+    return Case(find_model(_preset(row["model"])), configuration, _card(row["gpu"]), figure)
 
 
 def _deepspeed(row: Row) -> Case:
@@ -296,12 +327,50 @@ def _gpt(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: i
     )
 
 
-def _adapters(row: Row) -> Case:
-    raise NotSaid("the adapter's rank or targets, or recomputation, are not stated")
+# -- adapters of Answer.AI's script and of LitGPT's
+
+
+def _fsdp_qlora(row: Row) -> Case:
+    """The defaults of its `train.py`: rank 64 on all matrices but the attention's last, in BF16."""
+    sharded, quantized = "fsdp" in row, row["method"] == "QLoRA"
+    configuration = Configuration(
+        framework="fsdp2" if sharded else "torch",
+        zero=3 if sharded else 0,
+        precision="bf16",
+        checkpoint=_recomputation(row["ac"]),
+        lora_rank=64,
+        lora_targets=parse_targets("q_proj,k_proj,v_proj,mlp"),
+        base="nf4" if quantized else "16-bit",
+        wide_logits=True,  # with the transformers of March 2024
+        parameter_place="host" if row.get("offload") else "gpu",
+        seq=row["seq_len"],
+        micro_batch=row["micro_batch"],
+        data=2,
+        shard=2 if sharded else 1,
+    )
+    return Case(find_model(_preset(row["model"])), configuration, _card(row["gpu"]), "reserved")
+
+
+_LITGPT_BASES: dict[str, Base] = {"LoRA": "16-bit", "QLoRA bnb.nf4": "nf4-single", "QLoRA bnb.nf4-dq": "nf4"}
+_LITGPT_STEP = 128  # sequences
 
 
 def _litgpt(row: Row) -> Case:
-    return _adapters(row) if "LoRA" in row["method"] else _capped(row)
+    """The longest sample comes first. `finetune/lora.py` has rank 8 beside queries and values, and on one GPU recomputes none."""
+    if "LoRA" not in row["method"] or "config_hub" in row["source"]:
+        return _capped(row)
+    _refuse(row["gpus"] > 1, "how the model was loaded and sharded is not stated")
+    _refuse(row["model"].startswith("StableLM"), "a model that has no preset")
+    configuration = Configuration(
+        precision="bf16",
+        lora_rank=8,
+        lora_targets=parse_targets("q_proj,v_proj"),
+        base=_LITGPT_BASES[row["method"]],
+        seq=row["seq_len"],
+        micro_batch=row["micro_batch"],
+        accumulate=_LITGPT_STEP // row["micro_batch"],
+    )
+    return Case(find_model(_preset(row["model"])), configuration, "a100-40", "allocated")
 
 
 def _capped(row: Row) -> Case:
@@ -325,5 +394,5 @@ _READERS = {
     "megatron_bridge": _bridge,
     "litgpt": _litgpt,
     "peft": _capped,
-    "fsdp_qlora": _adapters,
+    "fsdp_qlora": _fsdp_qlora,
 }

@@ -134,7 +134,7 @@ def test_adapters_wider_than_the_base_cast_what_they_read() -> None:
 
 
 def test_frozen_matrices_keep_nothing() -> None:
-    found = block(llama(), lora_rank=16, lora_targets="attention", precision="bf16")
+    found = block(llama(), lora_rank=16, lora_targets=("q_proj", "v_proj"), precision="bf16")
     assert found.feed_forward.whole == found.feed_forward.gathered == 0
     assert found.feed_forward.split == 3 * 2 * WIDTH
 
@@ -144,3 +144,18 @@ def test_a_mixture_copies_tokens_to_their_experts() -> None:
 
     found = block(mixture(), precision="bf16").feed_forward
     assert found.split == 2 * (4 * 2 * 512 + 2 * 2 * 256)
+
+
+def test_experts_that_are_frozen_keep_no_inputs() -> None:
+    from budget.test_sharding import mixture
+
+    frozen = block(mixture(), precision="bf16", lora_rank=8).feed_forward
+    adapted = block(mixture(), precision="bf16", lora_rank=8, lora_targets=("experts",)).feed_forward
+    assert frozen.split == 2 * (3 * 2 * 512 + 2 * 256)
+    assert adapted.split == 2 * (4 * 2 * 512 + 2 * 2 * 256)
+
+
+def test_liger_keeps_what_goes_in_and_comes_out() -> None:
+    plain, liger = (block(llama(), precision="bf16", liger=liger) for liger in (False, True))
+    assert (plain.norms.whole, liger.norms.whole) == (2 * (4 + 2) * HIDDEN, 2 * 2 * HIDDEN)
+    assert plain.feed_forward.split - liger.feed_forward.split == 2 * WIDTH

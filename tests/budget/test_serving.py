@@ -128,7 +128,9 @@ def test_a_model_without_attention_is_served_without_a_pool() -> None:
 @pytest.mark.parametrize("name", all_presets())
 def test_every_preset_gets_an_answer_or_a_reason(name: str) -> None:
     try:
-        budget = serving_budget(find_model(name), replace(ASKED, weights="int4"), find_gpu("b300"))
+        shape = find_model(name)
+        context = min(shape.max_positions or ASKED.context, ASKED.context)
+        budget = serving_budget(shape, replace(ASKED, weights="int4", context=context), find_gpu("b300"))
     except RequestError as error:
         assert "writes no tokens" in str(error)
         return

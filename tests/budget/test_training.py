@@ -212,3 +212,12 @@ def test_what_no_one_measured_the_virtual_gpu_tells(
 def test_totals_of_terms_are_sums() -> None:
     found = budget(Configuration())
     assert total(found.terms) == found.total_bytes
+
+
+def test_wide_logits_are_held_beside_the_loss() -> None:
+    shape, asked = llama(), Configuration(precision="bf16", checkpoint="full", seq=2048, micro_batch=8)
+    narrow, wide = (
+        float(training_budget(shape, replace(asked, wide_logits=wide), find_gpu("h200")).peak_allocated_bytes)
+        for wide in (False, True)
+    )
+    assert wide - narrow == 4 * shape.vocab * 8 * 2048

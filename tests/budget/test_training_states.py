@@ -1,10 +1,13 @@
 """What is kept for each parameter, by framework, optimizer and ZeRO stage."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from budget.decoders import llama
+from tonnage.budget.adapters import ALL_LINEAR
 from tonnage.budget.configuration import Configuration
 from tonnage.budget.sharding import stages
 from tonnage.budget.states import lora_parameters, model_states_bytes, optimizer_bytes, states
@@ -99,7 +102,7 @@ def test_adapters_alone_are_trained() -> None:
     configuration = Configuration(lora_rank=16)
     (stage,) = stages(SHAPE, configuration)
     found = states(SHAPE, stage, configuration)
-    adapters = lora_parameters(SHAPE, 16, "all")
+    adapters, _ = lora_parameters(SHAPE, 16, ALL_LINEAR)
 
     sizes = {term.name: float(term.size_bytes) for term in found.kept}
 
@@ -108,15 +111,16 @@ def test_adapters_alone_are_trained() -> None:
     assert sizes["adamw states"] == 8 * adapters
 
 
-def test_a_quantized_base_takes_half_a_byte_and_its_scales() -> None:
-    configuration = Configuration(lora_rank=8, quantized_base=True)
+@pytest.mark.parametrize(("base", "bits"), [("nf4", 4.127), ("nf4-single", 4.5), ("fp8", 8.0)])
+def test_blocks_of_the_base_are_kept_in_few_bits_and_the_rest_in_16(base: Any, bits: float) -> None:
+    configuration = Configuration(lora_rank=8, base=base)
     (stage,) = stages(SHAPE, configuration)
     sizes = {term.name: float(term.size_bytes) for term in states(SHAPE, stage, configuration).kept}
-    outside = 2 * 128256 * 2048 + 2048
+    outside = 2 * 128256 * 2048 + 2048 * (1 + 2 * 16)
 
-    assert sizes["frozen blocks in 4 bits"] == pytest.approx((0.5 + 4 / 64) * (COUNT - outside))
-    assert sizes["frozen embeddings and head"] == pytest.approx(2 * outside)
+    assert sizes[f"frozen blocks in {base.upper()}"] == pytest.approx(bits / 8 * (COUNT - outside), rel=1e-4)
+    assert sizes["frozen embeddings, norms and head"] == pytest.approx(2 * outside)
 
 
 def test_lora_on_queries_and_values() -> None:
-    assert lora_parameters(SHAPE, 8, "attention") == 16 * 8 * ((2048 + 2048) + (2048 + 512))
+    assert lora_parameters(SHAPE, 8, ("q_proj", "v_proj")) == (16 * 8 * ((2048 + 2048) + (2048 + 512)), 0)

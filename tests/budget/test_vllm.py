@@ -8,6 +8,7 @@ from tonnage.budget.serving import ServingBudget, ServingConfiguration, serving_
 from tonnage.errors import RequestError
 from tonnage.hardware import find_gpu
 from tonnage.ledger import Category
+from tonnage.models import find_model
 from tonnage.models.shape import AttentionKind
 from tonnage.units import GIB
 
@@ -125,3 +126,23 @@ def test_windows_are_charged_in_full_before_0_10() -> None:
 def test_eager_has_no_graphs() -> None:
     assert _size(budget(eager=True), vllm.GRAPHS) == 0
     assert budget("0.21", eager=True).kv.blocks > budget("0.21").kv.blocks
+
+
+@pytest.mark.parametrize(
+    ("model", "card", "logged_gib"),
+    [
+        ("gpt-oss-120b", "h100", 64.38),  # vLLM 0.14.1, "Using Triton backend"
+        ("gpt-oss-120b", "a100-80", 65.9651),  # Marlin's
+    ],
+)
+def test_mxfp4_experts_are_padded_as_their_kernel_wants_them(model: str, card: str, logged_gib: float) -> None:
+    asked = ServingConfiguration(context=4096)
+    terms = serving_budget(find_model(model), asked, find_gpu(card)).terms
+    weights = sum(int(term.size_bytes) for term in terms if term.category is Category.PARAMETERS)
+    assert weights / GIB == pytest.approx(logged_gib, rel=0.002)
+
+
+def test_the_kernel_of_experts_goes_by_the_card() -> None:
+    cards = ("a100-80", "rtx-4090", "h100", "b200", "rtx-5090", "mi300x")
+    names = [vllm.expert_kernel(find_gpu(card)).name for card in cards]
+    assert names == ["Marlin", "Marlin", "Triton", "FlashInfer", "Marlin", "Triton"]

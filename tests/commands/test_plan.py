@@ -174,3 +174,115 @@ def test_plan_is_listed_and_helps() -> None:
         assert done.returncode == 0
         assert "train" in done.stdout
     assert "--checkpoint" in done.stdout
+
+
+def test_a_vision_model_is_trained_on_images(capsys: pytest.CaptureFixture[str]) -> None:
+    best = figures(capsys, "vit-large", "--gpus", "rtx-4090")["best"]
+    assert best["config"]["seq"] == 196
+    assert best["sequences_per_s"] == pytest.approx(best["tokens_per_s"] / 196)
+    command(["vit-large", "--gpus", "rtx-4090"])
+    out = capsys.readouterr().out
+    assert f"{best['sequences_per_s']:,.0f} images/s" in out and "a step of 2,048 images" in out and "tokens" not in out
+
+
+def test_whisper_writes_as_many_tokens_as_it_can(capsys: pytest.CaptureFixture[str]) -> None:
+    assert figures(capsys, "whisper-large-v3", "--gpus", "h100")["best"]["config"]["seq"] == 448
+
+
+def test_a_card_without_bf16_trains_in_fp16(capsys: pytest.CaptureFixture[str]) -> None:
+    command(["llama-3.2-1b", "--gpus", "8xv100", "--seq", "1k"])
+    out = capsys.readouterr().out
+    assert "fp16-mixed" in out and "has no BF16" in out and "--precision bf16" not in out
+
+
+def test_qlora_alone_is_rank_16_on_a_4_bit_base(capsys: pytest.CaptureFixture[str]) -> None:
+    config = figures(capsys, *SMALL, "--qlora")["best"]["config"]
+    assert (config["lora_rank"], config["base"], "experts" in config["lora_targets"]) == (16, "nf4", False)
+    config = figures(capsys, *SMALL, "--lora", "8", "--base", "fp8", "--lora-targets", "q_proj,v_proj")["best"][
+        "config"
+    ]
+    assert (config["lora_rank"], config["base"], config["lora_targets"]) == (8, "fp8", ["q_proj", "v_proj"])
+
+
+@pytest.mark.parametrize(
+    "words", [("--lora-targets", "mlp"), ("--base", "nf4"), ("--lora", "8", "--lora-targets", "experts")]
+)
+def test_adapters_that_make_no_sense_are_refused(words: tuple[str, ...]) -> None:
+    with pytest.raises(RequestError):
+        command([*SMALL, *words])
+
+
+def test_a_4_bit_mixture_fits_one_card_without_offload(capsys: pytest.CaptureFixture[str]) -> None:
+    best = figures(capsys, "gpt-oss-120b", "--gpus", "h100", "--seq", "2k", "--qlora")["best"]
+    assert best["fits"] and best["config"]["offload"] == "none"
+
+
+def test_hosts_have_what_the_flags_say(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("llama-3.2-3b", "--gpus", "rtx-4090", "--seq", "2k", "--offload", "optimizer")
+    command([*words, "--host-memory", "96g"])
+    assert "for each rank" in (out := capsys.readouterr().out) and "of 96 in a host" in out
+    assert command([*words, "--host-memory", "16GiB"]) == 1
+    capsys.readouterr()
+    slow, fast = (
+        figures(capsys, *words[:-1], "optimizer:nvme", "--zero", "3", "--drive", speed)["best"]["step_time_s"]
+        for speed in ("1g/s", "7GB/s")
+    )
+    assert slow > fast
+
+
+def test_without_drives_nothing_goes_there(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("llama-3.1-8b", "--gpus", "rtx-4090", "--seq", "2k", "--drive", "none")
+    assert "nvme" not in figures(capsys, *words)["best"]["config"]["offload"]
+    with pytest.raises(RequestError, match="--drive none"):
+        command([*words, "--offload", "all:nvme"])
+
+
+def test_liger_is_quicker_and_needs_less(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (*SMALL, "--micro-batch", "4", "--checkpoint", "none")
+    full, fused, liger = (
+        figures(capsys, *words, *more)["best"] for more in (["--loss", "full"], ["--loss", "fused"], ["--liger"])
+    )
+    sizes = [one["ledger"]["activations_bytes"] for one in (full, fused, liger)]
+    assert sizes == sorted(sizes, reverse=True)
+    # Only the logits of a few tokens are there: 1/63 of them, rounded up to a power of two.
+    logits = 4 * 2048 * 128256
+    assert sizes[0] - sizes[1] > 10 * logits
+    assert liger["tokens_per_s"] > 1.05 * full["tokens_per_s"]
+    assert liger["config"]["loss"] == "fused"
+
+
+def test_states_that_are_paged_cross_where_they_find_no_room(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (
+        "llama-3.2-3b",
+        "--seq",
+        "2k",
+        "--micro-batch",
+        "2",
+        "--precision",
+        "bf16",
+        "--checkpoint",
+        "full",
+        "--loss",
+        "chunked",
+    )
+    for card, crosses in (("h200", False), ("rtx-4090", True)):
+        best = figures(capsys, *words, "--gpus", card, "--optimizer", "paged-adamw")["best"]
+        assert best["fits"] and best["ledger"]["optimizer_bytes"] == 0
+        assert best["host_bytes"] == pytest.approx(4 * 3_212_749_824, rel=1e-3)
+        assert (best["step_parts_s"]["offload"] > 0) is crosses
+
+
+def test_gradients_that_are_used_at_once_are_freed(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (*SMALL, "--checkpoint", "full", "--micro-batch", "16", "--optimizer", "sgd", "--loss", "chunked")
+    plain, at_once = (figures(capsys, *words, *more)["best"] for more in ([], ["--step-in-backward"]))
+    assert plain["ledger"]["total_bytes"] - at_once["ledger"]["total_bytes"] > 2**29
+    assert at_once["config"]["accumulate"] == 1
+    # The host calls an optimizer for each parameter, which the card does not wait for.
+    assert at_once["tokens_per_s"] == pytest.approx(plain["tokens_per_s"], rel=0.03)
+
+
+@pytest.mark.parametrize("words", [("--lora", "8"), ("--pp", "2", "--framework", "fsdp2"), ()])
+def test_a_step_inside_backward_needs_whole_gradients(words: tuple[str, ...]) -> None:
+    gpus = "h200" if "--lora" in words else "2xh200"
+    with pytest.raises(RequestError, match="frees gradients"):
+        command(["llama-3.2-1b", "--gpus", gpus, "--step-in-backward", *words])

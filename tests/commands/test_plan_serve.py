@@ -1,5 +1,6 @@
 """`tonnage plan serve`, within this process and in one of its own."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 
 from tonnage.commands import plan_serve
 from tonnage.errors import RequestError
+from tonnage.models import all_presets
 
 COMMAND = [str(Path(sys.executable).parent / "tonnage"), "plan", "serve"]
 
@@ -152,3 +154,30 @@ def test_an_architecture_that_is_not_known_is_said_once(tmp_path: Path, capsys: 
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "never-heard-of", **sizes}))
     plan_serve.command([str(tmp_path), "--gpus", "h100"])
     assert " ".join(capsys.readouterr().out.split()).count("not known") == 1
+
+
+@pytest.mark.parametrize("engine", ["vllm", "tonnage"])
+def test_every_preset_is_served_or_refused(run: Any, engine: str) -> None:
+    for name in all_presets():
+        with contextlib.suppress(RequestError):
+            assert run(name, "--gpus", "8xh200" if engine == "vllm" else "h200", "--engine", engine)[0] in (0, 1)
+
+
+def test_fp32_checkpoints_are_served_in_16_bits(run: Any) -> None:
+    usual, kept = (run("olmo-2-7b", "--gpus", "h200", *words)[1] for words in ((), ("--weights", "fp32")))
+    assert "bf16 weights, bf16 cache" in usual and "--weights fp32 keeps it" in usual
+    assert "fp32 weights, fp32 cache" in kept
+    assert "--kv-cache-dtype auto --dtype float32" in " ".join(kept.replace("\\", "").split())
+
+
+def test_a_card_without_bf16_serves_in_fp16(run: Any) -> None:
+    out = run("llama-3.2-1b", "--gpus", "t4")[1]
+    assert "fp16 weights, fp16 cache" in out and "has no BF16" in out and "--dtype float16" in out
+    with pytest.raises(RequestError, match="has no BF16"):
+        run("llama-3.2-1b", "--gpus", "t4", "--weights", "bf16")
+
+
+def test_no_context_is_longer_than_learned_positions(run: Any) -> None:
+    assert "1 user × 1,024 tokens" in run("gpt2", "--gpus", "h200")[1]
+    with pytest.raises(RequestError, match="learned 1,024 positions"):
+        run("gpt2", "--gpus", "h200", "--context", "8k")

@@ -134,3 +134,18 @@ def test_no_text_breaks_it(asked: str) -> None:
 def test_every_card_has_a_home() -> None:
     for card in all_gpus():
         assert find_cluster(card.key).gpu is card
+
+
+def test_a_card_alone_in_a_workstation_has_all_of_it() -> None:
+    alone, pair = find_cluster("rtx-4090"), find_cluster("2xrtx-4090")
+    assert alone.host_memory_per_gpu_bytes == 2 * pair.host_memory_per_gpu_bytes == alone.host.memory_bytes
+    assert alone.nvme_bytes_per_s == 2 * pair.nvme_bytes_per_s
+    assert find_cluster("h100").host_memory_per_gpu_bytes == find_cluster("8xh100").host_memory_per_gpu_bytes
+
+
+def test_a_host_can_have_other_memory_and_drives() -> None:
+    cluster = find_cluster("4xh100")
+    more = cluster.with_host(memory_bytes=400)
+    assert more.host_memory_per_gpu_bytes == 100
+    assert more.nvme_bytes_per_s == cluster.nvme_bytes_per_s
+    assert cluster.with_host(nvme_bytes_per_s=8e9).nvme_bytes_per_s == 2e9

@@ -185,3 +185,12 @@ def test_latent_attention():
 def test_hybrids_keep_states():
     kinds = [str(layer.attention.kind) for layer in find_model("qwen3-next-80b-a3b").decoder.layers[:4]]
     assert kinds == ["recurrent"] * 3 + ["full"]
+
+
+def test_formats_and_positions_are_the_publishers() -> None:
+    assert find_model("kimi-k2").dtype == find_model("deepseek-v3").dtype == "fp8"
+    assert find_model("whisper-large-v3").max_positions == 448
+    learned = {name for name in ("gpt2", "opt-125m", "bart-base", "whisper-tiny") if find_model(name).learned_positions}
+    assert learned == {"gpt2", "opt-125m", "bart-base", "whisper-tiny"}
+    # Its vocabulary is as large as its context is long.
+    assert not find_model("mistral-nemo-12b").learned_positions

@@ -48,7 +48,7 @@ def refused(gpus: str = "8xh200", model: str = "llama-3.1-8b", **asked: Any) -> 
         ({"checkpoint": "some"}, "--checkpoint some", "every-2"),
         ({"checkpoint": "every-0"}, "--checkpoint every-0", "every-2"),
         ({"lora_rank": 10**6}, "wider than llama-3.1-8b", "--lora 16"),
-        ({"quantized_base": True}, "there are none", "--lora 16"),
+        ({"base": "nf4"}, "nothing is trained", "--lora 16"),
         ({"shard": 3}, "--shard 3 does not divide the 8 ranks", "1, 2, 4, 8"),
         ({"shard": 8, "tp": 2}, "--shard 8 does not divide the 4 ranks", "1, 2, 4"),
         ({"framework": "fsdp2", "zero": 0}, "--framework fsdp2 does not run ZeRO 0", "--zero 2, 3"),
@@ -94,7 +94,8 @@ def test_other_offloads_are_refused(text: str) -> None:
 def test_a_step_has_about_half_a_million_tokens_and_a_sequence_for_each_gpu() -> None:
     assert TrainingRequest(seq=8192).step_sequences(8) == 64
     assert TrainingRequest(seq=8192).step_sequences(1024) == 1024
-    assert TrainingRequest(seq=8192).step_sequences(24) == 72
+    assert TrainingRequest(seq=8192).step_sequences(24) == 48
+    assert TrainingRequest(seq=196).step_sequences(1) == 2048
     assert TrainingRequest(seq=8192, global_batch=10).step_sequences(8) == 10
 
 
@@ -106,7 +107,7 @@ def test_divisors_are_all_of_them() -> None:
 @pytest.mark.parametrize("model", ["Qwen/Qwen2.5-7B-Instruct-AWQ", "unsloth/Qwen2.5-7B-Instruct-bnb-4bit"])
 def test_weights_of_4_bits_are_a_base_for_adapters(model: str) -> None:
     shape = find_model(model)
-    assert for_checkpoint(TrainingRequest(seq=4096, lora_rank=16), shape).quantized_base
+    assert for_checkpoint(TrainingRequest(seq=4096, lora_rank=16), shape).base == "nf4"
     with pytest.raises(BadLayout) as caught:
         for_checkpoint(TrainingRequest(seq=4096), shape)
     assert "--lora 16" in caught.value.hint
@@ -136,3 +137,17 @@ def test_bf16_is_not_assumed_where_a_card_has_none(card: str, precision: str) ->
 def test_nothing_is_offloaded_to_memory_that_is_the_card_s_own() -> None:
     assert for_cluster(TrainingRequest(seq=4096), find_cluster("m4-max")).offload == NO_OFFLOAD
     assert for_cluster(TrainingRequest(seq=4096), find_cluster("h200")).offload is None
+
+
+def test_bf16_needs_a_card_that_has_it() -> None:
+    assert "T4 has no BF16" in str(refused(gpus="t4"))
+    check(TrainingRequest(seq=4096, precision="fp16-mixed"), find_model("llama-3.2-1b"), find_cluster("t4"))
+
+
+def test_no_sequence_is_longer_than_a_model_has_positions_for() -> None:
+    assert "has learned 1024 positions" in str(refused(model="gpt2"))
+    assert "sees 196 tokens of every image" in str(refused(model="vit-large"))
+
+
+def test_a_step_of_adapters_is_small() -> None:
+    assert [TrainingRequest(seq=2048, lora_rank=16).step_sequences(gpus) for gpus in (1, 8, 24, 64)] == [32, 32, 24, 64]

@@ -30,7 +30,11 @@ def test_the_best_fits_and_is_the_fastest_but_for_what_the_clock_errs_by(eight: 
 
 def test_plans_leave_headroom_where_they_can(eight: Findings) -> None:
     assert all(plan.total_bytes <= 0.95 * plan.capacity_bytes for plan in (eight.closest, *eight.alternatives))
-    least = search(find_model("gpt2"), find_cluster("t4"), TrainingRequest(seq=1024, micro_batch=4, checkpoint="none"))
+    least = search(
+        find_model("gpt2"),
+        find_cluster("t4"),
+        TrainingRequest(seq=1024, precision="fp16-mixed", micro_batch=4, checkpoint="none"),
+    )
     size = least.closest.total_bytes
     tight = replace(least.cluster, gpu=replace(least.cluster.gpu, memory_bytes=round(size * 1.01)))
     found = search(least.shape, tight, replace(least.request, loss=least.closest.configuration.loss))
@@ -181,6 +185,6 @@ def test_flags_that_exclude_each_other_are_refused() -> None:
 def test_adapters_fit_where_the_whole_does_not() -> None:
     shape, cluster = find_model("llama-3.1-8b"), find_cluster("rtx-4090")
     full = search(shape, cluster, TrainingRequest(seq=2048, offload=Offload()))
-    adapters = search(shape, cluster, TrainingRequest(seq=2048, offload=Offload(), lora_rank=16, quantized_base=True))
+    adapters = search(shape, cluster, TrainingRequest(seq=2048, offload=Offload(), lora_rank=16, base="nf4"))
     assert not full.fits
     assert adapters.fits

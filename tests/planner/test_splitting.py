@@ -13,7 +13,7 @@ from tonnage.hardware import find_cluster
 from tonnage.models import find_model
 from tonnage.planner.splitting import accepts, cut, splits
 
-ASKED = ServingConfiguration(context=4096, users=2)
+ASKED = ServingConfiguration(context=1024, users=2)
 LLAMA_8B = find_model("llama-3.1-8b")
 
 

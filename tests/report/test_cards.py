@@ -20,7 +20,7 @@ def row(lines: list[str], label: str) -> list[str]:
 def test_levels_stand_side_by_side() -> None:
     lines = shown("h200", "rtx-4090")
     assert row(lines, "memory") == "memory 139.8 GiB 4.80 TB/s 500 ns 206 23.6 GiB 1.01 TB/s 500 ns 164".split()
-    assert row(lines, "host")[1:9] == "256.0 GiB 64.0 GB/s 1 µs 15459 64.0".split()
+    assert row(lines, "host")[1:9] == "256.0 GiB 64.0 GB/s 1 µs 15459 128.0".split()
     assert row(lines, "bf16") == "bf16 989 206 165 164".split()
     assert row(lines, "fp64") == "fp64 33.5 6.98 –".split()
 

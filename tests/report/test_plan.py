@@ -18,7 +18,7 @@ CASES = {
     "two hosts": ("llama-3.1-8b", "16xh100", TrainingRequest(seq=8192)),
     "experts": ("mixtral-8x7b", "64xh100", TrainingRequest(seq=8192)),
     "does not fit": ("llama-3.1-405b", "8xa100-40", TrainingRequest(seq=8192, offload=Offload())),
-    "too long": ("gpt2", "t4", TrainingRequest(seq=4096)),
+    "too long": ("qwen3-0.6b", "a10", TrainingRequest(seq=65536)),
 }
 
 
@@ -63,7 +63,7 @@ def test_offload_says_what_the_host_needs() -> None:
 
 
 def test_positions_that_the_model_lacks_are_mentioned() -> None:
-    assert "--seq 4096 is beyond the 1024 positions" in report(found("too long"))
+    assert "--seq 65536 is beyond the 40960 positions" in report(found("too long"))
 
 
 def test_explain_gives_every_reason() -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tonnage.budget.adapters import ATTENTION, EXPERTS, MLP
 from tonnage.budget.configuration import Configuration, Number, Quantity
 from tonnage.budget.frameworks import framework_of
 from tonnage.budget.styles import Style, style_of
@@ -78,7 +79,7 @@ class Widths:
     compute_bytes: int
     autocast: bool
     adapter_bytes: int  # of a number in an adapter; 0: no adapters, all is trained
-    adapts_all: bool  # every matrix of a block has one; else queries and values alone
+    adapted: tuple[str, ...]  # the matrices that have one
 
 
 def block_of(shape: ModelShape, layer: Layer, hidden: int, configuration: Configuration) -> Block:
@@ -117,7 +118,7 @@ def widths_of(layer: Layer, hidden: int, configuration: Configuration) -> Widths
         compute_bytes=configuration.compute_bytes,
         autocast=configuration.autocast,
         adapter_bytes=configuration.parameter_bytes if configuration.lora_rank else 0,
-        adapts_all=configuration.lora_targets == "all",
+        adapted=configuration.lora_targets,
     )
 
 
@@ -200,10 +201,9 @@ def _latent(mixer: Attention, style: Style, widths: Widths) -> Kept:
 def _attention_inputs(style: Style, widths: Widths) -> Kept:
     if not widths.adapter_bytes:
         return _read(widths, 1 if style.fused_qkv else 3)
-    if not widths.adapts_all:
-        return _adapted(widths, 1 if style.fused_qkv else 2)
-    cast = widths.adapter_bytes if widths.adapter_bytes > widths.compute_bytes else 0
-    return _adapted(widths, 1 if style.fused_qkv else 3) + Kept(split=cast * widths.attended)
+    readers = sum(name in widths.adapted for name in ATTENTION[:3])
+    cast = widths.adapter_bytes if widths.adapter_bytes > widths.compute_bytes and "o_proj" in widths.adapted else 0
+    return _adapted(widths, min(readers, 1) if style.fused_qkv else readers) + Kept(split=cast * widths.attended)
 
 
 def _flash(style: Style, widths: Widths) -> Kept:
@@ -251,19 +251,21 @@ def _mlp_inputs(layer: Layer, mlp: FeedForward, style: Style, widths: Widths) ->
     # In a mixture the router alone reads it; copies for the experts are counted with them.
     readers = 2 if mlp.gated and not style.fused_gate and not mlp.experts else 1
     if widths.adapter_bytes:
-        return _adapted(widths, readers if widths.adapts_all else 0)
+        dense = mlp.shared_intermediate if mlp.experts else mlp.intermediate
+        adapted = sum(name in widths.adapted for name in MLP[:2]) if dense else 0
+        return _adapted(widths, min(adapted, readers))
     shared = layer.parallel and layer.norms == 1 and not widths.autocast
     return Kept() if shared else _read(widths, readers)
 
 
-def _mlp_bytes(mlp: FeedForward, style: Style, widths: Widths) -> float:
+def _mlp_bytes(mlp: FeedForward, style: Style, widths: Widths, closing: str = "down_proj") -> float:
     """For one element of the width between: the inputs and the output of the activation, and the product."""
     size = widths.compute_bytes
     frozen = bool(widths.adapter_bytes)
     # What the last matrix reads, as it or its adapter keeps it.
-    read = (widths.adapter_bytes if widths.adapts_all else 0) if frozen else size
+    read = (widths.adapter_bytes if closing in widths.adapted else 0) if frozen else size
     if mlp.gated:
-        return (2 if style.fused else 3) * size + read
+        return (2 if style.fused or style.liger else 3) * size + read
     if style.activation == "relu":
         return read or size
     if style.activation == "chain" and not style.fused:
@@ -274,10 +276,12 @@ def _mlp_bytes(mlp: FeedForward, style: Style, widths: Widths) -> float:
 def _experts(mlp: FeedForward, style: Style, widths: Widths) -> Kept:
     """Every token is copied to each of its experts and their answers are kept to be weighed."""
     size = widths.residual_bytes
-    between = _mlp_bytes(mlp, style, widths) * size / widths.compute_bytes * mlp.intermediate
+    between = _mlp_bytes(mlp, style, widths, EXPERTS) * size / widths.compute_bytes * mlp.intermediate
+    # What is copied to experts that nothing is trained in is not kept.
+    copies = 1 if widths.adapter_bytes and EXPERTS not in widths.adapted else 2
     shared = _mlp_bytes(mlp, style, widths) * mlp.shared_intermediate
     router = FP32 * mlp.experts + (FP32 * widths.hidden if style.wide_router else 0)
-    return Kept(split=mlp.experts_per_token * (between + 2 * size * widths.hidden) + shared, whole=router)
+    return Kept(split=mlp.experts_per_token * (between + copies * size * widths.hidden) + shared, whole=router)
 
 
 def _selective(layer: Layer, style: Style, widths: Widths, configuration: Configuration) -> Kept:

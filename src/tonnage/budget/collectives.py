@@ -261,10 +261,11 @@ def _data_s(
     trained = 0.0 if configuration.lora_rank else 1.0
     at_once = framework_of(configuration).gathers_at_once and not sharded_parameters(configuration)
     found: list[Quantity] = [0.0, 0.0, 0.0]
-    for ring in _rings(shape, stage, configuration):
+    for place, ring in enumerate(_rings(shape, stage, configuration)):
         messages = _messages(ring.parameters, ring.layers, configuration)
         gathers = np.minimum(messages, 1) if at_once else messages
-        parameters = ring.parameters * configuration.compute_bytes
+        outside = stage.outside if place == 0 else 0
+        parameters = outside * configuration.compute_bytes + (ring.parameters - outside) * configuration.base_bytes
         gradients = trained * ring.parameters * gradient_bytes(configuration)
         gather_s = network.gather_s(parameters, ring.shards, ring.stride, gathers)
         scatter_s = network.gather_s(gradients, ring.shards, ring.stride, messages)

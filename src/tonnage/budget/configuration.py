@@ -10,6 +10,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from tonnage.budget.adapters import ALL_LINEAR, BASE_BITS, Base
+
 # One number, or one for each of many configurations.
 Number = int | NDArray[Any]
 Quantity = float | NDArray[Any]
@@ -19,7 +21,8 @@ Optimizer = Literal["sgd", "momentum", "adam", "adamw", "adamw-8bit", "adafactor
 OptimizerKernel = Literal["foreach", "fused", "loop"]
 # Flash: the fused kernel that PyTorch takes for a card; flash-2: FlashAttention 2 up to Hopper, as torchtitan and nanotron do.
 AttentionKernel = Literal["flash", "flash-2", "eager"]
-Loss = Literal["full", "chunked"]
+# Fused: the head's product and the loss of a few tokens at a time, with their gradients, as Liger's kernel takes them.
+Loss = Literal["full", "chunked", "fused"]
 Place = Literal["gpu", "host", "nvme"]
 FrameworkName = Literal["torch", "fsdp2", "deepspeed", "megatron", "nanotron"]
 
@@ -47,12 +50,18 @@ class Configuration:
     parameter_place: Place = "gpu"
     activation_place: Place = "gpu"
     lora_rank: int = 0  # 0: full training
-    lora_targets: Literal["attention", "all"] = "all"  # queries and values, or every linear layer of a block
-    quantized_base: bool = False  # QLoRA: the frozen weights in 4 bits
+    lora_targets: tuple[str, ...] = ALL_LINEAR
+    base: Base = "16-bit"  # the frozen weights of blocks: QLoRA has them in 4 bits
+    liger: bool = (
+        False  # Liger's kernels for norms, rotary embeddings and gated MLPs, where blocks are those of transformers
+    )
+    paged: bool = False  # optimizer states in managed memory, which leave the GPU where they would not fit
+    step_in_backward: bool = False  # every parameter is updated as soon as its gradient is there, which is freed then
     bf16_gradients: bool = False  # beside an FP32 master: summed and reduced in 16 bits
     bf16_moments: bool = False  # the same of the optimizer's states; the master keeps what the parameter lacks
     keep_gradients: bool = False  # zeroed in place, not freed, between steps
     compile: bool = False
+    wide_logits: bool = False  # the model gives them in FP32, as those of transformers did until 4.45
     compile_loss: bool = True  # with `compile`: the loss too (torchtitan left it out until 2025)
     seq: Number = 4096
     micro_batch: Number = 1
@@ -86,6 +95,21 @@ class Configuration:
         A frozen base is 16 bits wide itself.
         """
         return self.mixed and self.framework == "torch" and not self.lora_rank
+
+    @property
+    def quantized_base(self) -> bool:
+        """Whether the frozen weights are kept in fewer bits than they are computed with."""
+        return self.base != "16-bit"
+
+    @property
+    def base_bytes(self) -> float:
+        """Of one frozen weight of a block, with its share of the scales."""
+        return BASE_BITS[self.base] / 8 if self.quantized_base else self.compute_bytes
+
+    @property
+    def fused_loss(self) -> bool:
+        """Logits are never whole, and not made twice."""
+        return self.loss == "fused"
 
     @property
     def mixed(self) -> bool:

@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tonnage.budget.adapters import ATTENTION, EXPERTS, MLP, NF4_BLOCK
 from tonnage.budget.configuration import Configuration, Quantity
 from tonnage.budget.frameworks import framework_of
+from tonnage.budget.loss import fused_tokens
 from tonnage.budget.styles import Style, style_of
 from tonnage.clock.kernels.rows import softmax_form
 from tonnage.clock.launch import Launch
@@ -64,7 +66,7 @@ class Calls:
     backward: list[Call] = field(default_factory=list)
     attention_backward: list[Call] = field(default_factory=list)
 
-    def add(self, other: "Calls", times: int) -> None:
+    def add(self, other: "Calls", times: Quantity) -> None:
         """What another part calls, so many times."""
         for name in self.__slots__:
             getattr(self, name).extend(replace(call, times=times * call.times) for call in getattr(other, name))
@@ -174,17 +176,20 @@ class LayerLaunches:
         if attention.kind in (AttentionKind.LATENT, AttentionKind.RECURRENT):
             # Many small projections: counted as one in and one out with as many weights.
             width = layer.attention_parameters / (2 * hidden) / tp
-            self._product(calls, rows, width, hidden)
-            self._product(calls, rows, hidden, width)
+            self._product(calls, rows, width, hidden, names=ATTENTION[:3])
+            self._product(calls, rows, hidden, width, names=ATTENTION[3:])
         else:
             first = queries + 2 * keys if style.fused_qkv else queries
-            self._product(calls, rows, first, hidden, biased=biased, turned=style.turned, spread="columns")
-            if not style.fused_qkv:
-                one = Calls()
-                self._product(one, read if np.any(read) else rows, keys, hidden, biased=biased, turned=style.turned)
-                calls.add(one, 2)
+            names = ATTENTION[:3] if style.fused_qkv else ATTENTION[:1]
+            self._product(calls, rows, first, hidden, biased=biased, turned=style.turned, spread="columns", names=names)
+            for name in () if style.fused_qkv else ATTENTION[1:3]:
+                seen = read if np.any(read) else rows
+                self._product(calls, seen, keys, hidden, biased=biased, turned=style.turned, names=(name,))
             self._joined(calls, rows, hidden, 1 if style.fused_qkv else 3)
-            self._product(calls, rows, hidden, outputs, biased=biased, casts=False, turned=style.turned, spread="rows")
+            self._product(
+                calls, rows, hidden, outputs, biased=biased, casts=False, turned=style.turned, spread="rows",
+                names=ATTENTION[3:],
+            )  # fmt: skip
         native = framework_of(self.configuration).written == "native" and not self.configuration.compile
         if native:
             self._part(calls, "heads", "all", rows, queries + 2 * keys)
@@ -193,7 +198,7 @@ class LayerLaunches:
             calls.backward.append(self._plain("join", ["c"], ["c"], rows, queries + 2 * keys))
         rotary: str = style.rotary
         if rotary != "none":
-            rotary = "fused" if style.fused else "native" if native else rotary
+            rotary = "fused" if style.fused else "native" if native or style.liger else rotary
         for width in (queries, keys):
             if style.qk_norm:
                 norm = "fused" if style.fused else style.norm
@@ -211,22 +216,23 @@ class LayerLaunches:
         activation: str = "gated" if mlp.gated else style.activation
         if mlp.gated and style.fused_gate:
             activation = "gated-halves"
-        if style.fused:
+        if style.fused or (style.liger and mlp.gated):
             activation = "fused-gated" if mlp.gated else "fused"
         dense = mlp.shared_intermediate if mlp.experts else mlp.intermediate
         both = 2 if mlp.gated else 1
         matrices = 1 if style.fused_gate else both
         if dense:
-            one = Calls()
-            self._product(
-                one, rows, both / matrices * dense / tp, hidden, biased=biased, turned=style.turned, spread="columns"
-            )
-            calls.add(one, matrices)
+            for at in range(matrices):
+                self._product(
+                    calls, rows, both / matrices * dense / tp, hidden, biased=biased, turned=style.turned,
+                    spread="columns", names=MLP[:2] if matrices == 1 else MLP[at : at + 1],
+                )  # fmt: skip
             self._joined(calls, rows, hidden, matrices)
             self._part(calls, "activation", activation, rows, dense / tp)
             calls.closing = self._product(
-                calls, rows, hidden, dense / tp, biased=biased, casts=False, turned=style.turned, spread="rows"
-            )
+                calls, rows, hidden, dense / tp, biased=biased, casts=False, turned=style.turned, spread="rows",
+                names=MLP[2:],
+            )  # fmt: skip
         if mlp.experts:
             routed, experts = rows * mlp.experts_per_token, mlp.experts / ep
             each, width = routed * ep / mlp.experts, mlp.intermediate / tp
@@ -235,18 +241,20 @@ class LayerLaunches:
             self._part(calls, "mixture", "rows", routed, hidden)
             self._part(calls, "mixture", "widths", routed, width * both)
             product = self._product_by_expert if self._goes_by_expert else self._product
-            product(calls, each, width * both, hidden, groups=experts)
+            product(calls, each, width * both, hidden, groups=experts, names=(EXPERTS,))
             self._part(calls, "activation", "gated-experts" if activation == "gated" else activation, routed, width)
-            calls.closing = product(calls, each, hidden, width, groups=experts)
+            calls.closing = product(calls, each, hidden, width, groups=experts, names=(EXPERTS,))
 
     # ── products ──
 
     def _product(
         self, calls: Calls, rows: Quantity, n: Quantity, k: Quantity, *, groups: Quantity = 1, biased: bool = False,
         casts: bool = True, aligned: int = _ALIGNED_BYTES, wide: bool = False, turned: bool = False, spread: str = "",
+        names: tuple[str, ...] = (),
     ) -> list[Call]:  # fmt: skip
         """Of tokens with a weight: forward, gradients of the input and of the weight; what is cast for them; a bias. Tensor
-        parallelism splits the weight by its "columns" or its "rows"."""
+        parallelism splits the weight by its "columns" or its "rows". `names` are those of a block's matrix, which can have an
+        adapter or be kept in few bits."""
         configuration = self.configuration
         name = "fp8" if configuration.precision == "fp8" and not wide else _PRECISIONS[configuration.precision]
         precision = "bf16" if wide and name == "fp8" else name
@@ -273,9 +281,12 @@ class LayerLaunches:
             self._narrowed(calls, rows, n, k, groups)
         if configuration.autocast:
             self._cast(calls, groups * n, k, rows, inputs=casts and not configuration.compile)
-        if configuration.lora_rank and not wide:
-            self._adapter(calls, rows, n, k)
-        return [forward]
+        made = self._made_wide(groups * n * k) if configuration.quantized_base and names else []
+        calls.others += made
+        calls.backward += made
+        if configuration.lora_rank and any(name in configuration.lora_targets for name in names):
+            self._adapter(calls, rows, n, k, groups)
+        return [forward, *made]
 
     @property
     def _goes_by_expert(self) -> bool:
@@ -286,7 +297,7 @@ class LayerLaunches:
         return wide and framework_of(configuration).written == "transformers" and not configuration.compile
 
     def _product_by_expert(
-        self, calls: Calls, rows: Quantity, n: Quantity, k: Quantity, *, groups: Quantity
+        self, calls: Calls, rows: Quantity, n: Quantity, k: Quantity, *, groups: Quantity, names: tuple[str, ...]
     ) -> list[Call]:
         """The host reads back where each expert's rows end before it launches anything."""
         precision = "tf32" if self.configuration.precision == "tf32" else "fp32"
@@ -330,19 +341,60 @@ class LayerLaunches:
                 way.append(self._plain("fused_rows", ["c"], [], groups * size, 1))
                 way.append(self._plain("fused", ["c"], ["1"], groups * size, 1))
 
-    def _adapter(self, calls: Calls, rows: Quantity, n: Quantity, k: Quantity) -> None:
-        """PEFT's: two thin products in FP32 beside the frozen one, scaled and added."""
-        rank = self.configuration.lora_rank
-        thin = ((rank, k), (n, rank))
-        calls.others += [self._plain("cast", ["c"], ["4"], rows, k), self._plain("mul", ["4"], ["4"], rows, n)]
-        calls.others += [self._plain("add", ["c", "4"], ["4"], rows, n), self._plain("cast", ["4"], ["c"], rows, n)]
-        calls.backward += [self._plain("cast", ["4"], ["c"], rows, k), self._plain("mul", ["4"], ["4"], rows, n)]
-        calls.backward += [self._plain("add", ["c", "c"], ["c"], rows, k), self._plain("cast", ["c"], ["4"], rows, n)]
-        for high, deep in thin:
-            calls.products.append(Call(_product(1, rows, high, deep, "fp32", "tn-16"), inner=_INNER["product"]))
+    def _made_wide(self, weights: Quantity) -> list[Call]:
+        """A matrix of the base in 16 bits, made anew for each product. bitsandbytes' double-quantised scales come first."""
+        configuration = self.configuration
+        kept, made = configuration.base_bytes, configuration.compute_bytes
+        sizes = [(weights, kept + made)]
+        if configuration.base == "nf4" and not configuration.compile:
+            scales = weights / NF4_BLOCK
+            sizes = [(scales, 1 + _FP32_BYTES), (scales, 2 * _FP32_BYTES), *sizes]
+        return [
+            Call(
+                Launch(
+                    kind="elementwise", name="dequantize", shape=(elements, _ROW_LOOPS), precision="bf16",
+                    moved_bytes=elements * moved, operations=2.0 * elements, variant="mixed",
+                ),
+                inner=_INNER["cast"],
+            )
+            for elements, moved in sizes
+        ]  # fmt: skip
+
+    def _adapter(self, calls: Calls, rows: Quantity, n: Quantity, k: Quantity, groups: Quantity) -> None:
+        """Two thin products beside the frozen one, scaled and added. PEFT's are in FP32 where parameters are."""
+        rank, name = self.configuration.lora_rank, _PRECISIONS[self.configuration.precision]
+        wide = self.configuration.parameter_bytes > self.configuration.compute_bytes
+        own, every = "4" if wide else "c", groups * rows
+        if self.configuration.compile:
+            calls.others.append(self._plain("fused", ["c", own], ["c"], every, n))
+            calls.backward += [
+                self._plain("fused", ["c"], [own], every, n),
+                self._plain("fused", ["c", own], ["c"], every, k),
+            ]
+        else:
+            calls.others += [
+                self._plain("mul", [own], [own], every, n),
+                self._plain("add", ["c", own], [own], every, n),
+            ]
+            calls.backward += [
+                self._plain("mul", [own], [own], every, n),
+                self._plain("add", ["c", "c"], ["c"], every, k),
+            ]
+        if wide:
+            cast = "fused" if self.configuration.compile else "cast"
+            calls.others.append(self._plain(cast, ["c"], ["4"], every, k))
+            if not self.configuration.compile:
+                calls.others.append(self._plain("cast", ["4"], ["c"], every, n))
+                calls.backward += [
+                    self._plain("cast", ["4"], ["c"], every, k),
+                    self._plain("cast", ["c"], ["4"], every, n),
+                ]
+        precision = "fp32" if wide else name
+        for high, deep in ((rank, k), (n, rank)):
+            calls.products.append(Call(_product(groups, rows, high, deep, precision, "tn-16"), inner=_INNER["product"]))
             for launch in (
-                _product(1, rows, deep, high, "fp32", "nn-16"),
-                _product(1, high, deep, rows, "fp32", "nt-16"),
+                _product(groups, rows, deep, high, precision, "nn-16"),
+                _product(groups, high, deep, rows, precision, "nt-16"),
             ):
                 calls.backward.append(Call(launch, operators=3, inner=_INNER["gradient"]))
 
@@ -488,15 +540,22 @@ class LayerLaunches:
         norm = "fused" if style.fused else "native-rms" if style.norm == "native" and last.rms_norm else style.norm
         self._part(calls, "norm", norm, rows, shape.hidden)
         width = self._logits_width(self.configuration.tp)
+        at_once = fused_tokens(shape, rows) if self.configuration.fused_loss else rows
+        one = Calls()
         self._product(
-            calls, rows, width, shape.hidden, aligned=self._alignment(width), wide=True,
+            one, at_once, width, shape.hidden, aligned=self._alignment(width), wide=True,
             biased=shape.head_parameters % shape.hidden != 0,
         )  # fmt: skip
+        calls.add(one, rows / at_once)
         written = framework_of(self.configuration).written
         loss = "causal" if shape.decoder.causal else "plain"
         if written == "native":
             loss = "split"
-        if written == "fused" or (self.configuration.compile and self.configuration.compile_loss):
+        if (
+            written == "fused"
+            or (self.configuration.compile and self.configuration.compile_loss)
+            or self.configuration.fused_loss
+        ):
             loss = "fused"
         self._part(calls, "loss", loss, rows, width)
         return calls

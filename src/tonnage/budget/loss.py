@@ -27,10 +27,28 @@ def loss_term(shape: ModelShape, configuration: Configuration, tokens: Quantity,
     size = _BYTES[moment](configuration) if shape.logits else 0
     if caps_logits(shape):
         size = size + configuration.compute_bytes
+    if configuration.fused_loss and shape.logits:
+        return _fused_term(shape, configuration, tokens, moment)
     chunks = LOSS_CHUNKS if configuration.loss == "chunked" else 1
     total = size * shape.vocab / configuration.tp * tokens / chunks
     numbers = {"bytes": size, "vocabulary": shape.vocab, "tokens": tokens, "tp": configuration.tp, "chunks": chunks}
     formula = "bytes × vocabulary ÷ tp × tokens ÷ chunks"
+    return Term(Category.ACTIVATIONS, "logits and loss", total, formula, numbers, "model")
+
+
+def fused_tokens(shape: ModelShape, tokens: Quantity) -> Quantity:
+    """Whose logits Liger's kernel makes at once: so many that they are about as large as what the head reads."""
+    share = tokens / -(-shape.vocab // shape.hidden)
+    return np.minimum(np.exp2(np.ceil(np.log2(np.maximum(share, 1)))), tokens)[()]
+
+
+def _fused_term(shape: ModelShape, configuration: Configuration, tokens: Quantity, moment: LossMoment) -> Term:
+    """The logits of some tokens, over which their gradients are written; and the gradient of what the head reads."""
+    some = fused_tokens(shape, tokens) if moment != "head" else 0.0
+    size, vocab = configuration.compute_bytes, shape.vocab / configuration.tp
+    numbers = {"bytes": size, "vocabulary": vocab, "some": some, "hidden": shape.hidden, "tokens": tokens}
+    formula = "bytes × (vocabulary × some + hidden × tokens)"
+    total = size * (vocab * some + shape.hidden * tokens)
     return Term(Category.ACTIVATIONS, "logits and loss", total, formula, numbers, "model")
 
 
@@ -46,16 +64,16 @@ def _forward_bytes(configuration: Configuration) -> Quantity:
     if configuration.compile and configuration.compile_loss:
         return configuration.compute_bytes
     beside = _or_split(configuration, framework_of(configuration).loss_forward_bytes, _SPLIT_FORWARD_BYTES)
-    copied = beside + configuration.compute_bytes
+    copied = beside + configuration.compute_bytes + FP32 * configuration.wide_logits
     return copied if configuration.compute_bytes < FP32 else copied - FP32
 
 
 def _backward_bytes(configuration: Configuration) -> Quantity:
-    """Eager: the log-probabilities, the gradient of the picked ones and that of the logits, each FP32."""
+    """Eager: the log-probabilities, the gradient of the picked ones and that of the logits, each FP32; beside wide logits."""
     if configuration.compile and configuration.compile_loss:
         return 2 * configuration.compute_bytes
     whole = framework_of(configuration).loss_backward_bytes or FP32 + configuration.compute_bytes
-    return _or_split(configuration, whole, _SPLIT_BACKWARD_BYTES)
+    return _or_split(configuration, whole, _SPLIT_BACKWARD_BYTES) + FP32 * configuration.wide_logits
 
 
 def _or_split(configuration: Configuration, whole: int, split: int) -> Quantity:

@@ -21,6 +21,7 @@ from typing import Literal
 import numpy as np
 
 from tonnage.budget.activations import FP32, Block, Kept, block_of, final_norm
+from tonnage.budget.adapters import largest_matrix
 from tonnage.budget.configuration import Configuration, Number, Quantity
 from tonnage.budget.frameworks import framework_of, gradient_bytes, made_bytes, reduces_once, state_bytes
 from tonnage.budget.loss import LossMoment, head_weights, loss_term
@@ -70,12 +71,15 @@ def moments(shape: ModelShape, stage: Stage, configuration: Configuration) -> It
     kept = _kept(scene)
     passing = (*always, *_live_gradients(scene), *kept)
     gathered = _gathered(scene)
-    yield Moment("forward", (*passing, *gathered, *_casts(scene, forward=True), *_logits(scene, "forward")))
+    # A fused loss makes the head's gradient beside its logits.
+    early = _head_gradient(scene) if configuration.fused_loss else []
+    yield Moment("forward", (*passing, *gathered, *_casts(scene, forward=True), *_logits(scene, "forward"), *early))
     back = (*passing, *_casts(scene), *_held_logits(scene))
-    yield Moment("loss", (*back, *_gathered(scene, "loss"), *_logits(scene, "loss")))
+    yield Moment("loss", (*back, *_gathered(scene, "loss"), *_logits(scene, "loss"), *early))
     back = (*back, *gathered)
     yield Moment("head", (*back, *_logits(scene, "head"), *_head_gradient(scene)))
-    yield Moment("backward", (*back, *_head_gradient(scene), *_inside_block(scene), *_unreduced(scene, ending=False)))
+    kept_head = [] if configuration.step_in_backward else _head_gradient(scene)
+    yield Moment("backward", (*back, *kept_head, *_inside_block(scene), *_unreduced(scene, ending=False)))
     waiting = (*always, *_waiting(scene, kept), *_gathered(scene, "ending"), *_held_logits(scene))
     inside = (*_inside_block(scene, last_kept=True), *_unreduced(scene, ending=True))
     made = made_gradients(shape, stage, configuration, ended=False)
@@ -249,6 +253,11 @@ def _present(scene: Scene, stack: Stack, block: Block, last_kept: bool) -> Quant
 def _casts(scene: Scene, *, forward: bool = False) -> list[Term]:
     """Autocast's 16-bit copies of matrices: cached through the forward pass, then held by whoever saved them."""
     configuration, stage = scene.configuration, scene.stage
+    if configuration.quantized_base:
+        largest = largest_matrix(scene.shape) / configuration.tp
+        size = configuration.compute_bytes * largest
+        numbers = {"bytes": configuration.compute_bytes, "weights": largest}
+        return [_term(Category.WORKSPACE, "a matrix of the base made wide", size, "bytes × weights", **numbers)]
     if not configuration.autocast:
         return []
     head = head_weights(scene.shape) * stage.heads / configuration.tp
@@ -274,8 +283,9 @@ def _gathered(scene: Scene, moment: Literal["pass", "loss", "ending"] = "pass") 
         count = np.minimum(stage.outside + 2 * block_parameters(scene.shape, configuration), stage.parameters)
         if moment != "pass":
             count = np.where(reduces_once(configuration), stage.parameters * (moment == "ending"), count)[()]
-    size = configuration.compute_bytes * count
-    numbers = {"bytes": configuration.compute_bytes, "parameters": count}
+    outside = np.minimum(stage.outside, count)
+    size = configuration.compute_bytes * outside + configuration.base_bytes * (count - outside)
+    numbers = {"bytes": size / np.maximum(count, 1), "parameters": count}
     return [_term(Category.PARAMETERS, "gathered parameters", size, "bytes × parameters", **numbers)]
 
 
@@ -376,7 +386,7 @@ def _held_logits(scene: Scene) -> list[Term]:
     """The output of PyTorch's last stage lives until the backward pass of its micro-batch is done."""
     configuration, vocab = scene.configuration, scene.shape.vocab if scene.shape.logits else 0
     pipeline = _in_torch_pipeline(configuration)
-    if not np.any(pipeline) or configuration.loss == "chunked":
+    if not np.any(pipeline) or configuration.loss != "full":
         return []
     size = pipeline * scene.stage.heads * configuration.compute_bytes * vocab / configuration.tp * scene.tokens
     numbers = {"bytes": configuration.compute_bytes, "vocabulary": vocab, "tokens": scene.tokens}

@@ -29,7 +29,7 @@ class HostMemory:
 def offloads(configuration: Configuration) -> bool:
     """Anything leaves the GPU at all."""
     places = (configuration.optimizer_place, configuration.parameter_place, configuration.activation_place)
-    return any(place != "gpu" for place in places)
+    return configuration.paged or any(place != "gpu" for place in places)
 
 
 def stays(term: Term, configuration: Configuration) -> bool:
@@ -39,7 +39,8 @@ def stays(term: Term, configuration: Configuration) -> bool:
 
 def _place(term: Term, configuration: Configuration) -> Place:
     if term.category is Category.OPTIMIZER_STATES:
-        return configuration.optimizer_place
+        # Paged states need room for those of one tensor at a time, which is nothing.
+        return "host" if configuration.paged else configuration.optimizer_place
     if term.category is Category.PARAMETERS and term.name != "gathered parameters":
         return configuration.parameter_place
     if term.category is Category.ACTIVATIONS and term.name.startswith("kept by"):

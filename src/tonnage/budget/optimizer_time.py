@@ -70,7 +70,9 @@ def update(shape: ModelShape, configuration: Configuration, parameters: Quantity
     operations = _PASSES[configuration.optimizer]
     tensors = _TENSORS_PER_LAYER * sum(len(stack.layers) for stack in shape.stacks) / configuration.pp
     narrow = "narrow" if state_bytes(configuration) < 4 else "wide"
-    if kernel == "fused" or len(operations) == 1:
+    if configuration.step_in_backward and (kernel == "fused" or len(operations) == 1):
+        calls = [Call(_lists(parameters / tensors, step_bytes(configuration), f"fused_{narrow}"), times=tensors)]
+    elif kernel == "fused" or len(operations) == 1:
         calls = [Call(_lists(parameters, step_bytes(configuration), f"fused_{narrow}"))]
     elif kernel == "foreach":
         calls = [
@@ -83,7 +85,7 @@ def update(shape: ModelShape, configuration: Configuration, parameters: Quantity
             replace(Call(_each(parameters / tensors, numbers * state_bytes(configuration))), times=tensors)
             for numbers, _ in operations
         ]
-    if framework_of(configuration).clips:
+    if framework_of(configuration).clips and not configuration.step_in_backward:
         # The norm reads gradients once, scaling them reads and writes.
         calls += [Call(_lists(parameters, passes * gradient_bytes(configuration), "foreach_wide")) for passes in (1, 2)]
     if configuration.precision == "fp16-mixed":
@@ -96,7 +98,8 @@ def update(shape: ModelShape, configuration: Configuration, parameters: Quantity
         )  # fmt: skip
         calls.append(Call(product, times=_NEWTON_SCHULZ_PRODUCTS * sides))
     found = busy(calls, replace(configuration, compile=False), gpu, "optimizer")
-    return found + Busy(host_s=host_costs().optimizer_s(tensors))
+    steps = tensors if configuration.step_in_backward else 1
+    return found + Busy(host_s=steps * host_costs().optimizer_s(tensors / steps))
 
 
 def gathered(shape: ModelShape, configuration: Configuration, parameters: Quantity, gpu: Gpu) -> Busy:

@@ -76,7 +76,8 @@ def fragmentation(shape: ModelShape, end: Stage, configuration: Configuration) -
     loss = loss_term(shape, configuration, tokens, "loss").size_bytes * end.heads
     made = sharded(end, configuration, framework_of(configuration).gradients_sharded_from)
     made = np.where(reduces_once(configuration), end.parameters, made)[()]
-    gradients = made_bytes(configuration) * made * (configuration.lora_rank == 0)
+    stay = configuration.lora_rank == 0 and not configuration.step_in_backward
+    gradients = made_bytes(configuration) * made * stay
     size = loss / 6 + _GRADIENTS_LOST * gradients
     numbers = {"loss": loss, "gradients": gradients, "share": _GRADIENTS_LOST}
     return Term(Category.FRAGMENTATION, "fragmentation", size, "loss ÷ 6 + share × gradients", numbers, "model")

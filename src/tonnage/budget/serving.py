@@ -163,6 +163,8 @@ class ServingBudget:
 def serving_budget(shape: ModelShape, configuration: ServingConfiguration, gpu: Gpu) -> ServingBudget:
     """The budget of the stage with the fewest blocks; where none has any, of the fullest."""
     check(shape, configuration)
+    if "bf16" in (configuration.weights, configuration.kv) and not gpu.has_bf16:
+        raise RequestError(f"{gpu.name} has no BF16.", hint="Use fp16, or leave the flag out.")
     asked = resolved(shape, configuration, gpu)
     if asked.engine == "tonnage":
         own_engine.check_formats(asked.weights, asked.kv)
@@ -172,13 +174,11 @@ def serving_budget(shape: ModelShape, configuration: ServingConfiguration, gpu: 
 
 def resolved(shape: ModelShape, asked: ServingConfiguration, gpu: Gpu) -> ServingConfiguration:
     """The configuration with the engine's defaults put in."""
-    weights = asked.weights or (shape.dtype if shape.dtype in WEIGHT_FORMATS else "bf16")
-    # vLLM computes in fp16 what was published in bf16 where the card has none.
-    half = "bf16" if "bf16" in gpu.rates else "fp16"
-    if not asked.weights and weights == "bf16":
-        weights = half
-    known = replace(asked, weights=weights)
-    known = replace(known, kv=asked.kv or (weights if weights in ("fp32", "fp16") else half))
+    half = "bf16" if gpu.has_bf16 else "fp16"
+    weights = asked.weights or (shape.dtype if shape.dtype in WEIGHT_FORMATS else half)
+    if not asked.weights and (weights == "bf16" or (weights == "fp32" and asked.engine == "vllm")):
+        weights = half  # vLLM serves a checkpoint of FP32 in 16 bits
+    known = replace(asked, weights=weights, kv=asked.kv or (weights if weights in ("fp32", "fp16", "bf16") else half))
     if asked.engine == "tonnage":
         return replace(
             known,
@@ -221,6 +221,11 @@ def check(shape: ModelShape, asked: ServingConfiguration) -> None:
         raise RequestError(
             f"A shared prefix of {asked.shared_prefix} tokens does not lie within a context of {asked.context}.",
             hint="Give --prompt-shared at most the --context.",
+        )
+    if shape.learned_positions and asked.context > shape.max_positions:
+        raise RequestError(
+            f"{shape.name} has learned {shape.max_positions:,} positions: a context of {asked.context:,} goes beyond them.",
+            hint=f"Give --context at most {shape.max_positions}.",
         )
     _check_layout(shape, asked)
     _check_formats(asked)
@@ -346,7 +351,8 @@ def _kv_format(asked: ServingConfiguration) -> KvFormat:
 def _vllm_terms(shape: ModelShape, stage: Stage, asked: ServingConfiguration, gpu: Gpu) -> Parts:
     """Weights, what else counts against vLLM's share, and what lies outside of it."""
     release = vllm.find_release(asked.engine_version)
-    held = list(weight_terms(shape, stage, asked.tp, WEIGHT_FORMATS[asked.weights]))
+    form = WEIGHT_FORMATS[asked.weights]
+    held = list(weight_terms(shape, stage, asked.tp, form, vllm.expert_kernel(gpu) if form.experts_only else None))
     graphs = vllm.graph_term(shape, stage, asked, asked.compute_bytes)
     inside = list(vllm.profiling_terms(shape, stage, asked, gpu, asked.compute_bytes))
     outside = [own_engine.context_term(gpu)]
@@ -369,6 +375,10 @@ def _notes(shape: ModelShape, asked: ServingConfiguration, gpu: Gpu) -> Iterator
         yield f"vLLM does not start on {gpu.name}: it needs compute capability 7.0, and this is {gpu.architecture}"
     if asked.engine == "vllm" and gpu.maker == "Apple":
         yield "vLLM runs on Apple's GPUs by its plugin vllm-metal: what it takes beside weights and cache is not known there"
+    if not gpu.has_bf16 and "fp16" in (asked.weights, asked.kv) and shape.dtype != "fp16":
+        yield f"{gpu.name} has no BF16: FP16 is used in its place"
+    if shape.dtype == "fp32" and asked.weights in ("bf16", "fp16"):
+        yield f"the checkpoint keeps FP32, which is served in {asked.weights.upper()}: --weights fp32 keeps it"
     if shape.max_positions and asked.context > shape.max_positions:
         yield f"the model states {shape.max_positions:,} positions: a context of {asked.context:,} needs its rope scaled"
     if asked.users > asked.max_seqs:

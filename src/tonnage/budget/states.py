@@ -14,19 +14,19 @@ does.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
 
+import numpy as np
+
+from tonnage.budget.adapters import largest_matrix, lora_parameters, matrices
 from tonnage.budget.configuration import Configuration, Number, Optimizer, Quantity
 from tonnage.budget.frameworks import framework_of, gradient_bytes, master_bytes, state_bytes, working_bytes
-from tonnage.budget.sharding import Stage, sharded
+from tonnage.budget.sharding import Stage, expert_tp, sharded
 from tonnage.budget.terms import Term
 from tonnage.ledger import Category
 from tonnage.models.shape import Layer, ModelShape
 
 # bitsandbytes and torchao: a byte for a number, and one FP32 scale for each block of this many.
 EIGHT_BIT_BLOCK = 256
-# bitsandbytes' NF4: half a byte for a number, and one FP32 scale for each block of this many.
-FOUR_BIT_BLOCK = 64
 
 
 def model_states_bytes(
@@ -71,14 +71,15 @@ def states(shape: ModelShape, stage: Stage, configuration: Configuration) -> Sta
     if master_bytes(configuration):
         master = sharded(stage, configuration, 1)
         kept.append(_term(Category.OPTIMIZER_STATES, "FP32 master copies", master, master_bytes(configuration)))
-    return States((*kept, *_optimizer_terms(shape, stage, configuration)), _gradients(stage, configuration))
+    return States((*kept, *_optimizer_terms(shape, stage, configuration)), _gradients(shape, stage, configuration))
 
 
 def trained_parameters(shape: ModelShape, stage: Stage, configuration: Configuration) -> Quantity:
     """Those that one GPU updates: its shard of all, or of the adapters."""
     if not configuration.lora_rank:
         return sharded(stage, configuration, 1)
-    count = lora_parameters(shape, configuration.lora_rank, configuration.lora_targets) * stage.share / configuration.tp
+    dense, experts = lora_parameters(shape, configuration.lora_rank, configuration.lora_targets)
+    count = (dense / configuration.tp + experts / (configuration.ep * expert_tp(configuration))) * stage.share
     return count * sharded(stage, configuration, framework_of(configuration).parameters_sharded_from) / stage.parameters
 
 
@@ -87,8 +88,12 @@ def sharded_parameters(configuration: Configuration) -> bool:
     return configuration.zero >= framework_of(configuration).parameters_sharded_from
 
 
-def _gradients(stage: Stage, configuration: Configuration) -> Term:
+def _gradients(shape: ModelShape, stage: Stage, configuration: Configuration) -> Term:
     count = sharded(stage, configuration, framework_of(configuration).gradients_sharded_from)
+    if configuration.step_in_backward:
+        # One at a time: the largest is that of the embedding, of the head or of an MLP.
+        largest = max(largest_matrix(shape), shape.vocab * shape.hidden) / configuration.tp
+        count = count * np.minimum(largest / stage.parameters, 1.0)
     return _term(Category.GRADIENTS, "gradients", count, gradient_bytes(configuration))
 
 
@@ -134,57 +139,34 @@ def _factored(shape: ModelShape, count: Quantity, stage: Stage) -> Term:
 
 def _factors(layer: Layer, hidden: int) -> int:
     """Rows and columns of the matrices of a block."""
-    return sum(rows + columns for rows, columns in (*_attention_matrices(layer, hidden), *_mlp_matrices(layer, hidden)))
-
-
-def _attention_matrices(layer: Layer, hidden: int) -> list[tuple[int, int]]:
-    attention = layer.attention
-    if attention is None:
-        return []
-    queries, keys = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
-    values = attention.heads * attention.value_head_dim
-    return [(hidden, queries), (hidden, keys), (hidden, keys), (values, hidden)]
-
-
-def _mlp_matrices(layer: Layer, hidden: int) -> list[tuple[int, int]]:
-    mlp = layer.feed_forward
-    if mlp is None:
-        return []
-    up = [(hidden, mlp.intermediate)] * (2 if mlp.gated else 1)
-    return [*up, (mlp.intermediate, hidden)] * max(mlp.experts, 1)
-
-
-@lru_cache(maxsize=16)  # a search asks for each of its plans
-def lora_parameters(shape: ModelShape, rank: int, targets: str) -> int:
-    """Of the two thin matrices beside each linear layer that is adapted."""
-    total = 0
-    for stack in shape.stacks:
-        for layer in stack.layers:
-            attention = _attention_matrices(layer, stack.hidden)
-            chosen = attention[::2] if targets == "attention" else [*attention, *_mlp_matrices(layer, stack.hidden)]
-            total += rank * sum(rows + columns for rows, columns in chosen)
-    return total
+    return sum(inputs + outputs for _, inputs, outputs in matrices(layer, hidden))
 
 
 def _lora_states(shape: ModelShape, stage: Stage, configuration: Configuration) -> States:
-    """The base is frozen, in 16 or 4 bits unless all is FP32; only the adapters have gradients and states."""
+    """The base is frozen, in 16 bits or fewer unless all is FP32; only the adapters have gradients and states."""
     base = sharded(stage, configuration, framework_of(configuration).parameters_sharded_from)
     count = trained_parameters(shape, stage, configuration)
     adapters = _term(Category.PARAMETERS, "adapters", count, configuration.parameter_bytes)
     states_bytes = optimizer_bytes(configuration.optimizer, state_bytes(configuration))
-    kept = [*_base_terms(stage, configuration, base / stage.parameters), adapters]
+    kept = [*_base_terms(shape, stage, configuration, base / stage.parameters), adapters]
     kept.append(_term(Category.OPTIMIZER_STATES, f"{configuration.optimizer} states", count, states_bytes))
     return States(tuple(kept), _term(Category.GRADIENTS, "gradients", count, configuration.parameter_bytes))
 
 
-def _base_terms(stage: Stage, configuration: Configuration, shrunk: Quantity) -> list[Term]:
+def _base_terms(shape: ModelShape, stage: Stage, configuration: Configuration, shrunk: Quantity) -> list[Term]:
     plain_bytes = configuration.compute_bytes
     if not configuration.quantized_base:
         return [_term(Category.PARAMETERS, "frozen parameters", stage.parameters * shrunk, plain_bytes)]
-    quantized = (stage.dense + stage.experts) * shrunk
+    norms = stage.share * sum(layer.norm_parameters for stack in shape.stacks for layer in stack.layers)
+    quantized, others = stage.dense + stage.experts - norms, stage.outside + norms
     return [
-        _term(Category.PARAMETERS, "frozen blocks in 4 bits", quantized, 0.5 + 4 / FOUR_BIT_BLOCK),
-        _term(Category.PARAMETERS, "frozen embeddings and head", stage.outside * shrunk, plain_bytes),
+        _term(
+            Category.PARAMETERS,
+            f"frozen blocks in {configuration.base.upper()}",
+            quantized * shrunk,
+            configuration.base_bytes,
+        ),
+        _term(Category.PARAMETERS, "frozen embeddings, norms and head", others * shrunk, plain_bytes),
     ]
 
 

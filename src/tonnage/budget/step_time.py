@@ -23,12 +23,15 @@ from tonnage.budget.offload_time import Crossing, crossing
 from tonnage.budget.optimizer_time import accumulated, gathered, sharding_copies, update
 from tonnage.budget.roofline import Calibration, calibration
 from tonnage.budget.sharding import Stage, sharded, stages
-from tonnage.budget.states import trained_parameters
+from tonnage.budget.states import states, trained_parameters
+from tonnage.budget.terms import total
+from tonnage.budget.training import needed_bytes
 from tonnage.clock.host import host_costs
 from tonnage.clock.kernels.many import distinct
 from tonnage.clock.power import limit_of, slowdown_of
 from tonnage.hardware import Gpu
 from tonnage.hardware.cluster import Cluster
+from tonnage.ledger import Category
 from tonnage.models.shape import Layer, ModelShape, Stack
 
 # What a layer's kernels depend on, of a configuration's numbers.
@@ -87,10 +90,15 @@ class StepClock:
         passes, attention = self._passes(configuration)
         passes = _on_slowest_stage(passes, stage, configuration)
         layers = passes.layers + sharding_copies(stage.parameters, configuration, gpu) + _handing_on(configuration)
+        update = _update(shape, stage, configuration, gpu)
+        if configuration.step_in_backward:
+            layers, update = layers + Pass(backward=update), Busy()
         passes = _Passes(*(one.slowed(self._slowest) for one in passes._replace(layers=layers)))
-        update = _update(shape, stage, configuration, gpu).slowed(self._slowest)
+        update = update.slowed(self._slowest)
         sent = self._traffic(stage, configuration)
         moved = crossing(shape, stage, configuration, self._cluster, self.shares)
+        if configuration.paged:
+            moved = moved._replace(step_s=moved.step_s + self._paged_s(stage, configuration))
         together, waits = self._begins_together(configuration), _waits(configuration)
         taken = self.shares.link_channels / gpu.sm_count
 
@@ -112,6 +120,14 @@ class StepClock:
         slower = slowdown_of(passed.card_s, passed.at_peak_s, passed_s, limit_of(gpu))
         return StepTime(*parts(slower), configuration.global_batch * configuration.seq, passed + update, slower)
 
+    def _paged_s(self, stage: Stage, configuration: Configuration) -> Quantity:
+        """Optimizer states that find no room on the card come for their update and go again."""
+        kept = states(self._shape, stage, configuration).kept
+        size = total(term for term in kept if term.category is Category.OPTIMIZER_STATES)
+        needed, _ = needed_bytes(self._shape, configuration, self._cluster.gpu)
+        away = np.clip(size + needed - self._cluster.gpu.memory_bytes, 0.0, size)
+        return 2 * away / (self._cluster.host_link_bytes_per_s * self.shares.host_link_ceiling)
+
     def _begins_together(self, configuration: Configuration) -> bool:
         """Whether the host waits for the card in every forward pass: decoders of transformers look for packed sequences then."""
         eager = framework_of(configuration).written == "transformers" and not configuration.compile
@@ -131,7 +147,8 @@ class StepClock:
 
     def _works(self, configuration: Configuration, rows: list[tuple[int, ...]], at: int | None) -> "_Works":
         """What each kind of layer, the embedding and the head take, for rows of the numbers that matter to them."""
-        kinds = ("precision", "framework", "sequence_parallel", "attention", "compile", "compile_loss", "lora_rank")
+        kinds = ["precision", "framework", "sequence_parallel", "attention", "compile", "compile_loss"]
+        kinds += ["lora_rank", "lora_targets", "base", "liger", "fused_loss"]
         known = self._known.setdefault(tuple(getattr(configuration, kind) for kind in kinds), _Known())
         missing = [row for row in dict.fromkeys(rows) if row not in known.places]
         if missing:
@@ -142,7 +159,7 @@ class StepClock:
 
     def _traffic(self, stage: Stage, configuration: Configuration) -> Traffic:
         recomputed = configuration.checkpoint if configuration.checkpoint in ("full", "selective") else "none"
-        key = (*_identity(configuration), configuration.zero, recomputed, configuration.lora_rank)
+        key = (*_identity(configuration), configuration.zero, recomputed, configuration.lora_rank, configuration.base)
         if key not in self._sent:
             self._sent[key] = configuration, traffic(self._shape, stage, configuration, self._network)
         return self._sent[key][1]

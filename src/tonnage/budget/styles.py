@@ -20,6 +20,7 @@ class Style:
 
     `fused` kernels (Megatron's, or what `torch.compile` makes of a block) keep what goes into them and out of them, and
     no value between: by default the compiler recomputes nothing that a matrix product of the backward pass reads.
+    `liger` has such kernels for norms, rotary embeddings and gated MLPs alone.
     """
 
     norm: Literal["native", "wide", "rms", "rms-wide", "centred"]
@@ -39,6 +40,7 @@ class Style:
     # How attention goes where it is no kernel of its own but products and a softmax: as transformers writes it, or as
     # PyTorch takes it apart, in "math" one operator after the other, in "apart" by fused kernels.
     scores: Literal["", "eager", "math", "apart"] = ""
+    liger: bool = False
 
 
 _FUSED = Style(norm="native", rotary="add", fused_qkv=True, fused_gate=True, fused=True, upcast=False)
@@ -59,7 +61,8 @@ def style_of(shape: ModelShape, layer: Layer, configuration: Configuration) -> S
         style = replace(_FUSED, fused_qkv=False, fused_gate=False, dropout=written.dropout)
         return replace(style, scores=scores, attention_dropout=dropped)
     if form == "transformers":
-        return replace(written, scores=scores)
+        written = replace(written, scores=scores)
+        return replace(written, norm="native", activation="native", liger=True) if configuration.liger else written
     rotary: Literal["none", "add"] = "none" if written.rotary == "none" else "add"
     style = replace(_FUSED, rotary=rotary, fused=form == "fused", scores=scores)
     return replace(style, dropout=written.dropout, attention_dropout=written.attention_dropout)

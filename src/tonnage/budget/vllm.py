@@ -28,7 +28,7 @@ from tonnage.budget.forward import (
     sampler_bytes,
 )
 from tonnage.budget.terms import Term
-from tonnage.budget.weights import Stage
+from tonnage.budget.weights import ExpertKernel, Stage
 from tonnage.errors import RequestError
 from tonnage.hardware import Gpu
 from tonnage.ledger import Category
@@ -104,6 +104,16 @@ def card_class(release: Release, gpu: Gpu) -> str:
         return "huge"
     a100 = "a100" in gpu.name.lower() and not release.large_a100
     return "large" if gpu.memory_bytes >= 70 * GIB and not a100 else "small"
+
+
+@cache
+def expert_kernel(gpu: Gpu) -> ExpertKernel:
+    """The one that multiplies with MXFP4 experts on a card."""
+    rows = [row for row in _data()["mxfp4"] if gpu.maker == "NVIDIA" or row["name"] == "Triton"]
+    fitting = [row for row in rows if gpu.maker != "NVIDIA" or tuple(row["since"]) <= gpu.compute_capability]
+    chosen = dict((fitting or rows)[-1])
+    del chosen["since"]
+    return ExpertKernel(**chosen)
 
 
 def default_batched_tokens(release: Release, gpu: Gpu, context: int, max_seqs: int) -> int:

@@ -20,6 +20,8 @@ from tonnage.models.shape import AttentionKind, Layer, ModelShape
 
 # Engines pad the vocabulary so that it can be split.
 VOCAB_PADDING = 64
+# Weights of MXFP4 that share a scale.
+MXFP4_BLOCK = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +106,25 @@ def _kinds(layers: tuple[Layer, ...]) -> tuple[tuple[Layer, int], ...]:
     return tuple((layer, counts[key]) for key, layer in {id(layer): layer for layer in layers}.items())
 
 
-def weight_terms(shape: ModelShape, stage: Stage, tp: int, form: WeightFormat) -> Iterator[Term]:
-    """What one rank of a stage holds."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertKernel:
+    """What multiplies with 4-bit experts, and how it wants them laid out: widths are rounded up to multiples.
+
+    `keeps_scales`: those of the checkpoint stay beside the ones that are laid out anew.
+    """
+
+    name: str
+    hidden: int
+    intermediate: int
+    scale_outputs: int
+    keeps_scales: bool
+    bias_bytes: int
+
+
+def weight_terms(
+    shape: ModelShape, stage: Stage, tp: int, form: WeightFormat, kernel: ExpertKernel | None = None
+) -> Iterator[Term]:
+    """What one rank of a stage holds; of experts, as their `kernel` wants them."""
     whole = form.unquantized_bytes
     matrices = sum(count * _split_matrices(layer, shape.hidden, tp) for layer, count in stage.kinds)
     if form.experts_only:
@@ -113,10 +132,14 @@ def weight_terms(shape: ModelShape, stage: Stage, tp: int, form: WeightFormat) -
         plain = matrices - experts
         yield _term("other matrices", plain * whole, "parameters × bytes", {"parameters": plain, "bytes": whole})
         matrices = experts
+        if kernel is not None:
+            yield from _laid_out(shape, stage, tp, kernel)
+            matrices = 0
     rest = sum(count * _kept_whole(layer, shape.hidden) for layer, count in stage.kinds)
     numbers: dict[str, object] = {"matrices": matrices, "bits": form.bits, "tp": tp, "layers": len(stage.layers)}
-    yield _term("matrices", form.matrix_bytes(matrices), "matrices × bits / 8", numbers)
-    if form.scale_bytes:
+    if matrices:
+        yield _term("matrices", form.matrix_bytes(matrices), "matrices × bits / 8", numbers)
+    if form.scale_bytes and matrices:
         per = form.group or shape.hidden
         scales = form.scales_bytes(matrices, shape.hidden)
         yield _term(
@@ -125,6 +148,38 @@ def weight_terms(shape: ModelShape, stage: Stage, tp: int, form: WeightFormat) -
         )  # fmt: skip
     yield _term("norms and routers", rest * whole, "parameters × bytes", {"parameters": rest, "bytes": whole})
     yield from _ends(shape, stage, tp, form)
+
+
+def _laid_out(shape: ModelShape, stage: Stage, tp: int, kernel: ExpertKernel) -> Iterator[Term]:
+    """MXFP4 experts with their scales and biases, padded for their kernel."""
+    values = scales = biases = 0
+    hidden = _rounded(shape.hidden, kernel.hidden)
+    for layer, count in stage.kinds:
+        mlp = layer.feed_forward
+        if mlp is None or not mlp.experts:
+            continue
+        wide = 2 if mlp.gated else 1
+        between, each = _rounded(-(-mlp.intermediate // tp), kernel.intermediate), count * mlp.experts
+        values += each * (wide + 1) * hidden * between
+        rows = _rounded(wide * between, kernel.scale_outputs), _rounded(hidden, kernel.scale_outputs)
+        scales += each * (rows[0] * hidden + rows[1] * between) // MXFP4_BLOCK
+        if kernel.keeps_scales:
+            scales += each * (wide + 1) * hidden * between // MXFP4_BLOCK
+        if layer.expert_parameters > (wide + 1) * shape.hidden * mlp.intermediate:
+            biases += each * (wide * between + hidden)
+    numbers: dict[str, object] = {"values": values, "hidden": hidden, "kernel": kernel.name}
+    yield _term("experts", values // 2, "values padded for their kernel / 2", numbers)
+    words = (
+        "a byte for 32 values, as in the checkpoint and as laid out" if kernel.keeps_scales else "a byte for 32 values"
+    )
+    yield _term("scales", scales, words, {"scales": scales})
+    if biases:
+        numbers = {"biases": biases, "bytes": kernel.bias_bytes}
+        yield _term("biases of experts", biases * kernel.bias_bytes, "biases × bytes", numbers)
+
+
+def _rounded(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
 
 
 def _ends(shape: ModelShape, stage: Stage, tp: int, form: WeightFormat) -> Iterator[Term]:

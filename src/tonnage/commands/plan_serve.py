@@ -22,6 +22,7 @@ _EPILOG = (
     "A flag that is given is kept; --tp and --pp are searched, the others have the engine's default. "
     "Exits 1 where not all users fit at once."
 )
+_DEFAULT_CONTEXT = 8192
 _CACHES = ("bf16", "fp8", "int4", "fp16")
 
 
@@ -37,8 +38,8 @@ def command(words: list[str]) -> int:
     from tonnage.models import find_model
     from tonnage.planner.serving import plan_serving
 
-    asked = configuration_of(options)
     cluster, shape = find_cluster(options.gpus), find_model(options.model, online=options.online)
+    asked = configuration_of(options, shape.max_positions)
     pp = options.pp or len(asked.stage_layers)
     plan = plan_serving(shape, cluster, asked, model=options.model, tp=options.tp or 0, pp=pp)
     _publish(plan, options, page)
@@ -53,7 +54,8 @@ def _which_cards(options: Namespace) -> int:
     from tonnage.models import find_model
     from tonnage.planner.holders import serving_holders
 
-    shape, asked = find_model(options.model, online=options.online), configuration_of(options)
+    shape = find_model(options.model, online=options.online)
+    asked = configuration_of(options, shape.max_positions)
     check(shape, asked)
     holders = serving_holders(shape, asked, tp=options.tp or 0, pp=options.pp or len(asked.stage_layers))
     return publish(shape, holders, options, what=f"serving at {asked.context:,} tokens", most="sequences")
@@ -65,7 +67,11 @@ def _parser() -> ArgumentParser:
     add = parser.add_argument
     add("model", metavar="MODEL", help="a preset, a config.json, a folder or a checkpoint")
     add("--gpus", default="", help="cards, like h100, 4xh100, 2x8xh200 or dgx-h100 (default: say which hold it)")
-    add("--context", default="8k", help="tokens of the longest sequence, like 8192 or 32k (default: 8k)")
+    add(
+        "--context",
+        default="",
+        help="tokens of the longest sequence, like 8192 or 32k (default: 8k, or all that the model sees)",
+    )
     add("--users", type=int, default=1, metavar="N", help="sequences at once (default: 1)")
     add("--prompt-shared", default="0", metavar="TOKENS", help="tokens at the start that all users have in common")
     add("--tp", type=int, metavar="N", help="tensor parallelism")
@@ -89,7 +95,7 @@ def _parser() -> ArgumentParser:
     return parser
 
 
-def configuration_of(options: Namespace) -> "ServingConfiguration":
+def configuration_of(options: Namespace, max_positions: int) -> "ServingConfiguration":
     """The flags as the budget takes them: what was not given is 0 or empty."""
     from tonnage.budget.serving import ServingConfiguration
     from tonnage.units import parse_count
@@ -105,7 +111,9 @@ def configuration_of(options: Namespace) -> "ServingConfiguration":
         stage_layers=_stage_layers(options.stage_layers or ""),
         engine=options.engine,
         engine_version=options.engine_version,
-        context=parse_count(options.context),
+        context=parse_count(options.context)
+        if options.context
+        else min(max_positions or _DEFAULT_CONTEXT, _DEFAULT_CONTEXT),
         users=options.users,
         shared_prefix=parse_count(options.prompt_shared),
         weights=options.weights or "",

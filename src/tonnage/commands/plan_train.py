@@ -3,6 +3,7 @@
 Its words are parsed by argparse, as those of `tonnage run` are: typer takes longer to load than the plan takes to make.
 """
 
+import re
 import sys
 import time
 from argparse import ArgumentParser, Namespace
@@ -14,13 +15,17 @@ from tonnage.commands.which_cards import check_cards_named, publish
 from tonnage.errors import BadLayout, OutputExists
 
 if TYPE_CHECKING:
+    from tonnage.hardware import Cluster
+    from tonnage.models import ModelShape
     from tonnage.planner.remedies import Remedy
-    from tonnage.planner.request import TrainingRequest
+    from tonnage.planner.request import Offload, TrainingRequest
     from tonnage.planner.search import Findings
 
 SUMMARY = "What training a model takes on these GPUs, and the fastest configuration that fits."
 _EPILOG = "A flag that is given is fixed; one that is left out is searched. Exits 1 where nothing fits."
 _DEFAULT_SEQ = 4096
+_PAGED = "paged-"
+_DEFAULT_RANK = 16  # a common one
 
 
 def command(words: list[str]) -> int:
@@ -31,13 +36,12 @@ def command(words: list[str]) -> int:
     page = page_of(options)
     if not options.gpus:
         return _which_cards(options)
-    from tonnage.hardware import find_cluster
     from tonnage.models import find_model
     from tonnage.planner.search import search
 
-    cluster, shape = find_cluster(options.gpus), find_model(options.model, online=options.online)
+    cluster, shape = cluster_of(options), find_model(options.model, online=options.online)
     start = time.perf_counter()
-    findings = search(shape, cluster, request_of(options, shape.max_positions))
+    findings = search(shape, cluster, request_of(options, shape))
     _publish(findings, options, page, time.perf_counter() - start)
     if options.export is not None and findings.best is not None:
         _export(findings, options)
@@ -50,13 +54,14 @@ def _which_cards(options: Namespace) -> int:
     from tonnage.planner.holders import training_holders
 
     shape = find_model(options.model, online=options.online)
-    request = request_of(options, shape.max_positions)
+    request = request_of(options, shape)
     holders = training_holders(shape, request)
     return publish(shape, holders, options, what=f"training at {request.seq:,} tokens", most="micro-batch")
 
 
 def _parser() -> ArgumentParser:
     from tonnage.budget import configuration as kinds
+    from tonnage.budget.adapters import Base
     from tonnage.planner.request import FRAMEWORK_STAGES
 
     usage = "tonnage plan train MODEL [--gpus 8xh200] [--seq 8k] [FLAG]..."
@@ -66,9 +71,16 @@ def _parser() -> ArgumentParser:
     add("--gpus", default="", help="cards, like h200, 8xh200, 2x8xh100 or dgx-h100 (default: say which hold it)")
     add("--seq", default="", help="tokens of a sequence, like 8192 or 8k (default: 4k, or all that the model sees)")
     add("--micro-batch", type=int, metavar="N", help="sequences in one pass of one GPU")
-    add("--global-batch", type=int, metavar="N", help="sequences in one step (default: about half a million tokens)")
-    add("--precision", choices=get_args(kinds.Precision), default="bf16-mixed")
-    add("--optimizer", choices=get_args(kinds.Optimizer), default="adamw")
+    add(
+        "--global-batch",
+        type=int,
+        metavar="N",
+        help="sequences in one step (default: half a million tokens or so; of adapters 32 sequences, as in recipes)",
+    )
+    add("--precision", choices=get_args(kinds.Precision), help="default: bf16-mixed; fp16-mixed on cards without BF16")
+    optimizers = (*get_args(kinds.Optimizer), *(f"{_PAGED}{name}" for name in ("adam", "adamw", "adamw-8bit", "lion")))
+    add("--optimizer", choices=optimizers, default="adamw")
+    add("--step-in-backward", action="store_true", help="update each parameter as its gradient comes, and free it")
     add("--optimizer-kernel", choices=get_args(kinds.OptimizerKernel))
     add("--checkpoint", metavar="{none,selective,full,every-K}", help="what is recomputed")
     add("--attention", choices=get_args(kinds.AttentionKernel), default="flash")
@@ -83,11 +95,16 @@ def _parser() -> ArgumentParser:
     add(
         "--offload", nargs="?", const="optimizer", metavar="WHAT", help="optimizer, parameters, activations, all; :nvme"
     )
+    add("--host-memory", metavar="SIZE", help="memory of one host, like 64g, for these GPUs (default: the catalogue's)")
+    add("--drive", metavar="SPEED", help="what a host's drives read a second, like 7g/s; or none")
     add("--lora", type=int, metavar="RANK", help="train adapters of that rank")
-    add("--qlora", action="store_true", help="with --lora: the base in 4 bits")
+    add("--lora-targets", metavar="WHAT", help="attention, mlp, all-linear (default), experts; or q_proj,v_proj, say")
+    add("--base", choices=get_args(Base), help="with --lora: the frozen weights (default: 16-bit)")
+    add("--qlora", action="store_true", help="--lora 16 --base nf4, of which either can be given otherwise")
     add("--bf16-gradients", action="store_true", help="with Megatron: summed and reduced in BF16")
     add("--bf16-moments", action="store_true", help="with Megatron and --zero 1: Adam's states in BF16")
     add("--compile", action="store_true", help="under torch.compile")
+    add("--liger", action="store_true", help="with Liger's kernels, and --loss fused unless another is given")
     add("--online", action="store_true", help="look a model up on the hub where it is no preset")
     add("--explain", action="store_true", help="print the arithmetic, term by term, and every reason")
     add("--export", type=Path, metavar="DIR", help="write the files that launch it")
@@ -97,24 +114,63 @@ def _parser() -> ArgumentParser:
     return parser
 
 
-def request_of(options: Namespace, max_positions: int) -> "TrainingRequest":
+def cluster_of(options: Namespace) -> "Cluster":
+    """The cards, in hosts as they are sold or as the flags say."""
+    from tonnage.hardware import find_cluster
+    from tonnage.units import parse_bytes
+
+    cluster = find_cluster(options.gpus)
+    if options.host_memory is None and options.drive in (None, "none"):
+        return cluster
+    # Memory is sold in GiB and drives in GB, whatever people write after the number.
+    memory, drive = options.host_memory, None if options.drive == "none" else options.drive
+    return cluster.with_host(
+        memory_bytes=None
+        if memory is None
+        else parse_bytes(re.sub(r"(?<=[kmgt])b?$", "iB", memory.strip(), flags=re.I)),
+        nvme_bytes_per_s=None
+        if drive is None
+        else parse_bytes(re.sub(r"(?<=[kmgt])(b?)(/s)?$", "B", drive.strip(), flags=re.I)),
+    )
+
+
+def request_of(options: Namespace, shape: "ModelShape") -> "TrainingRequest":
     """The flags as the planner takes them."""
-    from tonnage.planner.request import TrainingRequest, parse_offload
+    from tonnage.budget.adapters import parse_targets
+    from tonnage.planner.request import TrainingRequest
     from tonnage.units import parse_count
 
     if options.lora is not None and options.lora < 1:
         raise BadLayout(f"--lora {options.lora}: a rank is at least 1.", hint="Write --lora 16, or leave it out.")
-    names = ["micro_batch", "global_batch", "precision", "optimizer", "optimizer_kernel", "checkpoint", "attention"]
-    names += ["loss", "zero", "tp", "pp", "cp", "ep", "pp_chunks", "shard", "framework", "compile"]
+    if options.lora_targets and not options.lora and not options.qlora:
+        raise BadLayout(f"--lora-targets {options.lora_targets}: no adapters are trained.", hint="Add --lora 16.")
+    most = shape.fixed_tokens or min(shape.max_positions or _DEFAULT_SEQ, _DEFAULT_SEQ)
+    names = ["micro_batch", "global_batch", "optimizer_kernel", "checkpoint", "attention"]
+    names += ["zero", "tp", "pp", "cp", "ep", "pp_chunks", "shard", "framework", "compile", "liger", "step_in_backward"]
     names += ["bf16_gradients", "bf16_moments"]
     return TrainingRequest(
-        seq=parse_count(options.seq) if options.seq else min(max_positions or _DEFAULT_SEQ, _DEFAULT_SEQ),
-        lora_rank=options.lora or 0,
-        quantized_base=options.qlora,
+        seq=parse_count(options.seq) if options.seq else most,
+        precision=options.precision or "bf16-mixed",  # or what the cards have in its place
+        lora_rank=options.lora or (_DEFAULT_RANK if options.qlora else 0),
+        lora_targets=parse_targets(options.lora_targets or "all-linear"),
+        base=options.base or ("nf4" if options.qlora else "16-bit"),
+        loss=options.loss or ("fused" if options.liger else None),
+        drives=options.drive != "none",
         sequence_parallel=not options.no_sequence_parallel,
-        offload=None if options.offload is None else parse_offload(options.offload),
+        optimizer=options.optimizer.removeprefix(_PAGED),
+        paged=options.optimizer.startswith(_PAGED),
+        offload=_offload(options),
         **{name: getattr(options, name) for name in names},
     )
+
+
+def _offload(options: Namespace) -> "Offload | None":
+    """As asked; nothing where states are paged or gradients are used at once, unless something is asked."""
+    from tonnage.planner.request import NO_OFFLOAD, parse_offload
+
+    if options.offload is not None:
+        return parse_offload(options.offload)
+    return NO_OFFLOAD if options.step_in_backward or options.optimizer.startswith(_PAGED) else None
 
 
 def _check_export(options: Namespace) -> None:

@@ -10,12 +10,12 @@
 | "h100:3g.40gb"        | 1     | a part of a card, in a plain server         |
 | "8xmy-card.toml"      | 8     | one, of a card that the file describes      |
 
-A part of a host has that part of its memory, its drives and their speed. Links are at the peak that their makers state: what a
-collective or a copy reaches of it is for others to say.
+A part of a host has that part of its memory, its drives and their speed; of a workstation it has all. Links are at the peak that
+their makers state: what a collective or a copy reaches of it is for others to say.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, overload
 
 from tonnage.errors import UnknownGpu
@@ -66,7 +66,19 @@ class Cluster:
     @property
     def host_memory_per_gpu_bytes(self) -> int:
         """A card's share of its host's memory."""
-        return self.host.memory_bytes // self.host.gpus
+        return self.host.memory_bytes // self._sharing
+
+    @property
+    def _sharing(self) -> int:
+        """Cards that share a host's memory and drives."""
+        return self.gpus_per_host if self.host.whole else self.host.gpus
+
+    def with_host(self, *, memory_bytes: int | None = None, nvme_bytes_per_s: float | None = None) -> "Cluster":
+        """The same cards in hosts that have so much for them; None: as they are."""
+        changed = {"memory_bytes": memory_bytes, "nvme_bytes_per_s": nvme_bytes_per_s}
+        kept = {"memory_bytes": self.host_memory_bytes, "nvme_bytes_per_s": self.nvme_bytes_per_s * self.gpus_per_host}
+        known: dict[str, Any] = {name: kept[name] if value is None else value for name, value in changed.items()}
+        return replace(self, host=replace(self.host, whole=True, **known))
 
     @property
     def peer_bytes_per_s(self) -> float:
@@ -91,7 +103,7 @@ class Cluster:
     @property
     def nvme_bytes_per_s(self) -> float:
         """A card's share of the host's drives; 0 where they are not known."""
-        return self.host.nvme_bytes_per_s / self.host.gpus
+        return self.host.nvme_bytes_per_s / self._sharing
 
     @overload
     def link_bytes_per_s(self, group_size: int) -> float: ...

@@ -53,6 +53,11 @@ class Gpu:
     overheads: Mapping[str, "Overhead"]
 
     @property
+    def has_bf16(self) -> bool:
+        """Volta and Turing have FP16 alone."""
+        return "bf16" in self.rates
+
+    @property
     def runs_cuda(self) -> bool:
         """Whether the virtual GPU can stand in for it."""
         return self.maker == "NVIDIA"

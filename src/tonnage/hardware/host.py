@@ -19,7 +19,8 @@ class Host:
 
     `gpu` is the card that it holds ("": any). `link_gpus` is how many neighbouring cards the fast link joins (NVLink, Infinity
     Fabric; 0: none, they talk over PCIe). `network_bytes_per_s` is for each card, `network_hop_s` one step of a ring of cards in
-    several hosts (0: as over InfiniBand), `network_tree_share` what a tree of hosts reaches of a ring's bandwidth.
+    several hosts (0: as over InfiniBand), `network_tree_share` what a tree of hosts reaches of a ring's bandwidth. `whole`: the
+    cards in use have all of its memory and drives, however few they are; else each has its share.
     """
 
     key: str
@@ -27,6 +28,7 @@ class Host:
     aliases: tuple[str, ...] = ()
     gpu: str = ""
     gpus: int
+    whole: bool = False
     memory_bytes: int
     link: str = "PCIe"
     link_gpus: int = 0

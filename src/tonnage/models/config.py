@@ -135,18 +135,23 @@ def _shape(model: Model, found: list[Tensor], name: str, head: str, notes: tuple
     embedded = sum(_count(tensor) for tensor in outside if roles.is_embedding(tensor.name))
     total = sum(_count(tensor) for tensor in outside)
     dtype = model.values("torch_dtype") or model.values("dtype")
-    logits = head.endswith(_SCORES)
+    logits, vocab, positions = head.endswith(_SCORES), text.find("vocab") or 0, text.find("positions") or 0
     return ModelShape(
         name=name,
         architecture=model.model_type,
         stacks=made,
-        vocab=text.find("vocab") or 0,
+        vocab=vocab,
         tied=logits and _tied(model.values, outside),
         embedding_parameters=embedded,
         head_parameters=heads,
         other_parameters=total - heads - embedded,
         logits=logits,
-        max_positions=text.find("positions") or 0,
+        max_positions=positions,
+        # OPT and BART leave two rows free.
+        learned_positions=any(
+            roles.is_embedding(tensor.name) and tensor.shape[0] in {positions, positions + 2} - {vocab}
+            for tensor in outside
+        ),
         dtype=_DTYPES.get(str(dtype).removeprefix("torch."), "bf16" if dtype is None else str(dtype)),
         notes=notes,
     )

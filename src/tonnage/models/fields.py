@@ -43,6 +43,7 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
         "n_ctx",
         "seq_length",
         "max_sequence_length",
+        "max_target_positions",
     ),
     "experts": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts"),
     "experts_per_token": ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "top_k", "moe_k"),

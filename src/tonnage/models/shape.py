@@ -113,6 +113,7 @@ class ModelShape:
     other_parameters: int = 0  # final norms, poolers, projections between widths
     logits: bool = True  # the model ends in scores over the vocabulary
     max_positions: int = 0  # 0: not stated
+    learned_positions: bool = False  # each has an embedding of its own, so that there are no more
     dtype: str = "bf16"  # of the published weights
     exact: bool = True  # False: the architecture is not known, and counted as the closest one that is
     notes: tuple[str, ...] = field(default=())
@@ -133,6 +134,11 @@ class ModelShape:
     def decoder(self) -> Stack:
         """The stack that ends in the head: the last."""
         return self.stacks[-1]
+
+    @property
+    def fixed_tokens(self) -> int:
+        """Of a sample that has one length only, such as the patches of an image; 0: sequences are as long as one likes."""
+        return self.decoder.tokens
 
     @property
     def hidden(self) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from tonnage.budget.adapters import Base
 from tonnage.budget.configuration import Configuration
 from tonnage.budget.training import needed_bytes
 from tonnage.errors import BadLayout, UnknownGpu
@@ -106,7 +107,7 @@ def _other_training(shape: ModelShape, cluster: Cluster, request: TrainingReques
     changes: list[tuple[str, str, dict[str, Any]]] = []
     if request.optimizer in ("adam", "adamw") and not request.lora_rank:
         changes.append(("8-bit optimizer states", "--optimizer adamw-8bit", {"optimizer": "adamw-8bit"}))
-    if request.precision != "bf16" and not request.lora_rank:
+    if request.precision != "bf16" and cluster.gpu.has_bf16 and not request.lora_rank:
         changes.append(("parameters in BF16", "--precision bf16", {"precision": "bf16"}))
     for change, flag, changed in changes:
         remedy = _tried(shape, cluster, replace(request, **changed), change, flag)
@@ -117,17 +118,19 @@ def _other_training(shape: ModelShape, cluster: Cluster, request: TrainingReques
 
 def _adapters(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> Iterator[Remedy]:
     rank = request.lora_rank or DEFAULT_RANK
-    changes: list[tuple[str, str, bool]] = [("adapters on a 4-bit base", f"--lora {rank} --qlora", True)]
+    changes: list[tuple[str, str, Base]] = [("adapters on a 4-bit base", f"--lora {rank} --qlora", "nf4")]
     if not request.lora_rank:
-        changes.insert(0, ("adapters alone", f"--lora {rank}", False))
-    for change, flag, quantized in changes:
-        remedy = _tried(shape, cluster, replace(request, lora_rank=rank, quantized_base=quantized), change, flag)
+        changes.insert(0, ("adapters alone", f"--lora {rank}", request.base))
+    for change, flag, base in changes:
+        remedy = _tried(shape, cluster, replace(request, lora_rank=rank, base=base), change, flag)
         if remedy:
             yield remedy
 
 
 def _shorter(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> Iterator[Remedy]:
     """The sequence halved until it fits, where the shortest does."""
+    if shape.fixed_tokens:
+        return
     lengths = [request.seq >> halved for halved in range(1, 32) if request.seq >> halved >= _SHORTEST_SEQ]
     if not lengths or leanest(shape, cluster, replace(request, seq=lengths[-1])) is None:
         return

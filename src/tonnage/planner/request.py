@@ -3,10 +3,12 @@
 `check` refuses what cannot be, before anything is searched. This module does not search.
 """
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
+from tonnage.budget.adapters import ALL_LINEAR, EXPERTS, Base
 from tonnage.budget.configuration import (
     AttentionKernel,
     FrameworkName,
@@ -23,6 +25,8 @@ from tonnage.models.shape import ModelShape
 
 # A step of about this many tokens where no batch was asked for: what models of a few billion parameters are tuned with.
 DEFAULT_STEP_TOKENS = 2**19
+# And of so many sequences where adapters are trained: recipes of torchtune (2 × 16) and axolotl (2 × 4 on each GPU) have 8 to 32.
+ADAPTER_SEQUENCES = 32
 _DEGREES = ("tp", "pp", "cp", "ep", "shard", "pp_chunks")
 # Checkpoints of 4 bits on which adapters are trained, and formats that trainers turn back into 16 bits.
 _BASES, _TURNED_BACK = ("int4", "nf4"), ("fp8", "mxfp4")
@@ -46,6 +50,11 @@ class Offload:
     optimizer: Place = "gpu"
     parameters: Place = "gpu"
     activations: Place = "gpu"
+
+    @property
+    def on_drives(self) -> bool:
+        """Whether anything goes beyond the host's memory."""
+        return "nvme" in (self.optimizer, self.parameters, self.activations)
 
     @property
     def words(self) -> str:
@@ -83,8 +92,12 @@ class TrainingRequest:
     optimizer: Optimizer = "adamw"
     attention: AttentionKernel = "flash"
     lora_rank: int = 0
-    quantized_base: bool = False
+    lora_targets: tuple[str, ...] = ALL_LINEAR
+    base: Base = "16-bit"
     compile: bool = False
+    liger: bool = False
+    paged: bool = False
+    step_in_backward: bool = False
     bf16_gradients: bool = False
     bf16_moments: bool = False
     micro_batch: int | None = None
@@ -102,12 +115,15 @@ class TrainingRequest:
     sequence_parallel: bool = True
     framework: FrameworkName | None = None
     offload: Offload | None = None
+    drives: bool = True  # hosts have some
 
     def step_sequences(self, gpus: int) -> int:
-        """Sequences in a step: as asked, or about `DEFAULT_STEP_TOKENS`, and one for each GPU at least."""
+        """Sequences in a step: as asked, or about `DEFAULT_STEP_TOKENS` or `ADAPTER_SEQUENCES`, and one for each GPU at least."""
         if self.global_batch is not None:
             return self.global_batch
-        return max(-(-DEFAULT_STEP_TOKENS // (self.seq * gpus)), 1) * gpus
+        usual = ADAPTER_SEQUENCES if self.lora_rank else DEFAULT_STEP_TOKENS / self.seq
+        share = max(usual / gpus, 1)
+        return (1 << round(math.log2(share))) * gpus  # a power of two for each, which micro-batches divide
 
 
 def for_checkpoint(request: TrainingRequest, shape: ModelShape) -> TrainingRequest:
@@ -124,7 +140,7 @@ def for_checkpoint(request: TrainingRequest, shape: ModelShape) -> TrainingReque
     if not request.lora_rank:
         hint = f"Add --lora 16 to train adapters on it, or train {shape.name} itself, in 16 bits."
         raise BadLayout(f"Weights in {kept} cannot be trained themselves: they are a base for adapters.", hint=hint)
-    return replace(request, quantized_base=True)
+    return replace(request, base="nf4") if request.base == "16-bit" else request
 
 
 def for_cluster(request: TrainingRequest, cluster: Cluster) -> TrainingRequest:
@@ -145,8 +161,32 @@ def check(request: TrainingRequest, shape: ModelShape, cluster: Cluster) -> None
     if request.checkpoint is not None and not _CHECKPOINT.fullmatch(request.checkpoint):
         hint = "Write none, selective, full or every-2 (each second block)."
         raise BadLayout(f"--checkpoint {request.checkpoint} is not a way to recompute.", hint=hint)
+    if request.precision in ("bf16", "bf16-mixed") and not cluster.gpu.has_bf16:
+        raise BadLayout(f"{cluster.gpu.name} has no BF16.", hint="Use --precision fp16-mixed, or leave it out.")
+    if request.paged and request.offload is not None and request.offload.optimizer != "gpu":
+        raise BadLayout("Paged states leave the GPU by themselves.", hint="Leave optimizer out of --offload.")
+    if request.step_in_backward:
+        _check_step_in_backward(request, cluster)
+    if request.offload is not None and request.offload.on_drives and not request.drives:
+        raise BadLayout(
+            f"--offload {request.offload.words}, and --drive none.", hint="Leave :nvme out, or give --drive 7g/s."
+        )
     for problem, hint in _misfits(request, shape, cluster):
         raise BadLayout(problem, hint=hint)
+
+
+def _check_step_in_backward(request: TrainingRequest, cluster: Cluster) -> None:
+    """It needs whole gradients of a whole step."""
+    for problem, hint in (
+        (request.lora_rank and "adapters have few gradients", "Leave one of the two out."),
+        ((request.pp or 1) > 1 and "a pipeline adds up those of its micro-batches", "Leave --pp out."),
+        (
+            cluster.gpus > 1 and request.framework != "fsdp2" and "only FSDP2 hands them over one by one",
+            "Add --framework fsdp2.",
+        ),
+    ):
+        if problem:
+            raise BadLayout(f"--step-in-backward frees gradients as they come: {problem}.", hint=hint)
 
 
 def _check_numbers(request: TrainingRequest) -> None:
@@ -157,8 +197,8 @@ def _check_numbers(request: TrainingRequest) -> None:
         if number is not None and number > _LARGEST[name]:
             hint = f"Write at most {_LARGEST[name]:,}."
             raise BadLayout(f"{flag} {number} is beyond anything that is trained.", hint=hint)
-    if request.quantized_base and not request.lora_rank:
-        raise BadLayout("--qlora trains adapters, and there are none.", hint="Add --lora 16.")
+    if request.base != "16-bit" and not request.lora_rank:
+        raise BadLayout(f"--base {request.base} freezes all weights, and nothing is trained.", hint="Add --lora 16.")
 
 
 def _misfits(request: TrainingRequest, shape: ModelShape, cluster: Cluster) -> Iterator[tuple[str, str]]:
@@ -166,8 +206,6 @@ def _misfits(request: TrainingRequest, shape: ModelShape, cluster: Cluster) -> I
     yield from _misfits_of_model(request, shape)
     yield from _misfits_of_chunks(request, shape)
     yield from _misfits_of_halves(request)
-    if request.precision == "bf16" and "bf16" not in cluster.gpu.rates:
-        yield f"--precision bf16: {cluster.gpu.name} has no BF16.", "Write --precision fp16-mixed or fp32."
     gpus = cluster.gpus
     product = (request.tp or 1) * (request.pp or 1) * (request.cp or 1)
     if gpus % product:
@@ -227,8 +265,15 @@ def _misfits_of_model(request: TrainingRequest, shape: ModelShape) -> Iterator[t
                 f"--tp {request.tp} does not divide the {count} attention heads of {shape.name}.",
                 f"Choose {fitting}.",
             )
+    if shape.fixed_tokens and request.seq != shape.fixed_tokens:
+        yield f"--seq {request.seq}: {shape.name} sees {shape.fixed_tokens} tokens of every image.", "Leave --seq out."
+    if shape.learned_positions and request.seq > shape.max_positions:
+        problem = f"--seq {request.seq}: {shape.name} has learned {shape.max_positions} positions and no more."
+        yield problem, f"Write --seq {shape.max_positions} at most."
     if request.lora_rank > shape.hidden:
         yield f"--lora {request.lora_rank} is wider than {shape.name} itself, {shape.hidden}.", "Write --lora 16, say."
+    if request.lora_rank and EXPERTS in request.lora_targets and not experts:
+        yield f"--lora-targets experts: {shape.name} has no experts.", "Leave experts out."
     if request.pp and request.pp > layers:
         yield f"--pp {request.pp}: {shape.name} has {layers} layers.", f"Choose at most {layers} stages."
     if request.cp and request.seq % request.cp:

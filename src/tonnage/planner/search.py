@@ -52,6 +52,11 @@ class Plan:
     tokens_per_s: float
 
     @property
+    def sequences_per_s(self) -> float:
+        """Of all GPUs together."""
+        return float(self.tokens_per_s / self.configuration.seq)
+
+    @property
     def step_time_s(self) -> float:
         """Of one optimizer step."""
         return sum(self.parts_s.values())

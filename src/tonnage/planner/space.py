@@ -131,6 +131,12 @@ def _shards(degrees: tuple[int, int, int, int], data: int, cluster: Cluster, req
 
 def _batches(pp: int, data: int, gpus: int, request: TrainingRequest) -> Iterator[tuple[int, int]]:
     """Micro-batch and how many of them make a step."""
+    if request.step_in_backward:
+        # One pass is a step.
+        whole = request.global_batch // data if request.global_batch else None
+        sizes = [request.micro_batch or whole] if request.micro_batch or whole else divisors(_LARGEST_MICRO_BATCH)
+        yield from ((size, 1) for size in sizes if size and pp == 1 and whole in (None, size))
+        return
     if request.global_batch is None and request.micro_batch is not None:
         yield request.micro_batch, 1 if pp == 1 else PIPELINE_FILL * pp
         return
@@ -188,8 +194,12 @@ def family(request: TrainingRequest, sharding: Sharding, checkpoint: str, loss: 
         parameter_place=sharding.offload.parameters,
         activation_place=sharding.offload.activations,
         lora_rank=request.lora_rank,
-        quantized_base=request.quantized_base,
+        lora_targets=request.lora_targets,
+        base=request.base,
         compile=request.compile,
+        liger=request.liger,
+        paged=request.paged,
+        step_in_backward=request.step_in_backward,
         bf16_gradients=request.bf16_gradients,
         bf16_moments=request.bf16_moments,
         pp_chunks=request.pp_chunks,
@@ -206,7 +216,9 @@ def kernel(request: TrainingRequest) -> OptimizerKernel:
 
 def offloads(request: TrainingRequest) -> tuple[tuple[Offload, ...], ...]:
     """What is looked at first, then what only where nothing of that fits."""
-    return OFFLOADS if request.offload is None else ((request.offload,),)
+    if request.offload is not None:
+        return ((request.offload,),)
+    return tuple(some for some in OFFLOADS if request.drives or not some[0].on_drives)
 
 
 def passes(request: TrainingRequest, offload: Offload) -> list[tuple[str, Loss]]:

@@ -16,6 +16,7 @@ from tonnage.report.lines import bar, beside, column, cut, packed, report_width,
 from tonnage.units import GIB, format_bytes, percent
 
 if TYPE_CHECKING:
+    from tonnage.models.shape import ModelShape
     from tonnage.planner.reasons import Reason
     from tonnage.planner.remedies import Remedy
     from tonnage.planner.search import Findings, Plan
@@ -69,12 +70,20 @@ def headline(findings: Findings) -> Iterator[Line]:
     used = f"{plan.total_bytes / GIB:,.1f} of {plan.capacity_bytes / GIB:,.1f} GiB a GPU"
     speed = []
     if findings.fits:
-        tokens = plan.configuration.global_batch * plan.configuration.seq
-        speed = [f"{plan.tokens_per_s:,.0f} tokens/s", f"{time_words(plan.step_time_s)} a step of {tokens:,} tokens"]
+        rate, size, unit = pace(plan, shape)
+        speed = [f"{rate:,.0f} {unit}/s", f"{time_words(plan.step_time_s)} a step of {size:,} {unit}"]
     yield from _lines(packed([*speed, used]))
     yield from _lines(packed(flags(plan), gap="  "))
     for text in notes(findings):
         yield from _lines(wrapped(text, rest="    "), "dim")
+
+
+def pace(plan: Plan, shape: ModelShape) -> tuple[float, int, str]:
+    """How many are trained on in a second, how many in a step, and of what: tokens, or images."""
+    batch = int(plan.configuration.global_batch)
+    if shape.fixed_tokens:
+        return plan.sequences_per_s, batch, "images"
+    return plan.tokens_per_s, batch * int(plan.configuration.seq), "tokens"
 
 
 def _lines(texts: Iterable[str], style: str = "") -> Iterator[Line]:
@@ -95,7 +104,7 @@ def brief(plan: Plan) -> str:
     chosen = plan.configuration
     words = [*_spread(plan), f"{chosen.micro_batch}×{chosen.accumulate}"]
     words += [f"checkpoint {chosen.checkpoint}"] if chosen.checkpoint != "none" else []
-    words += ["chunked loss"] if chosen.loss == "chunked" else []
+    words += [f"{chosen.loss} loss"] if chosen.loss != "full" else []
     return " ".join([*words, *_offload(plan)])
 
 
@@ -114,12 +123,24 @@ def notes(findings: Findings) -> Iterator[str]:
     """What a reader should know of the figures above."""
     plan, shape = findings.closest, findings.shape
     chosen = plan.configuration
-    yield f"{chosen.precision}, {chosen.optimizer} ({chosen.optimizer_kernel}), {chosen.framework}, attention {chosen.attention}"
+    words = [
+        chosen.precision,
+        f"{'paged ' * chosen.paged}{chosen.optimizer} ({chosen.optimizer_kernel})",
+        chosen.framework,
+    ]
+    yield ", ".join([*words, f"attention {chosen.attention}", *(["Liger's kernels"] if chosen.liger else [])])
+    if chosen.step_in_backward:
+        yield "each parameter is updated as its gradient comes: no clipping by a norm, no accumulation"
+    if chosen.paged:
+        yield "paged states are counted to the host: they are on the card as far as it has room, and cross in each step where not"
     if 1 < chosen.shard < chosen.data:
         yield f"hybrid: shards within groups of {chosen.shard}, copies between {chosen.data // chosen.shard} of them"
     if plan.host_bytes:
-        pinned = f"{plan.pinned_bytes / GIB:,.1f} of it pinned"
-        yield f"host memory {plan.host_bytes / GIB:,.1f} GiB a GPU, {pinned}; there are {plan.host_capacity_bytes / GIB:,.0f}"
+        ranks, pinned = findings.cluster.gpus_per_host, f"{plan.pinned_bytes / GIB:,.1f} of it pinned"
+        used, there = (ranks * size / GIB for size in (plan.host_bytes, plan.host_capacity_bytes))
+        yield f"host memory {plan.host_bytes / GIB:,.1f} GiB for each rank, {pinned}: {used:,.1f} of {there:,.0f} in a host"
+    if chosen.precision == "fp16-mixed" and not findings.cluster.gpu.has_bf16:
+        yield f"{findings.cluster.gpu.name} has no BF16: it trains in FP16, whose gradients need their loss scaled"
     if shape.max_positions and chosen.seq > shape.max_positions:
         yield f"--seq {chosen.seq} is beyond the {shape.max_positions} positions that the model was made for"
     yield from shape.notes
@@ -183,10 +204,10 @@ def next_best(findings: Findings) -> Iterator[Line]:
     if best is None or not findings.alternatives:
         return
     width = min(report_width() - 3 - 25, max(52, *(len(brief(plan)) + 1 for plan in findings.alternatives)))
-    yield [(f"  {'next best':<{width + 2}}{'tokens/s':>9}{'GiB':>15}", "bold")]
+    yield [(f"  {'next best':<{width + 2}}{f'{pace(best, findings.shape)[2]}/s':>9}{'GiB':>15}", "bold")]
     for plan in findings.alternatives:
         change = 100 * (plan.tokens_per_s / best.tokens_per_s - 1)
-        figures = f"{plan.tokens_per_s:>10,.0f} {change:+4.0f} %{plan.total_bytes / GIB:>8,.1f}"
+        figures = f"{pace(plan, findings.shape)[0]:>10,.0f} {change:+4.0f} %{plan.total_bytes / GIB:>8,.1f}"
         yield from _lines(beside(brief(plan), width, figures, first="   ", rest="     "))
 
 

@@ -66,6 +66,7 @@ def one_figures(plan: Plan) -> dict[str, Any]:
         "step_parts_s": plan.parts_s,
         "hidden_s": plan.hidden_s,
         "tokens_per_s": plan.tokens_per_s,
+        "sequences_per_s": plan.sequences_per_s,
         "terms": [_term_figures(term) for term in plan.terms],
     }
 

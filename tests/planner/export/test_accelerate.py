@@ -142,7 +142,7 @@ def test_deepspeed_s_file_is_found_through_accelerate_s(tmp_path: Any) -> None:
         (fsdp2(optimizer_place="host"), "together or not at all"),
         (fsdp2(optimizer_place="nvme", parameter_place="nvme"), "NVMe"),
         (fsdp2(activation_place="host"), "every block is recomputed"),
-        (fsdp2(lora_rank=8, quantized_base=True), "4-bit"),
+        (fsdp2(lora_rank=8, base="nf4"), "4-bit"),
     ],
 )
 def test_what_fsdp2_cannot_do_is_left_out(launch: Any, reason: str) -> None:

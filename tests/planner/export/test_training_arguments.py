@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from exports import deepspeed, fsdp2, load_each, plan
-from tonnage.planner.export import left_out
+from tonnage.planner.export import left_out, training_arguments
 
 # TF32 and BF16 are refused where there is no GPU to have them.
 PROGRAM = """
@@ -44,7 +44,7 @@ PLANS = {
     "sharded": fsdp2(zero=3, checkpoint="full", optimizer_kernel="fused", compile=True),
     "kept": fsdp2(zero=2, checkpoint="every-2", precision="bf16", optimizer="adamw-8bit"),
     "offloaded": fsdp2(parameter_place="host", optimizer_place="host", loss="chunked", optimizer="lion"),
-    "adapters": plan(gpus="h200", lora_rank=16, quantized_base=True, optimizer="sgd"),
+    "adapters": plan(gpus="h200", lora_rank=16, base="nf4", optimizer="sgd"),
 }
 WITH_DEEPSPEED = {
     "stage 3": deepspeed(checkpoint="full", micro_batch=2, accumulate=3),
@@ -129,3 +129,19 @@ def test_what_it_cannot_say_is_left_out(launch: Any, reason: str) -> None:
     omitted = left_out(launch)
     assert reason in "; ".join(omitted["training_arguments.json"])
     assert omitted["train.py"] == ["it reads training_arguments.json, which is left out"]
+
+
+def test_liger_kernels_are_named() -> None:
+    kinds: tuple[dict[str, Any], ...] = ({"liger": True, "loss": "fused"}, {"loss": "fused"})
+    every, loss = (training_arguments.settings(plan(gpus="h200", **kind))["liger_kernel_config"] for kind in kinds)
+    assert every["rms_norm"] and every["fused_linear_cross_entropy"] and not every["cross_entropy"]
+    assert loss["fused_linear_cross_entropy"] and not loss["rms_norm"]
+
+
+def test_paged_states_are_bitsandbytes() -> None:
+    assert (
+        training_arguments.settings(plan(gpus="h200", optimizer="adamw-8bit", paged=True))["optim"]
+        == "paged_adamw_8bit"
+    )
+    (reason,) = training_arguments.obstacles(plan(gpus="h200", step_in_backward=True))
+    assert "when the backward pass is done" in reason

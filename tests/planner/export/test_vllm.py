@@ -90,6 +90,6 @@ def test_a_local_model_is_named_by_its_whole_path(tmp_path: Path, monkeypatch: p
 
 
 def test_a_cache_that_it_does_not_have_is_left_out(tmp_path: Path) -> None:
-    launch = replace(SERVED, kv="fp32")
-    assert left_out(launch) == {"vllm.sh": ["vLLM keeps no KV cache in fp32"]}
+    launch = replace(SERVED, kv="fp64")
+    assert left_out(launch) == {"vllm.sh": ["vLLM keeps no KV cache in fp64"]}
     assert [path.name for path in export_serving(launch, tmp_path)] == ["README.txt"]

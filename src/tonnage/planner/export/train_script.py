@@ -6,6 +6,7 @@ reads rows of tokens, so it is for models that predict the next one.
 
 import json
 
+from tonnage.budget.adapters import ALL_LINEAR, EXPERTS, target_words
 from tonnage.models.presets import hub_id
 from tonnage.planner.export import training_arguments
 from tonnage.planner.export.launch import Launch, reasons
@@ -13,7 +14,6 @@ from tonnage.planner.export.launch import Launch, reasons
 FILE = "train.py"
 DTYPES = {"bf16-mixed": "bfloat16", "fp8": "bfloat16", "bf16": "bfloat16", "fp16-mixed": "float16"}
 _ATTENTION = {"flash": "sdpa", "eager": "eager"}
-_ADAPTED = {"attention": '["q_proj", "v_proj"]', "all": '"all-linear"'}
 
 _HEAD = '''"""Train {model} as planned: bash torchrun.sh train.py TOKENS.
 
@@ -85,6 +85,11 @@ def obstacles(launch: Launch) -> list[str]:
     missing = training_arguments.obstacles(launch)
     return reasons(
         (bool(missing), f"it reads {training_arguments.FILE}, which is left out"),
+        (launch.configuration.base == "fp8", "PEFT trains no adapters on a base in FP8"),
+        (
+            launch.configuration.lora_rank > 0 and EXPERTS in launch.configuration.lora_targets,
+            "adapters of experts are named model by model",
+        ),
         (not predicts, "the script is for models that predict the next token"),
     )
 
@@ -94,7 +99,7 @@ def notes(launch: Launch) -> list[str]:
     configuration = launch.configuration
     return reasons(
         (configuration.lora_rank > 0, "adapters are PEFT's: pip install peft"),
-        (configuration.quantized_base, "4-bit weights are bitsandbytes': pip install bitsandbytes"),
+        (configuration.base.startswith("nf4"), "4-bit weights are bitsandbytes': pip install bitsandbytes"),
     )
 
 
@@ -132,7 +137,8 @@ def _options(launch: Launch) -> list[str]:
     dtype = DTYPES.get(configuration.precision, "float32") if halved else "float32"
     options = [f"dtype=torch.{dtype}", f'attn_implementation="{_ATTENTION[configuration.attention]}"']
     if configuration.quantized_base:
-        four_bit = f'load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.{dtype}'
+        twice = ", bnb_4bit_use_double_quant=True" if configuration.base == "nf4" else ""
+        four_bit = f'load_in_4bit=True, bnb_4bit_quant_type="nf4"{twice}, bnb_4bit_compute_dtype=torch.{dtype}'
         options.append(f"quantization_config=BitsAndBytesConfig({four_bit})")
     return options
 
@@ -147,4 +153,9 @@ def _adapters(launch: Launch) -> str:
     configuration = launch.configuration
     if not configuration.lora_rank:
         return ""
-    return _ADAPTERS.format(rank=configuration.lora_rank, targets=_ADAPTED[configuration.lora_targets])
+    return _ADAPTERS.format(rank=configuration.lora_rank, targets=json.dumps(_targets(launch)))
+
+
+def _targets(launch: Launch) -> str | list[str]:
+    targets = launch.configuration.lora_targets
+    return target_words(targets) if targets == ALL_LINEAR else list(targets)

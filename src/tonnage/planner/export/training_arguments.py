@@ -24,6 +24,7 @@ _OPTIMIZERS = MappingProxyType(
     }
 )
 # The loss alone, of all that Liger replaces.
+_PAGED = {"adamw": "paged_adamw_32bit", "adamw-8bit": "paged_adamw_8bit", "lion": "paged_lion_32bit"}
 _CHUNKED_LOSS = MappingProxyType(
     {"fused_linear_cross_entropy": True, "cross_entropy": False, "rope": False, "rms_norm": False, "swiglu": False}
 )
@@ -43,6 +44,11 @@ def obstacles(launch: Launch) -> list[str]:
             (configuration.precision == "fp8", "TrainingArguments knows no FP8"),
             (configuration.activation_place != "gpu", "Trainer keeps activations on the GPU"),
             (by_trainer and configuration.optimizer not in _OPTIMIZERS, f"Trainer has no {configuration.optimizer}"),
+            (configuration.step_in_backward, "Trainer updates when the backward pass is done"),
+            (
+                configuration.paged and configuration.optimizer not in _PAGED,
+                f"Trainer has no paged {configuration.optimizer}",
+            ),
             (by_trainer and kernel == "loop", "Trainer's optimizers always run over many tensors at once"),
         ),
         *_engine_obstacles(launch),
@@ -62,9 +68,12 @@ def notes(launch: Launch) -> list[str]:
     """How it differs from what was planned, and what it needs."""
     configuration = launch.configuration
     return reasons(
-        (configuration.loss == "chunked", "the chunked loss is Liger's: pip install liger-kernel"),
         (
-            configuration.optimizer in ("adamw-8bit", "lion") and launch.engine != "deepspeed",
+            _liger(launch) is not None,
+            f"the {'kernels are' if configuration.liger else 'loss is'} Liger's: pip install liger-kernel",
+        ),
+        (
+            (configuration.paged or configuration.optimizer in ("adamw-8bit", "lion")) and launch.engine != "deepspeed",
             "the optimizer is bitsandbytes': pip install bitsandbytes",
         ),
     )
@@ -90,7 +99,7 @@ def settings(launch: Launch) -> dict[str, Any]:
         **_recompute(launch),
         **_sharding(launch),
         **({"torch_compile": True} if configuration.compile else {}),
-        **({"use_liger_kernel": True, "liger_kernel_config": dict(_CHUNKED_LOSS)} if _chunked(launch) else {}),
+        **({} if _liger(launch) is None else {"use_liger_kernel": True, "liger_kernel_config": _liger(launch)}),
         "ddp_find_unused_parameters": False,
         "logging_steps": 1,
         "report_to": "none",
@@ -101,6 +110,8 @@ def _optimizer(launch: Launch) -> dict[str, Any]:
     """Where DeepSpeed's file names an optimizer, that one is used."""
     configuration = launch.configuration
     name = _OPTIMIZERS.get(configuration.optimizer, "adamw_torch")
+    if configuration.paged:
+        return {"optim": _PAGED[configuration.optimizer]}
     fused = name == "adamw_torch" and configuration.optimizer_kernel == "fused"
     return {"optim": f"{name}_fused" if fused else name}
 
@@ -134,5 +145,9 @@ def _sharding(launch: Launch) -> dict[str, Any]:
     return {"fsdp": True, "fsdp_config": renamed}
 
 
-def _chunked(launch: Launch) -> bool:
-    return launch.configuration.loss == "chunked"
+def _liger(launch: Launch) -> dict[str, bool] | None:
+    """Which of its kernels are used; None where none is."""
+    fused = launch.configuration.loss != "full"
+    if launch.configuration.liger:
+        return dict.fromkeys(_CHUNKED_LOSS, True) | {"cross_entropy": False, "fused_linear_cross_entropy": fused}
+    return dict(_CHUNKED_LOSS) if fused else None

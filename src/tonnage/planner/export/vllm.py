@@ -15,7 +15,8 @@ FILE = "vllm.sh"
 PORT = 8000
 RAY_PORT = 6379
 _DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-_CACHES = {"fp16": "float16", "bf16": "bfloat16", "fp8": "fp8", "int4": "int4_per_token_head"}
+# "auto" is what the model computes in.
+_CACHES = {"fp32": "auto", "fp16": "float16", "bf16": "bfloat16", "fp8": "fp8", "int4": "int4_per_token_head"}
 
 
 def obstacles(launch: ServingLaunch) -> list[str]:

@@ -13,7 +13,7 @@ from tonnage.report.html.markup import share, size, text
 from tonnage.report.html.sections import bar
 from tonnage.report.html.shell import simple_page
 from tonnage.report.lines import table_unit
-from tonnage.report.plan import brief, flags, notes, number_words, time_words
+from tonnage.report.plan import brief, flags, notes, number_words, pace, time_words
 
 _ROWS = 12
 
@@ -34,13 +34,13 @@ def render_plan_page(findings: Findings, reasons: list[Reason], remedies: list[R
 
 def _header(findings: Findings) -> str:
     plan, shape = findings.closest, findings.shape
-    tokens = plan.configuration.global_batch * plan.configuration.seq
+    rate, batch, unit = pace(plan, shape)
     used = f"{share(plan.total_bytes, plan.capacity_bytes)} of {size(plan.capacity_bytes)}"
     tiles = [("memory a GPU", size(plan.total_bytes), used)]
     if findings.fits:
         tiles = [
-            ("tokens a second", f"{plan.tokens_per_s:,.0f}", f"on {findings.cluster.gpus:,} GPUs"),
-            ("a step", time_words(plan.step_time_s), f"of {tokens:,} tokens"),
+            (f"{unit} a second", f"{rate:,.0f}", f"on {findings.cluster.gpus:,} GPUs"),
+            ("a step", time_words(plan.step_time_s), f"of {batch:,} {unit}"),
             *tiles,
         ]
     looked = f"{findings.fitting:,} of them fit"
@@ -104,14 +104,14 @@ def _next_best(findings: Findings) -> str:
     rows = [
         (
             text(brief(plan)),
-            f"{plan.tokens_per_s:,.0f}",
+            f"{pace(plan, findings.shape)[0]:,.0f}",
             f"{100 * (plan.tokens_per_s / best.tokens_per_s - 1):+.0f} %" if plan is not best else "best",
             size(plan.total_bytes, "GiB"),
             bar([("activations", round(plan.tokens_per_s))], round(most)),
         )
         for plan in (best, *findings.alternatives)
     ]
-    columns = ("", "tokens/s", "", "a GPU", "")
+    columns = ("", f"{pace(best, findings.shape)[2]}/s", "", "a GPU", "")
     table = markup.table(columns, rows, name="alternatives", numbers=(1, 2, 3), kind="plans")
     return markup.section("This plan and the next best", table, name="next")
 
