@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from tonnage.budget.configuration import Configuration
+from tonnage.budget.configuration import Configuration, FrameworkName
 
 _DATA = Path(__file__).parent / "data" / "frameworks.toml"
 
@@ -32,6 +32,7 @@ class Framework:
     pipeline_operators: int
     split_operators: tuple[int, int]
     cuts_products: bool
+    architectures: tuple[str, ...]
 
 
 def framework_of(configuration: Configuration) -> Framework:
@@ -42,7 +43,13 @@ def framework_of(configuration: Configuration) -> Framework:
 @cache
 def _frameworks() -> dict[str, Framework]:
     tables = tomllib.loads(_DATA.read_text("utf-8"))
-    return {name: Framework(**row | {"split_operators": tuple(row["split_operators"])}) for name, row in tables.items()}
+    lists = ("split_operators", "architectures")
+    return {name: Framework(**row | {key: tuple(row[key]) for key in lists}) for name, row in tables.items()}
+
+
+def architectures(name: FrameworkName) -> tuple[str, ...]:
+    """Those that a framework has blocks for; nothing where it takes any."""
+    return _frameworks()[name].architectures
 
 
 def working_bytes(configuration: Configuration) -> int:

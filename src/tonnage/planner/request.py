@@ -30,6 +30,7 @@ FRAMEWORK_STAGES: dict[FrameworkName, tuple[int, ...]] = {
     "fsdp2": (2, 3),
     "deepspeed": (0, 1, 2, 3),
     "megatron": (0, 1),
+    "nanotron": (0, 1),
 }
 _CHECKPOINT = re.compile(r"none|selective|full|every-[1-9][0-9]{0,3}")
 

@@ -11,11 +11,14 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, TextIO
 
 from tonnage.budget.roofline import peak_rate
+from tonnage.clock.ranges import comparison_error
 from tonnage.ledger import Category
+from tonnage.report.campaign import NONE, Campaign, campaign_words
 from tonnage.report.lines import bar, beside, column, cut, packed, report_width, table_unit, wrapped
 from tonnage.units import GIB, format_bytes, percent
 
 if TYPE_CHECKING:
+    from tonnage.planner.offers import Offer
     from tonnage.planner.reasons import Reason
     from tonnage.planner.remedies import Remedy
     from tonnage.planner.search import Findings, Plan
@@ -24,6 +27,7 @@ _BAR_CELLS = 28
 _REASONS = 8
 _TERMS = 3
 _NAME = 20
+_WORTH_A_NOTE = 0.005  # of the speed
 _CODES = {"bold": "1", "good": "1;32", "bad": "1;31", "bar": "36", "dim": "2", "": ""}
 
 # A line: pieces of text, each with the name of its style.
@@ -31,15 +35,24 @@ Line = list[tuple[str, str]]
 
 
 def print_plan(
-    findings: Findings, reasons: list[Reason], remedies: list[Remedy], *, stream: TextIO, explain: bool, seconds: float
+    findings: Findings,
+    reasons: list[Reason],
+    remedies: list[Remedy],
+    offers: list[Offer],
+    *,
+    stream: TextIO,
+    explain: bool,
+    seconds: float,
+    campaign: Campaign = NONE,
 ) -> None:
     """All sections, with a blank line between them."""
     sections = [
-        headline(findings),
+        headline(findings, campaign),
         does_not_fit(findings),
         ledger(findings.closest),
         step(findings.closest) if findings.fits else iter(()),
         next_best(findings),
+        one_more_flag(offers),
         why_not(reasons, all_of_them=explain),
         would_fit(remedies),
         arithmetic(findings.closest) if explain else iter(()),
@@ -58,8 +71,8 @@ def _styled(line: Line, stream: TextIO) -> str:
     return "".join(f"\x1b[{_CODES[style]}m{text}\x1b[0m" if style else text for text, style in line)
 
 
-def headline(findings: Findings) -> Iterator[Line]:
-    """The model, the cards, the verdict; speed and size; the flags."""
+def headline(findings: Findings, campaign: Campaign = NONE) -> Iterator[Line]:
+    """The model, the cards, the verdict; speed and size; the whole training; the flags."""
     shape, plan = findings.shape, findings.closest
     verdict = ("fits", "good") if findings.fits else ("does not fit", "bad")
     room = report_width() - 4 - len(verdict[0])
@@ -70,8 +83,10 @@ def headline(findings: Findings) -> Iterator[Line]:
     speed = []
     if findings.fits:
         tokens = plan.configuration.global_batch * plan.configuration.seq
-        speed = [f"{plan.tokens_per_s:,.0f} tokens/s", f"{time_words(plan.step_time_s)} a step of {tokens:,} tokens"]
+        speed = [f"{plan.tokens_per_s:,.0f} tokens/s", f"{time_words(plan.step_s)} a step of {tokens:,} tokens"]
     yield from _lines(packed([*speed, used]))
+    if findings.fits:
+        yield from _lines(packed(campaign_words(plan, campaign, gpus=findings.cluster.gpus)))
     yield from _lines(packed(flags(plan), gap="  "))
     for text in notes(findings):
         yield from _lines(wrapped(text, rest="    "), "dim")
@@ -85,14 +100,15 @@ def flags(plan: Plan) -> list[str]:
     """The choices of a plan, as its flags without their dashes; degrees of one are left out."""
     chosen = plan.configuration
     batch = f"micro-batch {chosen.micro_batch}" + (f" × {chosen.accumulate}" if chosen.accumulate > 1 else "")
-    words = [*_spread(plan), batch, f"checkpoint {chosen.checkpoint}", f"loss {chosen.loss}"]
-    return [*words, *_offload(plan)]
+    words = [chosen.framework, *_spread(plan), batch, f"checkpoint {chosen.checkpoint}", f"loss {chosen.loss}"]
+    return [*words, *_offload(plan), *(["compile"] if chosen.compile else [])]
 
 
-def brief(plan: Plan) -> str:
-    """The same for a row of a table: only what was chosen against the plainest way."""
+def brief(plan: Plan, beside: Plan | None = None) -> str:
+    """The same for a row of a table: only what was chosen against the plainest way, and who trains if it is another."""
     chosen = plan.configuration
-    words = [*_spread(plan), f"{chosen.micro_batch}×{chosen.accumulate}"]
+    words: list[str] = [chosen.framework] if beside and beside.configuration.framework != chosen.framework else []
+    words += [*_spread(plan), f"{chosen.micro_batch}×{chosen.accumulate}"]
     words += [f"checkpoint {chosen.checkpoint}"] if chosen.checkpoint != "none" else []
     words += ["chunked loss"] if chosen.loss == "chunked" else []
     return " ".join([*words, *_offload(plan)])
@@ -112,7 +128,11 @@ def notes(findings: Findings) -> Iterator[str]:
     """What a reader should know of the figures above."""
     plan, shape = findings.closest, findings.shape
     chosen = plan.configuration
-    yield f"{chosen.precision}, {chosen.optimizer} ({chosen.optimizer_kernel}), {chosen.framework}, attention {chosen.attention}"
+    yield f"{chosen.precision}, {chosen.optimizer} ({chosen.optimizer_kernel}), attention {chosen.attention}"
+    gain = findings.gain_of_fastest
+    if findings.fastest is not None and gain >= _WORTH_A_NOTE:
+        error = f"less than the clock's error of {percent(comparison_error(), 0)}: the simpler plan is shown"
+        yield f"{brief(findings.fastest, plan)} would be {percent(gain)} faster, {error}"
     if 1 < chosen.shard < chosen.data:
         yield f"hybrid: shards within groups of {chosen.shard}, copies between {chosen.data // chosen.shard} of them"
     if plan.host_bytes:
@@ -162,7 +182,7 @@ def _row(label: str, size: int, unit: str, share: float) -> Line:
 
 def step(plan: Plan) -> Iterator[Line]:
     """Where the time of a step goes; parts that take none are left out."""
-    total = plan.step_time_s
+    total = plan.step_s
     yield [("  where a step goes", "bold")]
     for name, seconds in sorted(plan.parts_s.items(), key=lambda item: -item[1]):
         share = seconds / total
@@ -180,12 +200,33 @@ def next_best(findings: Findings) -> Iterator[Line]:
     best = findings.best
     if best is None or not findings.alternatives:
         return
-    width = min(report_width() - 3 - 25, max(52, *(len(brief(plan)) + 1 for plan in findings.alternatives)))
-    yield [(f"  {'next best':<{width + 2}}{'tokens/s':>9}{'GiB':>15}", "bold")]
-    for plan in findings.alternatives:
-        change = 100 * (plan.tokens_per_s / best.tokens_per_s - 1)
-        figures = f"{plan.tokens_per_s:>10,.0f} {change:+4.0f} %{plan.total_bytes / GIB:>8,.1f}"
-        yield from _lines(beside(brief(plan), width, figures, first="   ", rest="     "))
+    yield from _table(
+        "next best",
+        [(brief(plan, best), plan, plan.tokens_per_s / best.tokens_per_s - 1) for plan in findings.alternatives],
+    )
+
+
+def one_more_flag(offers: list[Offer]) -> Iterator[Line]:
+    """The best plans of other frameworks, and other changes that gain."""
+    if not offers:
+        return
+    yield from _table(
+        "with one more flag", [(f"{offer.flag}: {brief(offer.plan)}", offer.plan, offer.gain) for offer in offers]
+    )
+    for offer in offers:
+        if offer.numbers:
+            yield from _lines(
+                wrapped(f"{offer.flag} trains in other numbers: {offer.change}", first="   ", rest="     "), "dim"
+            )
+
+
+def _table(title: str, rows: list[tuple[str, Plan, float]]) -> Iterator[Line]:
+    """Plans by their words, with speed, what that gains, and size."""
+    width = min(report_width() - 3 - 25, max(52, *(len(words) + 1 for words, *_ in rows)))
+    yield [(f"  {title:<{width + 2}}{'tokens/s':>9}{'GiB':>15}", "bold")]
+    for words, plan, gain in rows:
+        figures = f"{plan.tokens_per_s:>10,.0f} {100 * gain:+4.0f} %{plan.total_bytes / GIB:>8,.1f}"
+        yield from _lines(beside(words, width, figures, first="   ", rest="     "))
 
 
 def why_not(reasons: list[Reason], *, all_of_them: bool) -> Iterator[Line]:
@@ -292,8 +333,8 @@ def _share(name: str, share: float, peak: float, unit: str) -> Iterator[Line]:
 
 def footer(findings: Findings, seconds: float, explain: bool) -> Iterator[Line]:
     """What was looked at, and what to do next."""
-    looked = f"{findings.searched:,} configurations in {seconds:.2f} s, {findings.fitting:,} fit"
-    yield [(f"  {looked}", "dim")]
+    looked = f"{findings.looked_at:,} of them looked at, {findings.fitting:,} fit"
+    yield [(f"  {findings.searched:,} configurations in {seconds:.2f} s; {looked}", "dim")]
     yield from _hints(findings, explain)
 
 
