@@ -333,8 +333,8 @@ def _share(name: str, share: float, peak: float, unit: str) -> Iterator[Line]:
 
 def footer(findings: Findings, seconds: float, explain: bool) -> Iterator[Line]:
     """What was looked at, and what to do next."""
-    looked = f"{findings.looked_at:,} of them looked at, {findings.fitting:,} fit"
-    yield [(f"  {findings.searched:,} configurations in {seconds:.2f} s; {looked}", "dim")]
+    looked = [f"{findings.looked_at:,} looked at", f"{findings.fitting:,} fit"]
+    yield from _lines(packed([f"{findings.searched:,} configurations in {seconds:.2f} s", *looked]), "dim")
     yield from _hints(findings, explain)
 
 
