@@ -215,3 +215,9 @@ def test_adapters_fit_where_the_whole_does_not() -> None:
     adapters = search(shape, cluster, TrainingRequest(seq=2048, offload=Offload(), lora_rank=16, quantized_base=True))
     assert not full.fits
     assert adapters.fits
+
+
+def test_a_sequence_of_one_token_is_planned() -> None:
+    """A rank of tensor parallelism then has none of its rows."""
+    asked = TrainingRequest(seq=1, lora_rank=1, pp=1)
+    assert search(find_model("gpt2"), find_cluster("2x4xp100"), asked).fits
