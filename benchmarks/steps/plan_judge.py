@@ -8,8 +8,9 @@ come the steps of `truth/steptime.json`, and published speeds of other clusters.
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import combinations, pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -104,6 +105,7 @@ def configuration_of(row: dict[str, Any]) -> Configuration:
 
 def judge_published(path: Path) -> None:
     ratios: dict[str, list[float]] = {}
+    alike: dict[tuple[object, ...], list[tuple[float, float]]] = {}
     for row in map(json.loads, path.read_text("utf-8").splitlines()):
         if not row.get("tokens_per_s_per_gpu"):
             continue
@@ -115,6 +117,8 @@ def judge_published(path: Path) -> None:
         time = step_time(case.shape, case.configuration, cluster)
         ratio = float(time.tokens_per_s) / cluster.gpus / row["tokens_per_s_per_gpu"]
         ratios.setdefault(row["family"] + (", adapters" if case.configuration.lora_rank else ""), []).append(ratio)
+        same = row["family"], case.shape.parameters, cluster.gpus, case.gpu, case.configuration.seq
+        alike.setdefault(same, []).append((float(time.tokens_per_s) / cluster.gpus, row["tokens_per_s_per_gpu"]))
         print(f"{ratio:7.2f}  {row['id']:24}{words(time)}")
     every = [ratio for family, each in ratios.items() for ratio in each if not family.endswith("adapters")]
     for family, found in [*ratios.items(), ("all but adapters", every)]:
@@ -122,6 +126,20 @@ def judge_published(path: Path) -> None:
         print(
             f"{family:20} {len(found):3} runs, predicted over reported {median(found):.2f} in the median, {near:.0%} within 20 %"
         )
+
+    judge_order(pair for runs in alike.values() for pair in combinations(runs, 2))
+
+
+def judge_order(pairs: Iterable[tuple[tuple[float, float], tuple[float, float]]]) -> None:
+    """Of two runs of one model on the same GPUs, how often the one that is predicted to be faster was."""
+    gains = [(one[0] / other[0], one[1] / other[1]) for one, other in pairs]
+    errors = [abs(np.log(predicted / reported)) for predicted, reported in gains]
+    print(f"{len(gains)} pairs of layouts: their ratio is off by {np.exp(median(errors)) - 1:.0%} in the median")
+    edges = (0, 0.02, 0.05, 0.10, 0.15, 0.25, np.inf)
+    for low, high in pairwise(edges):
+        right = [(p > 1) == (r > 1) for p, r in gains if low <= max(p, 1 / p) - 1 < high]
+        if right:
+            print(f"  predicted gains of {low:.0%} to {high:.0%}: {sum(right)} of {len(right)} came out so")
 
 
 def say(name: str, errors: list[float]) -> None:

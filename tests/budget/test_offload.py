@@ -3,12 +3,13 @@
 import pytest
 
 from budget.decoders import llama
+from tonnage.budget.adapters import ALL_LINEAR, lora_parameters
 from tonnage.budget.configuration import Configuration
 from tonnage.budget.offload import host_memory, stays
 from tonnage.budget.offload_time import crossing
 from tonnage.budget.roofline import calibration
 from tonnage.budget.sharding import stages
-from tonnage.budget.states import States, lora_parameters
+from tonnage.budget.states import States
 from tonnage.budget.terms import Term
 from tonnage.hardware import find_cluster
 from tonnage.ledger import Category
@@ -68,7 +69,7 @@ def test_a_frozen_base_is_neither_copied_nor_updated() -> None:
         configuration = Configuration(framework="fsdp2", zero=3, optimizer_place="host", lora_rank=rank)
         stage = next(stages(shape, configuration))
         seconds[rank] = crossing(shape, stage, configuration, cluster, calibration())
-    trained = lora_parameters(shape, 8, "all") / shape.parameters
+    trained = sum(lora_parameters(shape, 8, ALL_LINEAR)) / shape.parameters
     assert float(seconds[8].step_s) == pytest.approx(float(seconds[0].step_s) * trained)
 
 

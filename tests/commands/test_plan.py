@@ -77,6 +77,33 @@ def test_every_flag_is_fixed(capsys: pytest.CaptureFixture[str]) -> None:
     assert {name: best["config"][name] for name in expected} == expected
 
 
+def test_nanotron_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    best = figures(capsys, *SMALL[:1], "--gpus", "8xh100", "--framework", "nanotron", "--zero", "1")["best"]
+    assert best["config"]["framework"] == "nanotron" and best["config"]["zero"] == 1
+
+
+def test_what_else_could_be_had_is_in_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    found = figures(capsys, *SMALL[:1], "--gpus", "2xh100")
+    flags = {offer["flag"]: offer for offer in found["offers"]}
+    assert {"--framework megatron", "--compile"} <= set(flags)
+    compiled = flags["--compile"]
+    assert compiled["plan"]["tokens_per_s"] == pytest.approx((1 + compiled["gain"]) * found["best"]["tokens_per_s"])
+    assert found["fastest"]["tokens_per_s"] >= found["best"]["tokens_per_s"]
+    searched = found["searched"]
+    assert searched["fitting"] <= searched["looked_at"] <= searched["configurations"]
+
+
+def test_the_whole_training_is_timed_and_priced(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (*SMALL[:1], "--gpus", "2xh100", "--micro-batch", "1", "--zero", "0", "--epochs", "2")
+    best = figures(capsys, *words, "--tokens", "1B", "--price", "3")["best"]
+    assert best["training_s"] == pytest.approx(2e9 / best["tokens_per_s"])
+    assert best["training_cost"] == pytest.approx(best["training_s"] / 3600 * 3 * 2)
+    samples = figures(capsys, *words, "--samples", "1000")["best"]
+    assert samples["training_s"] == pytest.approx(2000 * samples["config"]["seq"] / samples["tokens_per_s"])
+    assert samples["training_cost"] is None
+    assert "training_s" not in figures(capsys, *words)["best"]
+
+
 def test_it_exits_1_where_nothing_fits_and_says_what_would(capsys: pytest.CaptureFixture[str]) -> None:
     assert command(["llama-3.1-70b", "--gpus", "h200", "--seq", "8k", "--offload", "none"]) == 1
     said = capsys.readouterr().out

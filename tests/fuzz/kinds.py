@@ -13,6 +13,7 @@
 | checkpoint  | the headers and the index of safetensors           | plan train, plan serve, roofline              |
 | card        | a card in TOML                                     | gpu, plan, roofline                           |
 | words       | sizes, counts, names and settings in flags         | plan, roofline, gpu, diff                     |
+| training    | flags that make sense, or nearly                   | plan train, of every preset and card          |
 | request     | the body of a request to `tonnage serve`           | the server                                    |
 | fit         | a plan that fit saved, settings of DeepSpeed       | tonnage.fit, tonnage.fit_deepspeed            |
 """
@@ -25,6 +26,8 @@ from random import Random
 from typing import Any
 
 from fuzz import mutations, seeds
+from tonnage.hardware import all_gpus
+from tonnage.models import all_presets
 
 # A command line, or a function of the library that reads the file.
 Call = list[str] | Callable[[], object]
@@ -166,6 +169,54 @@ def _commands(rng: Random, file: str) -> Call:
     return [*command, model, *known, *(f"{flag}={rng.choice(_WORDS)}" for flag in flags)]
 
 
+_PLANNED = {
+    "--micro-batch": ("1", "2", "3", "4", "64", "0"),
+    "--global-batch": ("1", "8", "24", "96", "512", "1000", "-8"),
+    "--precision": ("fp32", "tf32", "fp16-mixed", "bf16-mixed", "bf16", "fp8", "int4"),
+    "--optimizer": ("sgd", "momentum", "adam", "adamw", "adamw-8bit", "adafactor", "lion", "muon", "sophia"),
+    "--optimizer-kernel": ("foreach", "fused", "loop"),
+    "--checkpoint": ("none", "selective", "full", "every-1", "every-3", "every-100", "some"),
+    "--attention": ("flash", "flash-2", "eager"),
+    "--loss": ("full", "chunked"),
+    "--zero": ("0", "1", "2", "3", "4"),
+    "--tp": ("1", "2", "3", "8", "16"),
+    "--pp": ("1", "2", "4", "5", "100"),
+    "--cp": ("1", "2", "4", "7"),
+    "--ep": ("1", "2", "8", "3"),
+    "--shard": ("1", "2", "4", "8", "5"),
+    "--framework": ("torch", "fsdp2", "deepspeed", "megatron", "nanotron", "jax"),
+    "--offload": (
+        "none",
+        "optimizer",
+        "parameters",
+        "activations",
+        "optimizer,activations",
+        "all",
+        "all:nvme",
+        "optimizer:disk",
+    ),
+    "--lora": ("1", "16", "256", "100000"),
+    "--tokens": ("1B", "1e12", "0", "few"),
+    "--samples": ("10k", "1"),
+    "--epochs": ("3", "0"),
+    "--price": ("2.5", "0", "free"),
+    "--export": ("out",),
+}
+_SWITCHES = ("--qlora", "--compile", "--no-sequence-parallel", "--explain")
+
+
+def _trainings(rng: Random, file: str) -> Call:
+    """Any preset on any card, with a few flags whose values are mostly good ones."""
+    card = rng.choice([card.key for card in all_gpus()])
+    gpus = rng.choice(("", "", "2x", "3x", "4x", "8x", "8x", "16x", "2x4x", "64x", "0x")) + card
+    seq = rng.choice(([], ["--seq", rng.choice(("1", "128", "512", "1000", "2k", "8k", "100k", "-4"))]))
+    words = [
+        f"{flag}={rng.choice(_PLANNED[flag])}" for flag in rng.sample(list(_PLANNED), rng.choice((0, 1, 2, 3, 4, 6)))
+    ]
+    words += [switch for switch in _SWITCHES if rng.random() < 0.12]
+    return ["plan", "train", rng.choice(all_presets()), "--gpus", gpus, *seq, *words, *_out(rng)]
+
+
 def _request(rng: Random, file: str) -> Call:
     data = mutations.spoil_json(rng.choice(seeds.requests()), rng)
     data = mutations.spoil_bytes(data, rng) if rng.random() < _SPOILT_BYTES else data
@@ -254,6 +305,7 @@ KINDS = {
     "checkpoint": Kind(_model_folder, _checkpoint_calls, "model.safetensors"),
     "card": Kind(lambda rng, _: mutations.spoil_toml(rng.choice(seeds.cards()), rng), _cards, "card.toml"),
     "words": Kind(lambda rng, _: b"", _commands, is_file=False),
+    "training": Kind(lambda rng, _: b"", _trainings, is_file=False),
     "request": Kind(lambda rng, _: b"", _request, is_file=False),
     "fit": Kind(_plan, _fit, "plan.json", needs_torch=True),
 }

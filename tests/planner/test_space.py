@@ -1,5 +1,7 @@
 """The space: every layout is one, every flag that was given is kept."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 from tonnage.hardware import find_cluster
 from tonnage.models import find_model
 from tonnage.planner.request import NO_OFFLOAD, Offload, TrainingRequest
-from tonnage.planner.space import family, layouts, offloads, passes, shardings
+from tonnage.planner.space import CHECKPOINTS, family, layouts, offloads, passes, recomputes_less, shardings
 
 OPEN = TrainingRequest(seq=4096)
 
@@ -55,7 +57,7 @@ def test_a_micro_batch_alone_makes_a_step_of_one_pass() -> None:
 
 def test_what_needs_least_comes_first() -> None:
     assert passes(OPEN, NO_OFFLOAD)[0] == ("full", "chunked")
-    assert len(passes(OPEN, NO_OFFLOAD)) == 10
+    assert len(passes(OPEN, NO_OFFLOAD)) == 2 * len(CHECKPOINTS)
 
 
 def test_one_gpu_has_nothing_to_shard() -> None:
@@ -71,7 +73,9 @@ def test_one_gpu_has_nothing_to_shard() -> None:
         ({"framework": "fsdp2"}, {(2, "fsdp2", 32), (3, "fsdp2", 8), (3, "fsdp2", 32)}),
         ({"framework": "fsdp2", "zero": 2, "shard": 4}, {(2, "fsdp2", 4)}),
         ({"framework": "torch"}, {(0, "torch", 1), (1, "torch", 32)}),
-        ({"shard": 16, "zero": 3}, {(3, "fsdp2", 16)}),
+        ({"framework": "nanotron"}, {(0, "nanotron", 1), (1, "nanotron", 32)}),
+        ({"shard": 16, "zero": 3}, {(3, "fsdp2", 16), (3, "deepspeed", 16)}),
+        ({"zero": 3}, {(3, "fsdp2", 32), (3, "fsdp2", 8), (3, "deepspeed", 32)}),
     ],
 )
 def test_who_trains_and_how_many_share_may_be_said(asked: dict[str, object], found: set[tuple[int, str, int]]) -> None:
@@ -96,7 +100,9 @@ def test_hybrid_sharding_is_within_hosts() -> None:
     [
         (Offload(optimizer="host"), {2, 3}),
         (Offload(optimizer="host", parameters="host"), {3}),
-        (Offload(activations="host"), {0, 3}),
+        (Offload(parameters="host"), {3}),
+        (Offload(optimizer="host", activations="host"), {2, 3}),
+        (Offload(activations="host"), {0, 1, 2, 3}),
         (NO_OFFLOAD, {0, 1, 2, 3}),
     ],
 )
@@ -117,6 +123,39 @@ def test_offload_is_the_last_resort_unless_it_was_asked_for() -> None:
     assert first == (NO_OFFLOAD,) and not any(NO_OFFLOAD in choices for choices in later)
     asked = Offload(optimizer="host")
     assert offloads(TrainingRequest(seq=4096, offload=asked)) == ((asked,),)
+
+
+def test_every_set_of_things_can_go_to_the_host() -> None:
+    _, host, drives = offloads(OPEN)
+    assert len(set(host)) == 7 and Offload(parameters="host") in host
+    assert all(places.optimizer == "nvme" for places in drives)
+
+
+def test_fsdp2_offloads_parameters_with_their_states_or_neither() -> None:
+    rows = layouts(find_model("llama-3.1-8b"), find_cluster("8xh100"), OPEN)
+    both, alone = Offload(optimizer="host", parameters="host"), Offload(optimizer="host")
+    assert {one.framework for one in shardings(OPEN, rows, both)} == {"fsdp2", "deepspeed"}
+    assert {one.framework for one in shardings(OPEN, rows, alone)} == {"deepspeed"}
+    asked = TrainingRequest(seq=4096, offload=alone, tp=2)
+    rows = layouts(find_model("llama-3.1-8b"), find_cluster("8xh100"), asked)
+    assert {one.framework for one in shardings(asked, rows, alone)} == {"fsdp2"}
+
+
+@pytest.mark.parametrize(
+    ("way", "other", "less"),
+    [
+        (("none", "full"), ("selective", "full"), True),
+        (("none", "full"), ("none", "chunked"), True),
+        (("none", "chunked"), ("every-2", "full"), False),
+        (("every-8", "full"), ("every-2", "full"), True),
+        (("every-2", "full"), ("every-8", "full"), False),
+        (("selective", "full"), ("every-2", "full"), False),
+        (("every-8", "full"), ("selective", "full"), False),
+        (("selective", "chunked"), ("full", "chunked"), True),
+    ],
+)
+def test_ways_to_recompute_are_partly_ordered(way: Any, other: Any, less: bool) -> None:
+    assert recomputes_less(way, other) is less
 
 
 def test_optimizers_without_a_fused_kernel_run_as_foreach() -> None:

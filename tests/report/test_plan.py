@@ -6,10 +6,12 @@ import pytest
 
 from tonnage.hardware import find_cluster
 from tonnage.models import find_model
+from tonnage.planner.offers import offers
 from tonnage.planner.reasons import rejected
 from tonnage.planner.remedies import remedies
 from tonnage.planner.request import Offload, TrainingRequest
 from tonnage.planner.search import Findings, search
+from tonnage.report.campaign import Campaign, hours_words
 from tonnage.report.plan import flags, print_plan
 
 CASES = {
@@ -30,7 +32,7 @@ def found(case: str) -> Findings:
 def report(findings: Findings, *, explain: bool = False) -> str:
     stream = io.StringIO()
     changes = [] if findings.fits else remedies(findings)
-    print_plan(findings, rejected(findings), changes, stream=stream, explain=explain, seconds=0.1)
+    print_plan(findings, rejected(findings), changes, offers(findings), stream=stream, explain=explain, seconds=0.1)
     return stream.getvalue()
 
 
@@ -89,5 +91,36 @@ def test_a_terminal_gets_colours(monkeypatch: pytest.MonkeyPatch) -> None:
 
     stream = Terminal()
     findings = found("one card")
-    print_plan(findings, [], [], stream=stream, explain=False, seconds=0.1)
+    print_plan(findings, [], [], [], stream=stream, explain=False, seconds=0.1)
     assert "\x1b[1;32mfits\x1b[0m" in stream.getvalue()
+
+
+def test_a_faster_plan_within_the_clock_s_error_is_named() -> None:
+    said = " ".join(report(found("two hosts")).split())
+    assert "faster, less than the clock's error of 5 %: the simpler plan is shown" in said
+
+
+def test_what_else_could_be_had_comes_with_its_flag_and_its_gain() -> None:
+    said = report(found("two hosts"))
+    assert "with one more flag" in said
+    (line,) = (line for line in said.splitlines() if "--framework megatron:" in line)
+    assert "+" in line and "%" in line
+    assert "trains in other numbers" in report(
+        search(find_model("bert-base"), find_cluster("h200"), TrainingRequest(seq=512))
+    )
+
+
+def test_the_framework_is_said_first() -> None:
+    findings = found("two hosts")
+    assert flags(findings.closest)[0] == findings.closest.configuration.framework
+    assert f"\n  {findings.closest.configuration.framework}  zero " in report(findings)
+
+
+def test_the_whole_training_is_told_where_one_is_named() -> None:
+    stream, findings = io.StringIO(), found("two hosts")
+    print_plan(
+        findings, [], [], [], stream=stream, explain=False, seconds=0.1, campaign=Campaign(tokens=100e9, price=2.5)
+    )
+    hours = 100e9 / findings.closest.tokens_per_s / 3600
+    assert f"100 B tokens: {hours_words(hours)}" in stream.getvalue()
+    assert f"at 2.50 an hour and GPU: {hours * 2.5 * 16:,.2f}" in stream.getvalue()

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from tonnage.budget.configuration import Configuration, Quantity
+from tonnage.budget.configuration import Configuration, FrameworkName, Quantity
 
 _DATA = Path(__file__).parent / "data" / "frameworks.toml"
 
@@ -36,6 +36,7 @@ class Framework:
     selective: Literal["scores", "operators"]
     fuses_sums: bool
     cuts_products: bool
+    architectures: tuple[str, ...]
 
 
 def framework_of(configuration: Configuration) -> Framework:
@@ -46,7 +47,13 @@ def framework_of(configuration: Configuration) -> Framework:
 @cache
 def _frameworks() -> dict[str, Framework]:
     tables = tomllib.loads(_DATA.read_text("utf-8"))
-    return {name: Framework(**row | {"split_operators": tuple(row["split_operators"])}) for name, row in tables.items()}
+    lists = ("split_operators", "architectures")
+    return {name: Framework(**row | {key: tuple(row[key]) for key in lists}) for name, row in tables.items()}
+
+
+def architectures(name: FrameworkName) -> tuple[str, ...]:
+    """Those that a framework has blocks for; nothing where it takes any."""
+    return _frameworks()[name].architectures
 
 
 def reduces_once(configuration: Configuration) -> Quantity:

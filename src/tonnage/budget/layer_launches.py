@@ -199,7 +199,7 @@ class LayerLaunches:
         rotary: str = style.rotary
         if rotary != "none":
             rotary = "fused" if style.fused else "native" if native or style.liger else rotary
-        for width in (queries, keys):
+        for width in (queries, keys) if attention.head_dim else ():  # Mamba's mixers have no heads
             if style.qk_norm:
                 norm = "fused" if style.fused else style.norm
                 self._part(calls, "norm", norm, rows * width / attention.head_dim, attention.head_dim)

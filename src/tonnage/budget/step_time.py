@@ -6,7 +6,7 @@ take turns. Data loading, logging and checkpoints to disk are not known here.
 """
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
@@ -36,6 +36,11 @@ from tonnage.models.shape import Layer, ModelShape, Stack
 
 # What a layer's kernels depend on, of a configuration's numbers.
 _LAYER_NUMBERS = ("seq", "micro_batch", "tp", "cp", "ep")
+_CHOICES = tuple(
+    field.name
+    for field in fields(Configuration)
+    if field.name not in (*NUMBERS, "checkpoint", "loss", "activation_place")
+)
 _BACKWARD = 4  # where it begins, of the parts in `_paced`
 _NOTHING_S = 1e-12
 # Of a backward pass, products that traffic of tensor parallelism can hide behind: half of those with two of three weights.
@@ -81,21 +86,20 @@ class StepClock:
         self._slowest = _slowest(cluster.gpus, self.shares.card_spread)
         self._census = [(stack, _census(stack)) for stack in shape.stacks]
         self._known: dict[tuple[object, ...], _Known] = {}
-        self._sent: dict[tuple[object, ...], tuple[Configuration, Traffic]] = {}
+        # With the configuration, whose arrays must live as long as they are known by their identity.
+        self._kept: dict[tuple[object, ...], tuple[Configuration, _Around]] = {}
 
     def step(self, configuration: Configuration) -> StepTime:
         """One configuration, or each of many."""
         shape, gpu = self._shape, self._cluster.gpu
-        stage = next(stages(shape, configuration))
+        stage, sent, update, beside = self._around(configuration)
         passes, attention = self._passes(configuration)
         passes = _on_slowest_stage(passes, stage, configuration)
-        layers = passes.layers + sharding_copies(stage.parameters, configuration, gpu) + _handing_on(configuration)
-        update = _update(shape, stage, configuration, gpu)
+        layers = passes.layers + beside
         if configuration.step_in_backward:
             layers, update = layers + Pass(backward=update), Busy()
         passes = _Passes(*(one.slowed(self._slowest) for one in passes._replace(layers=layers)))
         update = update.slowed(self._slowest)
-        sent = self._traffic(stage, configuration)
         moved = crossing(shape, stage, configuration, self._cluster, self.shares)
         if configuration.paged:
             moved = moved._replace(step_s=moved.step_s + self._paged_s(stage, configuration))
@@ -147,9 +151,12 @@ class StepClock:
 
     def _works(self, configuration: Configuration, rows: list[tuple[int, ...]], at: int | None) -> "_Works":
         """What each kind of layer, the embedding and the head take, for rows of the numbers that matter to them."""
-        kinds = ["precision", "framework", "sequence_parallel", "attention", "compile", "compile_loss"]
+        kinds = ["precision", "sequence_parallel", "attention", "compile", "compile_loss"]
         kinds += ["lora_rank", "lora_targets", "base", "liger", "fused_loss"]
-        known = self._known.setdefault(tuple(getattr(configuration, kind) for kind in kinds), _Known())
+        # FSDP2 and DeepSpeed run the same layers, but for what FSDP2's hooks do to compiled ones.
+        same = configuration.framework == "deepspeed" and not configuration.compile
+        key = "fsdp2" if same else configuration.framework, *(getattr(configuration, kind) for kind in kinds)
+        known = self._known.setdefault(key, _Known())
         missing = [row for row in dict.fromkeys(rows) if row not in known.places]
         if missing:
             numbers: dict[str, Any] = dict(zip(_LAYER_NUMBERS, np.array(missing).T, strict=True))
@@ -157,12 +164,17 @@ class StepClock:
         found = np.array([known.places[row] for row in rows])
         return known.works(found if at is None else found[at])
 
-    def _traffic(self, stage: Stage, configuration: Configuration) -> Traffic:
+    def _around(self, configuration: Configuration) -> "_Around":
+        """What layers run between, the same for families that differ in what is recomputed and in the loss alone."""
         recomputed = configuration.checkpoint if configuration.checkpoint in ("full", "selective") else "none"
-        key = (*_identity(configuration), configuration.zero, recomputed, configuration.lora_rank, configuration.base)
-        if key not in self._sent:
-            self._sent[key] = configuration, traffic(self._shape, stage, configuration, self._network)
-        return self._sent[key][1]
+        key = (*_identity(configuration), recomputed)
+        if key not in self._kept:
+            shape, gpu = self._shape, self._cluster.gpu
+            stage = next(stages(shape, configuration))
+            sent = traffic(shape, stage, configuration, self._network)
+            beside = sharding_copies(stage.parameters, configuration, gpu) + _handing_on(configuration)
+            self._kept[key] = configuration, _Around(stage, sent, _update(shape, stage, configuration, gpu), beside)
+        return self._kept[key][1]
 
     def _work(self, configuration: Configuration) -> "_Works":
         gpu = self._cluster.gpu
@@ -192,6 +204,15 @@ class StepClock:
             found = work_of(replace(launches, configuration=some).head(), configuration, gpu)
             figures[:, chosen] = np.stack([np.broadcast_to(figure, chosen.sum()) for figure in found.figures()])
         return Work.of(list(figures[:, places]))
+
+
+class _Around(NamedTuple):
+    """What a step has beside its layers."""
+
+    stage: Stage
+    sent: Traffic
+    update: Busy
+    beside: Pass  # copies of sharding in each pass, and what a pipeline's stages hand on
 
 
 class _Works(NamedTuple):
@@ -253,10 +274,9 @@ class _Seconds(NamedTuple):
 
 
 def _identity(configuration: Configuration) -> tuple[object, ...]:
-    """Of the numbers, which may be arrays, and of what decides how wide a number is."""
-    numbers = (id(getattr(configuration, name)) for name in NUMBERS)
-    kinds = ("precision", "framework", "sequence_parallel", "pp_chunks", "bf16_gradients")
-    return (*numbers, *(getattr(configuration, kind) for kind in kinds))
+    """Of the numbers, which may be arrays, and of all choices but for the ways to recompute."""
+    chosen = (getattr(configuration, name) for name in _CHOICES)
+    return (*(id(getattr(configuration, name)) for name in NUMBERS), *chosen)
 
 
 def _census(stack: Stack) -> list[tuple[Layer, int]]:

@@ -19,3 +19,9 @@ def factors(gpu: Gpu) -> tuple[tuple[float, float], tuple[float, float]]:
     figures = _figures()
     card, host = figures.get(gpu.key, figures["other"])["card"], figures["host"]["host"]
     return (card[0], host[0]), (card[1], host[1])
+
+
+def comparison_error() -> float:
+    """Of the ratio between the times of two plans for one model on the same cards, whose own factor both share."""
+    (error,) = _figures()["plans"]["error"]
+    return error

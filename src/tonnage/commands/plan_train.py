@@ -10,6 +10,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+from tonnage.commands.campaign import add_campaign, campaign_of
 from tonnage.commands.pages import add_page_options, page_of
 from tonnage.commands.which_cards import check_cards_named, publish
 from tonnage.errors import BadLayout, OutputExists
@@ -111,6 +112,7 @@ def _parser() -> ArgumentParser:
     add("--force", action="store_true", help="replace files that are there")
     add("--json", default="", metavar="FILE", help="write the figures as JSON ('-': standard output)")
     add_page_options(parser)
+    add_campaign(parser)
     return parser
 
 
@@ -181,22 +183,26 @@ def _check_export(options: Namespace) -> None:
 
 
 def _publish(findings: "Findings", options: Namespace, page: Path | None, seconds: float) -> None:
+    from tonnage.planner.offers import offers
     from tonnage.planner.reasons import rejected
     from tonnage.report.plan import print_plan
 
-    reasons, changes = rejected(findings), _remedies(findings)
+    reasons, changes, offered = rejected(findings), _remedies(findings), offers(findings)
+    campaign = campaign_of(options)
     if options.json:
         from tonnage.report.output import write_json
         from tonnage.report.plan_figures import plan_figures
 
-        write_json(options.json, plan_figures(findings, reasons, changes, seconds))
+        write_json(options.json, plan_figures(findings, reasons, changes, offered, seconds, campaign))
     if page is not None:
         from tonnage.report.html.plan_page import render_plan_page
         from tonnage.report.output import write_page
 
-        write_page(page, render_plan_page(findings, reasons, changes), opens=options.open, json_target=options.json)
+        text = render_plan_page(findings, reasons, changes, offered, campaign)
+        write_page(page, text, opens=options.open, json_target=options.json)
     elif options.json != "-":
-        print_plan(findings, reasons, changes, stream=sys.stdout, explain=options.explain, seconds=seconds)
+        how = {"explain": options.explain, "seconds": seconds, "campaign": campaign}
+        print_plan(findings, reasons, changes, offered, stream=sys.stdout, **how)
 
 
 def _remedies(findings: "Findings") -> "list[Remedy]":

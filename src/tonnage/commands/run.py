@@ -6,15 +6,15 @@ second to load, and here a script waits for it. The reporter is loaded after the
 
 import os
 import sys
-from argparse import REMAINDER, ArgumentParser, ArgumentTypeError, Namespace
+from argparse import REMAINDER, ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tonnage.commands.campaign import add_campaign, campaign_of
 from tonnage.commands.pages import add_page_options, page_of
-from tonnage.errors import BadSize, OutputExists, RequestError
+from tonnage.errors import OutputExists, RequestError
 from tonnage.hardware import Gpu, find_cuda_gpu
 from tonnage.hardware.cluster import Cluster, find_cuda_cluster
-from tonnage.units import parse_amount
 
 if TYPE_CHECKING:
     from tonnage.recording import Recording
@@ -73,22 +73,6 @@ def _parser() -> ArgumentParser:
     add("-v", "--verbose", action="store_true", help="show every step, stand-in and assumption")
     add_program(parser)
     return parser
-
-
-def add_campaign(parser: ArgumentParser) -> None:
-    """How long the whole training takes, and what it costs."""
-    add = parser.add_argument
-    add("--tokens", type=_amount, metavar="N", help="say how long so many tokens take (1B, 1e9)")
-    add("--samples", type=_amount, metavar="N", help="the same for so many samples")
-    add("--epochs", type=_amount, default=1.0, metavar="N", help="how often they are gone through")
-    add("--price", type=_amount, metavar="P", help="what an hour of the card costs")
-
-
-def _amount(text: str) -> float:
-    try:
-        return parse_amount(text)
-    except BadSize as problem:
-        raise ArgumentTypeError(f"{problem} {problem.hint}") from None
 
 
 def add_program(parser: ArgumentParser) -> None:
@@ -172,12 +156,11 @@ def _answers(recording: "Recording", cards: list[Gpu]) -> "list[Recording]":
 def _keep(recording: "Recording", answers: "list[Recording]", options: Namespace, page: Path | None) -> None:
     from tonnage.recording import write_recording
     from tonnage.report.output import publish
-    from tonnage.report.step_time import Campaign
 
     if options.output:
         write_recording(options.output, recording, force=options.force)
         tell_failed(recording.header.outcome, options)
-    planned = Campaign(tokens=options.tokens, samples=options.samples, epochs=options.epochs, price=options.price)
+    planned = campaign_of(options)
     publish(answers, json_target=options.json, page=page, opens=options.open, verbose=options.verbose, campaign=planned)
 
 

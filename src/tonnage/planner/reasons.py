@@ -1,15 +1,18 @@
 """Why each rejected family lost: what its best member needs, or how much slower it is and where the time goes."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import itemgetter
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tonnage.budget.configuration import Configuration
 from tonnage.budget.step_time import StepTime
-from tonnage.budget.training import training_budget
+from tonnage.budget.training import needed_bytes, training_budget
 from tonnage.planner.search import HEADROOM, Findings, Judged, Plan
+from tonnage.planner.space import passes
 from tonnage.units import GIB
 
 DIMENSIONS = ("zero", "tp", "pp", "cp", "ep", "checkpoint", "loss", "offload")
@@ -42,9 +45,16 @@ def rejected(findings: Findings) -> list[Reason]:
     found = []
     for choice in DIMENSIONS:
         taken = str(value_of(findings.best, choice))
-        for value, members in _values(findings.pool, choice).items():
-            if value != taken:
-                found.append(_reason(findings, findings.best, choice, value, members))
+        values = _values(findings.pool, choice)
+        for way in passes(findings.request, findings.best.offload)[::-1]:  # those too that no layout needed
+            if choice in ("checkpoint", "loss"):
+                values.setdefault(way[choice == "loss"], [])
+        reasons = (
+            _reason(findings, findings.best, choice, value, members)
+            for value, members in values.items()
+            if value != taken
+        )
+        found += [reason for reason in reasons if reason is not None]
     return found
 
 
@@ -69,16 +79,33 @@ def _values(judged: list[Judged], choice: str) -> dict[str, list[tuple[Judged, N
 
 def _reason(
     findings: Findings, best: Plan, choice: str, value: str, members: list[tuple[Judged, NDArray[np.bool_]]]
-) -> Reason:
+) -> Reason | None:
     fitting = [(one, chosen & one.fits) for one, chosen in members]
     fitting = [(one, chosen) for one, chosen in fitting if chosen.any()]
-    if not fitting:
-        return _too_large(findings, choice, value, members)
-    one, chosen = max(fitting, key=lambda item: item[0].tokens_per_s[item[1]].max())
-    index = int(np.where(chosen, one.tokens_per_s, -1.0).argmax())
-    slower = 1 - float(one.tokens_per_s[index]) / best.tokens_per_s
-    words = ", ".join(_slower_words(findings, best, one.family.configuration.at(index), slower))
+    beside = _beside(findings, best, choice, value)
+    if not fitting and beside is None:
+        return _too_large(findings, choice, value, members) if members else None
+    found = []
+    for one, chosen in fitting:
+        index = int(np.where(chosen, one.tokens_per_s, -1.0).argmax())
+        found.append((float(one.tokens_per_s[index]), one.family.configuration.at(index)))
+    if beside is not None:
+        found.append((float(findings.clock.step(beside).tokens_per_s), beside))
+    speed, other = max(found, key=itemgetter(0))
+    slower = 1 - speed / best.tokens_per_s
+    words = ", ".join(_slower_words(findings, best, other, slower))
     return Reason(choice, value, words, slower=slower)
+
+
+def _beside(findings: Findings, best: Plan, choice: str, value: str) -> Configuration | None:
+    """The best plan with more recomputation than it needs, which the search leaves out; None where that does not fit."""
+    if choice not in ("checkpoint", "loss"):
+        return None
+    changed: dict[str, Any] = {choice: value}
+    configuration, cluster = replace(best.configuration, **changed), findings.cluster
+    needed, host = needed_bytes(findings.shape, configuration, cluster.gpu)
+    fits = needed <= (1 - HEADROOM) * cluster.gpu.memory_bytes and host <= cluster.host_memory_per_gpu_bytes
+    return configuration if fits else None
 
 
 def _too_large(findings: Findings, choice: str, value: str, members: list[tuple[Judged, NDArray[np.bool_]]]) -> Reason:
@@ -115,7 +142,7 @@ def _slower_words(findings: Findings, best: Plan, other: Configuration, slower: 
 
 def _cause(best: Plan, other: Configuration, time: StepTime) -> str:
     """The part that grew most for each token, where it is worth a word."""
-    tokens, best_tokens = float(time.tokens), best.step_time_s * best.tokens_per_s
+    tokens, best_tokens = float(time.tokens), best.step_s * best.tokens_per_s
     grown = {name: float(part) / tokens - best.parts_s[name] / best_tokens for name, part in time.parts.items()}
     name = max(grown, key=lambda part: grown[part])
     share = float(time.parts[name] / time.total_s)

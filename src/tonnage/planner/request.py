@@ -37,6 +37,7 @@ FRAMEWORK_STAGES: dict[FrameworkName, tuple[int, ...]] = {
     "fsdp2": (2, 3),
     "deepspeed": (0, 1, 2, 3),
     "megatron": (0, 1),
+    "nanotron": (0, 1),
 }
 # Their schedules let parts of a stage take turns: Megatron's virtual stages, PyTorch's `ScheduleInterleaved1F1B`.
 INTERLEAVED: tuple[FrameworkName, ...] = ("megatron", "fsdp2")

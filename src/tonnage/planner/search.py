@@ -1,17 +1,18 @@
-"""The fastest configuration that fits, the next best of another kind, the front of time against memory, and why others lost.
+"""The fastest configuration that fits, or a simpler one that is as good as equal; the next best; the front of time and memory.
 
-Every family is one array of configurations through the same formulas that answer for one. Offload is looked at where nothing
-fits without it: the link to the host is a hundredth as fast as the card's own memory. This module does not know words.
+Every family is one array of configurations through the same formulas that answer for one. Offload is looked at where memory is
+short without it: the link to the host is a hundredth as fast as the card's own memory. This module does not know words.
 """
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import itemgetter
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tonnage.budget.configuration import Configuration, Quantity
+from tonnage.budget.configuration import Configuration, Loss, Number, Quantity
 from tonnage.budget.step_time import StepClock
 from tonnage.budget.terms import Term
 from tonnage.budget.training import TrainingBudget, needed_bytes, training_budget
@@ -19,17 +20,31 @@ from tonnage.errors import BadLayout
 from tonnage.hardware.cluster import Cluster
 from tonnage.ledger import Ledger
 from tonnage.models.shape import ModelShape
-from tonnage.planner.request import Offload, TrainingRequest, check, for_checkpoint, for_cluster
-from tonnage.planner.space import Family, Sharding, family, layouts, offloads, passes, shardings
+from tonnage.planner.request import NO_OFFLOAD, Offload, TrainingRequest, check, for_checkpoint, for_cluster
+from tonnage.planner.simplicity import burden, comparable, fastest, simplest
+from tonnage.planner.space import (
+    Family,
+    Sharding,
+    family,
+    layouts,
+    offloads,
+    passes,
+    recomputed_share,
+    recomputes_less,
+    shardings,
+)
 
 # A configuration that needs this much less is worth showing beside a faster one.
 _AS_SMALL = 0.05
-# A layout that needs this much of the card in its leanest form is not tried in others.
+# A layout that needs this much of the card in its leanest form is not tried in others, nor one that has at best this share
+# of the speed of what fits.
 _HOPELESS = 1.1
+_WORTH_TRYING = 0.9
 # A plan leaves this share of the card free where any can: what reserved memory is predicted to within, more or less.
 HEADROOM = 0.05
 _ALTERNATIVES = 4
 _FRONT = 8
+Timed = Literal["all", "what fits", "what leaves headroom"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +72,19 @@ class Plan:
         return float(self.tokens_per_s / self.configuration.seq)
 
     @property
-    def step_time_s(self) -> float:
+    def step_s(self) -> float:
         """Of one optimizer step."""
         return sum(self.parts_s.values())
+
+    @property
+    def samples(self) -> int:
+        """Sequences in a step."""
+        return int(self.configuration.global_batch)
+
+    @property
+    def tokens(self) -> int:
+        """In a step."""
+        return int(self.configuration.global_batch * self.configuration.seq)
 
     @property
     def fits(self) -> bool:
@@ -69,13 +94,16 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A family with what came out: one number for each configuration. What does not fit is not timed: its speed is 0."""
+    """A family with what came out: one number for each configuration. The speed of what was not timed is 0."""
 
     family: Family
     total_bytes: NDArray[np.float64]
     fits: NDArray[np.bool_]
     tokens_per_s: NDArray[np.float64]
-    ruled_out: int = 0  # configurations that need more than one of these, which is too large already
+    leaves_headroom: NDArray[np.bool_]  # and fits
+    ruled_out: int = (
+        0  # configurations that were not looked at: one of these is leaner and too large, or lighter and fits
+    )
 
 
 @dataclass(frozen=True)
@@ -91,6 +119,7 @@ class Findings:
     best: Plan | None
     closest: Plan  # the best where one fits, else what needs least
     alternatives: list[Plan] = field(default_factory=list)
+    fastest: Plan | None = None  # of the pool: the best itself, or one that is faster by less than the clock's error
 
     @property
     def fits(self) -> bool:
@@ -98,22 +127,33 @@ class Findings:
         return self.best is not None
 
     @property
+    def gain_of_fastest(self) -> float:
+        """The share by which the fastest is faster than the best."""
+        return self.fastest.tokens_per_s / self.closest.tokens_per_s - 1 if self.fastest else 0.0
+
+    @property
     def searched(self) -> int:
-        """How many configurations were looked at, or ruled out by one that needs less."""
+        """How many configurations there are: looked at, or ruled out by another."""
         return sum(one.family.size + one.ruled_out for one in self.judged)
 
     @property
+    def looked_at(self) -> int:
+        """How many were looked at one by one."""
+        return sum(one.family.size for one in self.judged)
+
+    @property
     def fitting(self) -> int:
-        """How many of them fit."""
+        """How many of those fit."""
         return sum(int(one.fits.sum()) for one in self.judged)
 
     @cached_property
     def front(self) -> list[Plan]:
         """Pareto: nothing that fits is both faster and smaller. From the fastest to the smallest, thinned."""
-        owner = np.concatenate([np.full(int(one.fits.sum()), number) for number, one in enumerate(self.judged)])
-        index = np.concatenate([np.flatnonzero(one.fits) for one in self.judged])
-        speed = np.concatenate([one.tokens_per_s[one.fits] for one in self.judged])
-        size = np.concatenate([one.total_bytes[one.fits] for one in self.judged])
+        timed = [one.fits & (one.tokens_per_s > 0) for one in self.judged]
+        owner = np.concatenate([np.full(int(rows.sum()), number) for number, rows in enumerate(timed)])
+        index = np.concatenate([np.flatnonzero(rows) for rows in timed])
+        speed = np.concatenate([one.tokens_per_s[rows] for one, rows in zip(self.judged, timed, strict=True)])
+        size = np.concatenate([one.total_bytes[rows] for one, rows in zip(self.judged, timed, strict=True)])
         order = np.lexsort((size, -speed))
         least = np.minimum.accumulate(size[order])
         smaller = np.ones(order.size, dtype=bool)
@@ -129,42 +169,128 @@ def search(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> Fin
     request = for_cluster(for_checkpoint(request, shape), cluster)
     check(request, shape, cluster)
     rows = layouts(shape, cluster, request)
-    if not rows.tp.size:
-        raise BadLayout(
-            "No layout satisfies all of these flags together.", hint="Leave one of --tp, --pp, --cp, --ep out."
-        )
     clock = StepClock(shape, cluster)
     judged: list[Judged] = []
     for choices in offloads(request):
-        for sharding in (sharding for offload in choices for sharding in shardings(request, rows, offload)):
-            judged += _judge_passes(shape, cluster, clock, request, sharding)
-        if any(one.fits.any() for one in judged):
+        found = [sharding for offload in choices for sharding in shardings(request, rows, offload)]
+        judged += explore(shape, cluster, clock, request, found)
+        if any(one.fits.any() for one in judged) and not _short_of_memory(request, judged):
             break
+    if not judged:
+        raise BadLayout(
+            "No layout satisfies all of these flags together.",
+            hint="Leave one of --tp, --pp, --cp, --ep, --zero, --framework, --offload out.",
+        )
     return _findings(shape, cluster, request, clock, judged)
 
 
-def _judge_passes(
-    shape: ModelShape, cluster: Cluster, clock: StepClock, request: TrainingRequest, sharding: Sharding
+def _short_of_memory(request: TrainingRequest, judged: list[Judged]) -> bool:
+    """Whether the fastest that fits recomputes, or spreads the model, unasked; and nothing was offloaded yet."""
+    one, index = fastest(judged)
+    plan = one.family.configuration.at(index)
+    recomputes = plan.checkpoint != "none" and request.checkpoint is None
+    spreads = any(getattr(plan, name) > 1 and getattr(request, name) is None for name in ("tp", "pp", "cp"))
+    return (recomputes or spreads) and all(other.family.offload == NO_OFFLOAD for other in judged)
+
+
+class _Ends(NamedTuple):
+    """A sharding in the way that needs least and in the one that takes least time, and the ways between them."""
+
+    sharding: Sharding  # with the layouts that are not far too large
+    judged: list[Judged]
+    between: list[tuple[str, Loss]]
+    lightest: tuple[str, Loss]
+    least: NDArray[np.float64]  # tokens per second of each layout, if all is recomputed
+    most: NDArray[np.float64]  # and if nothing is
+    roomy: NDArray[np.bool_]  # the leanest way leaves headroom
+
+    def quick(self, way: tuple[str, Loss], tokens_per_s: float) -> NDArray[np.bool_]:
+        """Layouts that are about as fast as that in this way: seconds grow with the share of blocks that are recomputed."""
+        share = recomputed_share(way[0])
+        return (1 - share) / self.most + share / self.least <= 1 / max(tokens_per_s, 1e-9)
+
+
+def explore(
+    shape: ModelShape,
+    cluster: Cluster,
+    clock: StepClock,
+    request: TrainingRequest,
+    found: list[Sharding],
+    worth_trying: float = _WORTH_TRYING,
 ) -> list[Judged]:
-    """All ways of recomputation and loss. Layouts that are far too large in the leanest are not tried in the others."""
-    leanest, *others = passes(request, sharding.offload)
-    first = judge(shape, cluster, clock, family(request, sharding, *leanest))
-    hopeful = first.total_bytes <= _HOPELESS * cluster.gpu.memory_bytes
-    if not hopeful.any():
-        return [replace(first, ruled_out=len(others) * hopeful.size)]
-    near = sharding.where(hopeful)
-    rest = [judge(shape, cluster, clock, family(request, near, *choice)) for choice in others]
-    return [replace(first, ruled_out=len(others) * int((~hopeful).sum())), *rest]
+    """All shardings with all ways of recomputation and loss, but for what cannot win.
+
+    Without recomputation a layout is as fast as it can be, with all of it as slow: where what is between would be far slower than
+    what fits already, it is not looked at. Nor is anything recomputed that a layout need not recompute to fit.
+    """
+    ends = [_ends(shape, cluster, clock, request, sharding) for sharding in found]
+    top = _top_speed([one for each in ends for one in each.judged])
+    judged: list[Judged] = []
+    for each in ends:
+        lean, *others = each.judged
+        ruled_out = lean.ruled_out + len(each.between) * each.most.size
+        fitting = {each.lightest: others[0].leaves_headroom} if others else {}
+        near, near_rows = each.sharding, np.ones(each.most.size, dtype=bool)
+        for way in reversed(each.between):
+            # Where activations cross to the host, to recompute them may save time, and not to, memory.
+            crosses = each.sharding.offload.activations != "gpu"
+            fits_already = [fits for other, fits in fitting.items() if recomputes_less(other, way) and not crosses]
+            rows = each.quick(way, worth_trying * top) & ~np.logical_or.reduce(fits_already)
+            rows = rows & each.roomy if top and not crosses else rows
+            if not rows.any():
+                continue
+            if (rows != near_rows).any():  # the clock knows the traffic of the same arrays
+                near, near_rows = each.sharding.where(rows), rows
+            timed: Timed = "what leaves headroom" if top else "what fits"
+            one = judge(shape, cluster, clock, family(request, near, *way), timed=timed)
+            others.append(one)
+            top = max(top, _top_speed([one]))
+            ruled_out -= one.family.size
+            fitting[way] = np.zeros_like(rows)
+            fitting[way][rows] = one.leaves_headroom
+        judged += [replace(lean, ruled_out=ruled_out), *others]
+    return judged
 
 
-def judge(shape: ModelShape, cluster: Cluster, clock: StepClock, asked: Family) -> Judged:
-    """What the configurations of one family need, and how fast they are."""
+def _top_speed(judged: list[Judged]) -> float:
+    """Of all that fit and leave headroom."""
+    speeds = (float(one.tokens_per_s[one.leaves_headroom].max()) for one in judged if one.leaves_headroom.any())
+    return max(speeds, default=0.0)
+
+
+def _ends(shape: ModelShape, cluster: Cluster, clock: StepClock, request: TrainingRequest, sharding: Sharding) -> _Ends:
+    """Layouts that are far too large in the leanest way are not tried in the others."""
+    leanest, *between = passes(request, sharding.offload)
+    lean = judge(shape, cluster, clock, family(request, sharding, *leanest))
+    hopeful = lean.total_bytes <= _HOPELESS * cluster.gpu.memory_bytes
+    lean = replace(lean, ruled_out=len(between) * int((~hopeful).sum()))
+    if not between or not hopeful.any():
+        nothing = np.zeros(0)
+        return _Ends(sharding, [lean], [], leanest, nothing, nothing, nothing.astype(bool))
+    near, lightest = sharding.where(hopeful), between.pop()
+    light = judge(shape, cluster, clock, family(request, near, *lightest), timed="all")
+    least, most = lean.tokens_per_s[hopeful], light.tokens_per_s
+    if sharding.offload.activations != "gpu":
+        # What is recomputed need not cross to the host: no way is quicker than one in which nothing does.
+        here = replace(light.family.configuration, activation_place="gpu")
+        most = _full(clock.step(here).tokens_per_s, light.family.size)
+        least = most
+    least = np.where(least > 0, least, most)
+    return _Ends(near, [lean, light], between, lightest, least, most, lean.leaves_headroom[hopeful])
+
+
+def judge(
+    shape: ModelShape, cluster: Cluster, clock: StepClock, asked: Family, *, timed: Timed = "what fits"
+) -> Judged:
+    """What the configurations of one family need, and how fast they are; not how fast where none is of the kind to be timed."""
     total_bytes, host_bytes = (
         _full(size, asked.size) for size in needed_bytes(shape, asked.configuration, cluster.gpu)
     )
     fits = (total_bytes <= cluster.gpu.memory_bytes) & (host_bytes <= cluster.host_memory_per_gpu_bytes)
-    speed = _full(clock.step(asked.configuration).tokens_per_s if fits.any() else 0.0, asked.size)
-    return Judged(asked, total_bytes, fits, speed)
+    roomy = fits & (total_bytes <= (1 - HEADROOM) * cluster.gpu.memory_bytes)
+    worth = {"all": True, "what fits": fits.any(), "what leaves headroom": roomy.any()}[timed]
+    speed = _full(clock.step(asked.configuration).tokens_per_s if worth else 0.0, asked.size)
+    return Judged(asked, total_bytes, fits, speed, roomy)
 
 
 def _full(values: Quantity, size: int) -> NDArray[np.float64]:
@@ -174,51 +300,52 @@ def _full(values: Quantity, size: int) -> NDArray[np.float64]:
 def _findings(
     shape: ModelShape, cluster: Cluster, request: TrainingRequest, clock: StepClock, judged: list[Judged]
 ) -> Findings:
-    if any(one.fits.any() for one in judged):
-        pool = _roomy(judged, cluster.gpu.memory_bytes)
-        best, *others = [plan_of(shape, cluster, clock, *item) for item in _ranked(pool)]
-        return Findings(shape, cluster, request, clock, judged, pool, best, best, others)
-    smallest = min(judged, key=lambda one: one.total_bytes.min())
-    closest = plan_of(shape, cluster, clock, smallest, int(smallest.total_bytes.argmin()))
-    return Findings(shape, cluster, request, clock, judged, judged, None, closest)
+    known = (shape, cluster, request, clock, judged)
+    if not any(one.fits.any() for one in judged):
+        smallest = min(judged, key=lambda one: one.total_bytes.min())
+        closest = plan_of(shape, cluster, clock, smallest, int(smallest.total_bytes.argmin()))
+        return Findings(*known, judged, None, closest)
+    pool = _roomy(judged)
+    chosen = simplest(pool, cluster)
+    best, *others = [plan_of(shape, cluster, clock, *item) for item in _ranked(pool, chosen, cluster)]
+    quickest = plan_of(shape, cluster, clock, *fastest(comparable(pool, cluster)))
+    return Findings(*known, pool, best, best, others, quickest)
 
 
-def _roomy(judged: list[Judged], capacity_bytes: int) -> list[Judged]:
+def _roomy(judged: list[Judged]) -> list[Judged]:
     """With headroom, where anything has it."""
-    most_bytes = (1 - HEADROOM) * capacity_bytes
-    pool = [replace(one, fits=one.fits & (one.total_bytes <= most_bytes)) for one in judged]
-    return pool if any(one.fits.any() for one in pool) else judged
+    if not any(one.leaves_headroom.any() for one in judged):
+        return judged
+    return [replace(one, fits=one.leaves_headroom) for one in judged]
 
 
-def _ranked(judged: list[Judged]) -> list[tuple[Judged, int]]:
+def _ranked(judged: list[Judged], best: tuple[Judged, int], cluster: Cluster) -> list[tuple[Judged, int]]:
     """The best, then the best of other kinds, fastest first; nothing that asks for more and gives no more."""
     top = max(float(one.tokens_per_s[one.fits].max()) for one in judged if one.fits.any())
     found: list[tuple[float, float, Judged, int]] = []
     for one in judged:
         steps = _steps(one, top)
         found += [(-steps[index], one.total_bytes[index], one, index) for index in _leaders(one, steps)]
-    chosen = [_fastest(judged)]
+    chosen = [best]
     for *_, one, index in sorted(found, key=itemgetter(0, 1)):
         item = one, index
         if len(chosen) > _ALTERNATIVES:
             break
-        if not any(_kind(*item) == _kind(*other) or _outdone(item, other) for other in chosen):
+        if not any(_kind(*item) == _kind(*other) or _outdone(item, other, cluster) for other in chosen):
             chosen.append(item)
     return chosen
 
 
-def _fastest(judged: list[Judged]) -> tuple[Judged, int]:
-    """Of the equally fast, the one that asks least of whoever runs it."""
-    speeds = [np.where(one.fits, one.tokens_per_s, -np.inf) for one in judged]
-    top = max(float(speed.max()) for speed in speeds)
-    equal = [(one, int(i)) for one, speed in zip(judged, speeds, strict=True) for i in np.flatnonzero(speed == top)]
-    return min(equal, key=lambda item: _effort(*item))
+def _outdone(item: tuple[Judged, int], other: tuple[Judged, int], cluster: Cluster) -> bool:
+    """The other is as simple, needs about as little, and is about as fast or faster."""
+    (one, index), (than, place) = item, other
+    less = than.total_bytes[place] <= (1 + _AS_SMALL) * one.total_bytes[index]
+    slower = than.tokens_per_s[place] < (1 - _AS_SMALL / 5) * one.tokens_per_s[index]
+    return bool(less and not slower and _burden(*other, cluster) <= _burden(*item, cluster))
 
 
-def _outdone(item: tuple[Judged, int], other: tuple[Judged, int]) -> bool:
-    """The other asks for no more of anyone, and needs about as little."""
-    less = other[0].total_bytes[other[1]] <= (1 + _AS_SMALL) * item[0].total_bytes[item[1]]
-    return bool(less) and _effort(*other)[:2] <= _effort(*item)[:2]
+def _burden(one: Judged, index: int, cluster: Cluster) -> Number:
+    return burden(one.family.configuration.at(index), cluster)
 
 
 def _leaders(one: Judged, steps: NDArray[np.float64]) -> list[int]:
@@ -241,15 +368,6 @@ def _kind(one: Judged, index: int) -> tuple[object, ...]:
     """What makes two plans different to a reader: how the model is spread, and what is recomputed or offloaded."""
     numbers = one.family.configuration.at(index)
     return numbers.zero, numbers.tp, numbers.pp, numbers.cp, numbers.ep, numbers.checkpoint, one.family.offload
-
-
-def _effort(one: Judged, index: int) -> tuple[int, int, float]:
-    """How much a configuration asks of whoever runs it; then what it needs."""
-    numbers = one.family.configuration.at(index)
-    spread = sum(bool(degree > 1) for degree in (numbers.tp, numbers.pp, numbers.cp, numbers.ep))
-    hybrid = numbers.zero > 0 and bool(numbers.shard < numbers.data)
-    changes = (numbers.checkpoint != "none", numbers.loss == "chunked", numbers.zero > 0, hybrid)
-    return spread, sum(changes), float(one.total_bytes[index])
 
 
 def plan_of(shape: ModelShape, cluster: Cluster, clock: StepClock, one: Judged, index: int) -> Plan:

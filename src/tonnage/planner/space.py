@@ -5,21 +5,24 @@
 | tp, pp, cp, ep       | every divisor of the GPUs that the model allows                                      |
 | micro-batch          | every divisor of a rank's share of the step, up to 64                                |
 | ZeRO                 | 0 to 3, and hybrid sharding within hosts where there are several                     |
-| checkpoint           | none, selective, every fourth block, every second, full                              |
+| framework            | `RUNNERS`: those that train a model as transformers writes it                        |
+| checkpoint           | none, selective, every K-th block, full                                              |
 | loss                 | full, chunked                                                                        |
 | optimizer's kernel   | fused where there is one (it is quicker and needs no temporaries), else foreach      |
-| offload              | nothing; where nothing fits so, to the host; where nothing fits so either, to drives |
+| offload              | nothing; where memory is short, to the host; where nothing fits so either, to drives |
 
 This module does not know memory or time.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tonnage.budget.configuration import Configuration, FrameworkName, Loss, OptimizerKernel
+from tonnage.budget.configuration import Configuration, FrameworkName, Loss, OptimizerKernel, Place
 from tonnage.hardware.cluster import Cluster
 from tonnage.models.shape import ModelShape
 from tonnage.planner.request import (
@@ -33,19 +36,23 @@ from tonnage.planner.request import (
     layer_count,
 )
 
-CHECKPOINTS = ("none", "selective", "every-4", "every-2", "full")
+CHECKPOINTS = ("none", "selective", "every-8", "every-4", "every-3", "every-2", "full")
+# What is recomputed need not cross to the host: a few ways to share the work are enough.
 OFFLOADED_CHECKPOINTS = ("none", "selective", "full")
-# Tried in turn until something fits.
+_HOST: tuple[Place, ...] = ("gpu", "host")
+# Tried in turn: the second where memory is short, the third where nothing fits.
 OFFLOADS: tuple[tuple[Offload, ...], ...] = (
     (NO_OFFLOAD,),
-    (
-        Offload(optimizer="host"),
-        Offload(optimizer="host", parameters="host"),
-        Offload(activations="host"),
-        Offload(optimizer="host", parameters="host", activations="host"),
-    ),
-    (Offload(optimizer="nvme", parameters="nvme"), Offload("nvme", "nvme", "host")),
+    tuple(Offload(*places) for places in product(_HOST, repeat=3) if "host" in places),
+    tuple(Offload("nvme", *places) for places in product((*_HOST, "nvme"), _HOST)),
 )
+# Who trains a model as transformers writes it, stage by stage, where no framework is asked for. Others have blocks of their own.
+RUNNERS: dict[int, tuple[FrameworkName, ...]] = {
+    0: ("torch",),
+    1: ("deepspeed", "torch"),
+    2: ("deepspeed", "fsdp2"),
+    3: ("fsdp2", "deepspeed"),
+}
 # Micro-batches that fill a pipeline where only the micro-batch was asked for.
 PIPELINE_FILL = 4
 _LARGEST_MICRO_BATCH = 64
@@ -65,8 +72,8 @@ class Layouts:
     micro_batch: NDArray[np.int64]
     accumulate: NDArray[np.int64]
 
-    def where(self, chosen: NDArray[np.bool_]) -> "Layouts":
-        """Those rows."""
+    def where(self, chosen: NDArray[Any]) -> "Layouts":
+        """Those rows, by number or by whether they are wanted."""
         return Layouts(*(getattr(self, name)[chosen] for name in self.__slots__))
 
     @property
@@ -172,7 +179,7 @@ class Sharding:
     offload: Offload
     rows: Layouts
 
-    def where(self, chosen: NDArray[np.bool_]) -> "Sharding":
+    def where(self, chosen: NDArray[Any]) -> "Sharding":
         """With those layouts alone."""
         return replace(self, rows=self.rows.where(chosen))
 
@@ -215,7 +222,7 @@ def kernel(request: TrainingRequest) -> OptimizerKernel:
 
 
 def offloads(request: TrainingRequest) -> tuple[tuple[Offload, ...], ...]:
-    """What is looked at first, then what only where nothing of that fits."""
+    """What is looked at first, then what only where memory is short, then what only where nothing of that fits."""
     if request.offload is not None:
         return ((request.offload,),)
     return tuple(some for some in OFFLOADS if request.drives or not some[0].on_drives)
@@ -223,10 +230,28 @@ def offloads(request: TrainingRequest) -> tuple[tuple[Offload, ...], ...]:
 
 def passes(request: TrainingRequest, offload: Offload) -> list[tuple[str, Loss]]:
     """What is recomputed, and how the loss is taken: what needs least first."""
-    searched = CHECKPOINTS if offload == NO_OFFLOAD else OFFLOADED_CHECKPOINTS
+    searched = CHECKPOINTS if offload.activations == "gpu" else OFFLOADED_CHECKPOINTS
     checkpoints = searched if request.checkpoint is None else (request.checkpoint,)
     losses: tuple[Loss, ...] = ("chunked", "full") if request.loss is None else (request.loss,)
     return [(checkpoint, loss) for checkpoint in reversed(checkpoints) for loss in losses]
+
+
+def recomputed_share(checkpoint: str) -> float:
+    """Of the blocks, those that are recomputed whole."""
+    return (
+        1 / int(checkpoint.removeprefix("every-")) if checkpoint.startswith("every-") else float(checkpoint == "full")
+    )
+
+
+def recomputes_less(way: tuple[str, Loss], other: tuple[str, Loss]) -> bool:
+    """Whether a way of recomputation and loss does no more twice than another does."""
+    (checkpoint, loss), (than, other_loss) = way, other
+    if loss == "chunked" and other_loss == "full":
+        return False
+    if checkpoint == than or checkpoint == "none" or than == "full":
+        return True
+    # A part of every block, and all of some blocks: these do not compare.
+    return "selective" not in (checkpoint, than) and recomputed_share(checkpoint) <= recomputed_share(than)
 
 
 def shardings(request: TrainingRequest, rows: Layouts, offload: Offload) -> Iterator[Sharding]:
@@ -235,11 +260,14 @@ def shardings(request: TrainingRequest, rows: Layouts, offload: Offload) -> Iter
     for zero in stages:
         if request.zero is None and not _sensible(zero, offload):
             continue
-        anyway = zero == 0 or request.zero is not None or offload != NO_OFFLOAD
+        moved = (offload.optimizer, offload.parameters) != ("gpu", "gpu")
+        anyway = zero == 0 or request.zero is not None or moved
         useful = rows if anyway else rows.where(rows.replicated)
         # Hybrid sharding is of everything, or of nothing, unless it was asked for.
         useful = useful if zero == 3 or request.shard else useful.where(useful.shard == useful.data)
-        for framework, chosen in _runners(request, zero, offload, useful):
+        useful = useful if zero else replace(useful, shard=np.ones_like(useful.shard))
+        for framework in _runners(request, zero):
+            chosen = useful if request.framework else useful.where(_runs(framework, zero, request, offload, useful))
             if chosen.tp.size:
                 yield Sharding(zero, framework, offload, chosen)
 
@@ -248,28 +276,26 @@ def _sensible(zero: int, offload: Offload) -> bool:
     """States leave the GPU as shards do; parameters only where they are sharded."""
     if offload.parameters != "gpu":
         return zero == 3
-    if offload.optimizer != "gpu":
-        return zero > 1
-    return zero in (0, 3) if offload.activations != "gpu" else True
+    return zero > 1 if offload.optimizer != "gpu" else True
 
 
-def _runners(
-    request: TrainingRequest, zero: int, offload: Offload, rows: Layouts
-) -> Iterator[tuple[FrameworkName, Layouts]]:
-    """Plain PyTorch, DeepSpeed for the lesser ZeRO stages and for drives, FSDP2 for the rest."""
-    whole, split = rows.where(~rows.splits_model), rows.where(rows.splits_model)
+def _runners(request: TrainingRequest, zero: int) -> tuple[FrameworkName, ...]:
     if request.framework is not None:
-        if zero in FRAMEWORK_STAGES[request.framework]:
-            yield request.framework, rows if zero else replace(rows, shard=np.ones_like(rows.shard))
-    elif zero == 0:
-        yield "torch", replace(rows, shard=np.ones_like(rows.shard))
-    elif "nvme" in (offload.optimizer, offload.parameters):
-        yield "deepspeed", whole
-    elif zero == 3:
-        yield "fsdp2", rows
-    else:
-        yield "deepspeed", whole
-        if zero == 2:
-            yield "fsdp2", split
-        elif request.zero == 1:
-            yield "megatron", split
+        return (request.framework,) if zero in FRAMEWORK_STAGES[request.framework] else ()
+    # The one that shards states alone where a copy of the model is spread over GPUs.
+    return (*RUNNERS[zero], "megatron") if request.zero == 1 else RUNNERS[zero]
+
+
+def _runs(
+    framework: FrameworkName, zero: int, request: TrainingRequest, offload: Offload, rows: Layouts
+) -> NDArray[np.bool_]:
+    """Layouts that a framework is taken for."""
+    if framework == "deepspeed":
+        return ~rows.splits_model & (bool(request.shard) | np.equal(rows.shard, rows.data))
+    if framework == "torch" and zero:
+        return ~rows.splits_model
+    # FSDP2 moves parameters to the host together with their states, or neither.
+    together = "nvme" not in (offload.optimizer, offload.parameters) and offload.optimizer == offload.parameters
+    if framework == "fsdp2" and not (together or request.offload):
+        return np.zeros(rows.tp.shape, dtype=bool)
+    return rows.splits_model if framework == "megatron" else np.ones(rows.tp.shape, dtype=bool)

@@ -7,7 +7,8 @@ from typing import Any
 from tonnage import __version__
 from tonnage.explain import Advice
 from tonnage.recording import Group, Recording
-from tonnage.report.step_time import NONE, Campaign, time_figures
+from tonnage.report.campaign import NONE, Campaign
+from tonnage.report.step_time import time_figures
 
 LARGEST = 20
 

@@ -11,7 +11,7 @@ from tonnage.errors import OutputExists, RequestError
 from tonnage.recording import Recording
 
 if TYPE_CHECKING:
-    from tonnage.report.step_time import Campaign
+    from tonnage.report.campaign import Campaign
 
 STANDARD_OUTPUT = "-"
 
@@ -27,8 +27,8 @@ def publish(
 ) -> None:
     """One run's answers, a card each: a report for people, or what was asked for instead of it."""
     from tonnage.explain import Advice, advice_for
+    from tonnage.report.campaign import NONE
     from tonnage.report.figures import figures_of
-    from tonnage.report.step_time import NONE
     from tonnage.report.terminal import print_report
 
     planned = campaign or NONE

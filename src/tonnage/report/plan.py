@@ -11,12 +11,15 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, TextIO
 
 from tonnage.budget.roofline import peak_rate
+from tonnage.clock.ranges import comparison_error
 from tonnage.ledger import Category
+from tonnage.report.campaign import NONE, Campaign, campaign_words
 from tonnage.report.lines import bar, beside, column, cut, packed, report_width, table_unit, wrapped
 from tonnage.units import GIB, format_bytes, percent
 
 if TYPE_CHECKING:
     from tonnage.models.shape import ModelShape
+    from tonnage.planner.offers import Offer
     from tonnage.planner.reasons import Reason
     from tonnage.planner.remedies import Remedy
     from tonnage.planner.search import Findings, Plan
@@ -25,6 +28,7 @@ _BAR_CELLS = 28
 _REASONS = 8
 _TERMS = 3
 _NAME = 20
+_WORTH_A_NOTE = 0.005  # of the speed
 _CODES = {"bold": "1", "good": "1;32", "bad": "1;31", "bar": "36", "dim": "2", "": ""}
 
 # A line: pieces of text, each with the name of its style.
@@ -32,15 +36,24 @@ Line = list[tuple[str, str]]
 
 
 def print_plan(
-    findings: Findings, reasons: list[Reason], remedies: list[Remedy], *, stream: TextIO, explain: bool, seconds: float
+    findings: Findings,
+    reasons: list[Reason],
+    remedies: list[Remedy],
+    offers: list[Offer],
+    *,
+    stream: TextIO,
+    explain: bool,
+    seconds: float,
+    campaign: Campaign = NONE,
 ) -> None:
     """All sections, with a blank line between them."""
     sections = [
-        headline(findings),
+        headline(findings, campaign),
         does_not_fit(findings),
         ledger(findings.closest),
         step(findings.closest) if findings.fits else iter(()),
         next_best(findings),
+        one_more_flag(findings, offers),
         why_not(reasons, all_of_them=explain),
         would_fit(remedies),
         arithmetic(findings.closest) if explain else iter(()),
@@ -59,8 +72,8 @@ def _styled(line: Line, stream: TextIO) -> str:
     return "".join(f"\x1b[{_CODES[style]}m{text}\x1b[0m" if style else text for text, style in line)
 
 
-def headline(findings: Findings) -> Iterator[Line]:
-    """The model, the cards, the verdict; speed and size; the flags."""
+def headline(findings: Findings, campaign: Campaign = NONE) -> Iterator[Line]:
+    """The model, the cards, the verdict; speed and size; the whole training; the flags."""
     shape, plan = findings.shape, findings.closest
     verdict = ("fits", "good") if findings.fits else ("does not fit", "bad")
     room = report_width() - 4 - len(verdict[0])
@@ -71,8 +84,10 @@ def headline(findings: Findings) -> Iterator[Line]:
     speed = []
     if findings.fits:
         rate, size, unit = pace(plan, shape)
-        speed = [f"{rate:,.0f} {unit}/s", f"{time_words(plan.step_time_s)} a step of {size:,} {unit}"]
+        speed = [f"{rate:,.0f} {unit}/s", f"{time_words(plan.step_s)} a step of {size:,} {unit}"]
     yield from _lines(packed([*speed, used]))
+    if findings.fits:
+        yield from _lines(packed(campaign_words(plan, campaign, gpus=findings.cluster.gpus)))
     yield from _lines(packed(flags(plan), gap="  "))
     for text in notes(findings):
         yield from _lines(wrapped(text, rest="    "), "dim")
@@ -94,15 +109,16 @@ def flags(plan: Plan) -> list[str]:
     """The choices of a plan, as its flags without their dashes; degrees of one are left out."""
     chosen = plan.configuration
     batch = f"micro-batch {chosen.micro_batch}" + (f" × {chosen.accumulate}" if chosen.accumulate > 1 else "")
-    words = [*_spread(plan), batch, f"checkpoint {chosen.checkpoint}", f"loss {chosen.loss}"]
+    words = [chosen.framework, *_spread(plan), batch, f"checkpoint {chosen.checkpoint}", f"loss {chosen.loss}"]
     words += [name.replace("_", "-") for name in ("bf16_gradients", "bf16_moments") if getattr(chosen, name)]
-    return [*words, *_offload(plan)]
+    return [*words, *_offload(plan), *(["compile"] if chosen.compile else [])]
 
 
-def brief(plan: Plan) -> str:
-    """The same for a row of a table: only what was chosen against the plainest way."""
+def brief(plan: Plan, beside: Plan | None = None) -> str:
+    """The same for a row of a table: only what was chosen against the plainest way, and who trains if it is another."""
     chosen = plan.configuration
-    words = [*_spread(plan), f"{chosen.micro_batch}×{chosen.accumulate}"]
+    words: list[str] = [chosen.framework] if beside and beside.configuration.framework != chosen.framework else []
+    words += [*_spread(plan), f"{chosen.micro_batch}×{chosen.accumulate}"]
     words += [f"checkpoint {chosen.checkpoint}"] if chosen.checkpoint != "none" else []
     words += [f"{chosen.loss} loss"] if chosen.loss != "full" else []
     return " ".join([*words, *_offload(plan)])
@@ -123,16 +139,17 @@ def notes(findings: Findings) -> Iterator[str]:
     """What a reader should know of the figures above."""
     plan, shape = findings.closest, findings.shape
     chosen = plan.configuration
-    words = [
-        chosen.precision,
-        f"{'paged ' * chosen.paged}{chosen.optimizer} ({chosen.optimizer_kernel})",
-        chosen.framework,
-    ]
-    yield ", ".join([*words, f"attention {chosen.attention}", *(["Liger's kernels"] if chosen.liger else [])])
+    optimizer = f"{'paged ' * chosen.paged}{chosen.optimizer} ({chosen.optimizer_kernel})"
+    liger = ["Liger's kernels"] if chosen.liger else []
+    yield ", ".join([chosen.precision, optimizer, f"attention {chosen.attention}", *liger])
     if chosen.step_in_backward:
         yield "each parameter is updated as its gradient comes: no clipping by a norm, no accumulation"
     if chosen.paged:
         yield "paged states are counted to the host: they are on the card as far as it has room, and cross in each step where not"
+    gain = findings.gain_of_fastest
+    if findings.fastest is not None and gain >= _WORTH_A_NOTE:
+        error = f"less than the clock's error of {percent(comparison_error(), 0)}: the simpler plan is shown"
+        yield f"{brief(findings.fastest, plan)} would be {percent(gain)} faster, {error}"
     if 1 < chosen.shard < chosen.data:
         yield f"hybrid: shards within groups of {chosen.shard}, copies between {chosen.data // chosen.shard} of them"
     if plan.host_bytes:
@@ -185,7 +202,7 @@ def _row(label: str, size: int, unit: str, share: float) -> Line:
 
 def step(plan: Plan) -> Iterator[Line]:
     """Where the time of a step goes; parts that take none are left out."""
-    total = plan.step_time_s
+    total = plan.step_s
     yield [("  where a step goes", "bold")]
     for name, seconds in sorted(plan.parts_s.items(), key=lambda item: -item[1]):
         share = seconds / total
@@ -203,12 +220,30 @@ def next_best(findings: Findings) -> Iterator[Line]:
     best = findings.best
     if best is None or not findings.alternatives:
         return
-    width = min(report_width() - 3 - 25, max(52, *(len(brief(plan)) + 1 for plan in findings.alternatives)))
-    yield [(f"  {'next best':<{width + 2}}{f'{pace(best, findings.shape)[2]}/s':>9}{'GiB':>15}", "bold")]
-    for plan in findings.alternatives:
-        change = 100 * (plan.tokens_per_s / best.tokens_per_s - 1)
-        figures = f"{pace(plan, findings.shape)[0]:>10,.0f} {change:+4.0f} %{plan.total_bytes / GIB:>8,.1f}"
-        yield from _lines(beside(brief(plan), width, figures, first="   ", rest="     "))
+    others = [(brief(plan, best), plan, plan.tokens_per_s / best.tokens_per_s - 1) for plan in findings.alternatives]
+    yield from _table("next best", findings.shape, others)
+
+
+def one_more_flag(findings: Findings, offers: list[Offer]) -> Iterator[Line]:
+    """The best plans of other frameworks, and other changes that gain."""
+    if not offers:
+        return
+    rows = [(f"{offer.flag}: {brief(offer.plan)}", offer.plan, offer.gain) for offer in offers]
+    yield from _table("with one more flag", findings.shape, rows)
+    for offer in offers:
+        if offer.numbers:
+            yield from _lines(
+                wrapped(f"{offer.flag} trains in other numbers: {offer.change}", first="   ", rest="     "), "dim"
+            )
+
+
+def _table(title: str, shape: ModelShape, rows: list[tuple[str, Plan, float]]) -> Iterator[Line]:
+    """Plans by their words, with speed, what that gains, and size."""
+    width = min(report_width() - 3 - 25, max(52, *(len(words) + 1 for words, *_ in rows)))
+    yield [(f"  {title:<{width + 2}}{f'{pace(rows[0][1], shape)[2]}/s':>9}{'GiB':>15}", "bold")]
+    for words, plan, gain in rows:
+        figures = f"{pace(plan, shape)[0]:>10,.0f} {100 * gain:+4.0f} %{plan.total_bytes / GIB:>8,.1f}"
+        yield from _lines(beside(words, width, figures, first="   ", rest="     "))
 
 
 def why_not(reasons: list[Reason], *, all_of_them: bool) -> Iterator[Line]:
@@ -315,8 +350,8 @@ def _share(name: str, share: float, peak: float, unit: str) -> Iterator[Line]:
 
 def footer(findings: Findings, seconds: float, explain: bool) -> Iterator[Line]:
     """What was looked at, and what to do next."""
-    looked = f"{findings.searched:,} configurations in {seconds:.2f} s, {findings.fitting:,} fit"
-    yield [(f"  {looked}", "dim")]
+    looked = [f"{findings.looked_at:,} looked at", f"{findings.fitting:,} fit"]
+    yield from _lines(packed([f"{findings.searched:,} configurations in {seconds:.2f} s", *looked]), "dim")
     yield from _hints(findings, explain)
 
 

@@ -5,9 +5,11 @@ from typing import Any
 
 from tonnage import __version__
 from tonnage.ledger import Category, Ledger
+from tonnage.planner.offers import Offer
 from tonnage.planner.reasons import Reason
 from tonnage.planner.remedies import Remedy
 from tonnage.planner.search import Findings, Plan
+from tonnage.report.campaign import NONE, Campaign, campaign_figures
 
 _KEYS = {
     Category.PARAMETERS: "parameters",
@@ -21,7 +23,12 @@ _KEYS = {
 
 
 def plan_figures(
-    findings: Findings, reasons: list[Reason], remedies: list[Remedy], seconds: float
+    findings: Findings,
+    reasons: list[Reason],
+    remedies: list[Remedy],
+    offers: list[Offer],
+    seconds: float,
+    campaign: Campaign = NONE,
 ) -> dict[str, object]:
     """Everything that the report says. `best` is the closest plan where none fits."""
     cluster = findings.cluster
@@ -43,12 +50,24 @@ def plan_figures(
             "hosts": cluster.hosts,
             "host": cluster.host.name,
         },
-        "best": one_figures(findings.closest),
+        "best": one_figures(findings.closest)
+        | (campaign_figures(findings.closest, campaign, gpus=cluster.gpus) if findings.fits else {}),
         "alternatives": [one_figures(plan) for plan in findings.alternatives],
+        "offers": [
+            {"change": offer.change, "flag": offer.flag, "gain": offer.gain, "other_numbers": offer.numbers}
+            | {"plan": one_figures(offer.plan)}
+            for offer in offers
+        ],
+        "fastest": one_figures(findings.fastest) if findings.fastest else None,
         "front": [one_figures(plan) for plan in findings.front],
         "rejected": [asdict(reason) for reason in reasons],
         "remedies": [asdict(remedy) for remedy in remedies],
-        "searched": {"configurations": findings.searched, "fitting": findings.fitting, "seconds": seconds},
+        "searched": {
+            "configurations": findings.searched,
+            "looked_at": findings.looked_at,
+            "fitting": findings.fitting,
+            "seconds": seconds,
+        },
     }
 
 
@@ -62,7 +81,7 @@ def one_figures(plan: Plan) -> dict[str, Any]:
         "peak_moment": plan.moment,
         "host_bytes": plan.host_bytes,
         "pinned_bytes": plan.pinned_bytes,
-        "step_time_s": plan.step_time_s,
+        "step_time_s": plan.step_s,
         "step_parts_s": plan.parts_s,
         "hidden_s": plan.hidden_s,
         "tokens_per_s": plan.tokens_per_s,

@@ -1,33 +1,19 @@
-"""How long a step takes, and what a training costs: lines for people, figures for programs."""
+"""How long a step takes, and a whole training: lines for people, figures for programs."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from rich.text import Text
 
 from tonnage.clock.step import StepTime
 from tonnage.recording import ClusterRecording, ClusterSummary, Recording
+from tonnage.report.campaign import NONE, Campaign, campaign_figures, campaign_words
 from tonnage.report.lines import packed
 from tonnage.units import percent
 
 _WORTH_SAYING = 0.02  # of a step's time
 _ALIKE = 0.01  # of it, between ranks
 _LEAST_PEAK = 0.005  # of the card's rate
-_HOUR_S = 3600.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Campaign:
-    """The training that somebody plans: how much of it, and what an hour of the card costs."""
-
-    tokens: float | None = None
-    samples: float | None = None
-    epochs: float = 1.0
-    price: float | None = None
-
-
-NONE = Campaign()
 
 
 def time_lines(recording: Recording, campaign: Campaign = NONE) -> Iterator[Text]:
@@ -88,32 +74,6 @@ def shares(time: StepTime) -> dict[str, float]:
     return {kind: seconds / whole for kind, seconds in ranked}
 
 
-def campaign_words(time: StepTime, campaign: Campaign) -> list[str]:
-    """How long the whole training takes, and what it costs."""
-    steps = _steps(time, campaign)
-    if steps is None:
-        asked = campaign.tokens or campaign.samples
-        return ["how many tokens or samples a step has is not known, so neither is the whole training"] if asked else []
-    hours = steps * time.step_s / _HOUR_S
-    amount = (
-        f"{_count(campaign.tokens)} tokens"
-        if campaign.tokens
-        else f"{_count((campaign.samples or 0) * campaign.epochs)} samples"
-    )
-    words = [f"{amount}: {hours_words(hours)}"]
-    if campaign.price is not None:
-        words.append(f"at {campaign.price:,.2f} an hour: {hours * campaign.price:,.2f}")
-    return words
-
-
-def _steps(time: StepTime, campaign: Campaign) -> float | None:
-    if campaign.tokens:
-        return campaign.tokens * campaign.epochs / time.tokens if time.tokens else None
-    if campaign.samples:
-        return campaign.samples * campaign.epochs / time.samples if time.samples else None
-    return None
-
-
 def time_words(seconds: float) -> str:
     """ "2.31 s", "412 ms", "4.1 ms", "12 µs"."""
     if seconds >= 1:
@@ -130,26 +90,11 @@ def range_words(time: StepTime) -> str:
     return f"{amount if high.endswith(' ' + unit) else low} to {high}"
 
 
-def hours_words(hours: float) -> str:
-    """ "7.0 hours", "3.2 days", "12 minutes"."""
-    if hours >= 72:
-        return f"{hours / 24:,.1f} days"
-    return f"{hours:.1f} hours" if hours >= 1 else f"{hours * 60:.1f} minutes"
-
-
-def _count(amount: float) -> str:
-    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if amount >= size:
-            return f"{amount / size:.3g} {letter}"
-    return f"{amount:.0f}"
-
-
 def time_figures(recording: Recording, campaign: Campaign = NONE) -> dict[str, Any]:
     """The same for programs; nothing where no step was captured."""
     time = recording.step_time
     if time is None:
         return {}
-    steps = _steps(time, campaign)
     found: dict[str, Any] = {
         "step_time_s": time.step_s,
         "step_time_low_s": time.low_s,
@@ -160,7 +105,4 @@ def time_figures(recording: Recording, campaign: Campaign = NONE) -> dict[str, A
         "host_s": time.timeline.host_s,
         "time_by_kind": time.time_by_kind,
     }
-    if steps is not None:
-        found["training_s"] = steps * time.step_s
-        found["training_cost"] = None if campaign.price is None else steps * time.step_s / _HOUR_S * campaign.price
-    return found
+    return found | campaign_figures(time, campaign)

@@ -14,6 +14,7 @@ from tonnage.explain.case import is_limited_by_itself
 from tonnage.ledger import Category
 from tonnage.recording import Allocation, Group, OutOfMemory, Recording, telling_lines
 from tonnage.recording.timeline import name_at
+from tonnage.report.campaign import NONE, Campaign
 from tonnage.report.fixes import fix_lines
 from tonnage.report.lines import (
     bar,
@@ -28,7 +29,7 @@ from tonnage.report.lines import (
     table_unit,
     wrapped,
 )
-from tonnage.report.step_time import NONE, Campaign, time_lines, time_words
+from tonnage.report.step_time import time_lines, time_words
 from tonnage.script.notebook import source_line
 from tonnage.units import format_bytes, percent
 from tonnage.untrusted import clipped

@@ -16,6 +16,7 @@ from tonnage.explain import compare, diagnose
 from tonnage.explain.diff import GrowthLimit
 from tonnage.hardware import find_cluster
 from tonnage.models import find_model
+from tonnage.planner.offers import offers
 from tonnage.planner.reasons import rejected
 from tonnage.planner.remedies import remedies
 from tonnage.planner.request import TrainingRequest
@@ -42,7 +43,7 @@ def explain_page() -> str:
 
 def plan_page(model: str, gpus: str) -> str:
     findings = search(find_model(model), find_cluster(gpus), TrainingRequest(seq=4096))
-    return render_plan_page(findings, rejected(findings), [] if findings.fits else remedies(findings))
+    return render_plan_page(findings, rejected(findings), [] if findings.fits else remedies(findings), offers(findings))
 
 
 def serving_page(gpus: str) -> str:

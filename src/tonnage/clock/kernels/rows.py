@@ -33,7 +33,7 @@ def seconds(launch: Launch, gpu: Gpu) -> Any:
 def _weight_seconds(launch: Launch, gpu: Gpu) -> float:
     """Gradients of a norm's weight: blocks of columns go down all rows, unless rows are many and columns few."""
     elements, rows = launch.shape
-    columns, form = elements // rows, figures()[_WEIGHT]
+    columns, form = elements // max(rows, 1), figures()[_WEIGHT]  # a rank's part of a short sequence may be none
     moved_s = memory_seconds(launch.moved_bytes * form["passes"], form["share"], gpu)
     if rows > _MANY_ROWS and columns / _WEIGHT_COLUMNS < gpu.sm_count / 2:
         return float(form["floor_s"] + moved_s)

@@ -5,9 +5,12 @@ from typing import Any
 
 from tonnage.budget.terms import Term
 from tonnage.ledger import Category
+from tonnage.models.shape import ModelShape
+from tonnage.planner.offers import Offer
 from tonnage.planner.reasons import Reason
 from tonnage.planner.remedies import Remedy
 from tonnage.planner.search import Findings, Plan
+from tonnage.report.campaign import NONE, Campaign, campaign_words
 from tonnage.report.html import markup
 from tonnage.report.html.markup import share, size, text
 from tonnage.report.html.sections import bar
@@ -18,21 +21,28 @@ from tonnage.report.plan import brief, flags, notes, number_words, pace, time_wo
 _ROWS = 12
 
 
-def render_plan_page(findings: Findings, reasons: list[Reason], remedies: list[Remedy]) -> str:
+def render_plan_page(
+    findings: Findings,
+    reasons: list[Reason],
+    remedies: list[Remedy],
+    offers: list[Offer],
+    campaign: Campaign = NONE,
+) -> str:
     """The page; of what does not fit it is that of the closest plan, with what would fit above it."""
     plan = findings.closest
     return simple_page(
         text(f"{findings.shape.name} · {findings.cluster.words}"),
-        _header(findings),
+        _header(findings, campaign),
         _would_fit(remedies),
         f'<div class="pair">{ledger_section(plan)}{_step(plan) if findings.fits else ""}</div>',
         _next_best(findings),
+        _one_more_flag(findings, offers),
         _why_not(reasons),
         terms_section(plan.terms, plan.total_bytes),
     )
 
 
-def _header(findings: Findings) -> str:
+def _header(findings: Findings, campaign: Campaign) -> str:
     plan, shape = findings.closest, findings.shape
     rate, batch, unit = pace(plan, shape)
     used = f"{share(plan.total_bytes, plan.capacity_bytes)} of {size(plan.capacity_bytes)}"
@@ -40,12 +50,13 @@ def _header(findings: Findings) -> str:
     if findings.fits:
         tiles = [
             (f"{unit} a second", f"{rate:,.0f}", f"on {findings.cluster.gpus:,} GPUs"),
-            ("a step", time_words(plan.step_time_s), f"of {batch:,} {unit}"),
+            ("a step", time_words(plan.step_s), f"of {batch:,} {unit}"),
             *tiles,
         ]
     looked = f"{findings.fitting:,} of them fit"
     tiles.append(("configurations", f"{findings.searched:,}", looked))
-    said = "".join(f'<p class="note">{text(words)}</p>' for words in notes(findings))
+    whole = campaign_words(plan, campaign, gpus=findings.cluster.gpus) if findings.fits else []
+    said = "".join(f'<p class="note">{text(words)}</p>' for words in (*whole, *notes(findings)))
     verdict, kind = ("fits", "ok") if findings.fits else ("does not fit", "oom")
     facts = text(f"{shape.parameters / 1e9:,.2f} B parameters · {findings.cluster.words}")
     chosen = "<pre>" + text("  ".join(flags(plan)), 1000) + "</pre>"
@@ -76,7 +87,7 @@ def ledger_table(parts: Sequence[tuple[str, str, int]], whole: int, unit: str) -
 
 
 def _step(plan: Plan) -> str:
-    total = plan.step_time_s
+    total = plan.step_s
     rows = [
         (
             text(name),
@@ -100,20 +111,35 @@ def _next_best(findings: Findings) -> str:
     best = findings.best
     if best is None or not findings.alternatives:
         return ""
-    most = max(plan.tokens_per_s for plan in (best, *findings.alternatives))
+    rows = [(brief(plan, best), plan, plan.tokens_per_s / best.tokens_per_s - 1) for plan in findings.alternatives]
+    table = _plans(findings.shape, [(brief(best), best, None), *rows], "alternatives")
+    return markup.section("This plan and the next best", table, name="next")
+
+
+def _one_more_flag(findings: Findings, offers: list[Offer]) -> str:
+    if not offers or findings.best is None:
+        return ""
+    rows = [(f"{offer.flag}: {brief(offer.plan)}", offer.plan, offer.gain) for offer in offers]
+    others = [f"{offer.flag} trains in other numbers: {offer.change}" for offer in offers if offer.numbers]
+    table = _plans(findings.shape, [("this plan", findings.best, None), *rows], "offers")
+    return markup.section("With one more flag", table, name="offers", note=text("; ".join(others)))
+
+
+def _plans(shape: ModelShape, plans: Sequence[tuple[str, Plan, float | None]], name: str) -> str:
+    """Plans by their words, with what each gains over the best."""
+    most = max(plan.tokens_per_s for _, plan, _ in plans)
     rows = [
         (
-            text(brief(plan)),
-            f"{pace(plan, findings.shape)[0]:,.0f}",
-            f"{100 * (plan.tokens_per_s / best.tokens_per_s - 1):+.0f} %" if plan is not best else "best",
+            text(words),
+            f"{pace(plan, shape)[0]:,.0f}",
+            "best" if gain is None else f"{100 * gain:+.0f} %",
             size(plan.total_bytes, "GiB"),
             bar([("activations", round(plan.tokens_per_s))], round(most)),
         )
-        for plan in (best, *findings.alternatives)
+        for words, plan, gain in plans
     ]
-    columns = ("", f"{pace(best, findings.shape)[2]}/s", "", "a GPU", "")
-    table = markup.table(columns, rows, name="alternatives", numbers=(1, 2, 3), kind="plans")
-    return markup.section("This plan and the next best", table, name="next")
+    columns = ("", f"{pace(plans[0][1], shape)[2]}/s", "", "a GPU", "")
+    return markup.table(columns, rows, name=name, numbers=(1, 2, 3), kind="plans")
 
 
 def _why_not(reasons: list[Reason]) -> str:

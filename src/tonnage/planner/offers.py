@@ -1,0 +1,163 @@
+"""What else could be had: the best plan of each other framework, under the compiler, with offload, and in other numbers.
+
+None of them is the answer by itself: frameworks with blocks of their own and `torch.compile` ask for more than a plan can see;
+BF16 parameters and 8-bit states train in other numbers. Each comes with the flag that asks for it. This module does not search:
+it looks again at the layouts that were fastest.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tonnage.budget.configuration import FrameworkName
+from tonnage.budget.frameworks import architectures
+from tonnage.budget.training import needed_bytes
+from tonnage.clock.ranges import comparison_error
+from tonnage.planner.request import FRAMEWORK_STAGES, NO_OFFLOAD, Offload, TrainingRequest
+from tonnage.planner.search import HEADROOM, Findings, Judged, Plan, explore, plan_of
+from tonnage.planner.simplicity import fastest, simplest
+from tonnage.planner.space import RUNNERS, Layouts, Sharding, family, layouts, passes, shardings
+
+# Layouts of one sharding that are looked at again: fewer where a change favours all alike.
+_LAYOUTS, _LIKELY_LAYOUTS = 96, 12
+_CONSIDERED = 4000
+# Another framework's plan that loses more is not worth a word.
+_FAR_SLOWER = 0.2
+_COMPILES: tuple[FrameworkName, ...] = ("torch", "fsdp2", "deepspeed")
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A plan that is not the answer, what it takes to have it, and the share of the answer's speed that it gains."""
+
+    change: str
+    flag: str
+    plan: Plan
+    gain: float
+    numbers: bool = False  # it trains in other ones
+
+
+def offers(findings: Findings) -> list[Offer]:
+    """Other frameworks, and other changes that gain more than the clock errs by, the fastest first; none where nothing fits."""
+    best = findings.best
+    if best is None:
+        return []
+    rows = layouts(findings.shape, findings.cluster, findings.request)
+    rated = _Rated(findings, rows, _speeds(findings, rows))
+    changes = [*_offloaded(findings, best), *_changes(rated, best)]
+    found = [*_frameworks(rated, best), *(offer for offer in changes if offer.gain > comparison_error())]
+    return sorted(found, key=lambda offer: -offer.gain)
+
+
+class _Rated(NamedTuple):
+    """What was found, and every layout with the most tokens per second that it had in any sharding."""
+
+    findings: Findings
+    rows: Layouts
+    speeds: NDArray[np.float64]
+
+
+def _frameworks(rated: _Rated, best: Plan) -> Iterator[Offer]:
+    """The best plan of each that was not chosen, unless it is far slower."""
+    findings = rated.findings
+    request = findings.request
+    if request.framework is not None:
+        return
+    plain = {name for names in RUNNERS.values() for name in names}
+    for name in FRAMEWORK_STAGES:
+        trained = architectures(name)
+        known = name in plain or not (request.lora_rank or (trained and findings.shape.architecture not in trained))
+        if name == best.configuration.framework or not known:
+            continue
+        pool = [one for one in findings.pool if one.family.configuration.framework == name]
+        if not pool:
+            # Who has blocks of its own has a loss of its own.
+            asked = replace(request, framework=name, loss=request.loss or (None if name in plain else "full"))
+            pool = _looked_at_again(rated, asked, name, (NO_OFFLOAD,), _LAYOUTS)
+        offer = _offer(findings, best, name, f"--framework {name}", pool)
+        if offer and offer.gain > -_FAR_SLOWER:
+            yield offer
+
+
+def _offloaded(findings: Findings, best: Plan) -> Iterator[Offer]:
+    """The fastest that leaves the GPU for the host, where the answer does not."""
+    pool = [one for one in findings.pool if one.family.offload != NO_OFFLOAD and one.fits.any()]
+    if best.offload == NO_OFFLOAD and pool:
+        plan = plan_of(findings.shape, findings.cluster, findings.clock, *fastest(pool))
+        yield Offer("offload", f"--offload {plan.offload.words}", plan, plan.tokens_per_s / best.tokens_per_s - 1)
+
+
+def _changes(rated: _Rated, best: Plan) -> Iterator[Offer]:
+    request, chosen = rated.findings.request, best.configuration
+    changes: list[tuple[str, str, dict[str, Any]]] = []
+    if not request.compile and chosen.framework in _COMPILES:
+        changes.append(("torch.compile", "--compile", {"compile": True}))
+    if request.optimizer in ("adam", "adamw") and not request.lora_rank:
+        changes.append(("8-bit optimizer states", "--optimizer adamw-8bit", {"optimizer": "adamw-8bit"}))
+    if request.precision in ("fp32", "tf32", "bf16-mixed") and not request.lora_rank:
+        changes.append(("BF16 parameters, rounded stochastically", "--precision bf16", {"precision": "bf16"}))
+    places = (NO_OFFLOAD,) if best.offload == NO_OFFLOAD or request.offload else (NO_OFFLOAD, best.offload)
+    for change, flag, changed in changes:
+        asked = replace(request, **changed)
+        where = (request.offload,) if request.offload else places
+        pool = _looked_at_again(rated, asked, chosen.framework, where, _LIKELY_LAYOUTS)
+        offer = _offer(rated.findings, best, change, flag, pool)
+        if offer:
+            yield replace(offer, numbers="compile" not in changed)
+
+
+def _offer(findings: Findings, best: Plan, change: str, flag: str, pool: list[Judged]) -> Offer | None:
+    roomy = [replace(one, fits=one.leaves_headroom) for one in pool if one.leaves_headroom.any()]
+    if not roomy:
+        return None
+    cluster = findings.cluster
+    plan = plan_of(findings.shape, cluster, findings.clock, *simplest(roomy, cluster))
+    return Offer(change, flag, plan, plan.tokens_per_s / best.tokens_per_s - 1)
+
+
+def _looked_at_again(
+    rated: _Rated, asked: TrainingRequest, framework: FrameworkName, places: tuple[Offload, ...], count: int
+) -> list[Judged]:
+    """The layouts that fit, as far as they were among the fastest; in the first of the places where any does."""
+    findings = rated.findings
+    shape, cluster = findings.shape, findings.cluster
+    order = np.argsort(-rated.speeds, kind="stable")[:_CONSIDERED]
+    rows = rated.rows.where(order)
+    for offload in places:
+        left = [sharding for sharding in shardings(asked, rows, offload) if sharding.framework == framework]
+        left = [_first_that_fit(findings, asked, sharding, count) for sharding in left]
+        left = [sharding for sharding in left if sharding.rows.tp.size]
+        judged = explore(shape, cluster, findings.clock, asked, left, worth_trying=1.0)
+        if any(one.leaves_headroom.any() for one in judged):
+            return judged
+    return []
+
+
+def _first_that_fit(findings: Findings, asked: TrainingRequest, sharding: Sharding, count: int) -> Sharding:
+    cluster = findings.cluster
+    leanest = family(asked, sharding, *passes(asked, sharding.offload)[0])
+    needed, host = needed_bytes(findings.shape, leanest.configuration, cluster.gpu)
+    fits = (needed <= (1 - HEADROOM) * cluster.gpu.memory_bytes) & (host <= cluster.host_memory_per_gpu_bytes)
+    return sharding.where(np.flatnonzero(np.broadcast_to(fits, leanest.size))[:count])
+
+
+def _speeds(findings: Findings, rows: Layouts) -> NDArray[np.float64]:
+    """The most tokens per second that each layout had, in any sharding."""
+    codes = np.concatenate([_codes(one.family.configuration) for one in findings.judged])
+    speeds = np.concatenate([one.tokens_per_s for one in findings.judged])
+    order = np.lexsort((speeds, codes))
+    codes, speeds = codes[order], speeds[order]
+    asked = _codes(rows)
+    place = np.searchsorted(codes, asked, side="right") - 1
+    return np.where((place >= 0) & (codes[place] == asked), speeds[place], 0.0)
+
+
+def _codes(numbers: Any) -> NDArray[np.uint64]:
+    """One number for each layout."""
+    code = np.zeros(np.size(numbers.tp), dtype=np.uint64)
+    for column in (numbers.tp, numbers.pp, numbers.cp, numbers.ep, numbers.micro_batch):
+        code = code * np.uint64(0x9E3779B97F4A7C15) + np.asarray(column, dtype=np.uint64)
+    return code

@@ -1,0 +1,99 @@
+"""Which of two plans is simpler, and the simplest among those that are as fast as the clock can tell.
+
+The clock compares plans of one model on the same GPUs with an error (`clock.ranges.comparison_error`): a gain below it is as
+likely a loss. Within it, the plan that asks less of whoever runs it is the better answer.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tonnage.budget.configuration import Configuration, Number
+from tonnage.budget.offload import offloads
+from tonnage.clock.ranges import comparison_error, factors
+from tonnage.hardware.cluster import Cluster
+
+if TYPE_CHECKING:
+    from tonnage.planner.search import Judged
+
+# What makes a plan less simple, the gravest first; a later one counts where all before it are equal.
+BURDENS: tuple[tuple[str, Callable[[Configuration, Cluster], Number]], ...] = (
+    ("kinds of parallelism beside data parallelism", lambda plan, _: sum(degree > 1 for degree in _degrees(plan))),
+    ("those of them that cross hosts, but for a pipeline", lambda plan, cluster: _crossing(plan, cluster)),
+    ("offload", lambda plan, _: int(offloads(plan))),
+    ("recomputation", lambda plan, _: int(plan.checkpoint != "none")),
+    ("a library beside PyTorch", lambda plan, _: int(plan.framework not in ("torch", "fsdp2"))),
+    ("ZeRO, hybrid sharding, a chunked loss", lambda plan, _: _changes(plan)),
+)
+_MOST = 10  # more than any burden counts
+
+
+def _degrees(plan: Configuration) -> list[NDArray[np.int64]]:
+    return [np.asarray(degree) for degree in (plan.tp, plan.pp, plan.cp, plan.ep)]
+
+
+def _crossing(plan: Configuration, cluster: Cluster) -> Number:
+    """Tensor-parallel ranks are neighbours, then those of a ring of context parallelism; experts lie across both."""
+    tp, _, cp, ep = _degrees(plan)
+    spans = (tp, tp * cp * (cp > 1), ep)
+    return sum((span > cluster.gpus_per_host).astype(int) for span in spans)
+
+
+def _changes(plan: Configuration) -> Number:
+    hybrid = (np.asarray(plan.shard) < plan.data) & (plan.zero > 0)
+    return int(plan.zero > 0) + int(plan.loss == "chunked") + hybrid.astype(int)
+
+
+def burden(plan: Configuration, cluster: Cluster) -> Number:
+    """One number to compare by, or one for each of many plans: the less, the simpler."""
+    whole: Number = 0
+    for _, count in BURDENS:
+        whole = whole * _MOST + count(plan, cluster)
+    return whole
+
+
+def fastest(judged: Iterable["Judged"]) -> tuple["Judged", int]:
+    """What fits and takes the least time; among equals, what needs least."""
+    found: list[tuple[float, float, int, Judged, int]] = []
+    for one in judged:
+        if one.fits.any():
+            speed = np.where(one.fits, one.tokens_per_s, 0.0)
+            index = int(np.lexsort((one.total_bytes, -speed))[0])
+            found.append((-float(speed[index]), float(one.total_bytes[index]), len(found), one, index))
+    *_, one, index = min(found)
+    return one, index
+
+
+def comparable(judged: Iterable["Judged"], cluster: Cluster) -> list["Judged"]:
+    """Those whose speeds the clock compares: all that fit, or those of them that offload nothing.
+
+    An offloaded plan rests on the host and its link, which share no error with the card: it must gain more than the card's range.
+    """
+    judged = [one for one in judged if one.fits.any()]
+    stay = [one for one in judged if not offloads(one.family.configuration)]
+    _, (card, _) = factors(cluster.gpu)
+    return stay if stay and _speed(fastest(judged)) <= card * _speed(fastest(stay)) else judged
+
+
+def simplest(judged: Iterable["Judged"], cluster: Cluster) -> tuple["Judged", int]:
+    """The simplest plan that fits and is slower than the fastest by no more than the error; of those the fastest."""
+    judged = comparable(judged, cluster)
+    least_speed = _speed(fastest(judged)) / (1 + comparison_error())
+    found: list[tuple[int, float, float, int, Judged, int]] = []
+    for one in judged:
+        near = np.flatnonzero(one.fits & (one.tokens_per_s >= least_speed))
+        if near.size:
+            burdens = np.broadcast_to(burden(one.family.configuration, cluster), one.fits.shape)[near]
+            first = np.lexsort((one.total_bytes[near], -one.tokens_per_s[near], burdens))[0]
+            index = int(near[first])
+            key = int(burdens[first]), -float(one.tokens_per_s[index]), float(one.total_bytes[index]), len(found)
+            found.append((*key, one, index))
+    *_, one, index = min(found)
+    return one, index
+
+
+def _speed(item: tuple["Judged", int]) -> float:
+    one, index = item
+    return float(one.tokens_per_s[index])

@@ -1,0 +1,83 @@
+"""The whole training that somebody plans: how long it takes, and what it costs. In words for people, in figures for programs."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+_HOUR_S = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Campaign:
+    """How much is trained on, and what an hour of one card costs."""
+
+    tokens: float | None = None
+    samples: float | None = None
+    epochs: float = 1.0
+    price: float | None = None
+
+
+NONE = Campaign()
+
+
+class Pace(Protocol):
+    """A step: its seconds, and what it trains on, as far as that is known."""
+
+    @property
+    def step_s(self) -> float: ...
+
+    @property
+    def tokens(self) -> int | None: ...
+
+    @property
+    def samples(self) -> int | None: ...
+
+
+def campaign_words(time: Pace, campaign: Campaign, *, gpus: int = 1) -> list[str]:
+    """How long the whole training takes, and what it costs."""
+    steps = _steps(time, campaign)
+    if steps is None:
+        asked = campaign.tokens or campaign.samples
+        return ["how many tokens or samples a step has is not known, so neither is the whole training"] if asked else []
+    hours = steps * time.step_s / _HOUR_S
+    amount = (
+        f"{_count(campaign.tokens)} tokens"
+        if campaign.tokens
+        else f"{_count((campaign.samples or 0) * campaign.epochs)} samples"
+    )
+    words = [f"{amount}: {hours_words(hours)}"]
+    if campaign.price is not None:
+        an_hour = f"{campaign.price:,.2f} an hour" + (" and GPU" if gpus > 1 else "")
+        words.append(f"at {an_hour}: {hours * campaign.price * gpus:,.2f}")
+    return words
+
+
+def campaign_figures(time: Pace, campaign: Campaign, *, gpus: int = 1) -> dict[str, float | None]:
+    """The same for programs; nothing where no training was named, or where its steps are not known."""
+    steps = _steps(time, campaign)
+    if steps is None:
+        return {}
+    training_s = steps * time.step_s
+    cost = None if campaign.price is None else training_s / _HOUR_S * campaign.price * gpus
+    return {"training_s": training_s, "training_cost": cost}
+
+
+def _steps(time: Pace, campaign: Campaign) -> float | None:
+    if campaign.tokens:
+        return campaign.tokens * campaign.epochs / time.tokens if time.tokens else None
+    if campaign.samples:
+        return campaign.samples * campaign.epochs / time.samples if time.samples else None
+    return None
+
+
+def hours_words(hours: float) -> str:
+    """ "7.0 hours", "3.2 days", "12 minutes"."""
+    if hours >= 72:
+        return f"{hours / 24:,.1f} days"
+    return f"{hours:.1f} hours" if hours >= 1 else f"{hours * 60:.1f} minutes"
+
+
+def _count(amount: float) -> str:
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if amount >= size:
+            return f"{amount / size:.3g} {letter}"
+    return f"{amount:.0f}"
