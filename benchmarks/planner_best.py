@@ -33,7 +33,7 @@ QUESTIONS = (
     ("llama-3.1-8b", "h200", TrainingRequest(seq=4096)),
     ("llama-3.1-8b", "8xh100", TrainingRequest(seq=8192)),
     ("llama-3.1-8b", "8xa100-40", TrainingRequest(seq=4096)),
-    ("llama-3.1-8b", "rtx-4090", TrainingRequest(seq=2048, lora_rank=16, quantized_base=True)),
+    ("llama-3.1-8b", "rtx-4090", TrainingRequest(seq=2048, lora_rank=16, base="nf4")),
     ("gemma-2-9b", "8xa100-80", TrainingRequest(seq=4096)),
     ("mixtral-8x7b", "16xh100", TrainingRequest(seq=4096)),
     ("llama-3.1-70b", "8xh200", TrainingRequest(seq=8192)),
