@@ -567,7 +567,7 @@ KNOWN = {
     "mlp-fp32-64-compiled": pictures(perceptron, 64, precision="fp32", compiled=True),
 }  # fmt: skip
 
-# These were judged by once, in two sets, and then looked at.
+# These were judged by once, in three sets, and then looked at.
 SEEN = {
     "gpt2-large-bf16-4x1024": lm(gpt2, 4, 1024, width=1280, layers=36, heads=20),
     "gpt2-amp-64x128": lm(gpt2, 64, 128, precision="amp"),
@@ -666,10 +666,6 @@ SEEN = {
     "vit-l-bf16-64-compiled": pictures(vit, 64, compiled=True, **MEDIUM),
     "resnet50-bf16-256-compiled": pictures(timm_model, 256, name="resnet50", optimizer="sgd", compiled=True),
     "unet-bf16-16-compiled": pictures(unet, 16, compiled=True),
-}  # fmt: skip
-
-# These are only ever judged by: their rows are not read while a model's form and figures are chosen.
-JUDGED = {
     "starcoder2-bf16-2x2048": lm(causal, 2, 2048, kind="Starcoder2"),
     "gpt-neo-amp-4x1024": lm(causal, 4, 1024, kind="GPTNeo", precision="amp"),
     "cohere-bf16-2x1024": lm(causal, 2, 1024, kind="Cohere"),
@@ -706,6 +702,56 @@ JUDGED = {
                                 samples=40_000),
     "recommender-fp32-16384": pictures(recommender, 16384, width=128, precision="fp32"),
     "mlp-amp-2048": pictures(perceptron, 2048, width=4096, layers=6, precision="amp"),
+}  # fmt: skip
+
+# These are only ever judged by: their rows are not read while a model's form and figures are chosen.
+JUDGED = {
+    "qwen2-1.5b-amp-2x1024-accumulate": lm(causal, 2, 1024, kind="Qwen2", precision="amp", accumulate=2),
+    "llama-1b-fp16-2x2048": lm(llama, 2, 2048, precision="amp-fp16"),
+    "llama-0.5b-bf16-8x1024": lm(llama, 8, 1024, size="0.5b"),
+    "llama-3b-amp-1x2048": lm(llama, 1, 2048, size="3b", precision="amp"),
+    "llama-8b-bf16-1x2048-lora": lm(llama, 1, 2048, size="8b", adapters=16),
+    "gpt2-medium-amp-16x512": lm(gpt2, 16, 512, precision="amp", **MEDIUM),
+    "gpt2-bf16-64x256": lm(gpt2, 64, 256),
+    "mistral-12-bf16-2x4096-checkpointed": lm(causal, 2, 4096, kind="Mistral", checkpointed=True),
+    "gemma2-amp-2x1024": lm(causal, 2, 1024, kind="Gemma2", precision="amp"),
+    "phi-bf16-4x2048": lm(causal, 4, 2048, kind="Phi"),
+    "pythia-410m-fp16-2x2048": lm(causal, 2, 2048, kind="GPTNeoX", precision="amp-fp16"),
+    "opt-350m-bf16-16x512": lm(causal, 16, 512, kind="OPT"),
+    "bloom-560m-amp-2x1024": lm(causal, 2, 1024, kind="Bloom", precision="amp"),
+    "olmoe-amp-2x1024": lm(causal, 2, 1024, kind="Olmoe", precision="amp"),
+    "granite-bf16-8x2048": lm(causal, 8, 2048, kind="Granite"),
+    "roberta-amp-64x128": lm(masked, 64, 128, kind="Roberta", max_position_embeddings=514, precision="amp"),
+    "distilbert-fp32-32x256": lm(masked, 32, 256, kind="DistilBert", precision="fp32"),
+    "electra-bf16-32x512": lm(masked, 32, 512, kind="Electra"),
+    "bert-large-tf32-8x512": lm(bert, 8, 512, precision="tf32", **MEDIUM),
+    "t5-base-fp16-8x512": lm(t5, 8, 512, precision="amp-fp16"),
+    "whisper-base-bf16-32": lm(whisper, 32, 64),
+    "vit-l-fp32-16": pictures(vit, 16, precision="fp32", **MEDIUM),
+    "deit-s-bf16-512": pictures(timm_model, 512, name="deit_small_patch16_224"),
+    "resnet18-amp-512": pictures(timm_model, 512, name="resnet18", precision="amp", optimizer="sgd"),
+    "resnet101-tf32-64": pictures(timm_model, 64, name="resnet101", precision="tf32", optimizer="sgd"),
+    "convnext-t-bf16-256": pictures(timm_model, 256, name="convnext_tiny"),
+    "efficientnet-b0-fp32-64": pictures(timm_model, 64, name="efficientnet_b0", precision="fp32"),
+    "swin-t-bf16-64": pictures(timm_model, 64, name="swin_tiny_patch4_window7_224"),
+    "regnety-bf16-64": pictures(timm_model, 64, name="regnety_032"),
+    "densenet121-fp32-32": pictures(timm_model, 32, name="densenet121", precision="fp32"),
+    "mixer-b-tf32-64": pictures(timm_model, 64, name="mixer_b16_224", precision="tf32"),
+    "levit-amp-256": pictures(timm_model, 256, name="levit_256", precision="amp"),
+    "hrnet-amp-64": pictures(timm_model, 64, name="hrnet_w18_small", precision="amp"),
+    "eva02-s-amp-64": pictures(timm_model, 64, name="eva02_small_patch14_224", precision="amp"),
+    "nfnet-amp-64": pictures(timm_model, 64, name="nfnet_l0", precision="amp"),
+    "res2net50-amp-64": pictures(timm_model, 64, name="res2net50_26w_4s", precision="amp", optimizer="sgd"),
+    "clip-bf16-128": pictures(clip, 128),
+    "dit-l-amp-64": pictures(diffusion_transformer, 64, precision="amp", **MEDIUM),
+    "unet-fp32-32": pictures(unet, 32, precision="fp32"),
+    "gru-bf16-64x128": lm(recurrent, 64, 128, kind="GRU"),
+    "lstm-fp32-256x64": lm(recurrent, 256, 64, width=512, precision="fp32"),
+    "graph-amp": Training(build=graph, settings={"nodes": 60_000, "edges": 600_000}, precision="amp", samples=60_000),
+    "recommender-bf16-8192": pictures(recommender, 8192),
+    "mlp-fp16-8192": pictures(perceptron, 8192, width=2048, layers=10, precision="amp-fp16"),
+    "video-bf16-16": pictures(video, 16),
+    "encoder-fp32-16x512": lm(encoder, 16, 512, precision="fp32"),
 }  # fmt: skip
 
 TRAININGS = KNOWN | SEEN | JUDGED
