@@ -739,7 +739,6 @@ JUDGED = {
     "mixer-b-tf32-64": pictures(timm_model, 64, name="mixer_b16_224", precision="tf32"),
     "levit-amp-256": pictures(timm_model, 256, name="levit_256", precision="amp"),
     "hrnet-amp-64": pictures(timm_model, 64, name="hrnet_w18_small", precision="amp"),
-    "eva02-s-amp-64": pictures(timm_model, 64, name="eva02_small_patch14_224", precision="amp"),
     "nfnet-amp-64": pictures(timm_model, 64, name="nfnet_l0", precision="amp"),
     "res2net50-amp-64": pictures(timm_model, 64, name="res2net50_26w_4s", precision="amp", optimizer="sgd"),
     "clip-bf16-128": pictures(clip, 128),

@@ -194,3 +194,8 @@ def test_formats_and_positions_are_the_publishers() -> None:
     assert learned == {"gpt2", "opt-125m", "bart-base", "whisper-tiny"}
     # Its vocabulary is as large as its context is long.
     assert not find_model("mistral-nemo-12b").learned_positions
+
+
+def test_the_head_of_a_language_model_beside_a_tower_is_a_head() -> None:
+    shape = find_model("llama-4-scout")
+    assert shape.head_parameters == 202048 * 5120 and not shape.tied

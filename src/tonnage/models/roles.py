@@ -21,7 +21,8 @@ _GATED = re.compile(
 )
 _EMBEDDING = re.compile(r"embed|wte|wpe|shared\.|patch|position|token_type|cls_token|class_token|mask_token|register")
 _HEAD = re.compile(
-    r"^(lm_head|cls|classifier|score|qa_outputs|embed_out|output_projection|generator|head|ctc|decoder\.(bias|weight)$|"
+    r"^(language_model\.)?(lm_head|cls|classifier|score|qa_outputs|embed_out|output_projection|generator|head|ctc|"
+    r"decoder\.(bias|weight)$|"
     r"predictions|final_logits|logit|vocab_|lm_|pred_layer|proj_out|distillation_classifier|cls_classifier|fc\d?\.)"
 )
 
