@@ -269,6 +269,21 @@ def test_compiled_encoders_take_attention_apart(
     assert float(time.total_s) == pytest.approx(measured_s, rel=0.1)
 
 
+@pytest.mark.truth
+def test_autocast_multiplies_one_expert_after_the_other() -> None:
+    """A small Mixtral, 4 × 512, on an H200: 127.7 ms, and with BF16 parameters, which have a kernel for all experts, far less."""
+    config = {
+        "model_type": "mixtral", "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 12,
+        "num_attention_heads": 16, "num_key_value_heads": 4, "num_local_experts": 8, "num_experts_per_tok": 2,
+        "vocab_size": 32000,
+    }  # fmt: skip
+    shape, cluster = from_config(config, "mixtral"), find_cluster("h200")
+    narrow = replace(BASE, micro_batch=4, seq=512)
+    apart = step_time(shape, replace(narrow, precision="bf16-mixed"), cluster)
+    assert float(apart.total_s) == pytest.approx(0.1277, rel=0.1)
+    assert float(step_time(shape, narrow, cluster).total_s) < 0.6 * float(apart.total_s)
+
+
 def test_fp32_with_few_heads_of_keys_has_no_fused_attention() -> None:
     sizes = {
         "hidden_size": 768,

@@ -7,7 +7,7 @@ be arrays, as a configuration's numbers may. This module does not know seconds: 
 import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -240,10 +240,10 @@ class LayerLaunches:
             self._part(calls, "mixture", "routing", routed, 1)
             self._part(calls, "mixture", "rows", routed, hidden)
             self._part(calls, "mixture", "widths", routed, width * both)
-            product = self._product_by_expert if self._goes_by_expert else self._product
-            product(calls, each, width * both, hidden, groups=experts, names=(EXPERTS,))
+            product = self._product_by_expert if self._goes_by_expert else partial(self._product, names=(EXPERTS,))
+            product(calls, each, width * both, hidden, groups=experts)
             self._part(calls, "activation", "gated-experts" if activation == "gated" else activation, routed, width)
-            calls.closing = product(calls, each, hidden, width, groups=experts, names=(EXPERTS,))
+            calls.closing = product(calls, each, hidden, width, groups=experts)
 
     # ── products ──
 
@@ -293,11 +293,11 @@ class LayerLaunches:
         """Whether PyTorch multiplies one expert after the other: autocast leaves grouped products in FP32, which has no kernel
         for them."""
         configuration = self.configuration
-        wide = configuration.autocast or configuration.compute_bytes == _FP32_BYTES
+        wide = configuration.autocast or (configuration.compute_bytes == _FP32_BYTES and not configuration.lora_rank)
         return wide and framework_of(configuration).written == "transformers" and not configuration.compile
 
     def _product_by_expert(
-        self, calls: Calls, rows: Quantity, n: Quantity, k: Quantity, *, groups: Quantity, names: tuple[str, ...]
+        self, calls: Calls, rows: Quantity, n: Quantity, k: Quantity, *, groups: Quantity
     ) -> list[Call]:
         """The host reads back where each expert's rows end before it launches anything."""
         precision = "tf32" if self.configuration.precision == "tf32" else "fp32"

@@ -148,9 +148,8 @@ def for_cluster(request: TrainingRequest, cluster: Cluster) -> TrainingRequest:
     """The request as the cards allow: mixed precision without BF16 where they have none, and no search for offloading where
     the host's memory is the card's own."""
     changed = request
-    rates = cluster.gpu.rates
-    if request.precision == "bf16-mixed" and "bf16" not in rates:
-        changed = replace(changed, precision="fp16-mixed" if "fp16" in rates else "fp32")
+    if request.precision == "bf16-mixed" and not cluster.gpu.has_bf16:
+        changed = replace(changed, precision="fp16-mixed" if "fp16" in cluster.gpu.rates else "fp32")
     if request.offload is None and not cluster.host_memory_bytes:
         changed = replace(changed, offload=NO_OFFLOAD)
     return changed
