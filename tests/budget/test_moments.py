@@ -8,7 +8,7 @@ from budget.decoders import llama
 from tonnage.budget.configuration import Configuration
 from tonnage.budget.moments import moments, recomputed_blocks
 from tonnage.budget.sharding import stages
-from tonnage.models import ModelShape
+from tonnage.models import ModelShape, find_model
 
 HEAD = 128256 * 2048
 
@@ -35,7 +35,16 @@ def alive(shape: ModelShape, **choices: object) -> dict[str, dict[str, float]]:
     ],
 )
 def test_blocks_that_are_recomputed(checkpoint: str, count: int, expected: int) -> None:
-    assert recomputed_blocks(checkpoint, count) == expected
+    assert recomputed_blocks(checkpoint, range(count)) == expected
+
+
+@pytest.mark.parametrize("model", ["gpt-oss-120b", "gemma-2-9b"])
+def test_layers_that_take_turns_are_recomputed_by_their_place_in_the_stack(model: str) -> None:
+    """Kinds that alternate are runs of one block each, of which not every one is a first of K."""
+    shape = find_model(model)
+    some, full = (alive(shape, precision="bf16", checkpoint=way)["loss"] for way in ("every-4", "full"))
+    assert some["kept by block inputs"] < full["kept by block inputs"] / 3
+    assert some["kept by MLP"] > 20 * some["kept by block inputs"]
 
 
 def test_gradients_live_through_the_forward_pass_only_where_they_accumulate() -> None:

@@ -14,7 +14,7 @@
 The peak is the highest of them, on the worst pipeline stage. This module does not know how they are compared.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -185,29 +185,30 @@ def _waiting(scene: Scene, kept: list[Term]) -> list[Term]:
 def _stack_kept(scene: Scene, stack: Stack) -> dict[str, Quantity]:
     """By part, of all blocks of a stack, for one micro-batch."""
     parts: dict[str, Quantity] = {}
-    for layer, count in stack.groups():
+    for layer, places in stack.runs():
         block = block_of(scene.shape, layer, stack.hidden, scene.configuration)
-        for name, kept, blocks in _chosen(block, scene.configuration.checkpoint, count):
+        for name, kept, blocks in _chosen(block, scene.configuration.checkpoint, places):
             size = _bytes(scene, stack, kept) * blocks
             parts[name] = parts.get(name, 0.0) + size
     return parts
 
 
-def _chosen(block: Block, checkpoint: str, count: int) -> Iterator[tuple[str, Kept, float]]:
+def _chosen(block: Block, checkpoint: str, places: range) -> Iterator[tuple[str, Kept, float]]:
     """What of a run of like blocks is kept, and by how many of them."""
-    recomputed = recomputed_blocks(checkpoint, count)
-    kept = count - recomputed
+    recomputed = recomputed_blocks(checkpoint, places)
+    kept = len(places) - recomputed
     yield "norms", block.norms, kept
     yield "attention", block.attention, kept
     yield "MLP", block.feed_forward, kept
     yield "block inputs", block.selective if checkpoint == "selective" else block.entry, recomputed
 
 
-def recomputed_blocks(checkpoint: str, count: int) -> int:
-    """Of that many; `every-K` recomputes the first of each K."""
-    if checkpoint == "none":
-        return 0
-    return -(-count // int(checkpoint.removeprefix("every-"))) if checkpoint.startswith("every-") else count
+def recomputed_blocks(checkpoint: str, places: Sequence[int]) -> int:
+    """How many of the blocks at these places of a stack; `every-K` recomputes the first of each K."""
+    if not checkpoint.startswith("every-"):
+        return 0 if checkpoint == "none" else len(places)
+    every = int(checkpoint.removeprefix("every-"))
+    return sum(place % every == 0 for place in places)
 
 
 def _bytes(scene: Scene, stack: Stack, kept: Kept) -> Quantity:

@@ -64,11 +64,11 @@ def kept_bytes(shape: ModelShape, stage: Stage, configuration: Configuration) ->
     """What one micro-batch keeps for the backward pass on this stage."""
     kept: Quantity = 0.0
     for stack in shape.stacks:
-        for layer, count in stack.groups():
+        for layer, places in stack.runs():
             block = block_of(shape, layer, stack.hidden, configuration)
-            again = recomputed_blocks(configuration.checkpoint, count)
+            again = recomputed_blocks(configuration.checkpoint, places)
             entry = block.selective if configuration.checkpoint == "selective" else block.entry
-            both = block.kept * (count - again) + entry * again
+            both = block.kept * (len(places) - again) + entry * again
             kept = kept + both.per_token(configuration, configuration.seq)
     tokens = configuration.micro_batch * configuration.seq / configuration.cp
     return kept * tokens * stage.share

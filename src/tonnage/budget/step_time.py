@@ -5,7 +5,6 @@ slowest pipeline stage sets the pace, and 1F1B leaves it idle for `pp - 1` micro
 take turns. Data loading, logging and checkpoints to disk are not known here.
 """
 
-from collections import Counter
 from dataclasses import dataclass, field, fields, replace
 from statistics import NormalDist
 from typing import Any, NamedTuple
@@ -183,8 +182,8 @@ class StepClock:
         for stack, census in self._census:
             seen = replace(configuration, seq=stack.tokens) if stack.tokens else configuration
             launches = LayerLaunches(self._shape, seen, gpu)
-            for layer, count in census:
-                layers.append((work_of(launches.layer(layer, stack.hidden, read), seen, gpu), count))
+            for layer, places in census:
+                layers.append((work_of(launches.layer(layer, stack.hidden, read), seen, gpu), places))
             read = launches.tokens
         embedding = work_of(LayerLaunches(self._shape, seen, gpu).embedding(), configuration, gpu)
         return _Works(layers, embedding, self._head(seen))
@@ -216,9 +215,9 @@ class _Around(NamedTuple):
 
 
 class _Works(NamedTuple):
-    """What layers, with the number of each kind, and both ends of a model take for a micro-batch."""
+    """What layers, with the places of each kind, and both ends of a model take for a micro-batch."""
 
-    layers: list[tuple[Work, int]]
+    layers: list[tuple[Work, list[int]]]
     embedding: Work
     head: Work
 
@@ -233,23 +232,23 @@ class _Known:
 
     def __init__(self) -> None:
         self.places: dict[tuple[int, ...], int] = {}
-        self._counts: list[int] = []
+        self._places: list[list[int]] = []
         self._figures: NDArray[np.float64] | None = None
 
     def add(self, rows: list[tuple[int, ...]], works: _Works) -> None:
         """Keep the works of these rows."""
         figures = np.stack([np.broadcast_to(figure, len(rows)) for work in works.all for figure in work.figures()])
         self.places |= {row: len(self.places) + at for at, row in enumerate(rows)}
-        self._counts = [count for _, count in works.layers]
+        self._places = [places for _, places in works.layers]
         self._figures = figures if self._figures is None else np.concatenate([self._figures, figures], axis=1)
 
     def works(self, places: Any) -> _Works:
         """Those at some places, or at one."""
         assert self._figures is not None
         figures = self._figures[:, places]
-        size = len(figures) // (len(self._counts) + 2)
+        size = len(figures) // (len(self._places) + 2)
         each = [Work.of(list(figures[start : start + size])) for start in range(0, len(figures), size)]
-        return _Works(list(zip(each[:-2], self._counts, strict=True)), *each[-2:])
+        return _Works(list(zip(each[:-2], self._places, strict=True)), *each[-2:])
 
 
 class _Passes(NamedTuple):
@@ -279,15 +278,19 @@ def _identity(configuration: Configuration) -> tuple[object, ...]:
     return (*(id(getattr(configuration, name)) for name in NUMBERS), *chosen)
 
 
-def _census(stack: Stack) -> list[tuple[Layer, int]]:
-    return list(Counter(stack.layers).items())
+def _census(stack: Stack) -> list[tuple[Layer, list[int]]]:
+    """Each kind of layer, with the places of all that are alike."""
+    places: dict[Layer, list[int]] = {}
+    for place, layer in enumerate(stack.layers):
+        places.setdefault(layer, []).append(place)
+    return list(places.items())
 
 
-def _all_layers(layers: list[tuple[Work, int]], configuration: Configuration) -> Pass:
+def _all_layers(layers: list[tuple[Work, list[int]]], configuration: Configuration) -> Pass:
     whole = Pass()
-    for work, count in layers:
-        one = layer_pass(work, configuration)
-        again = recomputed_blocks(configuration.checkpoint, count)
+    for work, places in layers:
+        one, count = layer_pass(work, configuration), len(places)
+        again = recomputed_blocks(configuration.checkpoint, places)
         whole = whole + Pass(one.forward * count, one.backward * count, one.recompute * again)
     return whole
 
@@ -297,7 +300,9 @@ def _model_passes(works: _Works, configuration: Configuration) -> tuple[_Passes,
     embedding = Pass(works.embedding.forward, works.embedding.backward, works.embedding.forward * 0.0)
     again = works.head.products if configuration.loss == "chunked" else works.head.products * 0.0
     head = Pass(works.head.forward, works.head.backward, again)
-    attention = sum((count * (work.attention + work.attention_backward) for work, count in works.layers), Busy())
+    attention = sum(
+        (len(places) * (work.attention + work.attention_backward) for work, places in works.layers), Busy()
+    )
     return _Passes(embedding, _all_layers(works.layers, configuration), head), attention
 
 

@@ -88,10 +88,17 @@ class Stack:
     causal: bool = True
     tokens: int = 0  # fixed by the model (patches of a picture, frames of a recording); 0: the sequence
 
+    def runs(self) -> Iterator[tuple[Layer, range]]:
+        """Runs of like layers, with their places."""
+        start = 0
+        for layer, run in groupby(self.layers):
+            places = range(start, start + len(list(run)))
+            yield layer, places
+            start = places.stop
+
     def groups(self) -> Iterator[tuple[Layer, int]]:
         """Runs of like layers, with their number."""
-        for layer, run in groupby(self.layers):
-            yield layer, len(list(run))
+        return ((layer, len(places)) for layer, places in self.runs())
 
     @property
     def parameters(self) -> int:
