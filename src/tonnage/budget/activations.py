@@ -5,7 +5,7 @@ parallelism only with sequence parallelism, and what grows with the number of ke
 long, is known to `moments`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -161,6 +161,8 @@ def _adapted(widths: Widths, readers: int) -> Kept:
 def _attentions(layer: Layer, style: Style, widths: Widths, configuration: Configuration) -> Kept:
     kept = _mixer(layer.attention, style, widths, configuration) if layer.attention else Kept()
     if layer.cross_attention:
+        # Tokens of two sequences have no distance, and no bias for it.
+        style = replace(style, scores="") if style.biased else style
         kept += _mixer(layer.cross_attention, style, widths, configuration)
     return kept
 
@@ -172,12 +174,12 @@ def _mixer(mixer: Attention, style: Style, widths: Widths, configuration: Config
     if style.dropout:
         kept += Kept(whole=widths.hidden)
     if style.qk_norm:
-        normalised = FP32 if style.norm == "rms-wide" else size
-        kept += Kept(split=(FP32 + normalised) * (widths.queries + widths.keys))
+        normalised = FP32 + (FP32 if style.norm == "rms-wide" else size)
+        kept += Kept(split=(size if style.fused else normalised) * (widths.queries + widths.keys))
     if mixer.kind is AttentionKind.LATENT:
         kept += _latent(mixer, style, widths)
     if style.scores:
-        return kept + (_apart if style.scores == "apart" else _eager)(style, widths)
+        return kept + {"apart": _apart, "math": _math, "eager": _eager}[style.scores](style, widths)
     if style.unfused_mqa and mixer.kv_heads == 1:
         return kept + Kept(split=3 * FP32 * widths.queries + size * widths.attended, scores=FP32 * widths.heads)
     return kept + _flash(style, widths) + _ring(widths, configuration)
@@ -209,7 +211,9 @@ def _attention_inputs(style: Style, widths: Widths) -> Kept:
 def _flash(style: Style, widths: Widths) -> Kept:
     size = widths.compute_bytes
     heads = widths.queries + widths.keys + widths.values
-    if style.fused_qkv and style.rotary != "none":
+    if style.repeated:
+        heads = 2 * widths.queries + widths.attended
+    elif style.fused_qkv and style.rotary != "none":
         heads += widths.queries + widths.keys
     out = widths.attended * (2 if style.rotary == "cat" and size < FP32 else 1)
     return Kept(split=size * (heads + out) + FP32 * widths.heads)
@@ -223,6 +227,13 @@ def _eager(style: Style, widths: Widths) -> Kept:
     mask = 1 if style.attention_dropout else 0
     heads = 2 * widths.queries + 2 * widths.attended
     return Kept(split=size * heads, scores=(softmax + used + mask) * widths.heads)
+
+
+def _math(style: Style, widths: Widths) -> Kept:
+    """All in FP32: the softmax, with dropout its mask and what it leaves, and what is multiplied, in as many heads of each."""
+    scores = FP32 + (FP32 + 1 if style.attention_dropout else 0)
+    heads = 2 * widths.queries + widths.attended
+    return Kept(split=FP32 * heads + widths.compute_bytes * widths.attended, scores=scores * widths.heads)
 
 
 def _apart(style: Style, widths: Widths) -> Kept:

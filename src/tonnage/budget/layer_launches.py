@@ -469,7 +469,7 @@ class LayerLaunches:
         rows, heads = seq / self.configuration.cp, batch * attention.heads / tp
         narrow = _PRECISIONS[self.configuration.precision]
         narrow = "bf16" if narrow == "fp8" else narrow
-        forward = "fp32" if style.scores == "apart" and self.configuration.compute_bytes < _FP32_BYTES else narrow
+        forward = "fp32" if style.scores != "eager" and self.configuration.compute_bytes < _FP32_BYTES else narrow
         backward = narrow if self.configuration.autocast else forward
         key, value = attention.head_dim, attention.value_head_dim
         for n, k, layout in ((seq, key, "tn"), (value, seq, "nn")):
@@ -479,12 +479,15 @@ class LayerLaunches:
                 launch = _product(heads, m, wide, deep, backward, f"{layout}-{self._aligned(seq, backward)}")
                 calls.attention_backward.append(Call(launch, operators=3, inner=2))
         scores = Calls()
-        self._part(scores, "scores", style.scores, heads * rows, seq)
+        widened = style.scores == "math" and self.configuration.compute_bytes < _FP32_BYTES
+        how = "widened" if widened else style.scores
+        self._part(scores, "scores", how, heads * rows, seq)
         if style.attention_dropout:
-            fused = style.scores == "apart"
-            self._part(scores, "scores", "fused-dropout" if fused else "dropout", heads * rows, seq)
+            dropout = {"apart": "fused-dropout", "widened": "wide-dropout"}.get(how, "dropout")
+            self._part(scores, "scores", dropout, heads * rows, seq)
         if style.scores != "eager":
-            self._part(scores, "heads", style.scores, self.tokens, (2 * key + value) * attention.heads / tp)
+            width = key if widened else 2 * key + value
+            self._part(scores, "heads", how, self.tokens, width * attention.heads / tp)
         calls.attention += scores.others
         calls.attention_backward += scores.backward
 

@@ -7,7 +7,7 @@ import numpy as np
 from tonnage.budget.activations import FP32
 from tonnage.budget.configuration import Configuration, Quantity
 from tonnage.budget.frameworks import framework_of
-from tonnage.budget.styles import caps_logits
+from tonnage.budget.styles import caps_logits, compiled_whole
 from tonnage.budget.terms import Term
 from tonnage.ledger import Category
 from tonnage.models.shape import ModelShape
@@ -71,7 +71,8 @@ def _forward_bytes(configuration: Configuration) -> Quantity:
 def _backward_bytes(configuration: Configuration) -> Quantity:
     """Eager: the log-probabilities, the gradient of the picked ones and that of the logits, each FP32; beside wide logits."""
     if configuration.compile and configuration.compile_loss:
-        return 2 * configuration.compute_bytes
+        # A model of transformers gives its logits beside its loss: zeros stand for the gradient that nobody takes of them.
+        return (3 if compiled_whole(configuration) else 2) * configuration.compute_bytes
     whole = framework_of(configuration).loss_backward_bytes or FP32 + configuration.compute_bytes
     return _or_split(configuration, whole, _SPLIT_BACKWARD_BYTES) + FP32 * configuration.wide_logits
 

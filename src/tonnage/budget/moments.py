@@ -28,6 +28,7 @@ from tonnage.budget.loss import LossMoment, head_weights, loss_term
 from tonnage.budget.nanotron import flat_copies, gather_buffers, made_gradients, trains_with_nanotron
 from tonnage.budget.sharding import Stage, block_parameters, sharded
 from tonnage.budget.states import States, sharded_parameters, states
+from tonnage.budget.styles import compiled_whole
 from tonnage.budget.terms import Term
 from tonnage.ledger import Category
 from tonnage.models.shape import ModelShape, Stack
@@ -71,9 +72,10 @@ def moments(shape: ModelShape, stage: Stage, configuration: Configuration) -> It
     kept = _kept(scene)
     passing = (*always, *_live_gradients(scene), *kept)
     gathered = _gathered(scene)
-    # A fused loss makes the head's gradient beside its logits.
+    # A fused loss makes the head's gradient beside its logits; a loss that is compiled with the head, beside their gradient.
     early = _head_gradient(scene) if configuration.fused_loss else []
     yield Moment("forward", (*passing, *gathered, *_casts(scene, forward=True), *_logits(scene, "forward"), *early))
+    early = early or (_head_gradient(scene) if compiled_whole(configuration) else [])
     back = (*passing, *_casts(scene), *_held_logits(scene))
     yield Moment("loss", (*back, *_gathered(scene, "loss"), *_logits(scene, "loss"), *early))
     back = (*back, *gathered)

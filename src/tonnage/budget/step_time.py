@@ -300,9 +300,7 @@ def _model_passes(works: _Works, configuration: Configuration) -> tuple[_Passes,
     embedding = Pass(works.embedding.forward, works.embedding.backward, works.embedding.forward * 0.0)
     again = works.head.products if configuration.loss == "chunked" else works.head.products * 0.0
     head = Pass(works.head.forward, works.head.backward, again)
-    attention = sum(
-        (len(places) * (work.attention + work.attention_backward) for work, places in works.layers), Busy()
-    )
+    attention = sum((len(places) * (work.attention + work.attention_backward) for work, places in works.layers), Busy())
     return _Passes(embedding, _all_layers(works.layers, configuration), head), attention
 
 

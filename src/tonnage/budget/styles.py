@@ -34,6 +34,7 @@ class Style:
     unfused_mqa: bool = False
     fused_gate: bool = False
     softcap: bool = False
+    biased: bool = False
     wide_router: bool = False
     turned: bool = False
     fused: bool = False
@@ -41,6 +42,8 @@ class Style:
     # PyTorch takes it apart, in "math" one operator after the other, in "apart" by fused kernels.
     scores: Literal["", "eager", "math", "apart"] = ""
     liger: bool = False
+    # Attention reads keys and values that were repeated to as many heads as queries have.
+    repeated: bool = False
 
 
 _FUSED = Style(norm="native", rotary="add", fused_qkv=True, fused_gate=True, fused=True, upcast=False)
@@ -55,11 +58,12 @@ def style_of(shape: ModelShape, layer: Layer, configuration: Configuration) -> S
     """As the framework runs this block: eager PyTorch as transformers writes it, fused elsewhere."""
     written = _written(shape.architecture, layer.rms_norm)
     form = framework_of(configuration).written
-    scores = _scores(layer, configuration)
+    scores = _scores(layer, written, configuration)
     if configuration.compile:
         dropped = scores == "apart" and written.attention_dropout
-        style = replace(_FUSED, fused_qkv=False, fused_gate=False, dropout=written.dropout)
-        return replace(style, scores=scores, attention_dropout=dropped)
+        style = replace(_FUSED, fused_qkv=False, fused_gate=False, dropout=written.dropout, qk_norm=written.qk_norm)
+        # What transformers traces has a mask, and its attention with a mask repeats heads of keys.
+        return replace(style, scores=scores, attention_dropout=dropped, repeated=compiled_whole(configuration))
     if form == "transformers":
         written = replace(written, scores=scores)
         return replace(written, norm="native", activation="native", liger=True) if configuration.liger else written
@@ -68,7 +72,13 @@ def style_of(shape: ModelShape, layer: Layer, configuration: Configuration) -> S
     return replace(style, dropout=written.dropout, attention_dropout=written.attention_dropout)
 
 
-def _scores(layer: Layer, configuration: Configuration) -> Literal["", "eager", "math", "apart"]:
+def compiled_whole(configuration: Configuration) -> bool:
+    """Whether a model of transformers is compiled with its head and loss; under FSDP2 its blocks are, one by one."""
+    whole = framework_of(configuration).written == "transformers" and configuration.framework != "fsdp2"
+    return configuration.compile and whole
+
+
+def _scores(layer: Layer, written: Style, configuration: Configuration) -> Literal["", "eager", "math", "apart"]:
     attention = layer.attention
     if attention is None or configuration.attention == "eager":
         return "eager" if configuration.attention == "eager" else ""
@@ -76,9 +86,9 @@ def _scores(layer: Layer, configuration: Configuration) -> Literal["", "eager", 
     plain = framework_of(configuration).written == "transformers" and configuration.attention == "flash"
     if configuration.compile and plain and not attention.causal:
         return "apart"
-    # Nor has it one for FP32 with fewer heads of keys than of queries.
+    # Nor has it one for FP32 with fewer heads of keys than of queries, nor for a bias that is trained.
     wide = configuration.compute_bytes == _FP32_BYTES and attention.kv_heads < attention.heads
-    return "math" if wide else ""
+    return "math" if wide or (plain and written.biased) else ""
 
 
 @cache
