@@ -25,7 +25,7 @@ from tonnage.budget.adapters import largest_matrix
 from tonnage.budget.configuration import Configuration, Number, Quantity
 from tonnage.budget.frameworks import framework_of, gradient_bytes, made_bytes, reduces_once, state_bytes
 from tonnage.budget.loss import LossMoment, head_weights, loss_term
-from tonnage.budget.nanotron import flat_copies, gather_buffers, made_gradients, trains_with_nanotron
+from tonnage.budget.nanotron import flat_copies, gather_buffers, made_gradients, scattered, trains_with_nanotron
 from tonnage.budget.sharding import Stage, block_parameters, sharded
 from tonnage.budget.states import States, sharded_parameters, states
 from tonnage.budget.terms import Term
@@ -67,7 +67,11 @@ def moments(shape: ModelShape, stage: Stage, configuration: Configuration) -> It
     scene = Scene(shape, stage, configuration, states(shape, stage, configuration))
     buffers = (*_buckets(scene), *gather_buffers(shape, configuration, scene.tokens), *_stage_buffers(scene))
     states_and_buffers = (*scene.states.kept, *buffers)
-    always = (*states_and_buffers, *flat_copies(stage, configuration, in_use=False))
+    always = (
+        *states_and_buffers,
+        *flat_copies(shape, stage, configuration, scene.tokens, in_use=False),
+        *scattered(shape, stage, configuration, scene.tokens),
+    )
     kept = _kept(scene)
     passing = (*always, *_live_gradients(scene), *kept)
     gathered = _gathered(scene)
@@ -88,7 +92,7 @@ def moments(shape: ModelShape, stage: Stage, configuration: Configuration) -> It
     yield Moment("embedding", (*waiting, *_all_gradients(scene), *made, *_embedding(scene)))
     if np.any(reduces_once(configuration)):
         yield Moment("reduce", (*always, *_gathered(scene, "ending"), *_all_gradients(scene), *_reduced(scene)))
-    flat = flat_copies(stage, configuration, in_use=True)
+    flat = flat_copies(shape, stage, configuration, scene.tokens, in_use=True)
     yield Moment("optimizer", (*states_and_buffers, scene.states.gradients, *flat, *_optimizer(scene)))
 
 
