@@ -39,21 +39,21 @@ def test_gradients_wait_in_16_bits_for_the_end_of_the_backward_pass() -> None:
     assert not made_gradients(SHAPE, stage, Configuration(framework="megatron"), ended=True)
 
 
-@pytest.mark.parametrize(("ranks", "tokens", "copies"), [(8, 512, 2), (8, 4096, 1), (64, 512, 1)])
-def test_zero_gathers_through_flat_copies(ranks: int, tokens: int, copies: int) -> None:
-    """Copies of a rank's shard go where the logits of many tokens were, if they are small enough; the whole one does not."""
-    configuration = nanotron(zero=1, data=ranks, shard=ranks)
+def test_zero_gathers_through_flat_copies() -> None:
+    configuration = nanotron(zero=1, data=8, shard=8)
     (stage,) = stages(SHAPE, configuration)
-    (cached,), (used,) = (flat_copies(SHAPE, stage, configuration, tokens, in_use=in_use) for in_use in (False, True))
-    assert cached.size_bytes == pytest.approx((copies + 1 / ranks) * 2 * SHAPE.parameters)
-    assert used.size_bytes == pytest.approx((2 + 1 / ranks) * 2 * SHAPE.parameters)
+    (cached,), (used,) = (flat_copies(stage, configuration, in_use=in_use) for in_use in (False, True))
+    assert cached.size_bytes == used.size_bytes == pytest.approx((2 + 1 / 8) * 2 * SHAPE.parameters)
     assert (cached.category, used.category) == (Category.FRAGMENTATION, Category.WORKSPACE)
-    assert not flat_copies(SHAPE, stage, nanotron(data=8), tokens, in_use=True)
+    assert not flat_copies(stage, nanotron(data=8), in_use=True)
 
 
-@pytest.mark.parametrize(("choices", "tensors"), [({"tp": 1}, 0), ({"tp": 2}, 32), ({"tp": 2, "pp": 4, "accumulate": 8}, 48)])
+@pytest.mark.parametrize(
+    ("choices", "tensors"),
+    [({"tp": 1}, 0), ({"tp": 2}, 2 * (16 + 8)), ({"tp": 2, "pp": 4, "accumulate": 8}, 2 * (24 + 3))],
+)
 def test_what_is_scattered_is_lost_until_the_card_has_come_to_it(choices: dict[str, int], tensors: int) -> None:
-    """Two tensors of every block that is in flight: sixteen blocks, or six on the first stage for four micro-batches."""
+    """Two of every block in the queue: sixteen forward, or six for each of four micro-batches; then some backward."""
     configuration = nanotron(**choices)
     stage = next(iter(stages(SHAPE, configuration)))
     (held,) = scattered(SHAPE, stage, configuration, 4096)

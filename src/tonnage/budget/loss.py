@@ -71,9 +71,15 @@ def _forward_bytes(configuration: Configuration) -> Quantity:
 def _backward_bytes(configuration: Configuration) -> Quantity:
     """Eager: the log-probabilities, the gradient of the picked ones and that of the logits, each FP32; beside wide logits."""
     if configuration.compile and configuration.compile_loss:
-        return 2 * configuration.compute_bytes
+        return (4 if _compiled_whole(configuration) else 2) * configuration.compute_bytes
     whole = framework_of(configuration).loss_backward_bytes or FP32 + configuration.compute_bytes
     return _or_split(configuration, whole, _SPLIT_BACKWARD_BYTES) + FP32 * configuration.wide_logits
+
+
+def _compiled_whole(configuration: Configuration) -> bool:
+    """One graph gives out the logits beside the loss: a gradient of zeros comes in for them, and the sum goes out. FSDP2's users
+    (torchtitan) compile blocks and loss apart."""
+    return configuration.framework == "torch"
 
 
 def _or_split(configuration: Configuration, whole: int, split: int) -> Quantity:

@@ -36,6 +36,7 @@ from tonnage.models.shape import ModelShape, Stack
 _REPLICATED = {"torch": 1, "nanotron": 0}
 # DeepSpeed's defaults: elements of the bucket that gradients are reduced in, and parameters that ZeRO-3 keeps gathered.
 REDUCE_BUCKET = 500_000_000
+_SCATTERS_COPIES = 3  # the stage
 MAX_LIVE_PARAMETERS = 1_000_000_000
 
 
@@ -69,7 +70,7 @@ def moments(shape: ModelShape, stage: Stage, configuration: Configuration) -> It
     states_and_buffers = (*scene.states.kept, *buffers)
     always = (
         *states_and_buffers,
-        *flat_copies(shape, stage, configuration, scene.tokens, in_use=False),
+        *flat_copies(stage, configuration, in_use=False),
         *scattered(shape, stage, configuration, scene.tokens),
     )
     kept = _kept(scene)
@@ -92,7 +93,7 @@ def moments(shape: ModelShape, stage: Stage, configuration: Configuration) -> It
     yield Moment("embedding", (*waiting, *_all_gradients(scene), *made, *_embedding(scene)))
     if np.any(reduces_once(configuration)):
         yield Moment("reduce", (*always, *_gathered(scene, "ending"), *_all_gradients(scene), *_reduced(scene)))
-    flat = flat_copies(shape, stage, configuration, scene.tokens, in_use=True)
+    flat = flat_copies(stage, configuration, in_use=True)
     yield Moment("optimizer", (*states_and_buffers, scene.states.gradients, *flat, *_optimizer(scene)))
 
 
@@ -108,8 +109,11 @@ def _buckets(scene: Scene) -> list[Term]:
         size = made * (np.asarray(configuration.data * configuration.cp) > 1)
         return [_term(Category.GRADIENTS, "DDP buckets", size, "as large as the gradients, where there are ranks")]
     if configuration.framework == "deepspeed" and configuration.zero:
-        size = 2 * np.minimum(scene.stage.parameters, REDUCE_BUCKET)
-        return [_term(Category.GRADIENTS, "reduce bucket", size, "2 B × elements", elements=REDUCE_BUCKET)]
+        # ZeRO 3 lays the gradients of a bucket side by side once more, rank by rank, to scatter them.
+        buckets = 1 + (np.asarray(configuration.data * configuration.cp) > 1) * (configuration.zero == _SCATTERS_COPIES)
+        held = buckets * 2.0 * np.minimum(scene.stage.parameters, REDUCE_BUCKET)
+        words = "buckets × 2 B × elements"
+        return [_term(Category.GRADIENTS, "reduce bucket", held, words, buckets=buckets, elements=REDUCE_BUCKET)]
     return []
 
 

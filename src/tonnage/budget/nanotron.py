@@ -24,9 +24,11 @@ from tonnage.ledger import Category
 from tonnage.models.shape import ModelShape
 
 _GATHER_BUFFERS = 2
-_SCATTERED = 2  # tensors of a block: what its two row-parallel matrices put out
-# CUDA's queue holds so many launches that the card has not come to; a block's forward pass is so many kernels, copies and collectives.
-_LAUNCHES_AHEAD, _BLOCK_LAUNCHES = 1024, 36
+# Tensors of a block: what its row-parallel matrices put out, backward the gradients of what the others read.
+_SCATTERED = 2
+# CUDA's queue holds so many launches that the card has not come to; a block is so many kernels, copies and collectives, there and
+# back.
+_LAUNCHES_AHEAD, _BLOCK_LAUNCHES, _BLOCK_LAUNCHES_BACKWARD = 1024, 36, 50
 
 
 def trains_with_nanotron(configuration: Configuration) -> bool:
@@ -59,42 +61,33 @@ def made_gradients(shape: ModelShape, stage: Stage, configuration: Configuration
 
 
 def scattered(shape: ModelShape, stage: Stage, configuration: Configuration, tokens: Quantity) -> list[Term]:
-    """What reduce-scatters of the forward pass still read, as far as the host knows, when it is ahead of the card."""
+    """What reduce-scatters still read, as far as the host knows, when it is ahead of the card: those of the forward passes in
+    flight, and of as much of a backward pass as the queue has room for."""
     if not trains_with_nanotron(configuration):
         return []
-    layers = sum(len(stack.layers) for stack in shape.stacks) * stage.share * stage.in_flight
-    tensors = _SCATTERED * np.minimum(layers, _LAUNCHES_AHEAD // _BLOCK_LAUNCHES) * (np.asarray(configuration.tp) > 1)
+    layers = sum(len(stack.layers) for stack in shape.stacks) * stage.share
+    ahead = np.minimum(layers * stage.in_flight, _LAUNCHES_AHEAD // _BLOCK_LAUNCHES)
+    behind = np.minimum((_LAUNCHES_AHEAD - ahead * _BLOCK_LAUNCHES) // _BLOCK_LAUNCHES_BACKWARD, layers)
+    tensors = _SCATTERED * (ahead + behind) * (np.asarray(configuration.tp) > 1)
     size = tensors * configuration.compute_bytes * shape.hidden * tokens
     numbers = {"tensors": tensors, "bytes": configuration.compute_bytes, "hidden": shape.hidden, "tokens": tokens}
     words = "tensors × bytes × hidden × tokens"
     return [Term(Category.FRAGMENTATION, "held for NCCL's stream", size, words, numbers, "model")]
 
 
-def flat_copies(
-    shape: ModelShape, stage: Stage, configuration: Configuration, tokens: Quantity, *, in_use: bool
-) -> list[Term]:
+def flat_copies(stage: Stage, configuration: Configuration, *, in_use: bool) -> list[Term]:
     """Copies through which ZeRO-1 gathers.
 
-    The whole one is larger than any block that activations leave, so that neither is made of the other: while it is not in
-    use, the allocator keeps it all the same; and so it is with the copies of every rank's shard, unless one is smaller than
-    the largest of those blocks. The peak is that of reserved memory; where the gather itself is the most that is ever
-    allocated (a large model, few tokens), the allocated figure is too low.
+    Most are larger than any block that activations leave, so that neither is made of the other: while they are not in
+    use, the allocator keeps them all the same. That is an upper bound: logits of a small model may leave room for them.
+    The peak is that of reserved memory; where the gather itself is the most that is ever allocated (a large model, few
+    tokens), the allocated figure is too low.
     """
     ranks = shards(configuration)
     if not trains_with_nanotron(configuration) or configuration.zero == 0:
         return []
-    shard_bytes = working_bytes(configuration) * stage.parameters / ranks
-    fresh = in_use | (shard_bytes > _largest_block(shape, stage, configuration, tokens))
-    copies = (1 + fresh + 1 / ranks) * (np.asarray(ranks) > 1)
+    copies = (2 + 1 / ranks) * (np.asarray(ranks) > 1)
     size = copies * working_bytes(configuration) * stage.parameters
     numbers = {"copies": copies, "bytes": working_bytes(configuration), "parameters": stage.parameters}
     category = Category.WORKSPACE if in_use else Category.FRAGMENTATION
     return [Term(category, "flat copies of parameters", size, "copies × bytes × parameters", numbers, "model")]
-
-
-def _largest_block(shape: ModelShape, stage: Stage, configuration: Configuration, tokens: Quantity) -> Quantity:
-    """Bytes of the largest tensor that a pass makes: FP32 logits, or what the first matrices of an MLP put out together."""
-    logits = 2 * configuration.compute_bytes * shape.vocab * stage.heads
-    widths = [layer.feed_forward.intermediate for stack in shape.stacks for layer in stack.layers if layer.feed_forward]
-    between = 2 * configuration.compute_bytes * max(widths, default=0)
-    return np.maximum(logits, between) * tokens / configuration.tp
