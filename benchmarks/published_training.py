@@ -319,7 +319,8 @@ def _fsdp_qlora(row: Row) -> Run:
     sharded = "fsdp" in row
     words = _words(
         _preset(row["model"]), f"2x{_card(row['gpu'])}", "--fp32-logits", "--lora-dropout",
-        framework="fsdp2" if sharded else "torch", zero=3 if sharded else 0, precision="bf16", checkpoint=_recomputation(row["ac"]), loss="full", lora=64,
+        framework="fsdp2" if sharded else "torch", zero=3 if sharded else 0, precision="bf16",
+        checkpoint=_recomputation(row["ac"]), loss="full", lora=64,
         lora_targets="q_proj,k_proj,v_proj,mlp", base="nf4" if row["method"] == "QLoRA" else "16-bit",
         seq=row["seq_len"], micro_batch=row["micro_batch"], tp=1, pp=1, cp=1,
     )  # fmt: skip
@@ -343,8 +344,9 @@ def _litgpt(row: Row) -> Run:
     stablelm = row["model"].startswith("StableLM")
     model = _config(row["model"], **_STABLELM_ALPHA_3B) if stablelm else _preset(row["model"])
     words = _words(
-        model, "a100-40", "--lora-dropout", precision="bf16", lora=8, lora_targets="q_proj,v_proj", base=_LITGPT_BASES[row["method"]], checkpoint="none", loss="full",
-        seq=row["seq_len"], micro_batch=row["micro_batch"], global_batch=_LITGPT_STEP,
+        model, "a100-40", "--lora-dropout", precision="bf16", lora=8, lora_targets="q_proj,v_proj",
+        base=_LITGPT_BASES[row["method"]], checkpoint="none", loss="full", seq=row["seq_len"],
+        micro_batch=row["micro_batch"], global_batch=_LITGPT_STEP,
     )  # fmt: skip
     return Run(words, "allocated")
 
