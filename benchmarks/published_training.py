@@ -183,10 +183,10 @@ def _torchtitan_blackwell(row: Row) -> Run:
 
 
 def _torchtitan_card(row: Row) -> str:
-    """Where the row says so, or has its share of memory of 95 GiB: `cards/h100-96.toml`."""
+    """Its authors' H100s have 96 GB, where the row says so or by the share of memory that it has."""
     card = _card(row.get("gpu", ""))
     own = card == "h100" and ("Grand Teton" in row["gpu"] or "95 GiB" in row["gpu"] + row.get("notes", ""))
-    return str(TRUTH / "cards" / "h100-96.toml") if own else card
+    return "h100-96" if own else card
 
 
 # -- torchtune
