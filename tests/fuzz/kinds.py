@@ -202,7 +202,15 @@ _PLANNED = {
     "--price": ("2.5", "0", "free"),
     "--export": ("out",),
 }
-_SWITCHES = ("--qlora", "--compile", "--no-sequence-parallel", "--explain", "--dropout", "--lora-dropout", "--tiled-mlp")
+_SWITCHES = (
+    "--qlora",
+    "--compile",
+    "--no-sequence-parallel",
+    "--explain",
+    "--dropout",
+    "--lora-dropout",
+    "--tiled-mlp",
+)
 _SWITCHES += ("--eager-loss", "--fp32-logits")
 
 

@@ -103,7 +103,8 @@ def settings(launch: Launch) -> dict[str, Any]:
         "training": _training(launch),
         "parallelism": _parallelism(launch),
         "activation_checkpoint": _recompute(configuration.checkpoint),
-        "compile": {"enable": configuration.compile} | ({} if configuration.compile_loss else {"components": ["model"]}),
+        "compile": {"enable": configuration.compile}
+        | ({} if configuration.compile_loss else {"components": ["model"]}),
     }
 
 
