@@ -6,25 +6,26 @@ Prints a table of each, then how long 100,000 configurations take.
 """
 
 import argparse
-import json
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
-from published_training import Case, NotSaid, case_of
+from published_training import TRUTH, NotSaid, predicted_bytes, rows_of, run_of
 
 from tonnage.budget.configuration import Configuration
-from tonnage.budget.training import TrainingBudget, training_budget
+from tonnage.budget.ranges import Kind, kind_of
+from tonnage.budget.training import training_budget
 from tonnage.hardware import find_gpu
 from tonnage.models import find_model, from_config
 
-TRUTH = Path(__file__).parent / "truth"
 GIB = 2**30
+TOO_LOW = -0.05
 PRECISIONS = {"fp32": "fp32", "bf16": "bf16", "amp-bf16": "bf16-mixed", "amp-fp16": "fp16-mixed"}
 
 
@@ -36,11 +37,6 @@ def main() -> None:
     decoder_table(options.truth)
     published_table(options.truth)
     speed()
-
-
-def rows_of(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a file of JSON lines."""
-    return (json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip())
 
 
 # -- the decoder cases that were measured on an H200
@@ -109,53 +105,77 @@ def flags(words: list[str]) -> Configuration:
 # -- published runs
 
 
-def published_table(truth: Path) -> None:
-    """Every run that says enough, beside its prediction; then why the others do not."""
-    errors: dict[str, list[float]] = {}
+@dataclass(frozen=True)
+class Held:
+    """One run that was predicted: its error, and whether the plan says that it is tight."""
+
+    row: dict[str, Any]
+    words: list[str]
+    predicted_gib: float
+    kind: Kind
+    piped: bool
+    tight: bool
+
+    @property
+    def error(self) -> float:
+        """Of the prediction."""
+        return float(self.predicted_gib / self.row["peak_mem_gib"] - 1)
+
+    @property
+    def too_low(self) -> bool:
+        """By more than a twentieth, and nothing is said of it."""
+        return self.error < TOO_LOW and not self.tight
+
+
+def published_runs(truth: Path) -> tuple[list[Held], Counter[tuple[str, str]]]:
+    """Every row that has words, through the command; and why the others have none."""
+    held: list[Held] = []
     left_out: Counter[tuple[str, str]] = Counter()
     for row in rows_of(truth / "published-training.jsonl"):
         try:
-            case = case_of(row)
+            run = run_of(row)
         except NotSaid as reason:
             left_out[row["family"], str(reason)] += 1
             continue
-        predicted = figure_of(case) / GIB
-        error = predicted / row["peak_mem_gib"] - 1
-        errors.setdefault(row["family"] + (", adapters" if case.configuration.lora_rank else ""), []).append(abs(error))
-        print(f"{predicted:8.2f} {row['peak_mem_gib']:8.2f} GiB {error:+7.1%}  {row['id']:26} {words_of(case)}")
-    summary(errors, left_out)
+        findings = run.plan()
+        plan = findings.closest
+        predicted = predicted_bytes(run, findings) / GIB
+        held.append(Held(row, run.words, predicted, kind_of(plan.configuration), plan.configuration.pp > 1, plan.tight))
+    return held, left_out
 
 
-def figure_of(case: Case) -> float:
-    """Bytes of the figure that the source reports."""
-    budget = training_budget(case.shape, case.configuration, case.cluster().gpu, stage=case.stage)
-    return float(_figure(budget, case.figure))
-
-
-def _figure(budget: TrainingBudget, figure: str) -> Any:
-    if figure == "allocated":
-        return budget.peak_allocated_bytes
-    return budget.peak_reserved_bytes if figure == "reserved" else budget.total_bytes
-
-
-def words_of(case: Case) -> str:
-    """The configuration in a few words."""
-    c = case.configuration
-    layout = f"dp{c.data} tp{c.tp} pp{c.pp} cp{c.cp} zero{c.zero}"
-    return f"{case.shape.parameters / 1e9:.1f}B {layout} batch {c.micro_batch} × {c.seq} {c.checkpoint} ({case.figure})"
-
-
-def summary(errors: dict[str, list[float]], left_out: Counter[tuple[str, str]]) -> None:
-    """Medians by family and over all, and the reasons."""
-    for family, found in errors.items():
-        print(f"{family:24} {len(found):4} runs, median error {median(found):.1%}, worst {max(found):.1%}")
-    for name, adapters in (("all but adapters", False), ("adapters", True)):
-        every = [
-            error for family, found in errors.items() for error in found if family.endswith("adapters") is adapters
-        ]
-        print(f"{name:24} {len(every):4} runs, median error {median(every):.1%}, worst {max(every):.1%}")
+def published_table(truth: Path) -> None:
+    """Every run that says enough, beside its prediction; medians; then why the others do not."""
+    held, left_out = published_runs(truth)
+    for run in held:
+        sizes = f"{run.predicted_gib:8.2f} {run.row['peak_mem_gib']:8.2f} GiB {run.error:+7.1%}"
+        print(f"{sizes} {'tight' if run.tight else '':5}  {run.row['id']:26} {' '.join(run.words)}")
+    families: dict[str, list[Held]] = {}
+    for run in held:
+        families.setdefault(run.row["family"] + (", adapters" if run.kind == "adapters" else ""), []).append(run)
+    families["all but adapters"] = [run for run in held if run.kind != "adapters"]
+    families |= {"adapters": [run for run in held if run.kind == "adapters"], "all": held}
+    for name, runs in families.items():
+        errors = np.abs([run.error for run in runs])
+        worst = f"90th percentile {np.quantile(errors, 0.9):.1%}, worst {max(errors):.1%}"
+        print(f"{name:24} {len(runs):4} runs, median error {median(errors):.1%}, {worst}, {too_low(runs):.1%} too low")
+    for kind, (low, high) in spread(held).items():
+        print(f"{kind:24} nine of ten took {low:.2f} to {high:.2f} of what is predicted")
     for (family, reason), count in sorted(left_out.items()):
         print(f"  left out: {count:3} of {family}: {reason}")
+
+
+def too_low(held: list[Held]) -> float:
+    """The share that is, without a word of it."""
+    return sum(run.too_low for run in held) / len(held)
+
+
+def spread(held: list[Held]) -> dict[Kind, tuple[float, float]]:
+    """The factors between which nine of ten runs are, by kind: `budget/data/ranges.toml`."""
+    found: dict[Kind, list[float]] = {}
+    for run in held:
+        found.setdefault(run.kind, []).append(1 / (1 + run.error))
+    return {kind: (float(np.quantile(each, 0.05)), float(np.quantile(each, 0.95))) for kind, each in found.items()}
 
 
 # -- speed

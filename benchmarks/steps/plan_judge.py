@@ -8,7 +8,7 @@ come the steps of `truth/steptime.json`, and published speeds of other clusters.
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -19,12 +19,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from published_training import NotSaid, case_of
+from published_training import NotSaid, rows_of, run_of
 from trainings import LLAMAS, TRAININGS, Training
 
 from tonnage.budget.configuration import Configuration
-from tonnage.budget.step_time import StepTime, step_time
-from tonnage.errors import TonnageError
+from tonnage.budget.step_time import step_time
 from tonnage.hardware import find_cluster
 from tonnage.models import ModelShape, find_model, from_config
 
@@ -66,7 +65,7 @@ def judge_trainings(parts: bool, judged: bool) -> None:
             continue
         print(
             f"{name:40}{float(time.total_s) * 1e3:9.1f}{row['step_s'] * 1e3:9.1f}{error:+8.1%}  {mark:8}",
-            words(time) if parts else "",
+            words(time.parts) if parts else "",
         )
     for half, found in errors.items():
         say(half, found)
@@ -79,7 +78,7 @@ def judge_phases(rows: list[dict[str, Any]]) -> None:
         time = step_time(shape_of(row), configuration_of(row), find_cluster("h200"))
         found.append(float(time.total_s) * 1e3 / sum(row["ms"].values()) - 1)
         print(
-            f"{row['size']:12}{row['precision']:5}{row['batch']:3}×{row['seq']:<6}{found[-1]:+8.1%}  {words(time)}  ",
+            f"{row['size']:12}{row['precision']:5}{row['batch']:3}×{row['seq']:<6}{found[-1]:+8.1%}  {words(time.parts)}  ",
             f"measured {row['ms']}",
         )
     say("steptime.json", found)
@@ -106,20 +105,20 @@ def configuration_of(row: dict[str, Any]) -> Configuration:
 def judge_published(path: Path) -> None:
     ratios: dict[str, list[float]] = {}
     alike: dict[tuple[object, ...], list[tuple[float, float]]] = {}
-    for row in map(json.loads, path.read_text("utf-8").splitlines()):
+    for row in rows_of(path):
         if not row.get("tokens_per_s_per_gpu"):
             continue
         try:
-            case = case_of(row)
-            cluster = case.cluster()
-        except (NotSaid, TonnageError):
+            run = run_of(row)
+        except NotSaid:
             continue
-        time = step_time(case.shape, case.configuration, cluster)
-        ratio = float(time.tokens_per_s) / cluster.gpus / row["tokens_per_s_per_gpu"]
-        ratios.setdefault(row["family"] + (", adapters" if case.configuration.lora_rank else ""), []).append(ratio)
-        same = row["family"], case.shape.parameters, cluster.gpus, case.gpu, case.configuration.seq
-        alike.setdefault(same, []).append((float(time.tokens_per_s) / cluster.gpus, row["tokens_per_s_per_gpu"]))
-        print(f"{ratio:7.2f}  {row['id']:24}{words(time)}")
+        findings = run.plan()
+        plan, gpus = findings.closest, findings.cluster.gpus
+        ratio = plan.tokens_per_s / gpus / row["tokens_per_s_per_gpu"]
+        ratios.setdefault(row["family"] + (", adapters" if run.adapters else ""), []).append(ratio)
+        same = row["family"], findings.shape.parameters, gpus, findings.cluster.gpu.key, plan.configuration.seq
+        alike.setdefault(same, []).append((plan.tokens_per_s / gpus, row["tokens_per_s_per_gpu"]))
+        print(f"{ratio:7.2f}  {row['id']:24}{words(plan.parts_s)}")
     every = [ratio for family, each in ratios.items() for ratio in each if not family.endswith("adapters")]
     for family, found in [*ratios.items(), ("all but adapters", every)]:
         near = np.mean([abs(ratio - 1) < 0.2 for ratio in found])
@@ -149,8 +148,8 @@ def say(name: str, errors: list[float]) -> None:
     )
 
 
-def words(time: StepTime) -> str:
-    return ", ".join(f"{name} {float(value) * 1e3:.1f}" for name, value in time.parts.items() if float(value))
+def words(parts: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {float(value) * 1e3:.1f}" for name, value in parts.items() if float(value))
 
 
 def planned_configuration(training: Training) -> Configuration:

@@ -5,7 +5,7 @@ import pytest
 from budget.decoders import llama
 from budget.nanotron_step import GIB, Step
 from tonnage.budget.configuration import Configuration
-from tonnage.budget.nanotron import flat_copies, gather_buffers, made_gradients
+from tonnage.budget.nanotron import flat_copies, gather_buffers, made_gradients, scattered
 from tonnage.budget.sharding import stages
 from tonnage.budget.training import training_budget
 from tonnage.hardware import find_gpu
@@ -48,6 +48,27 @@ def test_zero_gathers_through_flat_copies() -> None:
     assert not flat_copies(stage, nanotron(data=8), in_use=True)
 
 
+@pytest.mark.parametrize(
+    ("choices", "tensors"),
+    [({"tp": 1}, 0), ({"tp": 2}, 2 * (16 + 8)), ({"tp": 2, "pp": 4, "accumulate": 8}, 2 * (24 + 3))],
+)
+def test_what_is_scattered_is_lost_until_the_card_has_come_to_it(choices: dict[str, int], tensors: int) -> None:
+    """Two of every block in the queue: sixteen forward, or six for each of four micro-batches; then some backward."""
+    configuration = nanotron(**choices)
+    stage = next(iter(stages(SHAPE, configuration)))
+    (held,) = scattered(SHAPE, stage, configuration, 4096)
+    assert held.size_bytes == tensors * 2 * 2048 * 4096
+    assert held.category is Category.FRAGMENTATION
+    assert not scattered(SHAPE, stage, Configuration(framework="megatron", tp=2), 4096)
+
+
+def test_the_host_is_no_further_ahead_than_its_queue_holds() -> None:
+    deep = llama(vocab_size=131072, num_hidden_layers=80)
+    (stage,) = stages(deep, nanotron(tp=2))
+    (held,) = scattered(deep, stage, nanotron(tp=2), 1)
+    assert held.size_bytes == 2 * (1024 // 36) * 2 * 2048
+
+
 CASES = [
     {"data": 16},
     {"data": 8, "micro_batch": 2},
@@ -85,7 +106,9 @@ def test_formulas_and_tensors_agree(choices: dict[str, int]) -> None:
     found = training_budget(SHAPE, configuration, find_gpu("h100"), stage="first")
     allocated, reserved = replayed(SHAPE, configuration)
     assert float(found.peak_allocated_bytes) - CUBLAS == pytest.approx(allocated, rel=0.01)
-    assert float(found.peak_reserved_bytes) - CUBLAS == pytest.approx(reserved, rel=0.17)
+    # The replay has one stream.
+    held = sum(float(term.size_bytes) for term in found.terms if term.name == "held for NCCL's stream")
+    assert float(found.peak_reserved_bytes) - held - CUBLAS == pytest.approx(reserved, rel=0.17)
 
 
 def test_a_published_run_tensor_by_tensor() -> None:

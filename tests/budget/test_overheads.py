@@ -15,8 +15,24 @@ MIB = 2**20
 
 
 def test_workspaces_of_two_threads() -> None:
-    assert workspace(find_gpu("h200")).size_bytes == 64 * MIB
-    assert workspace(find_gpu("a100-80")).size_bytes == 2 * 8519680
+    assert workspace(find_gpu("h200"), Configuration()).size_bytes == 64 * MIB
+    assert workspace(find_gpu("a100-80"), Configuration()).size_bytes == 2 * 8519680
+
+
+def test_transformer_engine_has_a_workspace_of_its_own() -> None:
+    megatron = Configuration(framework="megatron")
+    assert workspace(find_gpu("h200"), megatron).size_bytes == 96 * MIB
+    assert workspace(find_gpu("a100-80"), megatron).size_bytes == 2 * 8519680 + 4 * MIB
+
+
+def test_logits_that_are_shifted_in_fp32_leave_larger_holes() -> None:
+    """Of 12 bytes 2; of 16, the same and 4 of a gradient that is a token short."""
+    (stage,) = stages(llama(), Configuration())
+    plain, wide = (
+        fragmentation(llama(), stage, Configuration(precision="bf16", lora_rank=8, wide_logits=way, seq=512)).size_bytes
+        for way in (False, True)
+    )
+    assert (plain, wide) == (pytest.approx(2 * 512 * 128256), pytest.approx(6 * 512 * 128256))
 
 
 def test_the_context_is_the_catalogue_s() -> None:

@@ -2,7 +2,8 @@
 
 from pytest import approx
 
-from tonnage.clock.power import slowdown
+from tonnage.clock.power import limit_of, slowdown
+from tonnage.hardware import find_gpu
 
 
 def test_what_moves_bytes_alone_is_within_the_limit() -> None:
@@ -17,3 +18,8 @@ def test_products_alone_slow_down_as_they_did_on_the_card() -> None:
 def test_pauses_let_the_card_keep_its_clock() -> None:
     assert slowdown([(1.0, 0.8)], 3.0) == 1.0
     assert slowdown([], 0.0) == 1.0
+
+
+def test_a_chip_that_is_sold_with_less_is_limited_as_if_it_had_been_lowered() -> None:
+    assert limit_of(find_gpu("h100-96")) == approx(500 / 700)
+    assert limit_of(find_gpu("h100")) == 1

@@ -313,3 +313,106 @@ def test_a_step_inside_backward_needs_whole_gradients(words: tuple[str, ...]) ->
     gpus = "h200" if "--lora" in words else "2xh200"
     with pytest.raises(RequestError, match="frees gradients"):
         command(["llama-3.2-1b", "--gpus", gpus, "--step-in-backward", *words])
+
+
+FIXED = ("--seq", "2048", "--micro-batch", "4", "--checkpoint", "none", "--loss", "full", "--offload", "none")
+
+
+def test_a_plan_carries_its_range_and_says_where_it_is_tight(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nine of ten runs are within it: what is within a tenth of the end of the card may not fit."""
+    words = ("llama-3.2-1b", "--precision", "bf16", *FIXED)
+    roomy, near, over = (
+        figures(capsys, *words, "--gpus", card, "--seq", "2176")["best"] for card in ("h200", "a100-40", "a10g")
+    )
+    low, high = roomy["total_range_bytes"]
+    assert low < roomy["total_bytes"] == roomy["ledger"]["total_bytes"] < high
+    assert roomy["peak_allocated_bytes"] < roomy["peak_reserved_bytes"] < roomy["total_bytes"]
+    assert (roomy["fits"], roomy["tight"]) == (True, False)
+    assert (over["fits"], over["tight"]) == (False, False)
+    assert (near["fits"], near["tight"]) == (True, True)
+
+
+def test_both_ends_of_a_pipeline_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (
+        "llama-3.2-1b",
+        "--gpus",
+        "4xh100",
+        "--framework",
+        "megatron",
+        "--zero",
+        "0",
+        "--tp",
+        "1",
+        "--cp",
+        "1",
+        *FIXED,
+    )
+    piped, alone = (figures(capsys, *words, "--pp", pp)["best"] for pp in ("4", "1"))
+    ends = piped["stages"]
+    assert set(ends) == {"first stage", "last stage"}
+    assert max(end["total_bytes"] for end in ends.values()) == piped["total_bytes"]
+    assert alone["stages"] == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "more"),
+    [
+        (("--fp32-logits",), 4 * 128256),  # one more copy of the logits
+        (("--dropout",), 16 * 2 * 2048),  # two masks of a byte in each block
+        (("--lora", "8", "--lora-dropout"), None),
+    ],
+)
+def test_choices_that_take_memory(words: tuple[str, ...], more: int | None, capsys: pytest.CaptureFixture[str]) -> None:
+    common = ("llama-3.2-1b", "--gpus", "h200", "--precision", "bf16", *FIXED)
+    plain = figures(capsys, *common, *words[:-1])["best"]["peak_allocated_bytes"]
+    with_it = figures(capsys, *common, *words)["best"]["peak_allocated_bytes"]
+    tokens = 4 * 2048
+    # Adapters of seven matrices: of one copy for those that read the same, each has its own, and a mask.
+    expected = more if more is not None else 16 * ((3 * 3 - 2 + 3 + 2 * 3 - 2) * 2048 + 8192)
+    assert with_it - plain == pytest.approx(expected * tokens, rel=0.01)
+
+
+def test_a_loss_that_is_not_compiled_holds_more(capsys: pytest.CaptureFixture[str]) -> None:
+    common = ("llama-3.2-1b", "--gpus", "h200", "--precision", "bf16", *FIXED, "--compile")
+    compiled, eager = (
+        figures(capsys, *common, *more)["best"]["peak_allocated_bytes"] for more in ((), ("--eager-loss",))
+    )
+    assert eager - compiled == pytest.approx((12 - 8) * 128256 * 4 * 2048, rel=0.01)
+
+
+def test_a_tiled_mlp_keeps_its_input_alone_and_is_made_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    common = (
+        "llama-3.1-8b",
+        "--gpus",
+        "8xh100",
+        "--framework",
+        "deepspeed",
+        "--zero",
+        "3",
+        "--seq",
+        "512k",
+        "--cp",
+        "8",
+    )
+    common += (
+        "--tp",
+        "1",
+        "--pp",
+        "1",
+        "--micro-batch",
+        "1",
+        "--checkpoint",
+        "full",
+        "--liger",
+        "--offload",
+        "activations",
+    )
+    whole, tiled = (figures(capsys, *common, *more)["best"] for more in ((), ("--tiled-mlp",)))
+    assert tiled["total_bytes"] < 0.8 * whole["total_bytes"]
+    assert tiled["tokens_per_s"] < whole["tokens_per_s"]
+
+
+@pytest.mark.parametrize("words", [("--eager-loss",), ("--lora-dropout",)])
+def test_flags_beside_what_they_belong_to(words: tuple[str, ...]) -> None:
+    with pytest.raises(RequestError, match=words[0]):
+        command([*SMALL, *words])

@@ -202,7 +202,16 @@ _PLANNED = {
     "--price": ("2.5", "0", "free"),
     "--export": ("out",),
 }
-_SWITCHES = ("--qlora", "--compile", "--no-sequence-parallel", "--explain")
+_SWITCHES = (
+    "--qlora",
+    "--compile",
+    "--no-sequence-parallel",
+    "--explain",
+    "--dropout",
+    "--lora-dropout",
+    "--tiled-mlp",
+)
+_SWITCHES += ("--eager-loss", "--fp32-logits")
 
 
 def _trainings(rng: Random, file: str) -> Call:

@@ -80,6 +80,7 @@ class Widths:
     autocast: bool
     adapter_bytes: int  # of a number in an adapter; 0: no adapters, all is trained
     adapted: tuple[str, ...]  # the matrices that have one
+    drops: bool  # of its input: what is left of it and a mask are an adapter's own
 
 
 def block_of(shape: ModelShape, layer: Layer, hidden: int, configuration: Configuration) -> Block:
@@ -89,10 +90,10 @@ def block_of(shape: ModelShape, layer: Layer, hidden: int, configuration: Config
     return Block(
         norms=_norms(layer, style, widths),
         attention=_attentions(layer, style, widths, configuration),
-        feed_forward=_feed_forward(layer, style, widths),
+        feed_forward=_tiled(layer, style, widths) if configuration.tiled_mlp else _feed_forward(layer, style, widths),
         entry=Kept(whole=widths.residual_bytes * hidden),
         selective=_selective(layer, style, widths, configuration),
-        backward=_backward(layer, style, widths),
+        backward=_backward(layer, style, widths, mlp_tiles(configuration, hidden)) + _exchanged(widths, configuration),
     )
 
 
@@ -119,6 +120,7 @@ def widths_of(layer: Layer, hidden: int, configuration: Configuration) -> Widths
         autocast=configuration.autocast,
         adapter_bytes=configuration.parameter_bytes if configuration.lora_rank else 0,
         adapted=configuration.lora_targets,
+        drops=configuration.lora_dropout,
     )
 
 
@@ -153,9 +155,10 @@ def _read(widths: Widths, readers: int) -> Kept:
 
 
 def _adapted(widths: Widths, readers: int) -> Kept:
-    """What adapters read: one copy, or where they are wider than the base, a cast for each. Frozen matrices keep none."""
-    copies = readers if widths.adapter_bytes > widths.compute_bytes else min(readers, 1)
-    return Kept(gathered=copies * widths.adapter_bytes * widths.hidden)
+    """What adapters read: one copy, or where they are wider than the base or drop some, one each. Frozen matrices keep none."""
+    own = widths.drops or widths.adapter_bytes > widths.compute_bytes
+    copies = readers if own else min(readers, 1)
+    return Kept(gathered=copies * (widths.adapter_bytes + widths.drops) * widths.hidden)
 
 
 def _attentions(layer: Layer, style: Style, widths: Widths, configuration: Configuration) -> Kept:
@@ -192,6 +195,15 @@ def _ring(widths: Widths, configuration: Configuration) -> Kept:
     return Kept(split=widths.compute_bytes * widths.attended * (np.asarray(configuration.cp) > 1))
 
 
+def _exchanged(widths: Widths, configuration: Configuration) -> Kept:
+    """What DeepSpeed's sequence parallelism sends and receives in a block, heads for tokens: both copies of queries, keys, values
+    and output, which are no use to the allocator before the card has come to them."""
+    if configuration.framework != "deepspeed":
+        return Kept()
+    elements = widths.queries + widths.keys + widths.values + widths.attended
+    return Kept(split=2 * widths.compute_bytes * elements * (np.asarray(configuration.cp) > 1))
+
+
 def _latent(mixer: Attention, style: Style, widths: Widths) -> Kept:
     """Both compressed vectors, normalised; and the keys without their rotary part, made in one matrix with the values."""
     size = widths.compute_bytes
@@ -204,7 +216,8 @@ def _attention_inputs(style: Style, widths: Widths) -> Kept:
     if not widths.adapter_bytes:
         return _read(widths, 1 if style.fused_qkv else 3)
     readers = sum(name in widths.adapted for name in ATTENTION[:3])
-    cast = widths.adapter_bytes if widths.adapter_bytes > widths.compute_bytes and "o_proj" in widths.adapted else 0
+    own = (widths.drops or widths.adapter_bytes > widths.compute_bytes) and "o_proj" in widths.adapted
+    cast = (widths.adapter_bytes + widths.drops) * own
     return _adapted(widths, min(readers, 1) if style.fused_qkv else readers) + Kept(split=cast * widths.attended)
 
 
@@ -257,6 +270,19 @@ def _feed_forward(layer: Layer, style: Style, widths: Widths) -> Kept:
     return kept + Kept(split=_mlp_bytes(mlp, style, widths) * mlp.intermediate)
 
 
+def mlp_tiles(configuration: Configuration, hidden: int) -> Quantity:
+    """Parts that the tokens of a GPU are cut into for a tiled MLP: DeepSpeed's `TiledMLP` takes about as many as it is wide."""
+    if not configuration.tiled_mlp:
+        return 1
+    return np.ceil(np.asarray(configuration.seq) / configuration.cp / hidden)[()]
+
+
+def _tiled(layer: Layer, style: Style, widths: Widths) -> Kept:
+    """Its input alone."""
+    mlp = layer.feed_forward
+    return _mlp_inputs(layer, mlp, style, widths) if mlp else Kept()
+
+
 def _mlp_inputs(layer: Layer, mlp: FeedForward, style: Style, widths: Widths) -> Kept:
     """The output of its norm, which a block of parallel form with one norm has already kept for attention."""
     # In a mixture the router alone reads it; copies for the experts are counted with them.
@@ -274,7 +300,7 @@ def _mlp_bytes(mlp: FeedForward, style: Style, widths: Widths, closing: str = "d
     size = widths.compute_bytes
     frozen = bool(widths.adapter_bytes)
     # What the last matrix reads, as it or its adapter keeps it.
-    read = (widths.adapter_bytes if closing in widths.adapted else 0) if frozen else size
+    read = (widths.adapter_bytes + widths.drops if closing in widths.adapted else 0) if frozen else size
     if mlp.gated:
         return (2 if style.fused or style.liger else 3) * size + read
     if style.activation == "relu":
@@ -327,8 +353,11 @@ def _products(layer: Layer, style: Style, widths: Widths) -> list[int]:
     return [*attention, widths.hidden, *[between] * (2 if mlp.gated else 1), widths.hidden]
 
 
-def _backward(layer: Layer, style: Style, widths: Widths) -> Kept:
-    """Gradients alive at once where they are most, in the MLP: of the product, of both its factors and of its input."""
+def _backward(layer: Layer, style: Style, widths: Widths, tiles: Quantity) -> Kept:
+    """Gradients alive at once where they are most, in the MLP: of the product, of both its factors and of its input.
+
+    A tiled one has them of one tile, beside all that it keeps of it.
+    """
     mlp = layer.feed_forward
     size = widths.compute_bytes
     if mlp is None:
@@ -338,4 +367,9 @@ def _backward(layer: Layer, style: Style, widths: Widths) -> Kept:
     if style.activation == "chain" and not style.fused:
         gradients = 3 * (FP32 if widths.autocast else size)
     stream = widths.residual_bytes * widths.hidden
-    return Kept(split=gradients * between, whole=stream, gathered=stream)
+    if not np.any(np.asarray(tiles) > 1):
+        return Kept(split=gradients * between, whole=stream, gathered=stream)
+    # So little that attention has more: what comes into it, what goes to queries, keys and values, and FP32 sums for the queries.
+    tile = (gradients + _mlp_bytes(mlp, style, widths)) * between / tiles
+    attention = size * (widths.attended + widths.queries + widths.keys + widths.values) + FP32 * widths.queries
+    return Kept(split=np.maximum(tile, attention), whole=stream, gathered=stream)

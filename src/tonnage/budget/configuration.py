@@ -61,8 +61,13 @@ class Configuration:
     bf16_moments: bool = False  # the same of the optimizer's states; the master keeps what the parameter lacks
     keep_gradients: bool = False  # zeroed in place, not freed, between steps
     compile: bool = False
-    wide_logits: bool = False  # the model gives them in FP32, as those of transformers did until 4.45
+    wide_logits: bool = False  # the model gives them in FP32 and shifts them, as those of transformers did until 4.45
     compile_loss: bool = True  # with `compile`: the loss too (torchtitan left it out until 2025)
+    dropout: bool = False  # after attention and MLP, where the model has none by default
+    lora_dropout: bool = False  # of what adapters read
+    tiled_mlp: bool = (
+        False  # an MLP takes a few tokens at a time and keeps their input alone, as in Arctic's long sequences
+    )
     seq: Number = 4096
     micro_batch: Number = 1
     accumulate: Number = 1

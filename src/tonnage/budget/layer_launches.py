@@ -148,7 +148,10 @@ class LayerLaunches:
             if attention is not None:
                 self._attention(calls, attention, layer, hidden, style, biased, read)
         if layer.feed_forward is not None:
+            before = len(calls.products), len(calls.others)
             self._feed_forward(calls, layer.feed_forward, hidden, style, biased)
+            if self.configuration.tiled_mlp:  # made again for its backward pass, tile by tile
+                calls.backward += [*calls.products[before[0] :], *calls.others[before[1] :]]
         # What the host does where tensor parallelism splits products.
         forward, backward = framework_of(self.configuration).split_operators
         for known, operators in ((calls.others, forward), (calls.backward, backward)):
@@ -365,6 +368,8 @@ class LayerLaunches:
         rank, name = self.configuration.lora_rank, _PRECISIONS[self.configuration.precision]
         wide = self.configuration.parameter_bytes > self.configuration.compute_bytes
         own, every = "4" if wide else "c", groups * rows
+        if self.configuration.lora_dropout:
+            self._part(calls, "dropout", "fused" if self.configuration.compile else "eager", every, k)
         if self.configuration.compile:
             calls.others.append(self._plain("fused", ["c", own], ["c"], every, n))
             calls.backward += [

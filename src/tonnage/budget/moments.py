@@ -25,7 +25,7 @@ from tonnage.budget.adapters import largest_matrix
 from tonnage.budget.configuration import Configuration, Number, Quantity
 from tonnage.budget.frameworks import framework_of, gradient_bytes, made_bytes, reduces_once, state_bytes
 from tonnage.budget.loss import LossMoment, head_weights, loss_term
-from tonnage.budget.nanotron import flat_copies, gather_buffers, made_gradients, trains_with_nanotron
+from tonnage.budget.nanotron import flat_copies, gather_buffers, made_gradients, scattered, trains_with_nanotron
 from tonnage.budget.sharding import Stage, block_parameters, sharded
 from tonnage.budget.states import States, sharded_parameters, states
 from tonnage.budget.styles import compiled_whole
@@ -37,6 +37,7 @@ from tonnage.models.shape import ModelShape, Stack
 _REPLICATED = {"torch": 1, "nanotron": 0}
 # DeepSpeed's defaults: elements of the bucket that gradients are reduced in, and parameters that ZeRO-3 keeps gathered.
 REDUCE_BUCKET = 500_000_000
+_SCATTERS_COPIES = 3  # the stage
 MAX_LIVE_PARAMETERS = 1_000_000_000
 
 
@@ -68,7 +69,11 @@ def moments(shape: ModelShape, stage: Stage, configuration: Configuration) -> It
     scene = Scene(shape, stage, configuration, states(shape, stage, configuration))
     buffers = (*_buckets(scene), *gather_buffers(shape, configuration, scene.tokens), *_stage_buffers(scene))
     states_and_buffers = (*scene.states.kept, *buffers)
-    always = (*states_and_buffers, *flat_copies(stage, configuration, in_use=False))
+    always = (
+        *states_and_buffers,
+        *flat_copies(stage, configuration, in_use=False),
+        *scattered(shape, stage, configuration, scene.tokens),
+    )
     kept = _kept(scene)
     passing = (*always, *_live_gradients(scene), *kept)
     gathered = _gathered(scene)
@@ -106,8 +111,11 @@ def _buckets(scene: Scene) -> list[Term]:
         size = made * (np.asarray(configuration.data * configuration.cp) > 1)
         return [_term(Category.GRADIENTS, "DDP buckets", size, "as large as the gradients, where there are ranks")]
     if configuration.framework == "deepspeed" and configuration.zero:
-        size = 2 * np.minimum(scene.stage.parameters, REDUCE_BUCKET)
-        return [_term(Category.GRADIENTS, "reduce bucket", size, "2 B × elements", elements=REDUCE_BUCKET)]
+        # ZeRO 3 lays the gradients of a bucket side by side once more, rank by rank, to scatter them.
+        buckets = 1 + (np.asarray(configuration.data * configuration.cp) > 1) * (configuration.zero == _SCATTERS_COPIES)
+        held = buckets * 2.0 * np.minimum(scene.stage.parameters, REDUCE_BUCKET)
+        words = "buckets × 2 B × elements"
+        return [_term(Category.GRADIENTS, "reduce bucket", held, words, buckets=buckets, elements=REDUCE_BUCKET)]
     return []
 
 

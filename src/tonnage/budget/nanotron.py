@@ -8,6 +8,8 @@
 | two buffers for gathered inputs and gradients live for ever          | `parallel/tensor_parallel/`        |
 | ZeRO-1 gathers parameters through a flat copy of its own shard, one  | `optim/zero.py`, `distributed.py`; |
 | of every shard, and a third that NCCL's backend makes                | PyTorch's `ProcessGroupNCCL`       |
+| what a row-parallel matrix puts out is whole until it is scattered   | `tensor_parallel/functional.py`;   |
+| on a stream of NCCL's, and no use to the allocator until it has been | `ProcessGroupNCCL`, `recordStream` |
 
 How blocks are divided over a pipeline is known to `sharding`, when a moment is to `moments`.
 """
@@ -22,6 +24,11 @@ from tonnage.ledger import Category
 from tonnage.models.shape import ModelShape
 
 _GATHER_BUFFERS = 2
+# Tensors of a block: what its row-parallel matrices put out, backward the gradients of what the others read.
+_SCATTERED = 2
+# CUDA's queue holds so many launches that the card has not come to; a block is so many kernels, copies and collectives, there and
+# back.
+_LAUNCHES_AHEAD, _BLOCK_LAUNCHES, _BLOCK_LAUNCHES_BACKWARD = 1024, 36, 50
 
 
 def trains_with_nanotron(configuration: Configuration) -> bool:
@@ -51,6 +58,21 @@ def made_gradients(shape: ModelShape, stage: Stage, configuration: Configuration
     numbers = {"parameters": count, "bytes": made_bytes(configuration)}
     size = made_bytes(configuration) * count
     return [Term(Category.GRADIENTS, "gradients not yet added", size, "parameters × bytes", numbers, "model")]
+
+
+def scattered(shape: ModelShape, stage: Stage, configuration: Configuration, tokens: Quantity) -> list[Term]:
+    """What reduce-scatters still read, as far as the host knows, when it is ahead of the card: those of the forward passes in
+    flight, and of as much of a backward pass as the queue has room for."""
+    if not trains_with_nanotron(configuration):
+        return []
+    layers = sum(len(stack.layers) for stack in shape.stacks) * stage.share
+    ahead = np.minimum(layers * stage.in_flight, _LAUNCHES_AHEAD // _BLOCK_LAUNCHES)
+    behind = np.minimum((_LAUNCHES_AHEAD - ahead * _BLOCK_LAUNCHES) // _BLOCK_LAUNCHES_BACKWARD, layers)
+    tensors = _SCATTERED * (ahead + behind) * (np.asarray(configuration.tp) > 1)
+    size = tensors * configuration.compute_bytes * shape.hidden * tokens
+    numbers = {"tensors": tensors, "bytes": configuration.compute_bytes, "hidden": shape.hidden, "tokens": tokens}
+    words = "tensors × bytes × hidden × tokens"
+    return [Term(Category.FRAGMENTATION, "held for NCCL's stream", size, words, numbers, "model")]
 
 
 def flat_copies(stage: Stage, configuration: Configuration, *, in_use: bool) -> list[Term]:

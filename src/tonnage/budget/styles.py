@@ -57,6 +57,7 @@ def caps_logits(shape: ModelShape) -> bool:
 def style_of(shape: ModelShape, layer: Layer, configuration: Configuration) -> Style:
     """As the framework runs this block: eager PyTorch as transformers writes it, fused elsewhere."""
     written = _written(shape.architecture, layer.rms_norm)
+    written = replace(written, dropout=True) if configuration.dropout else written
     form = framework_of(configuration).written
     scores = _scores(layer, written, configuration)
     if configuration.compile:

@@ -20,7 +20,7 @@ _LEAST_LIMIT = 0.05  # above what an idle card draws
 
 
 @cache
-def _figures() -> dict[str, float]:
+def _figures() -> dict[str, Any]:
     return tomllib.loads(_DATA.read_text("utf-8"))
 
 
@@ -34,8 +34,8 @@ def slowdown(kernels: Iterable[tuple[float, float]], step_s: float) -> float:
 
 
 def limit_of(gpu: Gpu) -> float:
-    """A card's power limit against what its kind is sold with: less where an operator has lowered it."""
-    sold = find_gpu(gpu.key).power_w
+    """A card's power limit against what its chip is sold with: less where an operator has lowered it, or a maker."""
+    sold = _figures()["sold_w"].get(gpu.key) or find_gpu(gpu.key).power_w
     return gpu.power_w / sold if gpu.power_w and sold else 1.0
 
 

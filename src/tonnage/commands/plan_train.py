@@ -37,16 +37,25 @@ def command(words: list[str]) -> int:
     page = page_of(options)
     if not options.gpus:
         return _which_cards(options)
-    from tonnage.models import find_model
-    from tonnage.planner.search import search
-
-    cluster, shape = cluster_of(options), find_model(options.model, online=options.online)
     start = time.perf_counter()
-    findings = search(shape, cluster, request_of(options, shape))
+    findings = _search(options)
     _publish(findings, options, page, time.perf_counter() - start)
     if options.export is not None and findings.best is not None:
         _export(findings, options)
     return 0 if findings.fits else 1
+
+
+def planned(words: list[str]) -> "Findings":
+    """What is found for the words after `tonnage plan train`, --gpus among them; nothing is printed."""
+    return _search(_parser().parse_args(words))
+
+
+def _search(options: Namespace) -> "Findings":
+    from tonnage.models import find_model
+    from tonnage.planner.search import search
+
+    shape = find_model(options.model, online=options.online)
+    return search(shape, cluster_of(options), request_of(options, shape))
 
 
 def _which_cards(options: Namespace) -> int:
@@ -100,11 +109,24 @@ def _parser() -> ArgumentParser:
     add("--drive", metavar="SPEED", help="what a host's drives read a second, like 7g/s; or none")
     add("--lora", type=int, metavar="RANK", help="train adapters of that rank")
     add("--lora-targets", metavar="WHAT", help="attention, mlp, all-linear (default), experts; or q_proj,v_proj, say")
+    add(
+        "--lora-dropout",
+        action="store_true",
+        help="with --lora: adapters drop some of their input, and keep what is left",
+    )
     add("--base", choices=get_args(Base), help="with --lora: the frozen weights (default: 16-bit)")
     add("--qlora", action="store_true", help="--lora 16 --base nf4, of which either can be given otherwise")
     add("--bf16-gradients", action="store_true", help="with Megatron: summed and reduced in BF16")
     add("--bf16-moments", action="store_true", help="with Megatron and --zero 1: Adam's states in BF16")
     add("--compile", action="store_true", help="under torch.compile")
+    add("--dropout", action="store_true", help="after attention and MLP, as Megatron's default (and GPT-2's) is")
+    add("--eager-loss", action="store_true", help="with --compile: the loss is not compiled")
+    add(
+        "--fp32-logits",
+        action="store_true",
+        help="logits are copied to FP32 and shifted, as in transformers before 4.45",
+    )
+    add("--tiled-mlp", action="store_true", help="MLPs see a few tokens at a time, and are made again backward (ALST)")
     add("--liger", action="store_true", help="with Liger's kernels, and --loss fused unless another is given")
     add("--online", action="store_true", help="look a model up on the hub where it is no preset")
     add("--explain", action="store_true", help="print the arithmetic, term by term, and every reason")
@@ -149,7 +171,7 @@ def request_of(options: Namespace, shape: "ModelShape") -> "TrainingRequest":
     most = shape.fixed_tokens or min(shape.max_positions or _DEFAULT_SEQ, _DEFAULT_SEQ)
     names = ["micro_batch", "global_batch", "optimizer_kernel", "checkpoint", "attention"]
     names += ["zero", "tp", "pp", "cp", "ep", "pp_chunks", "shard", "framework", "compile", "liger", "step_in_backward"]
-    names += ["bf16_gradients", "bf16_moments"]
+    names += ["bf16_gradients", "bf16_moments", "tiled_mlp", "dropout", "lora_dropout"]
     return TrainingRequest(
         seq=parse_count(options.seq) if options.seq else most,
         precision=options.precision or "bf16-mixed",  # or what the cards have in its place
@@ -157,6 +179,8 @@ def request_of(options: Namespace, shape: "ModelShape") -> "TrainingRequest":
         lora_targets=parse_targets(options.lora_targets or "all-linear"),
         base=options.base or ("nf4" if options.qlora else "16-bit"),
         loss=options.loss or ("fused" if options.liger else None),
+        compile_loss=not options.eager_loss,
+        wide_logits=options.fp32_logits,
         drives=options.drive != "none",
         sequence_parallel=not options.no_sequence_parallel,
         optimizer=options.optimizer.removeprefix(_PAGED),

@@ -101,6 +101,11 @@ class TrainingRequest:
     step_in_backward: bool = False
     bf16_gradients: bool = False
     bf16_moments: bool = False
+    compile_loss: bool = True
+    wide_logits: bool = False
+    tiled_mlp: bool = False
+    dropout: bool = False
+    lora_dropout: bool = False
     micro_batch: int | None = None
     global_batch: int | None = None
     optimizer_kernel: OptimizerKernel | None = None
@@ -206,6 +211,10 @@ def _misfits(request: TrainingRequest, shape: ModelShape, cluster: Cluster) -> I
     yield from _misfits_of_model(request, shape)
     yield from _misfits_of_chunks(request, shape)
     yield from _misfits_of_halves(request)
+    if not request.compile_loss and not request.compile:
+        yield "--eager-loss goes with a compiled model.", "Add --compile, or leave --eager-loss out."
+    if request.lora_dropout and not request.lora_rank:
+        yield "--lora-dropout: no adapters are trained.", "Add --lora 16, or leave --lora-dropout out."
     gpus = cluster.gpus
     product = (request.tp or 1) * (request.pp or 1) * (request.cp or 1)
     if gpus % product:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tonnage.budget.configuration import Configuration, Loss, Number, Quantity
+from tonnage.budget.ranges import peak_factors
 from tonnage.budget.step_time import StepClock
 from tonnage.budget.terms import Term
 from tonnage.budget.training import TrainingBudget, needed_bytes, training_budget
@@ -57,6 +58,7 @@ class Plan:
     ledger: Ledger
     moment: str  # of the peak
     peak_allocated_bytes: int
+    peak_reserved_bytes: int
     total_bytes: int
     host_bytes: int
     pinned_bytes: int
@@ -65,6 +67,7 @@ class Plan:
     parts_s: dict[str, float]
     hidden_s: float
     tokens_per_s: float
+    stages: dict[str, dict[str, int]] = field(default_factory=dict)  # the sizes of both ends of a pipeline
 
     @property
     def sequences_per_s(self) -> float:
@@ -90,6 +93,17 @@ class Plan:
     def fits(self) -> bool:
         """On the card and in the host."""
         return self.total_bytes <= self.capacity_bytes and self.host_bytes <= self.host_capacity_bytes
+
+    @property
+    def range_bytes(self) -> tuple[int, int]:
+        """Between which nine of ten such runs would be."""
+        low, high = peak_factors(self.configuration)
+        return round(low * self.total_bytes), round(high * self.total_bytes)
+
+    @property
+    def tight(self) -> bool:
+        """It fits, but would not at the high end of its range."""
+        return self.fits and self.range_bytes[1] > self.capacity_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,10 +400,17 @@ def plan_of(shape: ModelShape, cluster: Cluster, clock: StepClock, one: Judged, 
         tokens_per_s=float(time.tokens_per_s),
         capacity_bytes=cluster.gpu.memory_bytes,
         host_capacity_bytes=cluster.host_memory_per_gpu_bytes,
+        stages=_stages(shape, configuration, cluster) if configuration.pp > 1 else {},
         **_sizes(budget),
     )
 
 
+def _stages(shape: ModelShape, configuration: Configuration, cluster: Cluster) -> dict[str, dict[str, int]]:
+    """The sizes of the first and of the last stage of a pipeline."""
+    ends: dict[str, Literal["first", "last"]] = {"first stage": "first", "last stage": "last"}
+    return {name: _sizes(training_budget(shape, configuration, cluster.gpu, stage=end)) for name, end in ends.items()}
+
+
 def _sizes(budget: TrainingBudget) -> dict[str, int]:
-    names = ("peak_allocated_bytes", "total_bytes", "host_bytes", "pinned_bytes")
+    names = ("peak_allocated_bytes", "peak_reserved_bytes", "total_bytes", "host_bytes", "pinned_bytes")
     return {name: round(float(np.ravel(getattr(budget, name))[0])) for name in names}

@@ -140,8 +140,17 @@ def notes(findings: Findings) -> Iterator[str]:
     plan, shape = findings.closest, findings.shape
     chosen = plan.configuration
     optimizer = f"{'paged ' * chosen.paged}{chosen.optimizer} ({chosen.optimizer_kernel})"
-    liger = ["Liger's kernels"] if chosen.liger else []
-    yield ", ".join([chosen.precision, optimizer, f"attention {chosen.attention}", *liger])
+    beside = {
+        "liger": "Liger's kernels",
+        "dropout": "dropout",
+        "lora_dropout": "dropout in adapters",
+        "tiled_mlp": "tiled MLPs",
+    }
+    named = [words for name, words in beside.items() if getattr(chosen, name)]
+    yield ", ".join([chosen.precision, optimizer, f"attention {chosen.attention}", *named])
+    if plan.tight:
+        most, there = (size / GIB for size in (plan.range_bytes[1], plan.capacity_bytes))
+        yield f"tight: one in twenty such runs would need {most:,.1f} GiB or more, and there are {there:,.1f}"
     if chosen.step_in_backward:
         yield "each parameter is updated as its gradient comes: no clipping by a norm, no accumulation"
     if chosen.paged:

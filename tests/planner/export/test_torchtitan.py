@@ -8,7 +8,7 @@ import pytest
 
 from exports import ENGINES, deepspeed, fsdp2, load_each, plan
 from tonnage.models import find_model
-from tonnage.planner.export import left_out
+from tonnage.planner.export import left_out, torchtitan
 from tonnage.planner.export.torchtitan import flavor_of
 
 # The package's own __init__ imports Triton kernels, which need a GPU's toolchain; its modules do not.
@@ -144,3 +144,14 @@ def flavor_arguments(name: str, flavor: str) -> dict[str, Any]:
 )
 def test_what_it_cannot_say_is_left_out(launch: Any, reason: str) -> None:
     assert reason in "; ".join(left_out(launch)["torchtitan.toml"])
+
+
+def test_a_loss_that_is_not_compiled_is_left_out_of_the_components() -> None:
+    way = {True: {"enable": True}, False: {"enable": True, "components": ["model"]}}
+    for compiled, said in way.items():
+        assert torchtitan.settings(fsdp2(compile=True, compile_loss=compiled))["compile"] == said
+
+
+def test_what_its_models_do_not_have() -> None:
+    assert any("tiled MLPs" in reason for reason in torchtitan.obstacles(fsdp2(tiled_mlp=True)))
+    assert any("dropout" in reason for reason in torchtitan.obstacles(fsdp2(dropout=True)))

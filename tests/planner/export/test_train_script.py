@@ -47,6 +47,7 @@ def test_it_trains_and_recomputation_changes_nothing_but_memory(tmp_path: Path) 
         (plan(attention="eager"), 'attn_implementation="eager"'),
         (plan(lora_rank=8, lora_targets=("q_proj", "v_proj")), 'r=8, target_modules=["q_proj", "v_proj"]'),
         (plan(lora_rank=8, base="nf4"), "BitsAndBytesConfig(load_in_4bit=True"),
+        (plan(lora_rank=8, lora_dropout=True), "lora_dropout=0.05"),
         (fsdp2(checkpoint="every-3"), "number % 3 == 0"),
         (plan(model="llama-3.1-70b"), '"meta-llama/Llama-3.1-70B"'),
     ],

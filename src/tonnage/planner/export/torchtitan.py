@@ -34,6 +34,8 @@ def obstacles(launch: Launch) -> list[str]:
                 "torchtitan steps in the backward pass with FSDP2 alone",
             ),
             (configuration.liger, "torchtitan has no kernels of Liger's"),
+            (configuration.tiled_mlp, "torchtitan has no tiled MLPs"),
+            (configuration.dropout, "torchtitan's models have no dropout"),
             (configuration.lora_rank > 0, "torchtitan 0.2 has no adapters"),
             (configuration.activation_place != "gpu", "torchtitan keeps activations on the GPU"),
             (sizes.tp > 1 and not configuration.sequence_parallel, "torchtitan's norms are always split with tp"),
@@ -101,7 +103,8 @@ def settings(launch: Launch) -> dict[str, Any]:
         "training": _training(launch),
         "parallelism": _parallelism(launch),
         "activation_checkpoint": _recompute(configuration.checkpoint),
-        "compile": {"enable": configuration.compile},
+        "compile": {"enable": configuration.compile}
+        | ({} if configuration.compile_loss else {"components": ["model"]}),
     }
 
 

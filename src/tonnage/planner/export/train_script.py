@@ -68,7 +68,7 @@ def keep_some():
 _SELECTIVE = """model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": keep_some})
 """
 
-_ADAPTERS = """model = get_peft_model(model, LoraConfig(r={rank}, target_modules={targets}, task_type="CAUSAL_LM"))
+_ADAPTERS = """model = get_peft_model(model, LoraConfig(r={rank}, target_modules={targets}{dropout}, task_type="CAUSAL_LM"))
 """
 
 _TRAIN = """model.config.use_cache = False
@@ -153,7 +153,8 @@ def _adapters(launch: Launch) -> str:
     configuration = launch.configuration
     if not configuration.lora_rank:
         return ""
-    return _ADAPTERS.format(rank=configuration.lora_rank, targets=json.dumps(_targets(launch)))
+    dropout = ", lora_dropout=0.05" if configuration.lora_dropout else ""
+    return _ADAPTERS.format(rank=configuration.lora_rank, targets=json.dumps(_targets(launch)), dropout=dropout)
 
 
 def _targets(launch: Launch) -> str | list[str]:

@@ -76,6 +76,11 @@ def notes(launch: Launch) -> list[str]:
             (configuration.paged or configuration.optimizer in ("adamw-8bit", "lion")) and launch.engine != "deepspeed",
             "the optimizer is bitsandbytes': pip install bitsandbytes",
         ),
+        (
+            configuration.tiled_mlp,
+            "no argument tiles MLPs: ArcticTraining (`tiled_mlp_compute`) or DeepSpeed's `TiledMLP` does",
+        ),
+        (configuration.dropout, "dropout is a field of the model's config.json, by another name in each model"),
     )
 
 
