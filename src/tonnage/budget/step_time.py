@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tonnage.budget.activations import configuration_of
 from tonnage.budget.collectives import Network, Traffic, traffic
 from tonnage.budget.configuration import NUMBERS, Configuration, Quantity
 from tonnage.budget.frameworks import framework_of, gradient_bytes, made_bytes, reduces_once
@@ -22,7 +23,7 @@ from tonnage.budget.moments import recomputed_blocks
 from tonnage.budget.offload_time import Crossing, crossing
 from tonnage.budget.optimizer_time import accumulated, gathered, sharding_copies, update
 from tonnage.budget.roofline import Calibration, calibration
-from tonnage.budget.sharding import Stage, sharded, stages
+from tonnage.budget.sharding import Stage, sharded, stages, trained_stage
 from tonnage.budget.states import states, trained_parameters
 from tonnage.budget.terms import total
 from tonnage.budget.training import needed_bytes
@@ -43,6 +44,7 @@ _CHOICES = tuple(
 )
 _BACKWARD = 4  # where it begins, of the parts in `_paced`
 _NOTHING_S = 1e-12
+_NO_BACKWARD = {"backward": Busy(), "attention_backward": Busy(), "packing": Busy()}
 # Of a backward pass, products that traffic of tensor parallelism can hide behind: half of those with two of three weights.
 _BEHIND_PRODUCTS = 0.25
 PARTS = ("forward", "backward", "recompute", "optimizer", "collectives", "offload", "bubble")
@@ -181,13 +183,20 @@ class StepClock:
         layers = []
         read: Quantity = 0
         for stack, census in self._census:
-            seen = replace(configuration, seq=stack.tokens) if stack.tokens else configuration
-            launches = LayerLaunches(self._shape, seen, gpu)
+            seen = configuration
+            if stack.tokens:
+                seen = replace(seen, seq=stack.tokens, micro_batch=seen.micro_batch * max(stack.sequences, 1))
             for layer, count in census:
-                layers.append((work_of(launches.layer(layer, stack.hidden, read), seen, gpu), count))
+                how = configuration_of(layer, seen)
+                launches = LayerLaunches(self._shape, how, gpu)
+                work = work_of(launches.layer(layer, stack.hidden, read), how, gpu)
+                work = replace(work, **_NO_BACKWARD) if layer.frozen == "still" else work
+                layers.append((work, count if stack.sequences else 0))
             read = launches.tokens
-        embedding = work_of(LayerLaunches(self._shape, seen, gpu).embedding(), configuration, gpu)
-        return _Works(layers, embedding, self._head(seen))
+        ends = seen if self._shape.trains_table else replace(seen, lora_rank=1, lora_targets=())
+        embedding = work_of(LayerLaunches(self._shape, ends, gpu).embedding(), ends, gpu)
+        ends = seen if self._shape.trains_head else replace(seen, lora_rank=1, lora_targets=())
+        return _Works(layers, embedding, self._head(ends))
 
     def _head(self, configuration: Configuration) -> Work:
         """The head's work, for those together whose logits are as wide that they take the same kernels. It sees tokens alone."""
@@ -287,7 +296,9 @@ def _all_layers(layers: list[tuple[Work, int]], configuration: Configuration) ->
     whole = Pass()
     for work, count in layers:
         one = layer_pass(work, configuration)
-        again = recomputed_blocks(configuration.checkpoint, count)
+        # What has no backward pass is not recomputed for one.
+        back = np.asarray(one.backward.card_s) > 0
+        again = recomputed_blocks(configuration.checkpoint, count) * back
         whole = whole + Pass(one.forward * count, one.backward * count, one.recompute * again)
     return whole
 
@@ -373,7 +384,9 @@ def _update(shape: ModelShape, stage: Stage, configuration: Configuration, gpu: 
     """The optimizer's step, and the sums of gradients over micro-batches."""
     count = trained_parameters(shape, stage, configuration)
     whole = reduces_once(configuration)
-    held = count if configuration.lora_rank else np.where(whole, stage.parameters, sharded(stage, configuration, 2))[()]
+    trained = trained_stage(shape, stage, configuration)
+    sums = np.where(whole, trained.parameters, sharded(trained, configuration, 2))[()]
+    held = count if configuration.lora_rank else sums
     if framework_of(configuration).fuses_sums and not configuration.lora_rank:
         held = held * stage.embeds * shape.embedding_parameters / configuration.tp / stage.parameters
     # Where gradients are kept in another type than they are made in, those of the first micro-batch are added too.

@@ -37,10 +37,9 @@ def command(words: list[str]) -> int:
     page = page_of(options)
     if not options.gpus:
         return _which_cards(options)
-    from tonnage.models import find_model
     from tonnage.planner.search import search
 
-    cluster, shape = cluster_of(options), find_model(options.model, online=options.online)
+    cluster, shape = cluster_of(options), shape_of(options)
     start = time.perf_counter()
     findings = search(shape, cluster, request_of(options, shape))
     _publish(findings, options, page, time.perf_counter() - start)
@@ -51,10 +50,9 @@ def command(words: list[str]) -> int:
 
 def _which_cards(options: Namespace) -> int:
     """No cards were named: say which hold it."""
-    from tonnage.models import find_model
     from tonnage.planner.holders import training_holders
 
-    shape = find_model(options.model, online=options.online)
+    shape = shape_of(options)
     request = request_of(options, shape)
     holders = training_holders(shape, request)
     return publish(shape, holders, options, what=f"training at {request.seq:,} tokens", most="micro-batch")
@@ -102,6 +100,9 @@ def _parser() -> ArgumentParser:
     add("--lora-targets", metavar="WHAT", help="attention, mlp, all-linear (default), experts; or q_proj,v_proj, say")
     add("--base", choices=get_args(Base), help="with --lora: the frozen weights (default: 16-bit)")
     add("--qlora", action="store_true", help="--lora 16 --base nf4, of which either can be given otherwise")
+    add("--freeze", metavar="WHAT", help="vision, projector, language, embeddings; or all-but-projector, all-but-last-4")
+    add("--images", type=int, metavar="N", help="of a sample of a vision-language model (default: 1)")
+    add("--image-size", default="", metavar="SIZE", help="in pixels, like 1024 or 1280x720 (default: the model's own)")
     add("--bf16-gradients", action="store_true", help="with Megatron: summed and reduced in BF16")
     add("--bf16-moments", action="store_true", help="with Megatron and --zero 1: Adam's states in BF16")
     add("--compile", action="store_true", help="under torch.compile")
@@ -136,6 +137,21 @@ def cluster_of(options: Namespace) -> "Cluster":
     )
 
 
+def shape_of(options: Namespace) -> "ModelShape":
+    """The model, with the images of its samples and what of it is frozen."""
+    from tonnage.models import find_model
+    from tonnage.models.freezing import freeze
+    from tonnage.models.pictures import with_pictures
+    from tonnage.units import parse_count
+
+    shape, tokens = with_pictures(find_model(options.model, online=options.online), options.images, options.image_size)
+    seq = parse_count(options.seq) if options.seq else _DEFAULT_SEQ
+    if tokens > seq:
+        problem = f"{tokens:,} tokens of a sample are its images', and a sequence has {seq:,}."
+        raise BadLayout(problem, hint=f"Write --seq {2 * tokens}, say, or fewer or smaller images.")
+    return freeze(shape, options.freeze) if options.freeze is not None else shape
+
+
 def request_of(options: Namespace, shape: "ModelShape") -> "TrainingRequest":
     """The flags as the planner takes them."""
     from tonnage.budget.adapters import parse_targets
@@ -148,7 +164,7 @@ def request_of(options: Namespace, shape: "ModelShape") -> "TrainingRequest":
         raise BadLayout(f"--lora-targets {options.lora_targets}: no adapters are trained.", hint="Add --lora 16.")
     most = shape.fixed_tokens or min(shape.max_positions or _DEFAULT_SEQ, _DEFAULT_SEQ)
     names = ["micro_batch", "global_batch", "optimizer_kernel", "checkpoint", "attention"]
-    names += ["zero", "tp", "pp", "cp", "ep", "pp_chunks", "shard", "framework", "compile", "liger", "step_in_backward"]
+    names += ["zero", "tp", "cp", "ep", "pp_chunks", "shard", "framework", "compile", "liger", "step_in_backward"]
     names += ["bf16_gradients", "bf16_moments"]
     return TrainingRequest(
         seq=parse_count(options.seq) if options.seq else most,
@@ -162,6 +178,7 @@ def request_of(options: Namespace, shape: "ModelShape") -> "TrainingRequest":
         optimizer=options.optimizer.removeprefix(_PAGED),
         paged=options.optimizer.startswith(_PAGED),
         offload=_offload(options),
+        pp=1 if shape.unfrozen and options.pp is None else options.pp,
         **{name: getattr(options, name) for name in names},
     )
 

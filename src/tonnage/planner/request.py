@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
-from tonnage.budget.adapters import ALL_LINEAR, EXPERTS, Base
+from tonnage.budget.adapters import ALL_LINEAR, EXPERTS, Base, lora_parameters
 from tonnage.budget.configuration import (
     AttentionKernel,
     FrameworkName,
@@ -272,6 +272,8 @@ def _misfits_of_model(request: TrainingRequest, shape: ModelShape) -> Iterator[t
         yield problem, f"Write --seq {shape.max_positions} at most."
     if request.lora_rank > shape.hidden:
         yield f"--lora {request.lora_rank} is wider than {shape.name} itself, {shape.hidden}.", "Write --lora 16, say."
+    if shape.unfrozen is not None:
+        yield from _misfits_of_frozen(request, shape)
     if request.lora_rank and EXPERTS in request.lora_targets and not experts:
         yield f"--lora-targets experts: {shape.name} has no experts.", "Leave experts out."
     if request.pp and request.pp > layers:
@@ -283,6 +285,17 @@ def _misfits_of_model(request: TrainingRequest, shape: ModelShape) -> Iterator[t
     if request.ep and experts and experts % request.ep:
         fitting = ", ".join(str(number) for number in divisors(experts))
         yield f"--ep {request.ep} does not divide the {experts} experts of {shape.name}.", f"Choose {fitting}."
+
+
+def _misfits_of_frozen(request: TrainingRequest, shape: ModelShape) -> Iterator[tuple[str, str]]:
+    """Who trains parts of a model, and adapters for which none is left."""
+    if (request.pp or 1) > 1:
+        yield "--freeze: frozen parts are planned without a pipeline.", "Leave --pp out."
+    if request.framework in ("megatron", "nanotron"):
+        yield f"--freeze: {request.framework} is planned to train all of a model.", "Leave --framework out."
+    if request.lora_rank and not sum(lora_parameters(shape, request.lora_rank, request.lora_targets)):
+        problem = "--lora with --freeze: every layer is frozen, and adapters stand beside those of layers."
+        yield problem, "Freeze fewer parts, or leave --lora out."
 
 
 def _misfits_of_batch(request: TrainingRequest, most_ranks: int, gpus: int) -> Iterator[tuple[str, str]]:
