@@ -81,6 +81,8 @@ def step_time(
 class StepClock:
     """A model on a cluster. It keeps the arithmetic of layers between configurations that differ only in the rest."""
 
+    sample_tokens = 0.0  # where samples are not as long as their sequence: in the mean
+
     def __init__(self, shape: ModelShape, cluster: Cluster, shares: Calibration | None = None) -> None:
         self._shape, self._cluster = shape, cluster
         self.shares = shares or calibration()

@@ -7,6 +7,7 @@ import re
 import sys
 import time
 from argparse import ArgumentParser, Namespace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -18,6 +19,7 @@ from tonnage.errors import BadLayout, OutputExists
 if TYPE_CHECKING:
     from tonnage.hardware import Cluster
     from tonnage.models import ModelShape
+    from tonnage.planner.lengths import Lengths
     from tonnage.planner.remedies import Remedy
     from tonnage.planner.request import Offload, TrainingRequest
     from tonnage.planner.search import Findings
@@ -61,6 +63,7 @@ def _which_cards(options: Namespace) -> int:
 def _parser() -> ArgumentParser:
     from tonnage.budget import configuration as kinds
     from tonnage.budget.adapters import Base
+    from tonnage.planner.lengths import BATCHINGS
     from tonnage.planner.request import FRAMEWORK_STAGES
 
     usage = "tonnage plan train MODEL [--gpus 8xh200] [--seq 8k] [FLAG]..."
@@ -103,6 +106,8 @@ def _parser() -> ArgumentParser:
     add("--freeze", metavar="WHAT", help="vision, projector, language, embeddings; or all-but-projector, all-but-last-4")
     add("--images", type=int, metavar="N", help="of a sample of a vision-language model (default: 1)")
     add("--image-size", default="", metavar="SIZE", help="in pixels, like 1024 or 1280x720 (default: the model's own)")
+    add("--lengths", nargs="+", metavar="L", help="of samples: a file, 512,1024 or 999x600,32k; or mean 600 max 4096")
+    add("--batching", choices=BATCHINGS, help="with --lengths: how samples are put together (default: pad)")
     add("--bf16-gradients", action="store_true", help="with Megatron: summed and reduced in BF16")
     add("--bf16-moments", action="store_true", help="with Megatron and --zero 1: Adam's states in BF16")
     add("--compile", action="store_true", help="under torch.compile")
@@ -162,12 +167,15 @@ def request_of(options: Namespace, shape: "ModelShape") -> "TrainingRequest":
         raise BadLayout(f"--lora {options.lora}: a rank is at least 1.", hint="Write --lora 16, or leave it out.")
     if options.lora_targets and not options.lora and not options.qlora:
         raise BadLayout(f"--lora-targets {options.lora_targets}: no adapters are trained.", hint="Add --lora 16.")
+    lengths = _lengths(options)
     most = shape.fixed_tokens or min(shape.max_positions or _DEFAULT_SEQ, _DEFAULT_SEQ)
     names = ["micro_batch", "global_batch", "optimizer_kernel", "checkpoint", "attention"]
-    names += ["zero", "tp", "cp", "ep", "pp_chunks", "shard", "framework", "compile", "liger", "step_in_backward"]
+    names += ["zero", "tp", "ep", "pp_chunks", "shard", "framework", "compile", "liger", "step_in_backward"]
     names += ["bf16_gradients", "bf16_moments"]
     return TrainingRequest(
-        seq=parse_count(options.seq) if options.seq else most,
+        seq=lengths.seq if lengths else parse_count(options.seq) if options.seq else most,
+        lengths=lengths,
+        cp=1 if lengths and options.cp is None else options.cp,
         precision=options.precision or "bf16-mixed",  # or what the cards have in its place
         lora_rank=options.lora or (_DEFAULT_RANK if options.qlora else 0),
         lora_targets=parse_targets(options.lora_targets or "all-linear"),
@@ -181,6 +189,23 @@ def request_of(options: Namespace, shape: "ModelShape") -> "TrainingRequest":
         pp=1 if shape.unfrozen and options.pp is None else options.pp,
         **{name: getattr(options, name) for name in names},
     )
+
+
+def _lengths(options: Namespace) -> "Lengths | None":
+    """Of samples, cut where a sequence ends."""
+    from tonnage.planner.lengths import parse_lengths
+    from tonnage.units import parse_count
+
+    if not options.lengths:
+        if options.batching:
+            hint = "Add --lengths mean 600 max 4096, say, or a file of lengths."
+            raise BadLayout(f"--batching {options.batching}: all samples are as long.", hint=hint)
+        return None
+    lengths = replace(parse_lengths(" ".join(options.lengths), options.samples), batching=options.batching or "pad")
+    seq = parse_count(options.seq) if options.seq else lengths.longest
+    if seq < 1:
+        raise BadLayout(f"--seq {seq}: there must be at least one.", hint="Write --seq 4096, or leave it out.")
+    return lengths.limited(seq)
 
 
 def _offload(options: Namespace) -> "Offload | None":

@@ -22,6 +22,7 @@ from tonnage.budget.weights import WEIGHT_FORMATS
 from tonnage.errors import BadLayout
 from tonnage.hardware.cluster import Cluster
 from tonnage.models.shape import ModelShape
+from tonnage.planner.lengths import Lengths
 
 # A step of about this many tokens where no batch was asked for: what models of a few billion parameters are tuned with.
 DEFAULT_STEP_TOKENS = 2**19
@@ -117,12 +118,15 @@ class TrainingRequest:
     framework: FrameworkName | None = None
     offload: Offload | None = None
     drives: bool = True  # hosts have some
+    lengths: Lengths | None = None  # of samples, where they differ: `seq` is where they are cut
 
     def step_sequences(self, gpus: int) -> int:
         """Sequences in a step: as asked, or about `DEFAULT_STEP_TOKENS` or `ADAPTER_SEQUENCES`, and one for each GPU at least."""
         if self.global_batch is not None:
             return self.global_batch
-        usual = ADAPTER_SEQUENCES if self.lora_rank else DEFAULT_STEP_TOKENS / self.seq
+        padded = self.lengths is not None and self.lengths.batching != "pack"
+        tokens = self.lengths.mean if self.lengths is not None and padded else self.seq
+        usual = ADAPTER_SEQUENCES if self.lora_rank else DEFAULT_STEP_TOKENS / tokens
         share = max(usual / gpus, 1)
         return (1 << round(math.log2(share))) * gpus  # a power of two for each, which micro-batches divide
 
@@ -270,6 +274,10 @@ def _misfits_of_model(request: TrainingRequest, shape: ModelShape) -> Iterator[t
     if shape.learned_positions and request.seq > shape.max_positions:
         problem = f"--seq {request.seq}: {shape.name} has learned {shape.max_positions} positions and no more."
         yield problem, f"Write --seq {shape.max_positions} at most."
+    if request.lengths is not None and (request.cp or 1) > 1:
+        yield "--lengths: sequences of many lengths are planned without --cp.", "Leave one of the two out."
+    if request.lengths is not None and (shape.fixed_tokens or len(shape.stacks) > 1):
+        yield f"--lengths: samples of {shape.name} are not text alone.", "Write --seq, and --images where it sees some."
     if request.lora_rank > shape.hidden:
         yield f"--lora {request.lora_rank} is wider than {shape.name} itself, {shape.hidden}.", "Write --lora 16, say."
     if shape.unfrozen is not None:

@@ -210,7 +210,7 @@ def family(request: TrainingRequest, sharding: Sharding, checkpoint: str, loss: 
         bf16_gradients=request.bf16_gradients,
         bf16_moments=request.bf16_moments,
         pp_chunks=request.pp_chunks,
-        seq=request.seq,
+        seq=request.lengths.worst(sharding.rows.micro_batch) if request.lengths else request.seq,
         **numbers,
     )
     return Family(configuration, sharding.offload)

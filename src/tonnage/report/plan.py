@@ -98,7 +98,7 @@ def pace(plan: Plan, shape: ModelShape) -> tuple[float, int, str]:
     batch = int(plan.configuration.global_batch)
     if shape.fixed_tokens:
         return plan.sequences_per_s, batch, "images"
-    return plan.tokens_per_s, batch * int(plan.configuration.seq), "tokens"
+    return plan.tokens_per_s, plan.tokens, "tokens"
 
 
 def _lines(texts: Iterable[str], style: str = "") -> Iterator[Line]:
