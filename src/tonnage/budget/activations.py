@@ -83,9 +83,11 @@ class Widths:
 
 
 def block_of(shape: ModelShape, layer: Layer, hidden: int, configuration: Configuration) -> Block:
-    """What one block keeps of one token; nothing where it is frozen, and all before it."""
+    """What one block keeps of one token; nothing where it is frozen and all before it, but for a checkpoint's input."""
     if layer.frozen == "still":
-        return Block(*(Kept() for _ in range(6)))
+        # PyTorch's checkpoint holds on to it, although no backward pass comes for it.
+        entry = Kept(whole=configuration.compute_bytes * hidden)
+        return Block(Kept(), Kept(), Kept(), entry, entry, Kept())
     configuration = configuration_of(layer, configuration)
     style = style_of(shape, layer, configuration)
     widths = widths_of(layer, hidden, configuration)

@@ -225,17 +225,20 @@ def _check_export(options: Namespace) -> None:
 
 
 def _publish(findings: "Findings", options: Namespace, page: Path | None, seconds: float) -> None:
+    from tonnage.planner.lengths import choices
     from tonnage.planner.offers import offers
     from tonnage.planner.reasons import rejected
     from tonnage.report.plan import print_plan
 
     reasons, changes, offered = rejected(findings), _remedies(findings), offers(findings)
-    campaign = campaign_of(options)
+    campaign, batchings = campaign_of(options), choices(findings)
     if options.json:
+        from tonnage.report.lengths import length_figures
         from tonnage.report.output import write_json
         from tonnage.report.plan_figures import plan_figures
 
-        write_json(options.json, plan_figures(findings, reasons, changes, offered, seconds, campaign))
+        figures = plan_figures(findings, reasons, changes, offered, seconds, campaign)
+        write_json(options.json, figures | length_figures(findings, batchings))
     if page is not None:
         from tonnage.report.html.plan_page import render_plan_page
         from tonnage.report.output import write_page
@@ -244,7 +247,7 @@ def _publish(findings: "Findings", options: Namespace, page: Path | None, second
         write_page(page, text, opens=options.open, json_target=options.json)
     elif options.json != "-":
         how = {"explain": options.explain, "seconds": seconds, "campaign": campaign}
-        print_plan(findings, reasons, changes, offered, stream=sys.stdout, **how)
+        print_plan(findings, reasons, changes, offered, stream=sys.stdout, batchings=batchings, **how)
 
 
 def _remedies(findings: "Findings") -> "list[Remedy]":

@@ -46,7 +46,7 @@ _RARE = 3.0902  # standard deviations above which one of a thousand lies
 _USUAL_SAMPLES = 10_000
 # Batches that transformers' `LengthGroupedSampler` sorts at a time.
 _SORTED_BATCHES = 50
-_EPOCHS, _MOST_BATCHES = 8, 2**13
+_EPOCHS, _MOST_BATCHES, _SHUFFLED = 8, 2**13, 2**16
 _LENGTH = re.compile(r"(?:([0-9]{1,12})x)?([0-9.]+[kKmM]?)")
 _NEARLY = 0.9
 
@@ -84,6 +84,11 @@ class Lengths:
         """The length of the sample that a token is in, in the mean."""
         return float((self.values**2.0) @ self.shares) / self.mean
 
+    def spread(self, count: int) -> NDArray[np.int64]:
+        """So many lengths that stand for all, in order."""
+        ranks = (np.arange(count) + 0.5) / count
+        return self.values[np.minimum(np.searchsorted(np.cumsum(self.shares), ranks), len(self.values) - 1)]
+
     def limited(self, seq: int) -> "Lengths":
         """With all that is longer cut."""
         over = float(self.shares[self.values > seq].sum())
@@ -108,11 +113,10 @@ class Lengths:
 
     def _padded(self, micro_batch: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """Lengths that micro-batches are padded to, and how often each comes."""
-        ends = np.cumsum(self.shares)
         if self.batching == "bucket":
-            ranks = np.arange(1, _SORTED_BATCHES + 1) * micro_batch / (_SORTED_BATCHES * micro_batch + 1)
-            places = np.minimum(np.searchsorted(ends, ranks), len(self.values) - 1)
-            return self.values[places], np.full(_SORTED_BATCHES, 1 / _SORTED_BATCHES)
+            lengths = _sorted_maxima(self, micro_batch)
+            return lengths, np.full(len(lengths), 1 / len(lengths))
+        ends = np.cumsum(self.shares)
         below = np.append(0.0, ends[:-1])
         return self.values, np.minimum(ends, 1.0) ** micro_batch - np.minimum(below, 1.0) ** micro_batch
 
@@ -207,6 +211,14 @@ def _sums(lengths: Lengths, micro_batch: int) -> NDArray[Any]:
     return drawn.sum(axis=1).reshape(_EPOCHS, batches)
 
 
+@lru_cache(maxsize=64)
+def _sorted_maxima(lengths: Lengths, micro_batch: int) -> NDArray[Any]:
+    """Lengths that micro-batches are padded to where some at a time are sorted, in an order of the same chance every time."""
+    at_once = min(_SORTED_BATCHES, max(_SHUFFLED // micro_batch, 1)) * micro_batch
+    shuffled = np.random.default_rng(0).permutation(lengths.spread(max(_SHUFFLED // at_once, 1) * at_once))
+    return np.sort(shuffled.reshape(-1, at_once), axis=1)[:, micro_batch - 1 :: micro_batch].ravel()
+
+
 def _largest_sum(lengths: Lengths, micro_batch: int) -> int:
     """Of an epoch, in the mean."""
     return round(float(_sums(lengths, micro_batch).max(axis=1).mean()))
@@ -215,11 +227,10 @@ def _largest_sum(lengths: Lengths, micro_batch: int) -> int:
 @lru_cache(maxsize=16)
 def _filled(lengths: Lengths) -> float:
     """The share of packed sequences that is samples: the longest first, each where it leaves least room."""
-    ranks = (np.arange(_DRAWN) + 0.5) / _DRAWN
-    places = np.minimum(np.searchsorted(np.cumsum(lengths.shares), ranks), len(lengths.values) - 1)
+    samples = lengths.spread(_DRAWN)
     rooms: list[int] = []
     packs = 0
-    for length in lengths.values[places][::-1].tolist():
+    for length in samples[::-1].tolist():
         place = bisect_left(rooms, length)
         if place == len(rooms):
             packs += 1
@@ -227,7 +238,7 @@ def _filled(lengths: Lengths) -> float:
         else:
             room = rooms.pop(place)
         insort(rooms, room - length)
-    return float(lengths.values[places].sum()) / (packs * lengths.seq)
+    return float(samples.sum()) / (packs * lengths.seq)
 
 
 def parse_lengths(text: str, samples: float | None = None) -> Lengths:

@@ -7,18 +7,20 @@ a plan is made in less time than a library for them takes to load.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from tonnage.budget.roofline import peak_rate
 from tonnage.clock.ranges import comparison_error
 from tonnage.ledger import Category
 from tonnage.report.campaign import NONE, Campaign, campaign_words
+from tonnage.report.lengths import length_lines
 from tonnage.report.lines import bar, beside, column, cut, packed, report_width, table_unit, wrapped
 from tonnage.units import GIB, format_bytes, percent
 
 if TYPE_CHECKING:
     from tonnage.models.shape import ModelShape
+    from tonnage.planner.lengths import Choice
     from tonnage.planner.offers import Offer
     from tonnage.planner.reasons import Reason
     from tonnage.planner.remedies import Remedy
@@ -45,6 +47,7 @@ def print_plan(
     explain: bool,
     seconds: float,
     campaign: Campaign = NONE,
+    batchings: Sequence[Choice] = (),
 ) -> None:
     """All sections, with a blank line between them."""
     sections = [
@@ -52,6 +55,7 @@ def print_plan(
         does_not_fit(findings),
         ledger(findings.closest),
         step(findings.closest) if findings.fits else iter(()),
+        ([(text, style)] for text, style in length_lines(findings, list(batchings))),
         next_best(findings),
         one_more_flag(findings, offers),
         why_not(reasons, all_of_them=explain),
