@@ -3,10 +3,12 @@
     python benchmarks/lengths.py
 
 The lengths are drawn once, by a fixed seed. Kept in benchmarks/results/lengths.json: peaks of an epoch for each way to put samples
-together, and of as many steps that are all as large as the worst, which shows what changing shapes cost in reserved memory.
+together, and of steps that are all as large as the worst, which shows what changing shapes cost in reserved memory; and of the
+epoch with segments that grow (`expandable_segments:True`).
 """
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -71,13 +73,13 @@ def planned(row: dict[str, Any]) -> TrainingBudget:
     return training_budget(from_config(CONFIG), configuration, find_gpu("h200"))
 
 
-def run(case: dict[str, Any]) -> dict[str, Any]:
+def run(case: dict[str, Any], settings: str = "") -> dict[str, Any]:
     """Peaks on the virtual GPU."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run.json"
         step = [str(HERE / "lengths_step.py"), json.dumps(case)]
         command = [sys.executable, "-m", "tonnage", "run", "--gpu", "h200", "--json", str(out), *step]
-        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        ran = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"PYTORCH_ALLOC_CONF": settings})
         if ran.returncode:
             sys.exit(ran.stdout[-2000:] + ran.stderr[-2000:])
         figures = json.loads(out.read_text())
@@ -96,12 +98,13 @@ def main() -> None:
         row = {"batching": batching, "checkpoint": checkpoint, "lengths": lengths, "largest": max(sizes)}
         row["varying"] = run({**case, "batches": made})
         row["alike"] = run({**case, "batches": [made[sizes.index(max(sizes))]] * 3})
+        row["expandable"] = run({**case, "batches": made}, "expandable_segments:True")
         plan = planned(row)
-        held = {key: row[key]["peak_reserved_bytes"] / 2**30 for key in ("varying", "alike")}
+        held = {key: row[key]["peak_reserved_bytes"] / 2**30 for key in ("varying", "alike", "expandable")}
         peak = row["varying"]["peak_allocated_bytes"]
         print(
             f"{batching:14} {checkpoint:6} {peak / 2**30:7.2f} GiB  planned {float(plan.peak_allocated_bytes) / peak - 1:+.1%}"
-            f"  reserved {held['varying']:.2f}, alike {held['alike']:.2f}, planned {float(plan.peak_reserved_bytes) / 2**30:.2f}"
+            f"  reserved {held['varying']:.2f}, alike {held['alike']:.2f}, expandable {held['expandable']:.2f}, planned {float(plan.peak_reserved_bytes) / 2**30:.2f}"
         )
         rows.append(row)
     versions = {name: version(name) for name in ("torch", "transformers")}

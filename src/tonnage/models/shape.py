@@ -177,6 +177,14 @@ class ModelShape:
         return self.parameters - idle
 
     @property
+    def trained_parameters(self) -> int:
+        """Those that are not frozen."""
+        if self.unfrozen is None:
+            return self.parameters
+        layers = (layer for stack in self.stacks for layer in stack.layers if not layer.frozen)
+        return sum(layer.parameters for layer in layers) + self.unfrozen.table + self.unfrozen.head + self.unfrozen.other
+
+    @property
     def trains_table(self) -> bool:
         """Whether the embeddings of tokens are trained."""
         return self.unfrozen is None or self.unfrozen.table > 0

@@ -16,6 +16,7 @@ from tonnage.ledger import Category
 from tonnage.report.campaign import NONE, Campaign, campaign_words
 from tonnage.report.lengths import length_lines
 from tonnage.report.lines import bar, beside, column, cut, packed, report_width, table_unit, wrapped
+from tonnage.report.parts import part_words
 from tonnage.units import GIB, format_bytes, percent
 
 if TYPE_CHECKING:
@@ -146,6 +147,7 @@ def notes(findings: Findings) -> Iterator[str]:
     optimizer = f"{'paged ' * chosen.paged}{chosen.optimizer} ({chosen.optimizer_kernel})"
     liger = ["Liger's kernels"] if chosen.liger else []
     yield ", ".join([chosen.precision, optimizer, f"attention {chosen.attention}", *liger])
+    yield from part_words(shape, chosen)
     if chosen.step_in_backward:
         yield "each parameter is updated as its gradient comes: no clipping by a norm, no accumulation"
     if chosen.paged:
