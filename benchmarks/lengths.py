@@ -2,9 +2,9 @@
 
     python benchmarks/lengths.py
 
-The lengths are drawn once, by a fixed seed. Kept in benchmarks/results/lengths.json: peaks of an epoch for each way to put samples
-together, and of steps that are all as large as the worst, which shows what changing shapes cost in reserved memory; and of the
-epoch with segments that grow (`expandable_segments:True`).
+The lengths are drawn once, by a fixed seed. Kept in benchmarks/results/lengths.json: peaks of an epoch for each way to put
+samples together, and of steps that are all as large as the worst, which shows what changing shapes cost in reserved memory; and
+of the epoch with segments that grow (`expandable_segments:True`).
 """
 
 import json
@@ -79,7 +79,9 @@ def run(case: dict[str, Any], settings: str = "") -> dict[str, Any]:
         out = Path(folder) / "run.json"
         step = [str(HERE / "lengths_step.py"), json.dumps(case)]
         command = [sys.executable, "-m", "tonnage", "run", "--gpu", "h200", "--json", str(out), *step]
-        ran = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"PYTORCH_ALLOC_CONF": settings})
+        ran = subprocess.run(
+            command, capture_output=True, text=True, check=False, env=os.environ | {"PYTORCH_ALLOC_CONF": settings}
+        )
         if ran.returncode:
             sys.exit(ran.stdout[-2000:] + ran.stderr[-2000:])
         figures = json.loads(out.read_text())
@@ -102,9 +104,10 @@ def main() -> None:
         plan = planned(row)
         held = {key: row[key]["peak_reserved_bytes"] / 2**30 for key in ("varying", "alike", "expandable")}
         peak = row["varying"]["peak_allocated_bytes"]
+        off, reserved = float(plan.peak_allocated_bytes) / peak - 1, float(plan.peak_reserved_bytes) / 2**30
+        words = ", ".join(f"{key} {size:.2f}" for key, size in held.items())
         print(
-            f"{batching:14} {checkpoint:6} {peak / 2**30:7.2f} GiB  planned {float(plan.peak_allocated_bytes) / peak - 1:+.1%}"
-            f"  reserved {held['varying']:.2f}, alike {held['alike']:.2f}, expandable {held['expandable']:.2f}, planned {float(plan.peak_reserved_bytes) / 2**30:.2f}"
+            f"{batching:14} {checkpoint:6} {peak / 2**30:7.2f} GiB  planned {off:+.1%}  reserved: {words}, planned {reserved:.2f}"
         )
         rows.append(row)
     versions = {name: version(name) for name in ("torch", "transformers")}

@@ -1,7 +1,7 @@
 """An epoch of steps over samples of many lengths, for `tonnage run`: the case comes as JSON in the first argument.
 
-Its micro-batches are lists of lengths. Padded ones are as long as their longest; others lie one after the other, and FlashAttention
-keeps their samples apart.
+Its micro-batches are lists of lengths. Padded ones are as long as their longest; others lie one after the other, and
+FlashAttention keeps their samples apart.
 """
 
 import json

@@ -20,6 +20,7 @@ from tonnage.hardware import find_gpu
 from tonnage.models.config import from_config
 from tonnage.models.freezing import freeze
 from tonnage.models.pictures import with_pictures
+from tonnage.models.shape import ModelShape
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "vision-language.json"
@@ -69,6 +70,11 @@ MODELS: dict[str, dict[str, Any]] = {
         },
         "text_config": {"model_type": "qwen2", **_TEXT, "num_key_value_heads": 8, "vocab_size": 151674},
     },
+    "llama": {"model_type": "llama", **_TEXT, "num_key_value_heads": 16, "vocab_size": 32064},
+    "vit": {
+        "model_type": "vit", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16,
+        "image_size": 224, "patch_size": 16, "num_labels": 1000,
+    },
 }  # fmt: skip
 # Model, what --freeze says, precision, checkpoint, batch, sequence, images, their size, rank of adapters.
 CASES: dict[str, tuple[str, str, str, str, int, int, int, int, int]] = {
@@ -85,13 +91,22 @@ CASES: dict[str, tuple[str, str, str, str, int, int, int, int, int]] = {
     "paligemma, all trained, bf16-mixed": ("paligemma", "", "bf16-mixed", "none", 2, 1536, 1, 448, 0),
     "paligemma, projector only, bf16-mixed": ("paligemma", "vision,language", "bf16-mixed", "none", 4, 1536, 1, 448, 0),
     "internvl, tower frozen, bf16": ("internvl", "vision", "bf16", "none", 2, 2048, 2, 448, 0),
+    "llama, last four layers, bf16-mixed": ("llama", "all-but-last-4", "bf16-mixed", "none", 4, 2048, 0, 0, 0),
+    "llama, last four layers, bf16": ("llama", "all-but-last-4", "bf16", "none", 4, 2048, 0, 0, 0),
+    "vit, all trained, bf16-mixed": ("vit", "", "bf16-mixed", "none", 64, 197, 1, 224, 0),
     "internvl, all trained, bf16-mixed": ("internvl", "", "bf16-mixed", "full", 2, 2048, 4, 448, 0),
 }
 
 
+def pictured(config: dict[str, Any], flags: dict[str, Any]) -> tuple[ModelShape, int]:
+    """The model with its images, and their tokens in a sequence; a model of one part has none."""
+    shape = from_config(config)
+    return with_pictures(shape, flags["images"], str(flags["image_size"])) if len(shape.stacks) > 1 else (shape, 0)
+
+
 def planned(config: dict[str, Any], flags: dict[str, Any]) -> TrainingBudget:
     """What the planner says of a case."""
-    shape, _ = with_pictures(from_config(config), flags["images"], str(flags["image_size"]))
+    shape, _ = pictured(config, flags)
     shape = freeze(shape, flags["freeze"]) if flags["freeze"] else shape
     configuration = Configuration(
         precision=flags["precision"], checkpoint=flags["checkpoint"], optimizer_kernel="fused", seq=flags["seq"],
@@ -109,8 +124,13 @@ def main() -> None:
         keys = ("freeze", "precision", "checkpoint", "batch", "seq", "images", "image_size", "lora")
         flags = dict(zip(keys, values[1:], strict=True))
         config = MODELS[values[0]]
-        _, tokens = with_pictures(from_config(config), flags["images"], str(flags["image_size"]))
-        case = {**flags, "config": config, "frozen": [part for part in flags["freeze"].split(",") if part], "image_tokens": tokens}
+        _, tokens = pictured(config, flags)
+        case = {
+            **flags,
+            "config": config,
+            "frozen": [part for part in flags["freeze"].split(",") if part],
+            "image_tokens": tokens,
+        }
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "run.json"
             step = [str(HERE / "vision_language_step.py"), json.dumps(case)]
@@ -123,7 +143,7 @@ def main() -> None:
         peak, reserved = run["peak_allocated_bytes"], run["peak_reserved_bytes"]
         plan = planned(config, flags)
         off = float(plan.peak_allocated_bytes) / peak - 1
-        print(f"{name:42} {peak / 2**30:7.2f} GiB  planned {off:+.1%}  reserved {float(plan.peak_reserved_bytes) / reserved - 1:+.1%}")
+        print(f"{name:42} {peak / 2**30:7.2f} GiB  planned {off:+.1%}")
         row = {"flags": flags, "model": values[0], "peak_allocated_bytes": peak, "peak_reserved_bytes": reserved}
         kept["cases"][name] = row
     kept["models"] = MODELS

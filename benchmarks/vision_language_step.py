@@ -1,11 +1,14 @@
-"""Two training steps of a vision-language model, for `tonnage run`: the case comes as JSON in the first argument."""
+"""Two training steps of a vision-language model, or of one of text or images alone, for `tonnage run`.
+
+The case comes as JSON in the first argument.
+"""
 
 import json
 import sys
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForImageTextToText
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageClassification, AutoModelForImageTextToText
 
 
 def parts_of(model: Any) -> dict[str, list[Any]]:
@@ -14,23 +17,37 @@ def parts_of(model: Any) -> dict[str, list[Any]]:
     tower = getattr(inner, "vision_tower", None) or getattr(inner, "visual", None)
     projector = getattr(inner, "multi_modal_projector", None) or tower.merger
     language = [inner.language_model, model.lm_head]
-    return {"vision": [tower], "projector": [projector], "language": language, "embeddings": [inner.get_input_embeddings()]}
+    return {
+        "vision": [tower],
+        "projector": [projector],
+        "language": language,
+        "embeddings": [inner.get_input_embeddings()],
+    }
 
 
 def build(case: dict[str, Any]) -> Any:
     """The model, its frozen parts in 16 bits unless all is FP32."""
     config = dict(case["config"])
+    kind = AutoModelForImageClassification if config["model_type"] == "vit" else AutoModelForCausalLM
+    kind = AutoModelForImageTextToText if "vision_config" in config else kind
     config = AutoConfig.for_model(config.pop("model_type"), **config)
     wide = torch.bfloat16 if case["precision"] == "bf16" else torch.float32
     narrow = torch.float32 if case["precision"] == "fp32" else torch.bfloat16
     with torch.device("cuda"):
-        model = AutoModelForImageTextToText.from_config(config, dtype=narrow)
+        model = kind.from_config(config, dtype=narrow)
     if case.get("lora"):
         from peft import LoraConfig, get_peft_model
 
         # The same name for all matrices of the layers of the language model.
         targets = r".*language_model.*\.(q|k|v|o|gate|up|down)_proj"
         return get_peft_model(model, LoraConfig(r=case["lora"], target_modules=targets))
+    if kind is not AutoModelForImageTextToText:
+        whole = [model.to(wide)] if not case["frozen"] else []
+        last = case["freeze"].removeprefix("all-but-last-")
+        model.requires_grad_(bool(whole))
+        for module in () if whole else (*model.model.layers[-int(last) :], model.model.norm, model.lm_head):
+            module.to(wide).requires_grad_(True)
+        return model
     parts = parts_of(model)
     model.requires_grad_(False)
     for name in ("vision", "projector", "language"):
@@ -45,7 +62,12 @@ def inputs_of(case: dict[str, Any], model: Any) -> dict[str, Any]:
     """A micro-batch whose sequences begin with their images."""
     batch, seq, images, tokens = case["batch"], case["seq"], case["images"], case["image_tokens"]
     config = case["config"]
+    if config["model_type"] == "vit":
+        images = torch.randn(batch, 3, 224, 224, device="cuda")
+        return {"pixel_values": images, "labels": torch.randint(0, 1000, (batch,), device="cuda")}
     ids = torch.randint(10, 1000, (batch, seq), device="cuda")
+    if "vision_config" not in config:
+        return {"input_ids": ids, "labels": ids}
     image_token = model.config.image_token_id
     for image in range(images):
         # A token of text stands between two images.
@@ -77,11 +99,12 @@ def main() -> None:
         if case.get("lora"):
             model.enable_input_require_grads()
     model.train()
+    model.config.use_cache = False
     inputs = inputs_of(case, model)
     optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], fused=True)
     for _ in range(2):
         with torch.autocast("cuda", torch.bfloat16, enabled=case["precision"] == "bf16-mixed" and not case["lora"]):
-            loss = model(**inputs, use_cache=False).loss
+            loss = model(**inputs).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -88,10 +88,22 @@ def test_lists_and_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "0", "0x5", "-3", "nowhere.txt", "mean 600", "mean 5000 max 600", "mean 0 max 5", "100,99999999999", "mean max 5 6", "1,,2"],
+    [
+        "",
+        "0",
+        "0x5",
+        "-3",
+        "nowhere.txt",
+        "mean 600",
+        "mean 5000 max 600",
+        "mean 0 max 5",
+        "1,99999999999",
+        "mean max 5 6",
+        "1,,2",
+    ],
 )
 def test_nonsense_is_refused(text: str) -> None:
-    with pytest.raises(Exception, match="--lengths|not a number") as problem:
+    with pytest.raises(Exception, match=r"--lengths|not a number") as problem:
         parse_lengths(text)
     assert problem.type.__module__ == "tonnage.errors"
 

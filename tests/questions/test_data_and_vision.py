@@ -29,7 +29,9 @@ def test_llava_with_the_projector_alone() -> None:
     assert found["model"]["trained_parameters"] == trained
     ledger = found["best"]["ledger"]
     # 16 bits for what is frozen, 32 for what is trained, and two states of 32.
-    assert ledger["parameters_bytes"] == pytest.approx(2 * (found["model"]["parameters"] - trained) + 4 * trained, rel=1e-3)
+    assert ledger["parameters_bytes"] == pytest.approx(
+        2 * (found["model"]["parameters"] - trained) + 4 * trained, rel=1e-3
+    )
     assert ledger["optimizer_bytes"] == 8 * trained
     assert found["status"] == 0
 

@@ -258,7 +258,9 @@ def _data_s(
 
     Hybrid sharding scatters within a shard group, then reduces what is left between the groups.
     """
-    trained = 0.0 if configuration.lora_rank else trained_stage(shape, stage, configuration).parameters / stage.parameters
+    trained = (
+        0.0 if configuration.lora_rank else trained_stage(shape, stage, configuration).parameters / stage.parameters
+    )
     at_once = framework_of(configuration).gathers_at_once and not sharded_parameters(configuration)
     found: list[Quantity] = [0.0, 0.0, 0.0]
     for place, ring in enumerate(_rings(shape, stage, configuration)):

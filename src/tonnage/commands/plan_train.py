@@ -103,7 +103,9 @@ def _parser() -> ArgumentParser:
     add("--lora-targets", metavar="WHAT", help="attention, mlp, all-linear (default), experts; or q_proj,v_proj, say")
     add("--base", choices=get_args(Base), help="with --lora: the frozen weights (default: 16-bit)")
     add("--qlora", action="store_true", help="--lora 16 --base nf4, of which either can be given otherwise")
-    add("--freeze", metavar="WHAT", help="vision, projector, language, embeddings; or all-but-projector, all-but-last-4")
+    add(
+        "--freeze", metavar="WHAT", help="vision, projector, language, embeddings; or all-but-projector, all-but-last-4"
+    )
     add("--images", type=int, metavar="N", help="of a sample of a vision-language model (default: 1)")
     add("--image-size", default="", metavar="SIZE", help="in pixels, like 1024 or 1280x720 (default: the model's own)")
     add("--lengths", nargs="+", metavar="L", help="of samples: a file, 512,1024 or 999x600,32k; or mean 600 max 4096")
@@ -222,6 +224,10 @@ def _check_export(options: Namespace) -> None:
     folder = options.export
     if folder is not None and folder.exists() and not folder.is_dir():
         raise OutputExists(f"{folder} is a file.", hint="Name a folder for --export.")
+    for flag, given in (("--freeze", options.freeze is not None), ("--lengths", bool(options.lengths))):
+        if folder is not None and given:
+            problem = f"--export writes what trains all of a model, on samples of one length: it knows no {flag}."
+            raise BadLayout(problem, hint="Leave one of the two out.")
 
 
 def _publish(findings: "Findings", options: Namespace, page: Path | None, seconds: float) -> None:

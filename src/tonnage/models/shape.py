@@ -182,7 +182,9 @@ class ModelShape:
         if self.unfrozen is None:
             return self.parameters
         layers = (layer for stack in self.stacks for layer in stack.layers if not layer.frozen)
-        return sum(layer.parameters for layer in layers) + self.unfrozen.table + self.unfrozen.head + self.unfrozen.other
+        return (
+            sum(layer.parameters for layer in layers) + self.unfrozen.table + self.unfrozen.head + self.unfrozen.other
+        )
 
     @property
     def trains_table(self) -> bool:

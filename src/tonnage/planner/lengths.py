@@ -16,9 +16,11 @@ import json
 import math
 import re
 from bisect import bisect_left, insort
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -97,8 +99,8 @@ class Lengths:
     def worst(self, micro_batch: Number) -> Number:
         """Tokens of a sequence in the largest micro-batch that an epoch is expected to have, as if all were as long."""
         if self.batching == "padding-free":
-            found = _each(micro_batch, lambda size: -(-_largest_sum(self, size) // size))
-            return found if np.ndim(micro_batch) else int(found)
+            largest: Number = _each(micro_batch, lambda size: -(-_largest_sum(self, size) // size))
+            return largest
         return self.seq if self.batching == "pack" else self.longest
 
     def work(self, micro_batch: int) -> Work:
@@ -152,11 +154,10 @@ class LengthClock(StepClock):
         """One configuration, or each of many."""
         pieces = _each(configuration.micro_batch, lambda size: self._pieces(size)[0])
         seq = _each(configuration.micro_batch, lambda size: self._pieces(size)[1])
-        if not np.ndim(configuration.micro_batch):
-            pieces, seq = int(pieces), int(seq)
         time = super().step(replace(configuration, micro_batch=pieces, seq=seq))
         useful = _each(configuration.micro_batch, self._lengths.useful)
-        return replace(time, tokens=useful * configuration.accumulate * configuration.data)
+        tokens: Quantity = useful * configuration.accumulate * configuration.data
+        return replace(time, tokens=tokens)
 
     def _pieces(self, micro_batch: int) -> tuple[int, int]:
         """As many sequences, all of one length, as take what the mean micro-batch takes."""
@@ -195,7 +196,7 @@ def clock_of(shape: ModelShape, cluster: Cluster, lengths: Lengths | None) -> St
     return StepClock(shape, cluster) if lengths is None else LengthClock(shape, cluster, lengths)
 
 
-def _each(numbers: Number, value: Any) -> Quantity:
+def _each(numbers: Number, value: Callable[[int], Any]) -> Any:
     """A value for each of the micro-batches, which are few."""
     if not np.ndim(numbers):
         return value(int(numbers))
@@ -208,7 +209,8 @@ def _sums(lengths: Lengths, micro_batch: int) -> NDArray[Any]:
     """Tokens of the micro-batches of a few epochs, drawn by the same chance every time."""
     batches = int(np.clip(lengths.samples // micro_batch, 1, _MOST_BATCHES))
     drawn = np.random.default_rng(0).choice(lengths.values, (_EPOCHS * batches, micro_batch), p=lengths.shares)
-    return drawn.sum(axis=1).reshape(_EPOCHS, batches)
+    sums: NDArray[Any] = drawn.sum(axis=1)
+    return sums.reshape(_EPOCHS, batches)
 
 
 @lru_cache(maxsize=64)
@@ -269,8 +271,6 @@ def _in_words(words: list[str], text: str, samples: float | None) -> Lengths:
         # centre + spread²/2 is the mean's logarithm, centre + _RARE × spread the longest's.
         spread = _RARE - math.sqrt(max(_RARE**2 - 2 * apart, 0.0))
         centre = math.log(middle) - spread**2 / 2
-    from statistics import NormalDist
-
     deviates = np.array([NormalDist().inv_cdf((rank + 0.5) / _DRAWN) for rank in range(_DRAWN)])
     drawn = np.clip(np.round(np.exp(centre + spread * deviates)), 1, longest)
     return _counted(drawn.astype(int).tolist(), [1] * _DRAWN, text, samples or _USUAL_SAMPLES)

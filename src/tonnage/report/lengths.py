@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tonnage.report.lines import beside, report_width, wrapped
@@ -25,9 +26,13 @@ def length_words(findings: Findings) -> Iterator[str]:
     tokens = int(lengths.worst(size)) * size
     often = lengths.at_worst(size)
     how = "the expected largest of an epoch" if lengths.batching == "padding-free" else "the largest of an epoch"
-    rare = "all are as large" if often > 0.995 else f"1 in {max(1 / max(often, 1e-9), 1):,.0f} comes within a tenth of it"
+    rare = (
+        "all are as large" if often > 0.995 else f"1 in {max(1 / max(often, 1e-9), 1):,.0f} comes within a tenth of it"
+    )
     yield f"memory is that of {how}, {tokens:,} tokens in a micro-batch; {rare}"
     yield f"{percent(lengths.padding(size))} of what is computed is padding"
+    if lengths.batching in ("pad", "bucket") and lengths.longest > lengths.values[0]:
+        yield "shapes that change leave the allocator's memory in pieces: set PYTORCH_ALLOC_CONF=expandable_segments:True"
 
 
 def _cut(lengths: Lengths) -> str:
@@ -55,8 +60,6 @@ def length_lines(findings: Findings, choices: list[Choice]) -> Iterator[tuple[st
 
 
 def _of(lengths: Lengths, batching: Any) -> Lengths:
-    from dataclasses import replace
-
     return replace(lengths, batching=batching)
 
 

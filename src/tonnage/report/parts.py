@@ -15,7 +15,8 @@ def part_words(shape: ModelShape, configuration: Configuration) -> Iterator[str]
     tower = next((stack for stack in shape.stacks[:-1] if stack.picture), None)
     if tower is not None and shape.projector is not None and shape.projector.tokens:
         seen = f"{tower.sequences} × {tower.tokens:,}" if tower.sequences > 1 else f"{tower.tokens:,}"
-        yield f"images of a sample: {seen} tokens in their tower, {shape.projector.tokens:,} of the {configuration.seq:,} of a sequence"
+        inside = f"{shape.projector.tokens:,} of the {configuration.seq:,} of a sequence"
+        yield f"images of a sample: {seen} tokens in their tower, {inside}"
     if shape.unfrozen is not None:
         trained = shape.trained_parameters
         frozen = f"{_count(shape.parameters - trained)} parameters are frozen"
