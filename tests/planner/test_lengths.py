@@ -16,7 +16,8 @@ from tonnage.hardware import find_cluster, find_gpu
 from tonnage.models import find_model
 from tonnage.models.config import from_config
 from tonnage.planner.lengths import BATCHINGS, Batching, LengthClock, Lengths, choices, parse_lengths
-from tonnage.planner.request import TrainingRequest
+from tonnage.planner.remedies import remedies
+from tonnage.planner.request import NO_OFFLOAD, TrainingRequest
 from tonnage.planner.search import search
 
 MEASURED = json.loads((Path(__file__).parents[2] / "benchmarks/results/lengths.json").read_text())
@@ -74,7 +75,8 @@ def test_words_mean_what_they_say() -> None:
     for words in ("mean 600 max 4096", "mean 600 max 100k", "median 400 max 8k"):
         found = parse_lengths(words)
         assert found.longest == {"4096": 4096, "100k": 102_400, "8k": 8192}[words.split()[-1]]
-    assert parse_lengths("mean 600 max 4096").mean == pytest.approx(600, rel=0.01)
+    for words in ("mean 600 max 4096", "mean 600 max 32k", "mean 2000 max 2048"):
+        assert parse_lengths(words).mean == pytest.approx(int(words.split()[1]), rel=0.01)
     assert np.median(parse_lengths("median 400 max 8k").spread(4001)) == pytest.approx(400, rel=0.01)
 
 
@@ -140,6 +142,14 @@ def test_every_way_is_compared() -> None:
     assert best is not None and best.sample_tokens == pytest.approx(600, rel=0.01)
     # The sequence that counts for memory is the longest.
     assert best.configuration.seq == 4096
+
+
+def test_what_does_not_fit_may_fit_cut() -> None:
+    chosen = lengths("999x600,128k")
+    asked = TrainingRequest(seq=chosen.seq, lengths=chosen, cp=1, lora_rank=16, offload=NO_OFFLOAD)
+    findings = search(find_model("llama-3.2-1b"), find_cluster("rtx-4070"), asked)
+    assert not findings.fits
+    assert any(remedy.flag.startswith("--seq ") for remedy in remedies(findings))
 
 
 @pytest.mark.parametrize("case", MEASURED["cases"], ids=lambda case: f"{case['batching']}, {case['checkpoint']}")

@@ -45,6 +45,7 @@ _MOST_FILE_BYTES = 2**28
 # Of a distribution in words: so many lengths stand for it, of which one in a thousand is as long as any.
 _DRAWN = 4000
 _RARE = 3.0902  # standard deviations above which one of a thousand lies
+_ROUNDS = 20  # to its mean
 _USUAL_SAMPLES = 10_000
 # Batches that transformers' `LengthGroupedSampler` sorts at a time.
 _SORTED_BATCHES = 50
@@ -272,7 +273,12 @@ def _in_words(words: list[str], text: str, samples: float | None) -> Lengths:
         spread = _RARE - math.sqrt(max(_RARE**2 - 2 * apart, 0.0))
         centre = math.log(middle) - spread**2 / 2
     deviates = np.array([NormalDist().inv_cdf((rank + 0.5) / _DRAWN) for rank in range(_DRAWN)])
-    drawn = np.clip(np.round(np.exp(centre + spread * deviates)), 1, longest)
+    drawn = np.clip(np.exp(centre + spread * deviates), 1, longest)
+    for _ in range(_ROUNDS if words[0] == "mean" else 0):
+        # What is cut at the longest is missing from the mean.
+        centre += math.log(middle / float(drawn.mean()))
+        drawn = np.clip(np.exp(centre + spread * deviates), 1, longest)
+    drawn = np.round(drawn)
     return _counted(drawn.astype(int).tolist(), [1] * _DRAWN, text, samples or _USUAL_SAMPLES)
 
 
