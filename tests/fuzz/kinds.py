@@ -150,7 +150,7 @@ _WORDS = ("", "0", "-1", "1e999", "9" * 400, "9" * 5000, "80 GiB", "1e308 TiB", 
           "8x8x8xh100", "\udcff", "full", "every-0", "every-99999", "optimizer:nvme", "none")  # fmt: skip
 _FLAGS = {
     ("plan", "train"): ("--gpus", "--seq", "--micro-batch", "--global-batch", "--tp", "--pp", "--cp", "--ep", "--shard", "--lora",
-                        "--checkpoint", "--offload", "--zero"),
+                        "--checkpoint", "--offload", "--zero", "--freeze", "--images", "--image-size", "--lengths"),
     ("plan", "serve"): ("--gpus", "--context", "--users", "--prompt-shared", "--tp", "--pp", "--stage-layers", "--block",
                         "--utilization", "--max-seqs", "--batched-tokens", "--engine-version"),
     ("roofline", "--gpu", "h200", "--model"): ("--gpu", "--batch", "--seq", "--phase", "--rows"),
@@ -201,6 +201,29 @@ _PLANNED = {
     "--epochs": ("3", "0"),
     "--price": ("2.5", "0", "free"),
     "--export": ("out",),
+    "--freeze": (
+        "vision",
+        "language",
+        "embeddings",
+        "projector",
+        "encoder",
+        "all-but-projector",
+        "all-but-last-2",
+        "head",
+    ),
+    "--images": ("0", "1", "3", "-1"),
+    "--image-size": ("224", "640x480", "1", "0", "wide"),
+    "--lengths": (
+        "600",
+        "1",
+        "100,4096",
+        "999x600,32k",
+        "mean 600 max 4k",
+        "median 5 max 6",
+        "mean 1 max 9999999",
+        "x",
+    ),
+    "--batching": ("pad", "bucket", "padding-free", "pack", "heap"),
 }
 _SWITCHES = (
     "--qlora",

@@ -146,7 +146,7 @@ def test_bf16_needs_a_card_that_has_it() -> None:
 
 def test_no_sequence_is_longer_than_a_model_has_positions_for() -> None:
     assert "has learned 1024 positions" in str(refused(model="gpt2"))
-    assert "sees 196 tokens of every image" in str(refused(model="vit-large"))
+    assert "sees 197 tokens of every image" in str(refused(model="vit-large"))
 
 
 def test_a_step_of_adapters_is_small() -> None:

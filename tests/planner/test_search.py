@@ -55,7 +55,7 @@ COARSE = [
     ("mixtral-8x7b", "16xh100", {"seq": 4096, "pp": 1, "cp": 1, "global_batch": 64}),
     ("bert-base", "2xrtx-3090", {"seq": 512, "global_batch": 128}),
     ("t5-base", "2xl4", {"seq": 512, "global_batch": 64}),
-    ("vit-base", "a100-40", {"seq": 196, "global_batch": 64}),
+    ("vit-base", "a100-40", {"seq": 197, "global_batch": 64}),
     ("gpt2", "t4", {"seq": 1024, "global_batch": 16}),
     ("mamba-2.8b", "4xh100", {"seq": 4096, "global_batch": 32}),
     ("llama-3.1-70b", "8xh200", {"seq": 8192, "cp": 1, "pp": 1}),

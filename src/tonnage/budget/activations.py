@@ -84,7 +84,12 @@ class Widths:
 
 
 def block_of(shape: ModelShape, layer: Layer, hidden: int, configuration: Configuration) -> Block:
-    """What one block keeps of one token."""
+    """What one block keeps of one token; nothing where it is frozen and all before it, but for a checkpoint's input."""
+    if layer.frozen == "still":
+        # PyTorch's checkpoint holds on to it, although no backward pass comes for it.
+        entry = Kept(whole=configuration.compute_bytes * hidden)
+        return Block(Kept(), Kept(), Kept(), entry, entry, Kept())
+    configuration = configuration_of(layer, configuration)
     style = style_of(shape, layer, configuration)
     widths = widths_of(layer, hidden, configuration)
     return Block(
@@ -97,9 +102,17 @@ def block_of(shape: ModelShape, layer: Layer, hidden: int, configuration: Config
     )
 
 
+def configuration_of(layer: Layer, configuration: Configuration) -> Configuration:
+    """As a layer that is frozen is run: in 16 bits, like the base of adapters, with none of them beside it."""
+    return replace(configuration, lora_rank=1, lora_targets=()) if layer.frozen else configuration
+
+
 def final_norm(shape: ModelShape, configuration: Configuration) -> Kept:
-    """Before the head: the norm and its output, which the head reads."""
+    """Before the head: the norm and its output, which the head reads. Both are frozen where the last layer is."""
     layer = shape.decoder.layers[-1]
+    if layer.frozen == "still":
+        return Kept()
+    configuration = configuration_of(layer, configuration)
     style, widths = style_of(shape, layer, configuration), widths_of(layer, shape.hidden, configuration)
     return _norm(style, widths) + (Kept() if widths.adapter_bytes else _read(widths, 1))
 
@@ -115,7 +128,7 @@ def widths_of(layer: Layer, hidden: int, configuration: Configuration) -> Widths
         values=(mixer.kv_heads * mixer.value_head_dim if mixer else 0),
         attended=heads * mixer.value_head_dim if mixer else 0,
         heads=heads,
-        residual_bytes=FP32 if configuration.autocast else configuration.compute_bytes,
+        residual_bytes=FP32 if configuration.autocast and not layer.narrow else configuration.compute_bytes,
         compute_bytes=configuration.compute_bytes,
         autocast=configuration.autocast,
         adapter_bytes=configuration.parameter_bytes if configuration.lora_rank else 0,

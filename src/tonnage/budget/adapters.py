@@ -97,7 +97,7 @@ def lora_parameters(shape: ModelShape, rank: int, targets: tuple[str, ...]) -> t
     counts = {False: 0, True: 0}
     for stack in shape.stacks:
         for layer, times in stack.groups():
-            for name, inputs, outputs in matrices(layer, stack.hidden):
+            for name, inputs, outputs in () if layer.frozen else matrices(layer, stack.hidden):
                 counts[name == EXPERTS] += times * rank * (inputs + outputs) * (name in targets)
     return counts[False], counts[True]
 

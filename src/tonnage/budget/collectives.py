@@ -23,7 +23,7 @@ import numpy as np
 from tonnage.budget.configuration import Configuration, Number, Quantity
 from tonnage.budget.frameworks import framework_of, gradient_bytes, made_bytes, reduces_once
 from tonnage.budget.roofline import Calibration
-from tonnage.budget.sharding import Stage, expert_shards, expert_tp, shards
+from tonnage.budget.sharding import Stage, expert_shards, expert_tp, shards, trained_stage
 from tonnage.budget.states import sharded_parameters
 from tonnage.hardware.cluster import Cluster
 from tonnage.models.shape import AttentionKind, ModelShape
@@ -258,7 +258,9 @@ def _data_s(
 
     Hybrid sharding scatters within a shard group, then reduces what is left between the groups.
     """
-    trained = 0.0 if configuration.lora_rank else 1.0
+    trained = (
+        0.0 if configuration.lora_rank else trained_stage(shape, stage, configuration).parameters / stage.parameters
+    )
     at_once = framework_of(configuration).gathers_at_once and not sharded_parameters(configuration)
     found: list[Quantity] = [0.0, 0.0, 0.0]
     for place, ring in enumerate(_rings(shape, stage, configuration)):

@@ -26,7 +26,7 @@ from tonnage.budget.configuration import Configuration, Number, Quantity
 from tonnage.budget.frameworks import framework_of, gradient_bytes, made_bytes, reduces_once, state_bytes
 from tonnage.budget.loss import LossMoment, head_weights, loss_term
 from tonnage.budget.nanotron import flat_copies, gather_buffers, made_gradients, scattered, trains_with_nanotron
-from tonnage.budget.sharding import Stage, block_parameters, sharded
+from tonnage.budget.sharding import Stage, block_parameters, sharded, trained_stage
 from tonnage.budget.states import States, sharded_parameters, states
 from tonnage.budget.styles import compiled_whole
 from tonnage.budget.terms import Term
@@ -57,6 +57,7 @@ class Scene:
     stage: Stage
     configuration: Configuration
     states: States
+    trained: Stage  # what of the stage is
 
     @property
     def tokens(self) -> Quantity:
@@ -66,7 +67,8 @@ class Scene:
 
 def moments(shape: ModelShape, stage: Stage, configuration: Configuration) -> Iterator[Moment]:
     """Of one stage, in the order of the step."""
-    scene = Scene(shape, stage, configuration, states(shape, stage, configuration))
+    trained = trained_stage(shape, stage, configuration)
+    scene = Scene(shape, stage, configuration, states(shape, stage, configuration), trained)
     buffers = (*_buckets(scene), *gather_buffers(shape, configuration, scene.tokens), *_stage_buffers(scene))
     states_and_buffers = (*scene.states.kept, *buffers)
     always = (
@@ -113,7 +115,7 @@ def _buckets(scene: Scene) -> list[Term]:
     if configuration.framework == "deepspeed" and configuration.zero:
         # ZeRO 3 lays the gradients of a bucket side by side once more, rank by rank, to scatter them.
         buckets = 1 + (np.asarray(configuration.data * configuration.cp) > 1) * (configuration.zero == _SCATTERS_COPIES)
-        held = buckets * 2.0 * np.minimum(scene.stage.parameters, REDUCE_BUCKET)
+        held = buckets * 2.0 * np.minimum(scene.trained.parameters, REDUCE_BUCKET)
         words = "buckets × 2 B × elements"
         return [_term(Category.GRADIENTS, "reduce bucket", held, words, buckets=buckets, elements=REDUCE_BUCKET)]
     return []
@@ -136,7 +138,7 @@ def _all_gradients(scene: Scene, share: Quantity = 1.0) -> list[Term]:
     if not np.any(held):
         return [here]
     alone = np.where(np.asarray(configuration.accumulate) > configuration.pp, 1, 1 / configuration.chunks)
-    parts = scene.stage.parameters / sharded(scene.stage, configuration, 1)
+    parts = scene.trained.parameters / sharded(scene.trained, configuration, 1)
     whole = gradients.size_bytes * share * held * (alone * parts + 1 - alone)
     numbers = {**gradients.numbers, "parameters": whole / gradient_bytes(configuration)}
     return [here, replace(gradients, name="gradients until the last micro-batch", size_bytes=whole, numbers=numbers)]
@@ -145,10 +147,10 @@ def _all_gradients(scene: Scene, share: Quantity = 1.0) -> list[Term]:
 def _grown_gradients(scene: Scene) -> list[Term]:
     """All but the embedding's, which is the last to come where no head shares it."""
     shape = scene.shape
-    if shape.tied or scene.configuration.lora_rank:
+    if shape.tied or scene.configuration.lora_rank or not shape.trains_table:
         return _all_gradients(scene)
     embedding = scene.stage.embeds * shape.embedding_parameters / scene.configuration.tp
-    missing = (1 - _accumulates(scene.configuration)) * embedding / scene.stage.parameters
+    missing = (1 - _accumulates(scene.configuration)) * embedding / scene.trained.parameters
     return _all_gradients(scene, 1 - missing)
 
 
@@ -172,7 +174,22 @@ def _kept(scene: Scene) -> list[Term]:
             parts[name] = parts[name] + size * scene.stage.share * scene.stage.in_flight
     last = final_norm(scene.shape, scene.configuration).per_token(scene.configuration, scene.configuration.seq)
     parts["norms"] = parts["norms"] + last * scene.tokens * scene.stage.heads
-    return [_kept_term(scene, name, size) for name, size in parts.items() if np.any(size)]
+    terms = [_kept_term(scene, name, size) for name, size in parts.items() if np.any(size)]
+    return [*terms, *_kept_by_projector(scene)]
+
+
+def _kept_by_projector(scene: Scene) -> list[Term]:
+    """What its matrices read, and what activations between them do; and where its tokens go among those of the text."""
+    projector, configuration = scene.shape.projector, scene.configuration
+    if projector is None or not projector.tokens or not scene.shape.trains_projector or configuration.lora_rank:
+        return []
+    read = sum(inputs for inputs, _ in projector.matrices)
+    between = sum(outputs for _, outputs in projector.matrices[:-1])
+    tokens = configuration.micro_batch * projector.tokens / configuration.cp
+    size = configuration.compute_bytes * (read + between) * tokens + scene.tokens * scene.shape.hidden
+    numbers = {"bytes": configuration.compute_bytes, "read": read, "between": between, "tokens": tokens}
+    formula = "bytes × (read + between) × tokens + mask"
+    return [_term(Category.ACTIVATIONS, "kept by the projector", size, formula, **numbers)]
 
 
 def _kept_term(scene: Scene, name: str, size: Quantity) -> Term:
@@ -225,7 +242,7 @@ def _bytes(scene: Scene, stack: Stack, kept: Kept) -> Quantity:
     """For one micro-batch on one GPU."""
     configuration = scene.configuration
     keys: Number = stack.tokens or configuration.seq
-    tokens = configuration.micro_batch * keys / configuration.cp
+    tokens = configuration.micro_batch * stack.sequences * keys / configuration.cp
     return kept.per_token(configuration, keys) * tokens
 
 
@@ -271,9 +288,9 @@ def _casts(scene: Scene, *, forward: bool = False) -> list[Term]:
         return [_term(Category.WORKSPACE, "a matrix of the base made wide", size, "bytes × weights", **numbers)]
     if not configuration.autocast:
         return []
-    head = head_weights(scene.shape) * stage.heads / configuration.tp
+    head = head_weights(scene.shape) * scene.shape.trains_head * stage.heads / configuration.tp
     saved = forward or configuration.checkpoint == "none"
-    count = head + stage.dense * (1 if saved else 0)
+    count = head + scene.trained.dense * (1 if saved else 0)
     return [_term(Category.WORKSPACE, "autocast copies of weights", 2 * count, "2 B × weights", weights=count)]
 
 
@@ -307,9 +324,9 @@ def _unreduced(scene: Scene, *, ending: bool) -> list[Term]:
         return []
     held = reduces_once(configuration)
     made, reduced = made_bytes(configuration), gradient_bytes(configuration)
-    block = block_parameters(scene.shape, configuration)
+    block = block_parameters(scene.shape, configuration, trained=True)
     # Added up once a block is through, gradients that are held back are not there at the height of its backward pass.
-    count = block + scene.stage.outside if ending else block * (1 - held)
+    count = block + scene.trained.outside if ending else block * (1 - held)
     block = block * (1 - held)
     numbers = {"made": made, "parameters": count, "reduced": reduced, "block": block}
     formula = "made bytes × parameters + reduced bytes × block"
@@ -321,7 +338,7 @@ def _reduced(scene: Scene) -> list[Term]:
     configuration = scene.configuration
     if configuration.lora_rank:
         return []
-    count = np.maximum(scene.stage.outside, block_parameters(scene.shape, configuration))
+    count = np.maximum(scene.trained.outside, block_parameters(scene.shape, configuration, trained=True))
     size = reduces_once(configuration) * gradient_bytes(configuration) * count
     numbers = {"bytes": gradient_bytes(configuration), "parameters": count}
     return [_term(Category.GRADIENTS, "gradients on their way", size, "bytes × parameters", **numbers)]
@@ -338,7 +355,7 @@ def _logits(scene: Scene, moment: LossMoment) -> list[Term]:
 def _head_gradient(scene: Scene) -> list[Term]:
     """It is the first of all gradients, whole where others are sharded; autocast makes it in 16 bits and casts it."""
     configuration = scene.configuration
-    if configuration.lora_rank:
+    if configuration.lora_rank or not scene.shape.trains_head:
         return []
     size = made_bytes(configuration) + (configuration.compute_bytes if configuration.autocast else 0)
     total = size * head_weights(scene.shape) / configuration.tp * scene.stage.heads
@@ -349,7 +366,7 @@ def _head_gradient(scene: Scene) -> list[Term]:
 def _embedding(scene: Scene) -> list[Term]:
     """Where it is tied to the head: its own gradient, and the sum of both, beside the head's."""
     configuration, shape = scene.configuration, scene.shape
-    if configuration.lora_rank or not shape.tied:
+    if configuration.lora_rank or not shape.tied or not shape.trains_table:
         return []
     copies = (1 if configuration.autocast else 2) + _accumulates(configuration)
     if trains_with_nanotron(configuration):

@@ -8,7 +8,7 @@ import numpy as np
 from tonnage.budget.configuration import Configuration, Quantity
 from tonnage.budget.frameworks import framework_of, gradient_bytes, made_bytes, reduces_once
 from tonnage.budget.loss import loss_term
-from tonnage.budget.sharding import Stage, block_parameters, expert_shards, sharded, shards
+from tonnage.budget.sharding import Stage, block_parameters, expert_shards, sharded, shards, trained_stage
 from tonnage.budget.states import states
 from tonnage.budget.terms import Term, total
 from tonnage.hardware import Gpu
@@ -82,6 +82,7 @@ def fragmentation(shape: ModelShape, end: Stage, configuration: Configuration) -
     """
     tokens = configuration.micro_batch * configuration.seq / configuration.cp
     loss = loss_term(shape, configuration, tokens, "loss").size_bytes * end.heads
+    end = trained_stage(shape, end, configuration)
     made = sharded(end, configuration, framework_of(configuration).gradients_sharded_from)
     made = np.where(reduces_once(configuration), end.parameters, made)[()]
     stay = configuration.lora_rank == 0 and not configuration.step_in_backward
@@ -106,7 +107,9 @@ def other_streams(
         return []
     block, over = block_parameters(shape, configuration), shards(configuration)
     gathered = configuration.compute_bytes * (end.outside + block / over + (0 if configuration.zero == 3 else block))
-    summed = np.maximum(end.outside, 2 * block) * gradient_bytes(configuration) * (configuration.lora_rank == 0)
+    outside = trained_stage(shape, end, configuration).outside
+    largest = block_parameters(shape, configuration, trained=True)
+    summed = np.maximum(outside, 2 * largest) * gradient_bytes(configuration) * (configuration.lora_rank == 0)
     gradients = states(shape, end, configuration).gradients.size_bytes
     alive = [total(terms) for terms in moments]
     absent = [gradients - _live_gradients(terms) for terms in moments]

@@ -5,7 +5,7 @@ holds the head and the loss. Every stage between them needs less than the first.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -81,6 +81,23 @@ def _stage(
     )
 
 
+def trained_stage(shape: ModelShape, stage: Stage, configuration: Configuration) -> Stage:
+    """What of a stage is trained: all of it, unless parts of the model are frozen, which no pipeline cuts."""
+    if shape.unfrozen is None:
+        return stage
+    runs = [(layer, count) for stack in shape.stacks for layer, count in stack.groups() if not layer.frozen]
+    norms = sum(layer.norm_parameters * count for layer, count in runs)
+    experts = sum(expert_parameters(layer) * count for layer, count in runs)
+    matrices = sum(layer.parameters * count for layer, count in runs) - norms - experts
+    unfrozen = shape.unfrozen
+    return replace(
+        stage,
+        dense=matrices / configuration.tp + norms,
+        experts=experts / (configuration.ep * expert_tp(configuration)),
+        outside=(unfrozen.table + unfrozen.head) / configuration.tp + unfrozen.other,
+    )
+
+
 def _layers_on(runs: list[tuple[Layer, int]], shape: ModelShape, configuration: Configuration, name: str) -> Quantity:
     """As many on each stage; nanotron balances cost, in which a head counts as the layers that are as large."""
     count, pp = sum(count for _, count in runs), configuration.pp
@@ -134,9 +151,10 @@ def sharded(stage: Stage, configuration: Configuration, from_stage: int) -> Quan
     return dense + stage.experts / expert_shards(configuration)
 
 
-def block_parameters(shape: ModelShape, configuration: Configuration) -> Quantity:
-    """Of the largest block on one GPU before data-parallel sharding: what is gathered at once."""
-    sizes = [_block(layer, configuration) for stack in shape.stacks for layer, _ in stack.groups()]
+def block_parameters(shape: ModelShape, configuration: Configuration, *, trained: bool = False) -> Quantity:
+    """Of the largest block on one GPU before data-parallel sharding: what is gathered at once. Of those trained, if asked."""
+    layers = (layer for stack in shape.stacks for layer, _ in stack.groups() if not (trained and layer.frozen))
+    sizes = [_block(layer, configuration) for layer in layers]
     largest: Quantity = 0.0
     for size in sizes:
         largest = np.maximum(largest, size)

@@ -20,7 +20,7 @@ import numpy as np
 from tonnage.budget.adapters import largest_matrix, lora_parameters, matrices
 from tonnage.budget.configuration import Configuration, Number, Optimizer, Quantity
 from tonnage.budget.frameworks import framework_of, gradient_bytes, master_bytes, state_bytes, working_bytes
-from tonnage.budget.sharding import Stage, expert_tp, sharded
+from tonnage.budget.sharding import Stage, expert_tp, sharded, trained_stage
 from tonnage.budget.terms import Term
 from tonnage.ledger import Category
 from tonnage.models.shape import Layer, ModelShape
@@ -66,8 +66,12 @@ def states(shape: ModelShape, stage: Stage, configuration: Configuration) -> Sta
     """Of what one GPU holds."""
     if configuration.lora_rank:
         return _lora_states(shape, stage, configuration)
+    whole, stage = stage, trained_stage(shape, stage, configuration)
     count = sharded(stage, configuration, framework_of(configuration).parameters_sharded_from)
     kept = [_term(Category.PARAMETERS, "parameters", count, working_bytes(configuration))]
+    if stage is not whole:
+        frozen = sharded(whole, configuration, framework_of(configuration).parameters_sharded_from) - count
+        kept.append(_term(Category.PARAMETERS, "frozen parameters", frozen, configuration.compute_bytes))
     if master_bytes(configuration):
         master = sharded(stage, configuration, 1)
         kept.append(_term(Category.OPTIMIZER_STATES, "FP32 master copies", master, master_bytes(configuration)))
@@ -77,7 +81,7 @@ def states(shape: ModelShape, stage: Stage, configuration: Configuration) -> Sta
 def trained_parameters(shape: ModelShape, stage: Stage, configuration: Configuration) -> Quantity:
     """Those that one GPU updates: its shard of all, or of the adapters."""
     if not configuration.lora_rank:
-        return sharded(stage, configuration, 1)
+        return sharded(trained_stage(shape, stage, configuration), configuration, 1)
     dense, experts = lora_parameters(shape, configuration.lora_rank, configuration.lora_targets)
     count = (dense / configuration.tp + experts / (configuration.ep * expert_tp(configuration))) * stage.share
     return count * sharded(stage, configuration, framework_of(configuration).parameters_sharded_from) / stage.parameters

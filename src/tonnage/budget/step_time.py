@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tonnage.budget.activations import configuration_of
 from tonnage.budget.collectives import Network, Traffic, traffic
 from tonnage.budget.configuration import NUMBERS, Configuration, Quantity
 from tonnage.budget.frameworks import framework_of, gradient_bytes, made_bytes, reduces_once
@@ -21,7 +22,7 @@ from tonnage.budget.moments import recomputed_blocks
 from tonnage.budget.offload_time import Crossing, crossing
 from tonnage.budget.optimizer_time import accumulated, gathered, sharding_copies, update
 from tonnage.budget.roofline import Calibration, calibration
-from tonnage.budget.sharding import Stage, sharded, stages
+from tonnage.budget.sharding import Stage, sharded, stages, trained_stage
 from tonnage.budget.states import states, trained_parameters
 from tonnage.budget.terms import total
 from tonnage.budget.training import needed_bytes
@@ -42,6 +43,7 @@ _CHOICES = tuple(
 )
 _BACKWARD = 4  # where it begins, of the parts in `_paced`
 _NOTHING_S = 1e-12
+_NO_BACKWARD = {"backward": Busy(), "attention_backward": Busy(), "packing": Busy()}
 # Of a backward pass, products that traffic of tensor parallelism can hide behind: half of those with two of three weights.
 _BEHIND_PRODUCTS = 0.25
 PARTS = ("forward", "backward", "recompute", "optimizer", "collectives", "offload", "bubble")
@@ -77,6 +79,8 @@ def step_time(
 
 class StepClock:
     """A model on a cluster. It keeps the arithmetic of layers between configurations that differ only in the rest."""
+
+    sample_tokens = 0.0  # where samples are not as long as their sequence: in the mean
 
     def __init__(self, shape: ModelShape, cluster: Cluster, shares: Calibration | None = None) -> None:
         self._shape, self._cluster = shape, cluster
@@ -180,13 +184,20 @@ class StepClock:
         layers = []
         read: Quantity = 0
         for stack, census in self._census:
-            seen = replace(configuration, seq=stack.tokens) if stack.tokens else configuration
-            launches = LayerLaunches(self._shape, seen, gpu)
+            seen = configuration
+            if stack.tokens:
+                seen = replace(seen, seq=stack.tokens, micro_batch=seen.micro_batch * max(stack.sequences, 1))
             for layer, places in census:
-                layers.append((work_of(launches.layer(layer, stack.hidden, read), seen, gpu), places))
+                how = configuration_of(layer, seen)
+                launches = LayerLaunches(self._shape, how, gpu)
+                work = work_of(launches.layer(layer, stack.hidden, read), how, gpu)
+                work = replace(work, **_NO_BACKWARD) if layer.frozen == "still" else work
+                layers.append((work, places if stack.sequences else []))
             read = launches.tokens
-        embedding = work_of(LayerLaunches(self._shape, seen, gpu).embedding(), configuration, gpu)
-        return _Works(layers, embedding, self._head(seen))
+        ends = seen if self._shape.trains_table else replace(seen, lora_rank=1, lora_targets=())
+        embedding = work_of(LayerLaunches(self._shape, ends, gpu).embedding(), ends, gpu)
+        ends = seen if self._shape.trains_head else replace(seen, lora_rank=1, lora_targets=())
+        return _Works(layers, embedding, self._head(ends))
 
     def _head(self, configuration: Configuration) -> Work:
         """The head's work, for those together whose logits are as wide that they take the same kernels. It sees tokens alone."""
@@ -290,7 +301,9 @@ def _all_layers(layers: list[tuple[Work, list[int]]], configuration: Configurati
     whole = Pass()
     for work, places in layers:
         one, count = layer_pass(work, configuration), len(places)
-        again = recomputed_blocks(configuration.checkpoint, places)
+        # What has no backward pass is not recomputed for one.
+        back = np.asarray(one.backward.card_s) > 0
+        again = recomputed_blocks(configuration.checkpoint, places) * back
         whole = whole + Pass(one.forward * count, one.backward * count, one.recompute * again)
     return whole
 
@@ -376,7 +389,9 @@ def _update(shape: ModelShape, stage: Stage, configuration: Configuration, gpu: 
     """The optimizer's step, and the sums of gradients over micro-batches."""
     count = trained_parameters(shape, stage, configuration)
     whole = reduces_once(configuration)
-    held = count if configuration.lora_rank else np.where(whole, stage.parameters, sharded(stage, configuration, 2))[()]
+    trained = trained_stage(shape, stage, configuration)
+    sums = np.where(whole, trained.parameters, sharded(trained, configuration, 2))[()]
+    held = count if configuration.lora_rank else sums
     if framework_of(configuration).fuses_sums and not configuration.lora_rank:
         held = held * stage.embeds * shape.embedding_parameters / configuration.tp / stage.parameters
     # Where gradients are kept in another type than they are made in, those of the first micro-batch are added too.

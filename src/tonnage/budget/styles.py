@@ -56,7 +56,7 @@ def caps_logits(shape: ModelShape) -> bool:
 
 def style_of(shape: ModelShape, layer: Layer, configuration: Configuration) -> Style:
     """As the framework runs this block: eager PyTorch as transformers writes it, fused elsewhere."""
-    written = _written(shape.architecture, layer.rms_norm)
+    written = _written(shape.architecture, layer.written, layer.rms_norm)
     written = replace(written, dropout=True) if configuration.dropout else written
     form = framework_of(configuration).written
     scores = _scores(layer, written, configuration)
@@ -93,9 +93,10 @@ def _scores(layer: Layer, written: Style, configuration: Configuration) -> Liter
 
 
 @cache
-def _written(architecture: str, rms_norm: bool) -> Style:
+def _written(architecture: str, part: str, rms_norm: bool) -> Style:
     rows = _rows()
-    row = rows["style"].get(architecture) or rows["default"]["rms" if rms_norm else "native"]
+    known = rows["style"].get(part or architecture)
+    row = known or rows["default"]["rms" if rms_norm else "native"]
     return Style(**row)
 
 

@@ -7,6 +7,7 @@ import re
 import sys
 import time
 from argparse import ArgumentParser, Namespace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -18,6 +19,7 @@ from tonnage.errors import BadLayout, OutputExists
 if TYPE_CHECKING:
     from tonnage.hardware import Cluster
     from tonnage.models import ModelShape
+    from tonnage.planner.lengths import Lengths
     from tonnage.planner.remedies import Remedy
     from tonnage.planner.request import Offload, TrainingRequest
     from tonnage.planner.search import Findings
@@ -51,19 +53,17 @@ def planned(words: list[str]) -> "Findings":
 
 
 def _search(options: Namespace) -> "Findings":
-    from tonnage.models import find_model
     from tonnage.planner.search import search
 
-    shape = find_model(options.model, online=options.online)
+    shape = shape_of(options)
     return search(shape, cluster_of(options), request_of(options, shape))
 
 
 def _which_cards(options: Namespace) -> int:
     """No cards were named: say which hold it."""
-    from tonnage.models import find_model
     from tonnage.planner.holders import training_holders
 
-    shape = find_model(options.model, online=options.online)
+    shape = shape_of(options)
     request = request_of(options, shape)
     holders = training_holders(shape, request)
     return publish(shape, holders, options, what=f"training at {request.seq:,} tokens", most="micro-batch")
@@ -72,6 +72,7 @@ def _which_cards(options: Namespace) -> int:
 def _parser() -> ArgumentParser:
     from tonnage.budget import configuration as kinds
     from tonnage.budget.adapters import Base
+    from tonnage.planner.lengths import BATCHINGS
     from tonnage.planner.request import FRAMEWORK_STAGES
 
     usage = "tonnage plan train MODEL [--gpus 8xh200] [--seq 8k] [FLAG]..."
@@ -116,6 +117,13 @@ def _parser() -> ArgumentParser:
     )
     add("--base", choices=get_args(Base), help="with --lora: the frozen weights (default: 16-bit)")
     add("--qlora", action="store_true", help="--lora 16 --base nf4, of which either can be given otherwise")
+    add(
+        "--freeze", metavar="WHAT", help="vision, projector, language, embeddings; or all-but-projector, all-but-last-4"
+    )
+    add("--images", type=int, metavar="N", help="of a sample of a vision-language model (default: 1)")
+    add("--image-size", default="", metavar="SIZE", help="in pixels, like 1024 or 1280x720 (default: the model's own)")
+    add("--lengths", nargs="+", metavar="L", help="of samples: a file, 512,1024 or 999x600,32k; or mean 600 max 4096")
+    add("--batching", choices=BATCHINGS, help="with --lengths: how samples are put together (default: pad)")
     add("--bf16-gradients", action="store_true", help="with Megatron: summed and reduced in BF16")
     add("--bf16-moments", action="store_true", help="with Megatron and --zero 1: Adam's states in BF16")
     add("--compile", action="store_true", help="under torch.compile")
@@ -158,6 +166,21 @@ def cluster_of(options: Namespace) -> "Cluster":
     )
 
 
+def shape_of(options: Namespace) -> "ModelShape":
+    """The model, with the images of its samples and what of it is frozen."""
+    from tonnage.models import find_model
+    from tonnage.models.freezing import freeze
+    from tonnage.models.pictures import with_pictures
+    from tonnage.units import parse_count
+
+    shape, tokens = with_pictures(find_model(options.model, online=options.online), options.images, options.image_size)
+    seq = parse_count(options.seq) if options.seq else _DEFAULT_SEQ
+    if tokens > seq:
+        problem = f"{tokens:,} tokens of a sample are its images', and a sequence has {seq:,}."
+        raise BadLayout(problem, hint=f"Write --seq {2 * tokens}, say, or fewer or smaller images.")
+    return freeze(shape, options.freeze) if options.freeze is not None else shape
+
+
 def request_of(options: Namespace, shape: "ModelShape") -> "TrainingRequest":
     """The flags as the planner takes them."""
     from tonnage.budget.adapters import parse_targets
@@ -168,12 +191,15 @@ def request_of(options: Namespace, shape: "ModelShape") -> "TrainingRequest":
         raise BadLayout(f"--lora {options.lora}: a rank is at least 1.", hint="Write --lora 16, or leave it out.")
     if options.lora_targets and not options.lora and not options.qlora:
         raise BadLayout(f"--lora-targets {options.lora_targets}: no adapters are trained.", hint="Add --lora 16.")
+    lengths = _lengths(options)
     most = shape.fixed_tokens or min(shape.max_positions or _DEFAULT_SEQ, _DEFAULT_SEQ)
     names = ["micro_batch", "global_batch", "optimizer_kernel", "checkpoint", "attention"]
-    names += ["zero", "tp", "pp", "cp", "ep", "pp_chunks", "shard", "framework", "compile", "liger", "step_in_backward"]
+    names += ["zero", "tp", "ep", "pp_chunks", "shard", "framework", "compile", "liger", "step_in_backward"]
     names += ["bf16_gradients", "bf16_moments", "tiled_mlp", "dropout", "lora_dropout"]
     return TrainingRequest(
-        seq=parse_count(options.seq) if options.seq else most,
+        seq=lengths.seq if lengths else parse_count(options.seq) if options.seq else most,
+        lengths=lengths,
+        cp=1 if lengths and options.cp is None else options.cp,
         precision=options.precision or "bf16-mixed",  # or what the cards have in its place
         lora_rank=options.lora or (_DEFAULT_RANK if options.qlora else 0),
         lora_targets=parse_targets(options.lora_targets or "all-linear"),
@@ -186,8 +212,26 @@ def request_of(options: Namespace, shape: "ModelShape") -> "TrainingRequest":
         optimizer=options.optimizer.removeprefix(_PAGED),
         paged=options.optimizer.startswith(_PAGED),
         offload=_offload(options),
+        pp=1 if shape.unfrozen and options.pp is None else options.pp,
         **{name: getattr(options, name) for name in names},
     )
+
+
+def _lengths(options: Namespace) -> "Lengths | None":
+    """Of samples, cut where a sequence ends."""
+    from tonnage.planner.lengths import parse_lengths
+    from tonnage.units import parse_count
+
+    if not options.lengths:
+        if options.batching:
+            hint = "Add --lengths mean 600 max 4096, say, or a file of lengths."
+            raise BadLayout(f"--batching {options.batching}: all samples are as long.", hint=hint)
+        return None
+    lengths = replace(parse_lengths(" ".join(options.lengths), options.samples), batching=options.batching or "pad")
+    seq = parse_count(options.seq) if options.seq else lengths.longest
+    if seq < 1:
+        raise BadLayout(f"--seq {seq}: there must be at least one.", hint="Write --seq 4096, or leave it out.")
+    return lengths.limited(seq)
 
 
 def _offload(options: Namespace) -> "Offload | None":
@@ -204,20 +248,27 @@ def _check_export(options: Namespace) -> None:
     folder = options.export
     if folder is not None and folder.exists() and not folder.is_dir():
         raise OutputExists(f"{folder} is a file.", hint="Name a folder for --export.")
+    for flag, given in (("--freeze", options.freeze is not None), ("--lengths", bool(options.lengths))):
+        if folder is not None and given:
+            problem = f"--export writes what trains all of a model, on samples of one length: it knows no {flag}."
+            raise BadLayout(problem, hint="Leave one of the two out.")
 
 
 def _publish(findings: "Findings", options: Namespace, page: Path | None, seconds: float) -> None:
+    from tonnage.planner.lengths import choices
     from tonnage.planner.offers import offers
     from tonnage.planner.reasons import rejected
     from tonnage.report.plan import print_plan
 
     reasons, changes, offered = rejected(findings), _remedies(findings), offers(findings)
-    campaign = campaign_of(options)
+    campaign, batchings = campaign_of(options), choices(findings)
     if options.json:
+        from tonnage.report.lengths import length_figures
         from tonnage.report.output import write_json
         from tonnage.report.plan_figures import plan_figures
 
-        write_json(options.json, plan_figures(findings, reasons, changes, offered, seconds, campaign))
+        figures = plan_figures(findings, reasons, changes, offered, seconds, campaign)
+        write_json(options.json, figures | length_figures(findings, batchings))
     if page is not None:
         from tonnage.report.html.plan_page import render_plan_page
         from tonnage.report.output import write_page
@@ -226,7 +277,7 @@ def _publish(findings: "Findings", options: Namespace, page: Path | None, second
         write_page(page, text, opens=options.open, json_target=options.json)
     elif options.json != "-":
         how = {"explain": options.explain, "seconds": seconds, "campaign": campaign}
-        print_plan(findings, reasons, changes, offered, stream=sys.stdout, **how)
+        print_plan(findings, reasons, changes, offered, stream=sys.stdout, batchings=batchings, **how)
 
 
 def _remedies(findings: "Findings") -> "list[Remedy]":

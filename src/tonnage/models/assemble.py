@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from tonnage.models import roles
 from tonnage.models.fields import Fields
+from tonnage.models.pictures import picture_of, picture_tokens
 from tonnage.models.shape import Attention, FeedForward, Layer, Stack
 from tonnage.models.structure import attention, feed_forward, is_parallel, recurrent
 from tonnage.models.templates import Tensor, Values
@@ -49,7 +50,8 @@ def stacks(model: Model, tensors: Iterable[Tensor]) -> tuple[tuple[Stack, ...], 
             outside += members
     ordered = sorted(groups, key=lambda name: (bool(_LAST.search(name)), not _FIRST.search(name)))
     two_sided = any("encoder" in name for name in ordered) and any("decoder" in name for name in ordered)
-    return tuple(_stack(model, groups[name], lists, two_sided) for name in ordered), outside
+    made = [_stack(model, groups[name], lists, two_sided, outside) for name in ordered]
+    return tuple(made), outside
 
 
 def _stack_name(path: str) -> str:
@@ -57,7 +59,9 @@ def _stack_name(path: str) -> str:
     return re.sub(r"\.\d+(\..*)?$", "", path)
 
 
-def _stack(model: Model, paths: Sequence[str], lists: Mapping[str, list[Tensor]], two_sided: bool) -> Stack:
+def _stack(
+    model: Model, paths: Sequence[str], lists: Mapping[str, list[Tensor]], two_sided: bool, outside: Sequence[Tensor]
+) -> Stack:
     layers: list[Layer] = []
     hidden = 0
     for path in paths:
@@ -67,7 +71,17 @@ def _stack(model: Model, paths: Sequence[str], lists: Mapping[str, list[Tensor]]
         stage = _stage(model, lists[path], fields, side, causal)
         layers += stage
         hidden = _width(lists[path]) or hidden
-    return Stack(layers=tuple(layers), hidden=hidden, causal=causal, tokens=_tokens(fields, side))
+    picture = picture_of(model.values, fields, outside)
+    frames = fields.get("max_source_positions")
+    tokens = frames if isinstance(frames, int) and side == "encoder" else 0
+    return Stack(
+        layers=tuple(layers),
+        hidden=hidden,
+        causal=causal,
+        tokens=picture_tokens(picture).tower if picture and picture.side else tokens,
+        part=roles.part(paths[0]),
+        picture=picture,
+    )
 
 
 def _looks_back(path: str) -> bool:
@@ -79,15 +93,6 @@ def _width(tensors: Sequence[Tensor]) -> int:
     norms = [tensor.shape[-1] for tensor in tensors if tensor.shape and roles.is_norm(tensor.name, len(tensor.shape))]
     sizes = norms or [tensor.shape[-1] for tensor in tensors if len(tensor.shape) > 1]
     return max(set(sizes), key=sizes.count) if sizes else 0
-
-
-def _tokens(fields: Fields, side: str) -> int:
-    """Positions that a picture or a recording fixes."""
-    image, patch = fields.get("image_size"), fields.get("patch_size")
-    if isinstance(image, int) and isinstance(patch, int) and patch > 0 and not fields.find("vocab"):
-        return (image // patch) ** 2
-    frames = fields.get("max_source_positions")
-    return frames if isinstance(frames, int) and side == "encoder" else 0
 
 
 def _stage(model: Model, tensors: Sequence[Tensor], fields: Fields, side: str, causal: bool) -> list[Layer]:
@@ -137,6 +142,7 @@ def _layer(model: Model, fields: Fields, tensors: Sequence[Tensor], mixer: Atten
         norms=sum(tensor.name.endswith("weight") for tensor in norms),
         rms_norm=not any(tensor.name.endswith("bias") for tensor in norms),
         parallel=is_parallel(fields, model.model_type),
+        written=str(fields.get("model_type") or "") if fields.part else "",
     )
 
 

@@ -17,7 +17,7 @@ from tonnage.models.closest import closest
 from tonnage.models.expressions import names_in
 from tonnage.models.fields import SYNONYMS, Fields
 from tonnage.models.published import as_saved
-from tonnage.models.shape import ModelShape
+from tonnage.models.shape import ModelShape, Projector, Stack
 from tonnage.models.stored import stored_format
 from tonnage.models.templates import Tensor, Values, tensors, turned
 
@@ -139,7 +139,7 @@ def _shape(model: Model, found: list[Tensor], name: str, head: str, notes: tuple
     return ModelShape(
         name=name,
         architecture=model.model_type,
-        stacks=made,
+        stacks=_with_outside(made, outside),
         vocab=vocab,
         tied=logits and _tied(model.values, outside),
         embedding_parameters=embedded,
@@ -154,7 +154,36 @@ def _shape(model: Model, found: list[Tensor], name: str, head: str, notes: tuple
         ),
         dtype=_DTYPES.get(str(dtype).removeprefix("torch."), "bf16" if dtype is None else str(dtype)),
         notes=notes,
+        projector=_projector(outside),
     )
+
+
+def _with_outside(made: tuple[Stack, ...], outside: list[Tensor]) -> tuple[Stack, ...]:
+    """Towers with what each has outside of its layers; the rest is the language model's."""
+    towers: list[Stack] = []
+    for stack in made[:-1]:
+        # Of two lists of layers in one tower the first has it.
+        first = all(other.part != stack.part for other in towers)
+        mine = [tensor for tensor in outside if first and roles.part(tensor.name) == stack.part]
+        embedded = sum(_count(tensor) for tensor in mine if roles.is_embedding(tensor.name))
+        others = sum(_count(tensor) for tensor in mine if not roles.is_head(tensor.name)) - embedded
+        towers.append(replace(stack, embedding_parameters=embedded, other_parameters=others))
+    return (*towers, *made[-1:])
+
+
+def _projector(outside: list[Tensor]) -> Projector | None:
+    """What lies between a tower and the language model, where there is such a thing."""
+    mine = [tensor for tensor in outside if roles.part(tensor.name) == "projector"]
+    # A matrix of nn.Linear has its outputs first; one that is a parameter of its own, its inputs.
+    matrices = [
+        tensor.shape[::-1] if tensor.name.endswith(".weight") else tensor.shape
+        for tensor in mine
+        if len(tensor.shape) == 2
+    ]
+    if not mine:
+        return None
+    sides = tuple((inputs, outputs) for inputs, outputs in matrices)
+    return Projector(parameters=sum(_count(tensor) for tensor in mine), matrices=sides)
 
 
 def _tied(values: Values, outside: list[Tensor]) -> bool:

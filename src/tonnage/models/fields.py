@@ -64,6 +64,7 @@ class Fields:
 
     def __init__(self, lookup: Callable[[str], Any], part: str = "") -> None:
         self._lookup = lookup
+        self.part = part
         self._prefix = f"{part}." if part else ""
 
     def get(self, name: str, default: Any = None) -> Any:

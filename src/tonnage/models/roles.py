@@ -27,6 +27,27 @@ _HEAD = re.compile(
 )
 
 
+_EXTRA_TOKEN = re.compile(r"(cls_token|class_token|class_embedding|distillation_token|register_tokens)$")
+_PROJECTOR = re.compile(r"projector|connector|merger|embed_vision|resampler")
+_TOWERS = {
+    "vision": re.compile(r"vision|visual|image|vit\b"),
+    "audio": re.compile(r"audio|speech"),
+    "encoder": re.compile(r"(^|\.)encoder\b"),
+}
+
+
+def part(name: str) -> str:
+    """Of a model that a tensor or a list of layers belongs to: projector, vision, audio, encoder, else language."""
+    if _PROJECTOR.search(name):
+        return "projector"
+    return next((tower for tower, form in _TOWERS.items() if form.search(name) and "text" not in name), "language")
+
+
+def is_extra_token(name: str) -> bool:
+    """A token that stands beside the patches of an image."""
+    return bool(_EXTRA_TOKEN.search(name))
+
+
 def is_cross(name: str) -> bool:
     """Attention of a decoder to its encoder."""
     return bool(_CROSS.search(name))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import groupby
+from typing import Literal
 
 
 class AttentionKind(StrEnum):
@@ -51,6 +52,10 @@ class FeedForward:
     shared_intermediate: int = 0
 
 
+# A frozen layer with something trained before it passes gradients on; with nothing before it, it keeps nothing at all.
+Frozen = Literal["", "passing", "still"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
     """A transformer block. Parameters are exact counts; the parts sum to `parameters`."""
@@ -65,6 +70,9 @@ class Layer:
     norms: int = 2
     rms_norm: bool = False
     parallel: bool = False  # attention and MLP read the same input (GPT-J, Falcon, Pythia)
+    written: str = ""  # the `model_type` of its part in a model of several; empty: the model's own
+    frozen: Frozen = ""
+    narrow: bool = False  # what is between layers comes from a frozen embedding, in 16 bits
 
     @property
     def parameters(self) -> int:
@@ -80,6 +88,37 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """How a tower cuts pictures into tokens, and how many of them the language model gets."""
+
+    patch: int
+    side: int = 0  # pixels of the pictures that the tower takes; 0: as they come
+    beside: int = 0  # tokens beside the patches: of the class, registers
+    merge: int = 1  # patches along a side that become one token of the language model
+    tokens: int = 0  # of the language model for a picture, where the configuration says so
+    tiles: int = 1  # the most that a large picture is cut into, with an overview beside them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Projector:
+    """What lies between a tower and the language model."""
+
+    parameters: int
+    matrices: tuple[tuple[int, int], ...]  # inputs and outputs
+    tokens: int = 0  # of a sample that come out of it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unfrozen:
+    """Parameters outside of layers that are trained, where some of a model are frozen."""
+
+    table: int  # of tokens
+    head: int
+    other: int
+    projector: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
     """An encoder or a decoder: its layers in order, and how many tokens it sees where that is not the sequence."""
 
@@ -87,6 +126,11 @@ class Stack:
     hidden: int
     causal: bool = True
     tokens: int = 0  # fixed by the model (patches of a picture, frames of a recording); 0: the sequence
+    sequences: int = 1  # of a sample: its pictures
+    part: str = "language"  # or vision, audio, encoder
+    picture: Picture | None = None
+    embedding_parameters: int = 0  # of a tower's patches and positions, among those of the model
+    other_parameters: int = 0  # of its norms and poolers, among those of the model
 
     def runs(self) -> Iterator[tuple[Layer, range]]:
         """Runs of like layers, with their places."""
@@ -124,6 +168,8 @@ class ModelShape:
     dtype: str = "bf16"  # of the published weights
     exact: bool = True  # False: the architecture is not known, and counted as the closest one that is
     notes: tuple[str, ...] = field(default=())
+    projector: Projector | None = None
+    unfrozen: Unfrozen | None = None  # None: all is trained
 
     @property
     def parameters(self) -> int:
@@ -136,6 +182,31 @@ class ModelShape:
         """Those that one token passes: fewer than all in a mixture of experts."""
         idle = sum(layer.parameters - layer.active_parameters for stack in self.stacks for layer in stack.layers)
         return self.parameters - idle
+
+    @property
+    def trained_parameters(self) -> int:
+        """Those that are not frozen."""
+        if self.unfrozen is None:
+            return self.parameters
+        layers = (layer for stack in self.stacks for layer in stack.layers if not layer.frozen)
+        return (
+            sum(layer.parameters for layer in layers) + self.unfrozen.table + self.unfrozen.head + self.unfrozen.other
+        )
+
+    @property
+    def trains_table(self) -> bool:
+        """Whether the embeddings of tokens are trained."""
+        return self.unfrozen is None or self.unfrozen.table > 0
+
+    @property
+    def trains_head(self) -> bool:
+        """Whether the matrix that makes the logits is."""
+        return self.trains_table if self.tied else self.unfrozen is None or self.unfrozen.head > 0
+
+    @property
+    def trains_projector(self) -> bool:
+        """Whether there is one, and it is."""
+        return self.projector is not None and (self.unfrozen is None or self.unfrozen.projector)
 
     @property
     def decoder(self) -> Stack:

@@ -69,7 +69,8 @@ def _frameworks(rated: _Rated, best: Plan) -> Iterator[Offer]:
     plain = {name for names in RUNNERS.values() for name in names}
     for name in FRAMEWORK_STAGES:
         trained = architectures(name)
-        known = name in plain or not (request.lora_rank or (trained and findings.shape.architecture not in trained))
+        whole = not request.lora_rank and findings.shape.unfrozen is None
+        known = name in plain or (whole and not (trained and findings.shape.architecture not in trained))
         if name == best.configuration.framework or not known:
             continue
         pool = [one for one in findings.pool if one.family.configuration.framework == name]

@@ -132,13 +132,18 @@ def _shorter(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> I
     if shape.fixed_tokens:
         return
     lengths = [request.seq >> halved for halved in range(1, 32) if request.seq >> halved >= _SHORTEST_SEQ]
-    if not lengths or leanest(shape, cluster, replace(request, seq=lengths[-1])) is None:
+    if not lengths or leanest(shape, cluster, _cut(request, lengths[-1])) is None:
         return
     for seq in lengths:
-        remedy = _tried(shape, cluster, replace(request, seq=seq), "shorter sequences", f"--seq {seq}")
+        remedy = _tried(shape, cluster, _cut(request, seq), "shorter sequences", f"--seq {seq}")
         if remedy:
             yield remedy
             return
+
+
+def _cut(request: TrainingRequest, seq: int) -> TrainingRequest:
+    """With no sample longer than that."""
+    return replace(request, seq=seq, lengths=request.lengths and request.lengths.limited(seq))
 
 
 def _more_gpus(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> Iterator[Remedy]:

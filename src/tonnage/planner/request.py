@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
-from tonnage.budget.adapters import ALL_LINEAR, EXPERTS, Base
+from tonnage.budget.adapters import ALL_LINEAR, EXPERTS, Base, lora_parameters
 from tonnage.budget.configuration import (
     AttentionKernel,
     FrameworkName,
@@ -22,6 +22,7 @@ from tonnage.budget.weights import WEIGHT_FORMATS
 from tonnage.errors import BadLayout
 from tonnage.hardware.cluster import Cluster
 from tonnage.models.shape import ModelShape
+from tonnage.planner.lengths import Lengths
 
 # A step of about this many tokens where no batch was asked for: what models of a few billion parameters are tuned with.
 DEFAULT_STEP_TOKENS = 2**19
@@ -122,12 +123,15 @@ class TrainingRequest:
     framework: FrameworkName | None = None
     offload: Offload | None = None
     drives: bool = True  # hosts have some
+    lengths: Lengths | None = None  # of samples, where they differ: `seq` is where they are cut
 
     def step_sequences(self, gpus: int) -> int:
         """Sequences in a step: as asked, or about `DEFAULT_STEP_TOKENS` or `ADAPTER_SEQUENCES`, and one for each GPU at least."""
         if self.global_batch is not None:
             return self.global_batch
-        usual = ADAPTER_SEQUENCES if self.lora_rank else DEFAULT_STEP_TOKENS / self.seq
+        padded = self.lengths is not None and self.lengths.batching != "pack"
+        tokens = self.lengths.mean if self.lengths is not None and padded else self.seq
+        usual = ADAPTER_SEQUENCES if self.lora_rank else DEFAULT_STEP_TOKENS / tokens
         share = max(usual / gpus, 1)
         return (1 << round(math.log2(share))) * gpus  # a power of two for each, which micro-batches divide
 
@@ -279,8 +283,14 @@ def _misfits_of_model(request: TrainingRequest, shape: ModelShape) -> Iterator[t
     if shape.learned_positions and request.seq > shape.max_positions:
         problem = f"--seq {request.seq}: {shape.name} has learned {shape.max_positions} positions and no more."
         yield problem, f"Write --seq {shape.max_positions} at most."
+    if request.lengths is not None and (request.cp or 1) > 1:
+        yield "--lengths: sequences of many lengths are planned without --cp.", "Leave one of the two out."
+    if request.lengths is not None and (shape.fixed_tokens or len(shape.stacks) > 1):
+        yield f"--lengths: samples of {shape.name} are not text alone.", "Write --seq, and --images where it sees some."
     if request.lora_rank > shape.hidden:
         yield f"--lora {request.lora_rank} is wider than {shape.name} itself, {shape.hidden}.", "Write --lora 16, say."
+    if shape.unfrozen is not None:
+        yield from _misfits_of_frozen(request, shape)
     if request.lora_rank and EXPERTS in request.lora_targets and not experts:
         yield f"--lora-targets experts: {shape.name} has no experts.", "Leave experts out."
     if request.pp and request.pp > layers:
@@ -292,6 +302,17 @@ def _misfits_of_model(request: TrainingRequest, shape: ModelShape) -> Iterator[t
     if request.ep and experts and experts % request.ep:
         fitting = ", ".join(str(number) for number in divisors(experts))
         yield f"--ep {request.ep} does not divide the {experts} experts of {shape.name}.", f"Choose {fitting}."
+
+
+def _misfits_of_frozen(request: TrainingRequest, shape: ModelShape) -> Iterator[tuple[str, str]]:
+    """Who trains parts of a model, and adapters for which none is left."""
+    if (request.pp or 1) > 1:
+        yield "--freeze: frozen parts are planned without a pipeline.", "Leave --pp out."
+    if request.framework in ("megatron", "nanotron"):
+        yield f"--freeze: {request.framework} is planned to train all of a model.", "Leave --framework out."
+    if request.lora_rank and not sum(lora_parameters(shape, request.lora_rank, request.lora_targets)):
+        problem = "--lora with --freeze: every layer is frozen, and adapters stand beside those of layers."
+        yield problem, "Freeze fewer parts, or leave --lora out."
 
 
 def _misfits_of_batch(request: TrainingRequest, most_ranks: int, gpus: int) -> Iterator[tuple[str, str]]:

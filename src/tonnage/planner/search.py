@@ -21,6 +21,7 @@ from tonnage.errors import BadLayout
 from tonnage.hardware.cluster import Cluster
 from tonnage.ledger import Ledger
 from tonnage.models.shape import ModelShape
+from tonnage.planner.lengths import clock_of
 from tonnage.planner.request import NO_OFFLOAD, Offload, TrainingRequest, check, for_checkpoint, for_cluster
 from tonnage.planner.simplicity import burden, comparable, fastest, simplest
 from tonnage.planner.space import (
@@ -66,13 +67,14 @@ class Plan:
     host_capacity_bytes: int
     parts_s: dict[str, float]
     hidden_s: float
-    tokens_per_s: float
+    tokens_per_s: float  # of samples, without padding
+    sample_tokens: float  # in the mean
     stages: dict[str, dict[str, int]] = field(default_factory=dict)  # the sizes of both ends of a pipeline
 
     @property
     def sequences_per_s(self) -> float:
-        """Of all GPUs together."""
-        return float(self.tokens_per_s / self.configuration.seq)
+        """Samples of all GPUs together."""
+        return self.tokens_per_s / self.sample_tokens
 
     @property
     def step_s(self) -> float:
@@ -81,13 +83,13 @@ class Plan:
 
     @property
     def samples(self) -> int:
-        """Sequences in a step."""
-        return int(self.configuration.global_batch)
+        """In a step."""
+        return round(self.tokens / self.sample_tokens)
 
     @property
     def tokens(self) -> int:
         """In a step."""
-        return int(self.configuration.global_batch * self.configuration.seq)
+        return round(self.tokens_per_s * self.step_s)
 
     @property
     def fits(self) -> bool:
@@ -183,7 +185,7 @@ def search(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> Fin
     request = for_cluster(for_checkpoint(request, shape), cluster)
     check(request, shape, cluster)
     rows = layouts(shape, cluster, request)
-    clock = StepClock(shape, cluster)
+    clock = clock_of(shape, cluster, request.lengths)
     judged: list[Judged] = []
     for choices in offloads(request):
         found = [sharding for offload in choices for sharding in shardings(request, rows, offload)]
@@ -398,6 +400,7 @@ def plan_of(shape: ModelShape, cluster: Cluster, clock: StepClock, one: Judged, 
         parts_s={name: float(value) for name, value in time.parts.items()},
         hidden_s=float(time.hidden_s),
         tokens_per_s=float(time.tokens_per_s),
+        sample_tokens=clock.sample_tokens or float(configuration.seq),
         capacity_bytes=cluster.gpu.memory_bytes,
         host_capacity_bytes=cluster.host_memory_per_gpu_bytes,
         stages=_stages(shape, configuration, cluster) if configuration.pp > 1 else {},

@@ -3,7 +3,7 @@
 | choice               | searched where it is left out                                                       |
 |----------------------|-------------------------------------------------------------------------------------|
 | tp, pp, cp, ep       | every divisor of the GPUs that the model allows                                      |
-| micro-batch          | every divisor of a rank's share of the step, up to 64                                |
+| micro-batch          | every divisor of a rank's share of the step, up to 64; images up to 512              |
 | ZeRO                 | 0 to 3, and hybrid sharding within hosts where there are several                     |
 | framework            | `RUNNERS`: those that train a model as transformers writes it                        |
 | checkpoint           | none, selective, every K-th block, full                                              |
@@ -56,6 +56,7 @@ RUNNERS: dict[int, tuple[FrameworkName, ...]] = {
 # Micro-batches that fill a pipeline where only the micro-batch was asked for.
 PIPELINE_FILL = 4
 _LARGEST_MICRO_BATCH = 64
+_MOST_IMAGES = 512  # the same of vision models, whose samples are short
 _FUSED = ("sgd", "momentum", "adam", "adamw", "adamw-8bit")
 
 
@@ -89,11 +90,12 @@ class Layouts:
 
 def layouts(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> Layouts:
     """Every way to lay the GPUs out, with every micro-batch."""
+    most = _MOST_IMAGES if shape.fixed_tokens else _LARGEST_MICRO_BATCH
     rows = [
         (*degrees, data, shard, *batch)
         for degrees, data in _degrees(shape, cluster.gpus, request)
         for shard in _shards(degrees, data, cluster, request)
-        for batch in _batches(degrees[1], data, cluster.gpus, request)
+        for batch in _batches(degrees[1], data, cluster.gpus, request, most)
     ]
     table = np.array(rows, dtype=np.int64).reshape(-1, 8)
     return Layouts(*table.T)
@@ -136,12 +138,12 @@ def _shards(degrees: tuple[int, int, int, int], data: int, cluster: Cluster, req
     return {data, near} if hybrid else {data}
 
 
-def _batches(pp: int, data: int, gpus: int, request: TrainingRequest) -> Iterator[tuple[int, int]]:
+def _batches(pp: int, data: int, gpus: int, request: TrainingRequest, most: int) -> Iterator[tuple[int, int]]:
     """Micro-batch and how many of them make a step."""
     if request.step_in_backward:
         # One pass is a step.
         whole = request.global_batch // data if request.global_batch else None
-        sizes = [request.micro_batch or whole] if request.micro_batch or whole else divisors(_LARGEST_MICRO_BATCH)
+        sizes = [request.micro_batch or whole] if request.micro_batch or whole else divisors(most)
         yield from ((size, 1) for size in sizes if size and pp == 1 and whole in (None, size))
         return
     if request.global_batch is None and request.micro_batch is not None:
@@ -153,7 +155,7 @@ def _batches(pp: int, data: int, gpus: int, request: TrainingRequest) -> Iterato
     share = sequences // data
     for micro_batch in _choices(request.micro_batch, share):
         rounds = request.pp_chunks == 1 or share // micro_batch % pp == 0  # interleaved stages go through them by `pp`
-        if rounds and (micro_batch <= _LARGEST_MICRO_BATCH or request.micro_batch):
+        if rounds and (micro_batch <= most or request.micro_batch):
             yield micro_batch, share // micro_batch
 
 
@@ -215,7 +217,7 @@ def family(request: TrainingRequest, sharding: Sharding, checkpoint: str, loss: 
         dropout=request.dropout,
         lora_dropout=request.lora_dropout,
         pp_chunks=request.pp_chunks,
-        seq=request.seq,
+        seq=request.lengths.worst(sharding.rows.micro_batch) if request.lengths else request.seq,
         **numbers,
     )
     return Family(configuration, sharding.offload)

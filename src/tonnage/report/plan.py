@@ -7,18 +7,21 @@ a plan is made in less time than a library for them takes to load.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from tonnage.budget.roofline import peak_rate
 from tonnage.clock.ranges import comparison_error
 from tonnage.ledger import Category
 from tonnage.report.campaign import NONE, Campaign, campaign_words
+from tonnage.report.lengths import length_lines
 from tonnage.report.lines import bar, beside, column, cut, packed, report_width, table_unit, wrapped
+from tonnage.report.parts import part_words
 from tonnage.units import GIB, format_bytes, percent
 
 if TYPE_CHECKING:
     from tonnage.models.shape import ModelShape
+    from tonnage.planner.lengths import Choice
     from tonnage.planner.offers import Offer
     from tonnage.planner.reasons import Reason
     from tonnage.planner.remedies import Remedy
@@ -45,6 +48,7 @@ def print_plan(
     explain: bool,
     seconds: float,
     campaign: Campaign = NONE,
+    batchings: Sequence[Choice] = (),
 ) -> None:
     """All sections, with a blank line between them."""
     sections = [
@@ -52,6 +56,7 @@ def print_plan(
         does_not_fit(findings),
         ledger(findings.closest),
         step(findings.closest) if findings.fits else iter(()),
+        ([(text, style)] for text, style in length_lines(findings, list(batchings))),
         next_best(findings),
         one_more_flag(findings, offers),
         why_not(reasons, all_of_them=explain),
@@ -98,7 +103,7 @@ def pace(plan: Plan, shape: ModelShape) -> tuple[float, int, str]:
     batch = int(plan.configuration.global_batch)
     if shape.fixed_tokens:
         return plan.sequences_per_s, batch, "images"
-    return plan.tokens_per_s, batch * int(plan.configuration.seq), "tokens"
+    return plan.tokens_per_s, plan.tokens, "tokens"
 
 
 def _lines(texts: Iterable[str], style: str = "") -> Iterator[Line]:
@@ -148,6 +153,7 @@ def notes(findings: Findings) -> Iterator[str]:
     }
     named = [words for name, words in beside.items() if getattr(chosen, name)]
     yield ", ".join([chosen.precision, optimizer, f"attention {chosen.attention}", *named])
+    yield from part_words(shape, chosen)
     if plan.tight:
         most, there = (size / GIB for size in (plan.range_bytes[1], plan.capacity_bytes))
         yield f"tight: one in twenty such runs would need {most:,.1f} GiB or more, and there are {there:,.1f}"

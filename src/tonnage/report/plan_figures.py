@@ -41,6 +41,7 @@ def plan_figures(
             "architecture": findings.shape.architecture,
             "parameters": findings.shape.parameters,
             "active_parameters": findings.shape.active_parameters,
+            "trained_parameters": findings.shape.trained_parameters,
             "exact": findings.shape.exact,
         },
         "cluster": {

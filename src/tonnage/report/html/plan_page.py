@@ -15,6 +15,7 @@ from tonnage.report.html import markup
 from tonnage.report.html.markup import share, size, text
 from tonnage.report.html.sections import bar
 from tonnage.report.html.shell import simple_page
+from tonnage.report.lengths import length_words
 from tonnage.report.lines import table_unit
 from tonnage.report.plan import brief, flags, notes, number_words, pace, time_words
 
@@ -56,7 +57,9 @@ def _header(findings: Findings, campaign: Campaign) -> str:
     looked = f"{findings.fitting:,} of them fit"
     tiles.append(("configurations", f"{findings.searched:,}", looked))
     whole = campaign_words(plan, campaign, gpus=findings.cluster.gpus) if findings.fits else []
-    said = "".join(f'<p class="note">{text(words)}</p>' for words in (*whole, *notes(findings)))
+    said = "".join(
+        f'<p class="note">{text(words)}</p>' for words in (*whole, *length_words(findings), *notes(findings))
+    )
     verdict, kind = ("fits", "ok") if findings.fits else ("does not fit", "oom")
     facts = text(f"{shape.parameters / 1e9:,.2f} B parameters · {findings.cluster.words}")
     chosen = "<pre>" + text("  ".join(flags(plan)), 1000) + "</pre>"
