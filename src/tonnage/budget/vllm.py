@@ -184,6 +184,11 @@ def _non_torch(tp: int, gpu: Gpu) -> Term:
     )
 
 
+def graph_costs() -> dict[str, int]:
+    """The driver's bytes for each CUDA graph, and for each layer in it."""
+    return dict(_data()["graphs"])
+
+
 def graph_term(shape: ModelShape, stage: Stage, configuration: "ServingConfiguration", compute_bytes: int) -> Term:
     """CUDA graphs: those of decode, and from 0.11 on both kinds."""
     release = find_release(configuration.engine_version)
@@ -191,7 +196,7 @@ def graph_term(shape: ModelShape, stage: Stage, configuration: "ServingConfigura
     graphs = graph_sizes(largest)
     if release.full_graphs:
         graphs += graph_sizes(min(largest, configuration.max_seqs))
-    costs = _data()["graphs"]
+    costs = graph_costs()
     pool = forward_bytes(shape, stage, Pass(largest, 0, configuration.tp, compute_bytes), held=4)
     size = pool + graph_bytes(graphs, len(stage.layers), costs["bytes_per_graph"], costs["bytes_per_layer"])
     numbers: dict[str, object] = {"graphs": graphs, "largest_batch": largest, "layers": len(stage.layers), **costs}
