@@ -213,6 +213,10 @@ def resolved(shape: ModelShape, asked: ServingConfiguration, gpu: Gpu) -> Servin
             max_seqs=asked.max_seqs or max(own_engine.MAX_SEQS, asked.users),
             batched_tokens=asked.batched_tokens or own_engine.BATCHED_TOKENS,
         )
+    if asked.engine == "llama.cpp":
+        from tonnage.budget.llama_cpp import resolved as resolved_llama
+
+        return resolved_llama(shape, asked)
     if asked.engine == "sglang":
         return _resolved_sglang(shape, known, gpu)
     if asked.engine == "tensorrt-llm":

@@ -144,7 +144,7 @@ def profiling_terms(
     at = Pass(tokens, sequences, configuration.tp, compute_bytes)
     yield _rotary(shape, stage, compute_bytes)
     yield _peak(shape, stage, at, release, gpu)
-    yield _non_torch(configuration.tp, gpu)
+    yield non_torch_term(configuration.tp, gpu)
 
 
 def _peak(shape: ModelShape, stage: Stage, at: Pass, release: Release, gpu: Gpu) -> Term:
@@ -176,7 +176,8 @@ def _rotary(shape: ModelShape, stage: Stage, compute_bytes: int) -> Term:
     return Term(Category.PARAMETERS, "rotary table", size, "positions × rotary dim × bytes", numbers, "model")
 
 
-def _non_torch(tp: int, gpu: Gpu) -> Term:
+def non_torch_term(tp: int, gpu: Gpu) -> Term:
+    """Memory outside of torch that vLLM finds when it has profiled."""
     linked = tp > 1 and gpu.nvlink_bytes_per_s > 0
     size = _data()["non_torch"]["linked" if linked else "one"]
     return Term(

@@ -54,6 +54,9 @@ def _which_cards(options: Namespace) -> int:
     from tonnage.models import find_model
     from tonnage.planner.holders import training_holders
 
+    if options.beside:
+        raise RequestError("--beside needs --gpus.", hint="Name the cards, like --gpus rtx-4090.")
+
     shape = find_model(options.model, online=options.online)
     request = request_of(options, shape)
     holders = training_holders(shape, request)
@@ -97,6 +100,7 @@ def _parser() -> ArgumentParser:
         "--offload", nargs="?", const="optimizer", metavar="WHAT", help="optimizer, parameters, activations, all; :nvme"
     )
     add("--host-memory", metavar="SIZE", help="memory of one host, like 64g, for these GPUs (default: the catalogue's)")
+    add("--beside", action="append", default=[], metavar="SIZE", help="memory of each GPU that others hold, like 6GiB")
     add("--drive", metavar="SPEED", help="what a host's drives read a second, like 7g/s; or none")
     add("--lora", type=int, metavar="RANK", help="train adapters of that rank")
     add("--lora-targets", metavar="WHAT", help="attention, mlp, all-linear (default), experts; or q_proj,v_proj, say")
@@ -119,9 +123,11 @@ def _parser() -> ArgumentParser:
 def cluster_of(options: Namespace) -> "Cluster":
     """The cards, in hosts as they are sold or as the flags say."""
     from tonnage.hardware import find_cluster
-    from tonnage.units import parse_bytes
+    from tonnage.units import parse_bytes, parse_gib
 
     cluster = find_cluster(options.gpus)
+    if options.beside:
+        cluster = cluster.without(sum(map(parse_bytes, options.beside)))
     if options.host_memory is None and options.drive in (None, "none"):
         return cluster
     # Memory is sold in GiB and drives in GB, whatever people write after the number.
@@ -129,7 +135,7 @@ def cluster_of(options: Namespace) -> "Cluster":
     return cluster.with_host(
         memory_bytes=None
         if memory is None
-        else parse_bytes(re.sub(r"(?<=[kmgt])b?$", "iB", memory.strip(), flags=re.I)),
+        else parse_gib(memory),
         nvme_bytes_per_s=None
         if drive is None
         else parse_bytes(re.sub(r"(?<=[kmgt])(b?)(/s)?$", "B", drive.strip(), flags=re.I)),
