@@ -47,7 +47,7 @@ def row_bytes(kind: str, row: int) -> int:
     numbers, size = _data()["blocks"][kind]
     if row % numbers and kind in _data()["fallback"]:
         return row_bytes(_data()["fallback"][kind], row)
-    return -(-row // numbers) * size
+    return int(-(-row // numbers) * size)
 
 
 def _matrix(kind: str, row: int, rows: int) -> int:
@@ -62,7 +62,9 @@ class Recipe:
         self._layers = len(shape.decoder.layers)
         mixers = [layer.attention for layer in shape.decoder.layers if layer.attention]
         self._grouped = max((mixer.heads // max(mixer.kv_heads, 1) for mixer in mixers), default=1)
-        self._experts = max((layer.feed_forward.experts for layer in shape.decoder.layers if layer.feed_forward), default=0)
+        self._experts = max(
+            (layer.feed_forward.experts for layer in shape.decoder.layers if layer.feed_forward), default=0
+        )
 
     def kind(self, role: str, number: int = 0) -> str:
         """The type of a tensor of layer `number`."""
@@ -130,7 +132,9 @@ class Recipe:
         """One layer."""
         layer = self._shape.decoder.layers[number]
         attention = self._attention(layer, number)
-        return LayerBytes(attention + self._dense(layer, number) + 4 * layer.norm_parameters, self._mixture(layer, number))
+        return LayerBytes(
+            attention + self._dense(layer, number) + 4 * layer.norm_parameters, self._mixture(layer, number)
+        )
 
     def _attention(self, layer: Layer, number: int) -> int:
         mixer, hidden = layer.attention, self._shape.hidden
@@ -140,12 +144,23 @@ class Recipe:
         if mixer.kind in (AttentionKind.RECURRENT, AttentionKind.LATENT):
             output = mixer.heads * mixer.value_head_dim * hidden if mixer.kind is AttentionKind.LATENT else 0
             rest = parameters - output
-            return _matrix(base, hidden, rest // hidden) + 4 * (rest % hidden) + _spread(output, self.kind("o", number), hidden)
-        query, key, value = mixer.heads * mixer.head_dim, mixer.kv_heads * mixer.head_dim, mixer.kv_heads * mixer.value_head_dim
+            return (
+                _matrix(base, hidden, rest // hidden)
+                + 4 * (rest % hidden)
+                + _spread(output, self.kind("o", number), hidden)
+            )
+        query, key, value = (
+            mixer.heads * mixer.head_dim,
+            mixer.kv_heads * mixer.head_dim,
+            mixer.kv_heads * mixer.value_head_dim,
+        )
         if self._shape.architecture in _FUSED:
             size = _matrix(self.kind("qkv", number), hidden, query + key + value)
         else:
-            size = sum(_matrix(self.kind(role, number), hidden, rows) for role, rows in (("q", query), ("k", key), ("v", value)))
+            size = sum(
+                _matrix(self.kind(role, number), hidden, rows)
+                for role, rows in (("q", query), ("k", key), ("v", value))
+            )
         size += _matrix(self.kind("o", number), mixer.heads * mixer.value_head_dim, hidden)
         counted = hidden * (query + key + value + mixer.heads * mixer.value_head_dim)
         return size + 4 * max(parameters - counted, 0)

@@ -4,15 +4,16 @@
     KV buffer       slots × context cells in every layer; layers with a window keep the window and one batch
     compute buffer  the worst of a batch through a layer with its mask, and of the logits of what is sampled
 
-Layers go to the cards from the last one on, the head first, in equal parts (--split-mode layer). The cache of a layer lies where the
-layer does. Where no number of layers is given, as many go to the cards as leave a GiB free, as llama.cpp fits them itself; experts can
-stay on the host alone. Nothing is shared between slots, and nothing grows later: what starts, runs. This module does not know
-time, tensor-wise splits, draft models or vision towers.
+Layers go to the cards from the last one on, the head first, in equal parts (--split-mode layer). The cache of a layer lies
+where the layer does. Where no number of layers is given, as many go to the cards as leave a GiB free, as llama.cpp fits them
+itself; experts can stay on the host alone. Nothing is shared between slots, and nothing grows later: what starts, runs. This
+module does not know time, tensor-wise splits, draft models or vision towers.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 
 from tonnage.budget import gguf
 from tonnage.budget.kv_cache import Group, KvLayout
@@ -26,7 +27,7 @@ from tonnage.ledger import Category
 from tonnage.models.shape import AttentionKind, Layer, ModelShape
 from tonnage.units import GIB
 
-# Tokens that pass the model at once (--ubatch-size), cells that a cache is padded to, and what llama.cpp leaves free on a card.
+# Tokens that pass the model at once (--ubatch-size), cells that a cache is padded to, what is left free on a card.
 UBATCH, PADDING, MARGIN_BYTES = 512, 256, GIB
 # Batches in flight where several cards take turns: each has its own mask.
 _COPIES = 4
@@ -34,9 +35,25 @@ _COPIES = 4
 # not of every token of a batch, and the mask has one copy in FP16, and none in FP32.
 _HEAD_FIRST_BUILD, _LEAN_BUILD = 7467, 9460
 LATEST_BUILD = 10586
+# Architectures whose windows it keeps apart; others (Mistral 7B, Phi-3) keep every token.
+_WINDOWED = (
+    "gemma2",
+    "gemma3",
+    "gemma4",
+    "gpt_oss",
+    "llama4",
+    "cohere2",
+    "exaone4",
+    "olmo3",
+    "mimo_v2",
+    "step3p5",
+    "afmoe",
+)
 # Of a host whose memory is the card's: what it holds is counted there.
 _UNBOUND = 1 << 62
-CACHES = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"} | {name: name for name in ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0")}
+CACHES = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"} | {
+    name: name for name in ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +78,7 @@ class Case:
     def __init__(self, shape: ModelShape, asked: ServingConfiguration, gpu: Gpu, gpus: int) -> None:
         self.shape, self.asked, self.gpu, self.gpus = shape, asked, gpu, gpus
         self.recipe = gguf.Recipe(shape, asked.weights)
-        self.count = len(shape.decoder.layers)
+        self.count, self.ubatch = len(shape.decoder.layers), asked.batched_tokens
         build = _build(asked.engine_version)
         self._lean, self._head_first = build >= _LEAN_BUILD, build >= _HEAD_FIRST_BUILD
 
@@ -76,7 +93,7 @@ class Case:
         start = max(end - on_gpu, 0)
         cuts = [start + -(-(end - start) * card // self.gpus) for card in range(self.gpus + 1)]
         kept = (*range(start), *range(end, self.count + 1))
-        return kept, tuple(range(first, last) for first, last in zip(cuts, cuts[1:], strict=False))
+        return kept, tuple(range(first, last) for first, last in pairwise(cuts))
 
     def card(self, numbers: range, on_gpu: int, users: int, context: int) -> DeviceBytes:
         """One card with these layers."""
@@ -85,7 +102,9 @@ class Case:
         weights += self.recipe.output_bytes if self.count in numbers else 0
         cache = sum(self.layer_cache(self.shape.decoder.layers[number], users, context) for number in inner)
         compute = self._compute(numbers, on_gpu, users, context) if len(numbers) else 0
-        return DeviceBytes(len(numbers), weights, cache, compute, int(context_term(self.gpu).size_bytes) if len(numbers) else 0)
+        return DeviceBytes(
+            len(numbers), weights, cache, compute, int(context_term(self.gpu).size_bytes) if len(numbers) else 0
+        )
 
     def _on_card(self, number: int) -> int:
         layer = self.layers[number]
@@ -95,11 +114,13 @@ class Case:
         """The host: its layers, experts that were left there, the embedding, and what a batch passes between."""
         inner = [number for number in numbers if number < self.count]
         weights = self.recipe.embedding_bytes + sum(self.layers[number].total for number in inner)
-        weights += sum(self.layers[number].experts for number in range(len(inner), min(self.asked.cpu_experts, self.count)))
+        weights += sum(
+            self.layers[number].experts for number in range(len(inner), min(self.asked.cpu_experts, self.count))
+        )
         if self.count in numbers and not self.shape.tied:
             weights += self.recipe.output_bytes
         cache = sum(self.layer_cache(self.shape.decoder.layers[number], users, context) for number in inner)
-        passed = UBATCH * (4 * self.shape.hidden + (2 if self._lean else 4) * self._cells(context))
+        passed = self.ubatch * (4 * self.shape.hidden + (2 if self._lean else 4) * self._cells(context))
         return DeviceBytes(len(numbers), weights, cache, passed + 4 * users * self.shape.vocab, 0)
 
     def _mask_bytes(self, copies: int) -> int:
@@ -118,8 +139,10 @@ class Case:
             return 0
         if mixer.kind is AttentionKind.RECURRENT:
             return users * 4 * mixer.state_elements
-        kept = min(context, mixer.window + UBATCH) if mixer.window else context
-        kind = CACHES[self.asked.kv]
+        window = mixer.window if self.shape.architecture.startswith(_WINDOWED) else 0
+        kept = min(context, window + self.ubatch) if window else context
+        # Of a window, which is small, the cache is not quantized.
+        kind = "f16" if window and self._lean else CACHES[self.asked.kv]
         if mixer.kind is AttentionKind.LATENT:
             return users * self._cells(kept) * gguf.row_bytes(kind, mixer.latent_rank + mixer.rope_dim)
         keys, values = mixer.kv_heads * mixer.head_dim, mixer.kv_heads * mixer.value_head_dim
@@ -128,22 +151,27 @@ class Case:
     def _compute(self, numbers: range, on_gpu: int, users: int, context: int) -> int:
         """The larger of a batch in a layer and of the logits; a batch in layers of the host is computed here too."""
         hidden = self.shape.hidden
-        rows = min(users, UBATCH) if self._lean else UBATCH
-        head = self.count in numbers or self.count in self.parts(on_gpu)[0]
-        logits = 4 * (rows * self.shape.vocab + UBATCH * hidden) if head else 0
+        rows = min(users, self.ubatch) if self._lean else self.ubatch
+        # What lies on the host is computed on the first card where a batch is large.
+        kept, cards = self.parts(on_gpu)
+        first = numbers == cards[0]
+        head = self.count in numbers or (first and self.count in kept)
+        logits = 4 * (rows * self.shape.vocab + self.ubatch * hidden) if head else 0
+        logits += self.recipe.output_bytes if first and self.count in kept else 0
         whole = on_gpu > self.count and not self.asked.cpu_experts
         copies = _COPIES if self.gpus > 1 and whole else 1
-        mask = UBATCH * self._cells(context) * self._mask_bytes(copies)
+        mask = self.ubatch * self._cells(context) * self._mask_bytes(copies)
         # ggml reuses what is no longer read: a layer's widest point, its input and its sum.
         widest = max((self._widest(layer, context) for layer in self.shape.decoder.layers), default=0)
-        return max(logits + self._moved(on_gpu), mask + 4 * UBATCH * (2 * hidden + widest) + self._moved(on_gpu))
+        moved = self._moved(kept) if first else 0
+        return max(logits, mask + 4 * self.ubatch * (2 * hidden + widest) + moved)
 
     def _widest(self, layer: Layer, context: int) -> int:
         """Numbers for one token at the worst point of attention or MLP."""
         mixer, mlp = layer.attention, layer.feed_forward
         wide = 0
         if mixer is not None and mixer.kind is not AttentionKind.RECURRENT:
-            wide = mixer.heads * (mixer.head_dim + mixer.value_head_dim) + mixer.kv_heads * (mixer.head_dim + mixer.value_head_dim)
+            wide = mixer.heads * (mixer.head_dim + mixer.value_head_dim)
             wide += 0 if self.asked.flash_attention else mixer.heads * self._cells(context)
         if mlp is not None:
             one = (2 if mlp.gated else 1) * mlp.intermediate
@@ -151,16 +179,16 @@ class Case:
             wide = max(wide, experts if mlp.experts else one)
         return wide
 
-    def _moved(self, on_gpu: int) -> int:
-        """The largest tensor that is copied from the host for a batch: a third of a layer's experts, or of its MLP."""
-        kept = self.parts(on_gpu)[0]
-        head = self.recipe.output_bytes if self.count in kept else 0
+    def _moved(self, kept: tuple[int, ...]) -> int:
+        """The largest tensor that is copied from the host for a batch: a third of a layer's experts or MLP."""
         inner = [self.layers[number] for number in (*kept, *range(self.asked.cpu_experts)) if number < self.count]
-        return max(head, *((layer.experts or layer.rest) // 3 for layer in inner)) if inner else head
+        return max(((layer.experts or layer.rest) // 3 for layer in inner), default=0)
 
     def fullest(self, on_gpu: int, users: int, context: int) -> DeviceBytes:
         """The card with the most."""
-        return max((self.card(part, on_gpu, users, context) for part in self.parts(on_gpu)[1]), key=lambda each: each.total)
+        return max(
+            (self.card(part, on_gpu, users, context) for part in self.parts(on_gpu)[1]), key=lambda each: each.total
+        )
 
     def fitting(self, room_bytes: int) -> int:
         """The most layers that leave a card its margin."""
@@ -204,6 +232,7 @@ class LlamaPool(KvPool):
 class LlamaBudget(ServingBudget):
     """The fullest card, and the host beside it. `gpu_layers` counts the head, as llama.cpp does."""
 
+    case: Case
     gpu_layers: int
     layers: int
     host: DeviceBytes
@@ -272,12 +301,12 @@ def llama_budget(
     cells = -(-asked.context // PADDING) * PADDING * asked.users
     layout = KvLayout(1, share, (Group(AttentionKind.FULL),))
     pool = LlamaPool(
-        layout, fullest.cache, cells, cells, UBATCH, case=case, on_gpu=on_gpu,
+        layout, fullest.cache, cells, cells, case.ubatch, case=case, on_gpu=on_gpu,
         room_bytes=room - (host.total if unified else 0), host_bytes=host_bytes or _UNBOUND,
     )  # fmt: skip
     return LlamaBudget(
         configuration=asked, capacity_bytes=gpu.memory_bytes, limit_bytes=room, outside_bytes=0, terms=terms, kv=pool,
-        notes=tuple(_notes(case, on_gpu)), gpu_layers=on_gpu, layers=case.count + 1, host=host, cards=cards,
+        notes=tuple(_notes(case, on_gpu)), case=case, gpu_layers=on_gpu, layers=case.count + 1, host=host, cards=cards,
         host_capacity_bytes=host_bytes or _UNBOUND,
         host_expert_bytes=sum(case.layers[number].experts for number in range(min(asked.cpu_experts, case.count)))
         + sum(case.layers[number].experts for number in kept if asked.cpu_experts <= number < case.count),
@@ -291,27 +320,34 @@ def _check(shape: ModelShape, asked: ServingConfiguration) -> None:
         raise RequestError("llama.cpp's slots share no prefix.", hint="Leave --prompt-shared out.")
     mixture = any(layer.feed_forward and layer.feed_forward.experts for layer in shape.decoder.layers)
     if asked.cpu_experts and not mixture:
-        raise RequestError(f"{shape.name} has no experts to keep on the host.", hint="Use --gpu-layers instead of --cpu-moe.")
+        raise RequestError(
+            f"{shape.name} has no experts to keep on the host.", hint="Use --gpu-layers instead of --cpu-moe."
+        )
     if asked.kv.startswith("q") and not asked.flash_attention:
         raise RequestError(
-            f"A {asked.kv} cache needs flash attention in llama.cpp.", hint="Leave --no-flash-attention out, or use --kv fp16."
+            f"A {asked.kv} cache needs flash attention in llama.cpp.",
+            hint="Leave --no-flash-attention out, or use --kv fp16.",
         )
 
 
 def _terms(case: Case, card: DeviceBytes, unified: DeviceBytes | None) -> Iterator[Term]:
     """The buffers of one card, by llama.cpp's names."""
     numbers: dict[str, object] = {"layers": card.layers, "file_bytes": case.recipe.file_bytes}
-    yield Term(Category.PARAMETERS, "model buffer", card.weights, "tensors of the card's layers, by type of block", numbers)
+    yield Term(
+        Category.PARAMETERS, "model buffer", card.weights, "tensors of the card's layers, by type of block", numbers
+    )
     if unified is not None:
         yield Term(Category.PARAMETERS, "embedding", unified.weights, "the host's part, in the same memory", {})
     asked = case.asked
     cells: dict[str, object] = {"slots": asked.users, "context": asked.context, "type": CACHES[asked.kv]}
     yield Term(Category.KV_CACHE, "KV buffer", card.cache, "layers × slots × cells × (keys + values)", cells)
-    batch: dict[str, object] = {"ubatch": UBATCH, "vocabulary": case.shape.vocab}
+    batch: dict[str, object] = {"ubatch": case.ubatch, "vocabulary": case.shape.vocab}
     formula = "max(logits of what is sampled, a batch in a layer with its mask)"
     yield Term(Category.ACTIVATIONS, "compute buffer", card.compute, formula, batch, "model")
     if unified is not None:
-        yield Term(Category.ACTIVATIONS, "host compute buffer", unified.compute, "inputs and outputs of a batch", {}, "model")
+        yield Term(
+            Category.ACTIVATIONS, "host compute buffer", unified.compute, "inputs and outputs of a batch", {}, "model"
+        )
     if card.context:
         yield context_term(case.gpu)
 

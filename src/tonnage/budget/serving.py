@@ -1,8 +1,9 @@
 """What serving a model takes on each GPU, how many blocks are left for its KV cache, and who fits into them.
 
 Engines account differently for the same parts. vLLM's rules by version are in `budget.vllm`, SGLang's in `budget.sglang`,
-TensorRT-LLM's in `budget.tensorrt_llm`, those of Tonnage's own engine in `budget.own_engine`: it takes a share of the whole card, its
-CUDA context included, and runs on one GPU. llama.cpp, which splits a model between card and host, is in `budget.llama_cpp`.
+TensorRT-LLM's in `budget.tensorrt_llm`, those of Tonnage's own engine in `budget.own_engine`: it takes a share of the whole
+card, its CUDA context included, and runs on one GPU. llama.cpp, which splits a model between card and host, is in
+`budget.llama_cpp`.
 vLLM and Tonnage keep one block as the null block that padding points to.
 
 Figures are of the pipeline stage that has room for the fewest blocks: the pool is as large as that of the fullest GPU. This
@@ -435,8 +436,9 @@ def _sglang_parts(shape: ModelShape, stage: Stage, asked: ServingConfiguration, 
     linked = sglang.linked_term(asked.tp, gpu)
     taken = asked.reserved_bytes + gpu.overheads["context"].size_bytes + int(linked.size_bytes)
     free = gpu.memory_bytes - taken
-    outside = [own_engine.context_term(gpu), linked, *sglang.reserve_terms(shape, stage, asked, gpu)]
-    return Parts(_weights(shape, stage, asked, gpu), [], outside, max(int(free * asked.utilization), 0))
+    context, kernels = sglang.context_terms(gpu)
+    outside = [context, linked, *sglang.reserve_terms(shape, stage, asked, gpu)]
+    return Parts(_weights(shape, stage, asked, gpu), [kernels], outside, max(int(free * asked.utilization), 0))
 
 
 def _tensorrt_parts(shape: ModelShape, stage: Stage, asked: ServingConfiguration, gpu: Gpu) -> Parts:

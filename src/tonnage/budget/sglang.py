@@ -10,11 +10,13 @@ profiled, so the pool does not depend on them; whether they fit is counted here.
 
 import re
 import tomllib
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tonnage.budget.forward import Pass, cublas_workspace_bytes, forward_bytes, graph_bytes, sampler_bytes
+from tonnage.budget.own_engine import context_term
 from tonnage.budget.terms import Term
 from tonnage.budget.vllm import GRAPHS, graph_costs
 from tonnage.budget.weights import Stage
@@ -143,6 +145,14 @@ def _graphs(shape: ModelShape, stage: Stage, asked: "ServingConfiguration", larg
     numbers: dict[str, object] = {"graphs": graphs, "largest_batch": largest, "layers": len(stage.layers), **costs}
     formula = "pool of the largest + graphs × (bytes per graph + layers × bytes per layer)"
     return Term(Category.WORKSPACE, GRAPHS, 0 if asked.eager else size, formula, numbers, "rough model")
+
+
+def context_terms(gpu: Gpu) -> tuple[Term, Term]:
+    """The CUDA context, taken before SGLang first looks at the card, and the kernels that are loaded before it looks again."""
+    whole = context_term(gpu)
+    kernels = gpu.overheads["kernels"].size_bytes if "kernels" in gpu.overheads else 0
+    late = Term(Category.CONTEXT, "kernels", kernels, "as the catalogue has them", {}, whole.source)
+    return replace(whole, size_bytes=int(whole.size_bytes) - kernels, formula="context + cublas"), late
 
 
 def linked_term(tp: int, gpu: Gpu) -> Term:

@@ -2,9 +2,9 @@
 
     tokens = (total − peak of the dry run) × free_gpu_memory_fraction // bytes per block × block
 
-The peak holds everything: CUDA context, weights, activations of `max_num_tokens` tokens, logits of `max_batch_size` sequences and CUDA
-graphs. So 0.9 leaves a tenth of the rest free, not of the card. The defaults are data (`data/tensorrt_llm.toml`); this module does
-not know engines that TensorRT builds, attention data parallelism, speculative decoding or vision towers.
+The peak holds everything: CUDA context, weights, activations of `max_num_tokens` tokens, logits of `max_batch_size` sequences
+and CUDA graphs. So 0.9 leaves a tenth of the rest free, not of the card. The defaults are data (`data/tensorrt_llm.toml`);
+this module does not know engines that TensorRT builds, attention data parallelism, speculative decoding or vision towers.
 """
 
 import tomllib

@@ -206,7 +206,9 @@ def _check_export(options: Namespace) -> None:
     """Before the work, so that no one waits for a mistake."""
     folder = options.export
     if folder is not None and options.engine == "tonnage":
-        raise RequestError("Tonnage is launched by no files.", hint="Use another --engine, or the line that is printed.")
+        raise RequestError(
+            "Tonnage is launched by no files.", hint="Use another --engine, or the line that is printed."
+        )
     if folder is not None and folder.exists() and not folder.is_dir():
         raise OutputExists(f"{folder} is a file.", hint="Name a folder for --export.")
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, get_args
 from tonnage.commands.campaign import add_campaign, campaign_of
 from tonnage.commands.pages import add_page_options, page_of
 from tonnage.commands.which_cards import check_cards_named, publish
-from tonnage.errors import BadLayout, OutputExists
+from tonnage.errors import BadLayout, OutputExists, RequestError
 
 if TYPE_CHECKING:
     from tonnage.hardware import Cluster
@@ -133,9 +133,7 @@ def cluster_of(options: Namespace) -> "Cluster":
     # Memory is sold in GiB and drives in GB, whatever people write after the number.
     memory, drive = options.host_memory, None if options.drive == "none" else options.drive
     return cluster.with_host(
-        memory_bytes=None
-        if memory is None
-        else parse_gib(memory),
+        memory_bytes=None if memory is None else parse_gib(memory),
         nvme_bytes_per_s=None
         if drive is None
         else parse_bytes(re.sub(r"(?<=[kmgt])(b?)(/s)?$", "B", drive.strip(), flags=re.I)),

@@ -42,7 +42,13 @@ def of_size(words: str, size_bytes: int, cluster: Cluster) -> Neighbour:
 
 
 def of_model(
-    words: str, shape: ModelShape, asked: ServingConfiguration, cluster: Cluster, *, model: str, before: Sequence[Neighbour]
+    words: str,
+    shape: ModelShape,
+    asked: ServingConfiguration,
+    cluster: Cluster,
+    *,
+    model: str,
+    before: Sequence[Neighbour],
 ) -> Neighbour:
     """A model on one of the cards, with the smallest share that holds its users beside those that started `before`."""
     one = replace(cluster, gpus_per_host=1, hosts=1)
@@ -61,7 +67,9 @@ def of_model(
         )
     if not asked.utilization and asked.engine != "llama.cpp":
         plan = _least(served, one, trial, plan)
-    return Neighbour(words=words, claimed_bytes=plan.best.budget.total_bytes, share=plan.best.configuration.utilization, plan=plan)
+    return Neighbour(
+        words=words, claimed_bytes=plan.best.budget.total_bytes, share=plan.best.configuration.utilization, plan=plan
+    )
 
 
 def _least(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, plan: ServingPlan) -> ServingPlan:
@@ -83,12 +91,21 @@ def _encoder(words: str, shape: ModelShape, asked: ServingConfiguration, gpu: Gp
     half = WEIGHT_FORMATS[asked.weights or ("bf16" if gpu.has_bf16 else "fp16")]
     (stage,) = stages(shape, 1)
     weights = sum(int(term.size_bytes) for term in weight_terms(shape, stage, 1, half))
-    tokens = min(asked.users * asked.context, vllm.default_batched_tokens(vllm.find_release(vllm.latest_version()), gpu, asked.context, 256))
-    inside = weights + forward_bytes(shape, stage, Pass(tokens, 0, 1, 2), held=4) + int(vllm.non_torch_term(1, gpu).size_bytes)
+    tokens = min(
+        asked.users * asked.context,
+        vllm.default_batched_tokens(vllm.find_release(vllm.latest_version()), gpu, asked.context, 256),
+    )
+    inside = (
+        weights
+        + forward_bytes(shape, stage, Pass(tokens, 0, 1, 2), held=4)
+        + int(vllm.non_torch_term(1, gpu).size_bytes)
+    )
     share = -(-inside * 100 // gpu.memory_bytes) / 100
     claimed = int(share * gpu.memory_bytes) + int(context_term(gpu).size_bytes)
     if claimed > gpu.memory_bytes:
-        raise RequestError(f"--beside {words!r} does not fit on {gpu.name}.", hint="Give it fewer users or a shorter context.")
+        raise RequestError(
+            f"--beside {words!r} does not fit on {gpu.name}.", hint="Give it fewer users or a shorter context."
+        )
     return Neighbour(words=words, claimed_bytes=claimed, share=share)
 
 

@@ -1,4 +1,4 @@
-"""Where llama.cpp puts a model's layers, and how fast it can decode there: every layer is read where it lies, one after the other."""
+"""Where llama.cpp puts a model's layers, and how fast it can decode there: each is read where it lies, one after the other."""
 
 from tonnage.budget.llama_cpp import LlamaBudget, llama_budget
 from tonnage.budget.serving import ServingConfiguration
@@ -8,9 +8,7 @@ from tonnage.models.shape import ModelShape
 
 def placed(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration) -> LlamaBudget:
     """The budget on the cards of one host and the memory that comes with them."""
-    return llama_budget(
-        shape, asked, cluster.gpu, gpus=cluster.gpus_per_host, host_bytes=cluster.host_memory_bytes
-    )
+    return llama_budget(shape, asked, cluster.gpu, gpus=cluster.gpus_per_host, host_bytes=cluster.host_memory_bytes)
 
 
 def decode_step_s(shape: ModelShape, budget: LlamaBudget, cluster: Cluster) -> float:
@@ -23,7 +21,7 @@ def decode_step_s(shape: ModelShape, budget: LlamaBudget, cluster: Cluster) -> f
     cards = sum(card.weights + card.cache for card in budget.cards)
     on_cards = cards - idle * (experts - budget.host_expert_bytes)
     # Of the embedding, a row a token is read.
-    case = budget.kv.case  # type: ignore[attr-defined]
+    case = budget.case
     host = budget.host.weights + budget.host.cache - case.recipe.embedding_bytes
     if budget.gpu_layers == 0 and shape.tied:
         host += case.recipe.output_bytes
@@ -34,8 +32,7 @@ def decode_step_s(shape: ModelShape, budget: LlamaBudget, cluster: Cluster) -> f
 
 def _experts(shape: ModelShape, budget: LlamaBudget, users: int) -> tuple[int, float]:
     """Bytes of all experts, and the share of them that no slot picks in a step."""
-    case = budget.kv.case  # type: ignore[attr-defined]
-    total = sum(layer.experts for layer in case.layers)
+    total = sum(layer.experts for layer in budget.case.layers)
     if not total:
         return 0, 0.0
     picked = [layer.feed_forward for layer in shape.decoder.layers if layer.feed_forward and layer.feed_forward.experts]

@@ -72,7 +72,11 @@ class Layout:
         budget = self.budget
         if not isinstance(budget, LlamaBudget):
             return ""
-        parts = [f"{budget.layers - budget.gpu_layers} of {budget.layers} layers"] if budget.gpu_layers < budget.layers else []
+        parts = (
+            [f"{budget.layers - budget.gpu_layers} of {budget.layers} layers"]
+            if budget.gpu_layers < budget.layers
+            else []
+        )
         parts += [f"experts of {self.configuration.cpu_experts} layers"] if self.configuration.cpu_experts else []
         return f"{' and '.join(parts)} on the host" if parts else ""
 
@@ -154,7 +158,11 @@ class ServingPlan:
     def _llama(self) -> dict[str, Any]:
         """Of llama.cpp alone: all cards of the host serve one copy."""
         budget = self.best.budget
-        return {"gpu_layers": budget.gpu_layers, "gpus": self.cluster.gpus_per_host} if isinstance(budget, LlamaBudget) else {}
+        return (
+            {"gpu_layers": budget.gpu_layers, "gpus": self.cluster.gpus_per_host}
+            if isinstance(budget, LlamaBudget)
+            else {}
+        )
 
     @property
     def _free_block(self) -> bool:
@@ -297,7 +305,9 @@ def _trials(best: Layout, asked: ServingConfiguration) -> Iterator[tuple[str, Se
     cache = [] if known.kv in ("fp8", "int4", *GGML_CACHES) else ["q8_0" if llama else "fp8"]
     for kv in cache:
         yield f"--kv {kv}", replace(asked, kv=kv)
-    smaller = [name for name in _smaller(known.weights, asked.engine) if asked.engine != "tonnage" or name in OWN_WEIGHTS]
+    smaller = [
+        name for name in _smaller(known.weights, asked.engine) if asked.engine != "tonnage" or name in OWN_WEIGHTS
+    ]
     for weights in smaller:
         yield f"--weights {weights}", replace(asked, weights=weights)
     for weights in smaller:
@@ -329,13 +339,18 @@ def _roomier(
 def _faster(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, best: Layout) -> Iterator[Change]:
     """What llama.cpp would decode faster with, of what leaves layers on the host now."""
     trials = list(_trials(best, asked)) if best.on_host else []
-    if best.on_host and not asked.cpu_experts and any(l.feed_forward and l.feed_forward.experts for l in shape.decoder.layers):
+    mixed = (layer.feed_forward and layer.feed_forward.experts for layer in shape.decoder.layers)
+    if best.on_host and not asked.cpu_experts and any(mixed):
         trials.insert(0, ("--cpu-moe all", replace(asked, gpu_layers=-1, cpu_experts=len(shape.decoder.layers))))
     found = [(flag, _ranked(shape, cluster, trial, 0, 0)[0]) for flag, trial in trials]
-    better = [(flag, each) for flag, each in found if each.fits and each.tokens_per_s > _WORTH_SAYING * best.tokens_per_s]
+    better = [
+        (flag, each) for flag, each in found if each.fits and each.tokens_per_s > _WORTH_SAYING * best.tokens_per_s
+    ]
     for flag, each in better[:_MOST_TRIALS]:
         change = _change(flag, each)
-        yield replace(change, words=f"{each.on_host or 'all of it on the GPU'}, {each.tokens_per_s:,.1f} tokens/s at most")
+        yield replace(
+            change, words=f"{each.on_host or 'all of it on the GPU'}, {each.tokens_per_s:,.1f} tokens/s at most"
+        )
 
 
 def _surest_utilization(budget: ServingBudget) -> float:

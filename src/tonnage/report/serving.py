@@ -11,7 +11,7 @@ from rich.text import Text
 
 from tonnage import __version__
 from tonnage.budget.kv_cache import average_waste
-from tonnage.budget.llama_cpp import LlamaBudget
+from tonnage.budget.llama_cpp import DeviceBytes, LlamaBudget
 from tonnage.budget.own_engine import BATCHED_TOKENS, MAX_SEQS
 from tonnage.budget.serving import ServingBudget, ServingConfiguration
 from tonnage.budget.terms import Term
@@ -103,13 +103,17 @@ def _placement(plan: ServingPlan, budget: LlamaBudget) -> Iterator[Text | str]:
     parts = f" ({counts})" if len(budget.cards) > 1 else ""
     yield from wrapped(f"{budget.gpu_layers} of {budget.layers} layers{cards}{parts}, the head counted")
     if budget.configuration.cpu_experts:
-        yield from wrapped(f"experts of the first {min(budget.configuration.cpu_experts, budget.layers - 1)} layers on the host")
+        yield from wrapped(
+            f"experts of the first {min(budget.configuration.cpu_experts, budget.layers - 1)} layers on the host"
+        )
     if not plan.cluster.host_memory_bytes:
         yield from wrapped("memory is unified: the embedding lies in it too")
         return
     host, have = format_bytes(budget.host.total, "GiB"), format_bytes(budget.host_capacity_bytes, "GiB")
     sizes = f"weights {format_bytes(budget.host.weights, 'GiB')}, KV cache {format_bytes(budget.host.cache, 'GiB')}"
-    yield from wrapped(f"on the host {host} of {have}: {sizes}, read at {plan.cluster.host_memory_bytes_per_s / 1e9:,.0f} GB/s")
+    yield from wrapped(
+        f"on the host {host} of {have}: {sizes}, read at {plan.cluster.host_memory_bytes_per_s / 1e9:,.0f} GB/s"
+    )
 
 
 def _beside(plan: ServingPlan) -> Iterator[Text | str]:
@@ -208,8 +212,8 @@ def _shortage(plan: ServingPlan) -> Iterator[Text | str]:
     sizes = (("needed", budget.needed_bytes), ("available", budget.available_bytes))
     yield from packed([*(f"{word} {format_bytes(size, 'GiB')}" for word, size in sizes), "a GPU"])
     if isinstance(budget, LlamaBudget) and budget.host_overflows:
-        words = f"the host needs {format_bytes(budget.host.total, 'GiB')} and has {format_bytes(budget.host_capacity_bytes, 'GiB')}"
-        yield from wrapped(words)
+        host, have = format_bytes(budget.host.total, "GiB"), format_bytes(budget.host_capacity_bytes, "GiB")
+        yield from wrapped(f"the host needs {host} and has {have}")
     yield from wrapped(f"largest: {words}", rest="    ")
 
 
@@ -245,8 +249,8 @@ def _launch(plan: ServingPlan) -> Iterator[Text | str]:
     copies = f", {plan.best.replicas} times behind a balancer" if plan.best.replicas > 1 else ""
     hosts = plan.launch.hosts if plan.best.configuration.engine == "vllm" else 1
     yield heading(f"launch{copies}" + (f", with Ray on {hosts} hosts" if hosts > 1 else ""))
-    # Up to the model, or the first flag of an engine that takes the model by one.
-    first = words.index("serve") + 2 if "serve" in words[:-1] else 3 if words[0] == "python" else 2 if words[0] == "trtllm-serve" else 1
+    # The program and, where no flag names it, the model.
+    first = {"python": 3, "trtllm-serve": 2, "llama-server": 1}.get(words[0]) or words.index("serve") + 2
     line = "   " + shlex.join(words[:first])
     for flag in _pairs(words[first:]):
         if len(line) + len(flag) + 3 > report_width():
@@ -288,7 +292,8 @@ def launch_words(plan: ServingPlan) -> list[str]:
 
     launch = plan.launch
     if asked.engine in SERVERS:
-        return SERVERS[asked.engine].command(launch)
+        command: list[str] = SERVERS[asked.engine].command(launch)
+        return command
     variables = vllm.environment(launch) if asked.stage_layers else []
     return [
         *(["env", *variables] if variables else []),
@@ -397,11 +402,17 @@ def _host_figures(budget: ServingBudget) -> dict[str, Any]:
     return {
         "gpu_layers": budget.gpu_layers,
         "layers": budget.layers,
-        "host": {"weights_bytes": host.weights, "kv_cache_bytes": host.cache, "compute_bytes": host.compute, "total_bytes": host.total},
-        "cards": [
-            {"layers": card.layers, "weights_bytes": card.weights, "kv_cache_bytes": card.cache, "compute_bytes": card.compute}
-            for card in budget.cards
-        ],
+        "host": _device_figures(host) | {"total_bytes": host.total},
+        "cards": [_device_figures(card) for card in budget.cards],
+    }
+
+
+def _device_figures(device: DeviceBytes) -> dict[str, int]:
+    return {
+        "layers": device.layers,
+        "weights_bytes": device.weights,
+        "kv_cache_bytes": device.cache,
+        "compute_bytes": device.compute,
     }
 
 

@@ -6,7 +6,7 @@ A GGUF file is named by its path; for a model that is no file yet, the script ta
 import shlex
 from pathlib import Path
 
-from tonnage.budget.llama_cpp import CACHES
+from tonnage.budget.llama_cpp import CACHES, UBATCH
 from tonnage.planner.export.launch import ServingLaunch, reasons, shell_script
 
 FILE = "llama_cpp.sh"
@@ -20,7 +20,9 @@ def obstacles(launch: ServingLaunch) -> list[str]:
 
 def notes(launch: ServingLaunch) -> list[str]:
     """What it needs."""
-    return reasons((Path(launch.model).suffix != ".gguf", f"GGUF=PATH names the file, of type {launch.weights.upper()}"))
+    return reasons(
+        (Path(launch.model).suffix != ".gguf", f"GGUF=PATH names the file, of type {launch.weights.upper()}")
+    )
 
 
 def file_name(launch: ServingLaunch) -> str:
@@ -36,6 +38,7 @@ def command(launch: ServingLaunch) -> list[str]:
     words = ["llama-server", "-m", file_name(launch), "-c", str(users * launch.context), "-np", str(users)]
     words += ["-ngl", str(launch.gpu_layers)] if launch.gpu_layers else ["-ngl", "0", "--device", "none"]
     words += ["--n-cpu-moe", str(launch.cpu_experts)] if launch.cpu_experts else []
+    words += ["-ub", str(launch.batched_tokens)] if launch.batched_tokens != UBATCH else []
     words += ["-fa", "on" if launch.flash_attention else "off"]
     return [*words, "-ctk", CACHES[launch.kv], "-ctv", CACHES[launch.kv]]
 
@@ -43,4 +46,6 @@ def command(launch: ServingLaunch) -> list[str]:
 def render(launch: ServingLaunch) -> str:
     """The script; GGUF in its environment names another file."""
     name = shlex.quote(file_name(launch))
-    return shell_script(FILE, command(launch), f"--port {PORT}").replace(f"-m {name}", f'-m "${{GGUF:-{file_name(launch)}}}"')
+    return shell_script(FILE, command(launch), f"--port {PORT}").replace(
+        f"-m {name}", f'-m "${{GGUF:-{file_name(launch)}}}"'
+    )

@@ -18,7 +18,10 @@ def obstacles(launch: ServingLaunch) -> list[str]:
     """What its flags cannot say."""
     return reasons(
         (launch.kv not in _CACHES, f"SGLang keeps no KV cache in {launch.kv}"),
-        (WEIGHT_FORMATS[launch.weights].container == "mlx", "SGLang reads no MLX checkpoint: name another of this model"),
+        (
+            WEIGHT_FORMATS[launch.weights].container == "mlx",
+            "SGLang reads no MLX checkpoint: name another of this model",
+        ),
     )
 
 

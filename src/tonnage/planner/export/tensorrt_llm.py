@@ -28,7 +28,9 @@ def obstacles(launch: ServingLaunch) -> list[str]:
 def notes(launch: ServingLaunch) -> list[str]:
     """What it needs."""
     quantized = WEIGHT_FORMATS[launch.weights].quantized and launch.weights != launch.stored
-    return reasons((quantized, f"TensorRT-LLM reads {launch.weights} from the checkpoint: name one that was quantized so"))
+    return reasons(
+        (quantized, f"TensorRT-LLM reads {launch.weights} from the checkpoint: name one that was quantized so")
+    )
 
 
 def command(launch: ServingLaunch) -> list[str]:

@@ -9,7 +9,13 @@ from tonnage.planner.export.vllm import FILE, PORT
 from tonnage.units import format_bytes
 
 _HEAD = "HEAD=10.0.0.1"
-NAMES = {"vllm": "vLLM", "sglang": "SGLang", "tensorrt-llm": "TensorRT-LLM", "llama.cpp": "llama.cpp", "tonnage": "Tonnage"}
+NAMES = {
+    "vllm": "vLLM",
+    "sglang": "SGLang",
+    "tensorrt-llm": "TensorRT-LLM",
+    "llama.cpp": "llama.cpp",
+    "tonnage": "Tonnage",
+}
 
 
 def headline(launch: ServingLaunch) -> str:
