@@ -95,7 +95,7 @@ def test_export(run: Any, tmp_path: Path) -> None:
         (("llama-3.1-8b", "--gpus", "h100", "--utilization", "0"), "--utilization 0"),
         (("llama-3.1-8b", "--gpus", "h100", "--engine-version", "seven"), "seven"),
         (("bert-base", "--gpus", "h100"), "writes no tokens"),
-        (("llama-3.1-8b", "--gpus", "h100", "--engine", "tonnage", "--export", "x"), "vLLM"),
+        (("llama-3.1-8b", "--gpus", "h100", "--engine", "tonnage", "--export", "x"), "launched by no files"),
         (("llama-3.1-8b", "--gpus", "h100", "--engine", "tonnage", "--weights", "int4"), "keeps no int4 weights"),
         (("deepseek-v3", "--gpus", "8xh200", "--engine", "tonnage"), "does not serve deepseek-v3"),
     ],
