@@ -43,7 +43,14 @@ def test_of_a_mixture_only_the_picked_experts_are_read() -> None:
 
 def test_experts_on_the_host_are_offered() -> None:
     found = plan("gpt-oss-120b", "rtx-4090", weights="", context=32768)
-    assert found.fits and found.changes[0].flag == "--cpu-moe all"
+    flag, number = found.changes[0].flag.split()
+    assert found.fits and flag == "--cpu-moe"
+    # One layer's experts more on the card, and it lacks its margin.
+    fewest = plan("gpt-oss-120b", "rtx-4090", weights="", context=32768, cpu_experts=int(number), gpu_layers=37).best
+    fewer = plan("gpt-oss-120b", "rtx-4090", weights="", context=32768, cpu_experts=int(number) - 1, gpu_layers=37).best
+    free = [each.budget.capacity_bytes - each.budget.total_bytes for each in (fewest, fewer)]
+    assert free[1] < GIB <= free[0]
+    assert fewest.tokens_per_s > found.best.tokens_per_s
 
 
 def test_what_does_not_fit_is_offered_fewer_layers() -> None:

@@ -278,6 +278,7 @@ def resolved(shape: ModelShape, asked: ServingConfiguration) -> ServingConfigura
     return replace(
         asked, weights=weights, kv=asked.kv or "fp16", block=1, engine_version=asked.engine_version or f"b{LATEST_BUILD}",
         max_seqs=asked.max_seqs or asked.users, batched_tokens=asked.batched_tokens or UBATCH, utilization=1.0,
+        cpu_experts=min(asked.cpu_experts, len(shape.decoder.layers)),
     )  # fmt: skip
 
 

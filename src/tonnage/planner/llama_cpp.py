@@ -1,6 +1,8 @@
 """Where llama.cpp puts a model's layers, and how fast it can decode there: each is read where it lies, one after the other."""
 
-from tonnage.budget.llama_cpp import LlamaBudget, llama_budget
+from dataclasses import replace
+
+from tonnage.budget.llama_cpp import MARGIN_BYTES, LlamaBudget, llama_budget
 from tonnage.budget.serving import ServingConfiguration
 from tonnage.hardware import Cluster
 from tonnage.models.shape import ModelShape
@@ -9,6 +11,18 @@ from tonnage.models.shape import ModelShape
 def placed(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration) -> LlamaBudget:
     """The budget on the cards of one host and the memory that comes with them."""
     return llama_budget(shape, asked, cluster.gpu, gpus=cluster.gpus_per_host, host_bytes=cluster.host_memory_bytes)
+
+
+def fewest_experts(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration) -> int:
+    """The fewest layers whose experts stay on the host while all else lies on the cards with llama.cpp's margin; 0: none can."""
+    layers = len(shape.decoder.layers)
+    low, high = 1, layers + 1
+    while low < high:
+        middle = (low + high) // 2
+        found = placed(shape, cluster, replace(asked, gpu_layers=layers + 1, cpu_experts=middle))
+        fits = found.fits and found.total_bytes <= found.room_bytes - MARGIN_BYTES
+        low, high = (low, middle) if fits else (middle + 1, high)
+    return low if low <= layers else 0
 
 
 def decode_step_s(shape: ModelShape, budget: LlamaBudget, cluster: Cluster) -> float:

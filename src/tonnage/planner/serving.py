@@ -41,6 +41,8 @@ _WORTH_SAYING = 1.01
 # What vLLM takes beside its share may be more than is counted: so much outside of torch, so many times its CUDA graphs.
 _UNSURE_BYTES = 3 * GIB // 2
 _UNSURE_GRAPHS = 2
+# What SGLang's own guide has people leave beside weights, pool and graphs, activations among it.
+_SGLANG_LEFT_BYTES = 5 * GIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +326,7 @@ def _roomier(
         return
     known, share = best.configuration, _surest_utilization(best.budget)
     trials = list(_trials(best, asked))[:_MOST_TRIALS]
-    if known.engine == "vllm" and not asked.utilization and share > known.utilization:
+    if known.engine in ("vllm", "sglang") and not asked.utilization and share > known.utilization:
         trials.append((f"--utilization {share:g}", replace(asked, utilization=share)))
     for flag, trial in trials:
         found = _layout(shape, cluster, replace(trial, stage_layers=known.stage_layers), known.tp, known.pp)
@@ -340,8 +342,9 @@ def _faster(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, be
     """What llama.cpp would decode faster with, of what leaves layers on the host now."""
     trials = list(_trials(best, asked)) if best.on_host else []
     mixed = (layer.feed_forward and layer.feed_forward.experts for layer in shape.decoder.layers)
-    if best.on_host and not asked.cpu_experts and any(mixed):
-        trials.insert(0, ("--cpu-moe all", replace(asked, gpu_layers=-1, cpu_experts=len(shape.decoder.layers))))
+    fewest = llama_cpp.fewest_experts(shape, cluster, asked) if best.on_host and any(mixed) else 0
+    if fewest and fewest != asked.cpu_experts:
+        trials.insert(0, (f"--cpu-moe {fewest}", replace(asked, gpu_layers=-1, cpu_experts=fewest)))
     found = [(flag, _ranked(shape, cluster, trial, 0, 0)[0]) for flag, trial in trials]
     better = [
         (flag, each) for flag, each in found if each.fits and each.tokens_per_s > _WORTH_SAYING * best.tokens_per_s
@@ -354,10 +357,18 @@ def _faster(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, be
 
 
 def _surest_utilization(budget: ServingBudget) -> float:
-    """The share, in hundredths, that still leaves room where the counts outside of it are as wrong as they were seen to be."""
+    """The share, in hundredths, that still leaves room where the counts outside of it are as wrong as they were seen to be.
+
+    vLLM's is of the card, SGLang's of what is free when the model begins to load.
+    """
+    known = budget.configuration
     graphs = sum(int(term.size_bytes) for term in budget.terms if term.name == GRAPHS)
-    free = budget.room_bytes - budget.outside_bytes - _UNSURE_BYTES - _UNSURE_GRAPHS * graphs
-    return max(free * 100 // budget.capacity_bytes, 0) / 100
+    unsure = _UNSURE_BYTES + _UNSURE_GRAPHS * graphs
+    if known.engine == "sglang":
+        unsure = max(unsure, _SGLANG_LEFT_BYTES - budget.ledger[Category.ACTIVATIONS])
+    free = budget.room_bytes - budget.outside_bytes - unsure
+    whole = budget.limit_bytes / known.utilization if known.engine == "sglang" else budget.capacity_bytes
+    return max(int(free * 100 / whole) if whole else 0, 0) / 100
 
 
 def _smaller(weights: str, engine: str) -> list[str]:

@@ -171,7 +171,8 @@ def _cache(plan: ServingPlan) -> Iterator[Text | str]:
     groups = f" in {len(layout.groups)} groups" if len(layout.groups) > 1 else ""
     yield heading("KV cache")
     llama = asked.engine == "llama.cpp"
-    held = f"{kv.blocks:,} cells" if llama else f"{kv.blocks:,} blocks of {layout.block}{groups} · {kv.tokens:,} tokens"
+    blocks = f"{kv.blocks:,} blocks of {layout.block}{groups} · " if layout.block > 1 else ""
+    held = f"{kv.blocks:,} cells" if llama else f"{blocks}{kv.tokens:,} tokens"
     yield from wrapped(f"{format_bytes(layout.bytes_per_token)} a token{'' if llama else ' a GPU'} · {held}")
     yield from _row(f"most users at {asked.context:,} tokens", best.most_users)
     limit = plan.shape.max_positions
@@ -221,10 +222,17 @@ def _offers(plan: ServingPlan) -> Iterator[Text | str]:
     if not plan.changes:
         return
     yield ""
-    yield heading("what leaves more room" if plan.fits else "what would fit")
+    yield heading(offers_title(plan))
     width = max(len(change.flag) for change in plan.changes)
     for change in plan.changes:
         yield from wrapped(change.words, first=f"   {change.flag:<{width}}  ")
+
+
+def offers_title(plan: ServingPlan) -> str:
+    """What the changes are good for."""
+    if not plan.fits:
+        return "what would fit"
+    return "what decodes faster" if plan.best.configuration.engine == "llama.cpp" else "what leaves more room"
 
 
 def _layouts(plan: ServingPlan) -> Iterator[Text | str]:
@@ -249,15 +257,10 @@ def _launch(plan: ServingPlan) -> Iterator[Text | str]:
     copies = f", {plan.best.replicas} times behind a balancer" if plan.best.replicas > 1 else ""
     hosts = plan.launch.hosts if plan.best.configuration.engine == "vllm" else 1
     yield heading(f"launch{copies}" + (f", with Ray on {hosts} hosts" if hosts > 1 else ""))
-    # The program and, where no flag names it, the model.
-    first = {"python": 3, "trtllm-serve": 2, "llama-server": 1}.get(words[0]) or words.index("serve") + 2
-    line = "   " + shlex.join(words[:first])
-    for flag in _pairs(words[first:]):
-        if len(line) + len(flag) + 3 > report_width():
-            yield line + " \\"
-            line = "    "
-        line += " " + flag
-    yield line
+    for other in plan.neighbours:
+        if other.plan is not None:
+            yield from _command(launch_words(other.plan))
+    yield from _command(words)
     if hosts > 1:
         hint = "--export DIR writes what starts Ray on each host, waits for all, then serves"
         yield from (Text(line, style="dim") for line in wrapped(hint))
@@ -269,6 +272,19 @@ def _launch(plan: ServingPlan) -> Iterator[Text | str]:
     ):
         hint = f"name a checkpoint of this model that is quantised to {weights}"
         yield from (Text(line, style="dim") for line in wrapped(hint))
+
+
+def _command(words: list[str]) -> Iterator[str]:
+    """A line that starts an engine, broken before a flag where it is long."""
+    # The program and, where no flag names it, the model.
+    first = {"python": 3, "trtllm-serve": 2, "llama-server": 1}.get(words[0]) or words.index("serve") + 2
+    line = "   " + shlex.join(words[:first])
+    for flag in _pairs(words[first:]):
+        if len(line) + len(flag) + 3 > report_width():
+            yield line + " \\"
+            line = "    "
+        line += " " + flag
+    yield line
 
 
 def _pairs(words: Sequence[str]) -> Iterator[str]:
