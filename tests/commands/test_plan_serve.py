@@ -207,7 +207,15 @@ def test_llama_cpp_says_where_layers_lie(run: Any, figures: Any) -> None:
 
 
 def test_neighbours_have_shares(run: Any, figures: Any) -> None:
-    words = ("llama-3.1-8b", "--gpus", "l40s", "--beside", "qwen3-embedding-0.6b --context 2k --users 16", "--beside", "2GiB")
+    words = (
+        "llama-3.1-8b",
+        "--gpus",
+        "l40s",
+        "--beside",
+        "qwen3-embedding-0.6b --context 2k --users 16",
+        "--beside",
+        "2GiB",
+    )
     status, out = run(*words)
     assert status == 0 and "beside it" in out and out.count("--gpu-memory-utilization") >= 3
     found = figures(*words)
@@ -235,6 +243,7 @@ def test_every_engine_is_exported(run: Any, tmp_path: Path, engine: str) -> None
         (("llama-3.1-8b", "--beside", "6GiB"), "needs --gpus"),
         (("llama-3.1-8b", "--gpus", "h100", "--beside", "900GiB"), "leaves nothing"),
         (("llama-3.1-8b", "--gpus", "h100", "--beside", "qwen3-8b --gpus l4"), "has no place"),
+        (("llama-3.1-8b", "--gpus", "h100", "--beside", "qwen3-8b 'x"), "makes no sense"),
     ],
 )
 def test_engines_refuse_what_is_not_theirs(run: Any, words: tuple[str, ...], said: str) -> None:

@@ -31,8 +31,8 @@ from tonnage.units import GIB
 UBATCH, PADDING, MARGIN_BYTES = 512, 256, GIB
 # Batches in flight where several cards take turns: each has its own mask.
 _COPIES = 4
-# Builds from which the head goes to the card first, and not last; and from which the compute buffer has logits of the slots alone,
-# not of every token of a batch, and the mask in FP16 alone.
+# Builds from which the head goes to the card first, and not last; and from which the compute buffer has logits of the slots
+# alone, not of every token of a batch, and the mask in FP16 alone.
 _HEAD_FIRST_BUILD, _LEAN_BUILD = 7467, 9460
 LATEST_BUILD = 10586
 # Architectures whose windows it keeps apart; others (Mistral 7B, Phi-3) keep every token.

@@ -75,7 +75,7 @@ def _neighbours(options: Namespace, cluster: "Cluster") -> "list[Neighbour]":
 
     found = [of_size(words, parse_bytes(words), cluster) for words in options.beside if is_size(words)]
     for words in (words for words in options.beside if not is_size(words)):
-        theirs = _parser().parse_args(shlex.split(words))
+        theirs = _parser().parse_args(_words(words))
         given = [name for name in ("gpus", "beside", "export", "json", "html") if getattr(theirs, name)]
         if given:
             raise RequestError(
@@ -86,6 +86,14 @@ def _neighbours(options: Namespace, cluster: "Cluster") -> "list[Neighbour]":
         asked = configuration_of(theirs, shape.max_positions)
         found.append(of_model(words, shape, asked, cluster, model=theirs.model, before=found))
     return found
+
+
+def _words(text: str) -> list[str]:
+    """A model and its flags, as a shell takes them apart."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise RequestError(f"--beside {text!r} makes no sense: {error}.", hint="Close its quotes.") from None
 
 
 def _which_cards(options: Namespace) -> int:

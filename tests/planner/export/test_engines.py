@@ -59,7 +59,9 @@ def test_tensorrt_llm(tmp_path: Path) -> None:
     assert words.startswith("trtllm-serve meta-llama/Llama-3.1-70B --backend pytorch --tp_size 4")
     assert "--max_batch_size 64 --max_num_tokens 8192 --max_seq_len 32768" in words
     options = (tmp_path / "tensorrt_llm.yaml").read_text()
-    assert 'dtype: "fp8"' in options and "tokens_per_block: 32" in options and "free_gpu_memory_fraction: 0.9" in options
+    assert (
+        'dtype: "fp8"' in options and "tokens_per_block: 32" in options and "free_gpu_memory_fraction: 0.9" in options
+    )
     assert left_out(replace(TENSORRT, gpus=16)) != {}
 
 
