@@ -20,7 +20,8 @@ from tonnage.units import GIB
         ("llama-2-7b", "q4_0", 3.56),
         ("qwen2.5-32b", "q4_k_m", 18.48),
         ("qwen3-30b-a3b", "q4_k_m", 17.28),
-        ("gemma-3-27b", "q4_k_m", 15.40),  # its vision tower has a file of its own
+        ("gpt-oss-20b", "mxfp4", 11.27),
+        ("qwen2.5-7b", "q8_0", 7.54),
         ("phi-4", "q4_k_m", 8.43),  # queries, keys and values in one matrix
         ("gpt-oss-120b", "mxfp4", 59.02),
         ("deepseek-r1", "q4_k_m", 376.65),
