@@ -6,7 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tonnage.errors import BadSize
-from tonnage.units import GIB, budget_bytes, format_bytes, parse_bytes, parse_count, percent, unit_for
+from tonnage.units import (
+    GIB,
+    budget_bytes,
+    format_bytes,
+    is_size,
+    parse_bytes,
+    parse_count,
+    parse_gib,
+    percent,
+    unit_for,
+)
 
 
 @pytest.mark.parametrize(
@@ -131,3 +141,12 @@ def test_what_is_no_number_of_tokens_is_refused(text: str) -> None:
 
 def test_a_share_in_percent_has_a_space() -> None:
     assert (percent(0.415), percent(0.0041, 2), percent(1, 0)) == ("41.5 %", "0.41 %", "100 %")
+
+
+def test_what_is_a_size_and_what_is_a_model() -> None:
+    assert is_size("6GiB") and is_size("512 mib")
+    assert not is_size("qwen3-8b") and not is_size("bge-m3 --users 4")
+
+
+def test_memory_is_sold_in_gib() -> None:
+    assert parse_gib("64g") == parse_gib("64GB") == parse_gib("64GiB") == 64 * GIB

@@ -69,6 +69,17 @@ def _asked(size: str | SupportsFloat, free_bytes: int, name: str) -> float:
     return int(size) if isinstance(size, Integral) else float(size)
 
 
+def is_size(text: str) -> bool:
+    """Whether a text is a number with a unit of bytes."""
+    match = _SIZE.fullmatch(text)
+    return match is not None and match[2].lower() in _FACTORS
+
+
+def parse_gib(text: str) -> int:
+    """A size as memory is sold: in GiB, whatever people write after the number."""
+    return parse_bytes(re.sub(r"(?<=[kmgt])b?$", "iB", text.strip(), flags=re.IGNORECASE))
+
+
 def parse_count(text: str) -> int:
     """The number of tokens that "32k" (32,768), "1m" (1,048,576) or "4096" means."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([km]?)\s*", text, re.IGNORECASE)

@@ -244,6 +244,17 @@ def test_a_4_bit_mixture_fits_one_card_without_offload(capsys: pytest.CaptureFix
     assert best["fits"] and best["config"]["offload"] == "none"
 
 
+def test_a_desktop_beside_a_training(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("llama-3.2-1b", "--gpus", "rtx-4090", "--seq", "2k", "--qlora")
+    alone, beside = figures(capsys, *words), figures(capsys, *words, "--beside", "4GiB", "--beside", "2GiB")
+    assert alone["capacity_bytes"] - beside["capacity_bytes"] == 6 * 2**30
+    assert beside["best"]["ledger"]["total_bytes"] <= beside["capacity_bytes"]
+    with pytest.raises(RequestError, match="leave nothing"):
+        command([*words, "--beside", "30GiB"])
+    with pytest.raises(RequestError, match="needs --gpus"):
+        command(["llama-3.2-1b", "--beside", "4GiB"])
+
+
 def test_hosts_have_what_the_flags_say(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("llama-3.2-3b", "--gpus", "rtx-4090", "--seq", "2k", "--offload", "optimizer")
     command([*words, "--host-memory", "96g"])

@@ -95,7 +95,7 @@ def test_export(run: Any, tmp_path: Path) -> None:
         (("llama-3.1-8b", "--gpus", "h100", "--utilization", "0"), "--utilization 0"),
         (("llama-3.1-8b", "--gpus", "h100", "--engine-version", "seven"), "seven"),
         (("bert-base", "--gpus", "h100"), "writes no tokens"),
-        (("llama-3.1-8b", "--gpus", "h100", "--engine", "tonnage", "--export", "x"), "vLLM"),
+        (("llama-3.1-8b", "--gpus", "h100", "--engine", "tonnage", "--export", "x"), "launched by no files"),
         (("llama-3.1-8b", "--gpus", "h100", "--engine", "tonnage", "--weights", "int4"), "keeps no int4 weights"),
         (("deepseek-v3", "--gpus", "8xh200", "--engine", "tonnage"), "does not serve deepseek-v3"),
     ],
@@ -181,3 +181,71 @@ def test_no_context_is_longer_than_learned_positions(run: Any) -> None:
     assert "1 user × 1,024 tokens" in run("gpt2", "--gpus", "h200")[1]
     with pytest.raises(RequestError, match="learned 1,024 positions"):
         run("gpt2", "--gpus", "h200", "--context", "8k")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm", "llama.cpp"])
+def test_every_engine_serves_from_a_slice_of_a_card(run: Any, figures: Any, engine: str) -> None:
+    words = ("llama-3.2-1b", "--gpus", "h100:2g.20gb", "--engine", engine, "--users", "2")
+    assert run(*words)[0] == 0
+    found = figures(*words)
+    assert found["config"]["engine"] == engine
+    assert found["needed_bytes"] <= found["available_bytes"] <= found["capacity_bytes"] < 20 * 2**30
+    status, out = run(*words, "--explain")
+    assert status == 0 and "the arithmetic" in out
+    assert all(len(line) <= 80 for line in out.splitlines())
+
+
+def test_llama_cpp_says_where_layers_lie(run: Any, figures: Any) -> None:
+    words = ("llama-3.3-70b", "--gpus", "rtx-4090", "--engine", "llama.cpp", "--weights", "q4_k_m")
+    status, out = run(*words)
+    assert status == 0 and "layers on the GPU" in out and "llama-server -m" in out
+    found = figures(*words)
+    assert found["gpu_layers"] < found["layers"] == 81
+    assert found["host"]["weights_bytes"] > 0
+    assert figures(*words, "--gpu-layers", "0")["needed_bytes"] == 0
+    assert run(*words, "--host-memory", "8g")[0] == 1
+
+
+def test_neighbours_have_shares(run: Any, figures: Any) -> None:
+    words = (
+        "llama-3.1-8b",
+        "--gpus",
+        "l40s",
+        "--beside",
+        "qwen3-embedding-0.6b --context 2k --users 16",
+        "--beside",
+        "2GiB",
+    )
+    status, out = run(*words)
+    assert status == 0 and "beside it" in out and out.count("--gpu-memory-utilization") >= 3
+    found = figures(*words)
+    assert [each["share"] > 0 for each in found["beside"]] == [False, True]
+    claimed = sum(each["claimed_bytes"] for each in found["beside"])
+    assert found["config"]["reserved_bytes"] == claimed
+    assert found["needed_bytes"] + claimed <= found["capacity_bytes"]
+
+
+@pytest.mark.parametrize("engine", ["sglang", "tensorrt-llm", "llama.cpp"])
+def test_every_engine_is_exported(run: Any, tmp_path: Path, engine: str) -> None:
+    words = ("llama-3.2-1b", "--gpus", "h100", "--engine", engine)
+    status, out = run(*words, "--export", str(tmp_path / "files"), "--html", str(tmp_path / "page.html"))
+    assert status == 0 and "wrote" in out
+    assert (tmp_path / "files" / "README.txt").exists() and (tmp_path / "page.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("llama-3.1-8b", "--gpus", "h100", "--gpu-layers", "3"), "is llama.cpp's"),
+        (("llama-3.1-8b", "--gpus", "h100", "--engine", "llama.cpp", "--gpu-layers", "-3"), "makes no sense"),
+        (("llama-3.1-8b", "--gpus", "h100", "--engine", "llama.cpp", "--gpu-layers", "99999999"), "makes no sense"),
+        (("llama-3.1-8b", "--gpus", "h100", "--kv", "q8_0"), "Only llama.cpp"),
+        (("llama-3.1-8b", "--beside", "6GiB"), "needs --gpus"),
+        (("llama-3.1-8b", "--gpus", "h100", "--beside", "900GiB"), "leaves nothing"),
+        (("llama-3.1-8b", "--gpus", "h100", "--beside", "qwen3-8b --gpus l4"), "has no place"),
+        (("llama-3.1-8b", "--gpus", "h100", "--beside", "qwen3-8b 'x"), "makes no sense"),
+    ],
+)
+def test_engines_refuse_what_is_not_theirs(run: Any, words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        run(*words)

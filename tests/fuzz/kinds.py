@@ -152,7 +152,8 @@ _FLAGS = {
     ("plan", "train"): ("--gpus", "--seq", "--micro-batch", "--global-batch", "--tp", "--pp", "--cp", "--ep", "--shard", "--lora",
                         "--checkpoint", "--offload", "--zero", "--freeze", "--images", "--image-size", "--lengths"),
     ("plan", "serve"): ("--gpus", "--context", "--users", "--prompt-shared", "--tp", "--pp", "--stage-layers", "--block",
-                        "--utilization", "--max-seqs", "--batched-tokens", "--engine-version"),
+                        "--utilization", "--max-seqs", "--batched-tokens", "--engine-version", "--beside", "--host-memory",
+                        "--engine=llama.cpp --gpu-layers", "--engine=llama.cpp --cpu-moe"),
     ("roofline", "--gpu", "h200", "--model"): ("--gpu", "--batch", "--seq", "--phase", "--rows"),
 }  # fmt: skip
 
@@ -166,7 +167,12 @@ def _commands(rng: Random, file: str) -> Call:
     known = [] if command[0] == "roofline" else ["--gpus", "8xh100"]
     flags = rng.sample(_FLAGS[command], rng.choice((1, 1, 2, 3)))
     model = "qwen3-0.6b" if rng.random() < 0.9 else rng.choice(_WORDS)
-    return [*command, model, *known, *(f"{flag}={rng.choice(_WORDS)}" for flag in flags)]
+    return [
+        *command,
+        model,
+        *known,
+        *(word for flag in flags for word in f"{flag}={rng.choice(_WORDS)}".split(" ", flag.count(" "))),
+    ]
 
 
 _PLANNED = {

@@ -149,3 +149,11 @@ def test_a_host_can_have_other_memory_and_drives() -> None:
     assert more.host_memory_per_gpu_bytes == 100
     assert more.nvme_bytes_per_s == cluster.nvme_bytes_per_s
     assert cluster.with_host(nvme_bytes_per_s=8e9).nvme_bytes_per_s == 2e9
+
+
+def test_a_part_of_a_host_has_a_part_of_its_bandwidth() -> None:
+    assert (
+        find_cluster("8xh100").host_memory_bytes_per_s == 8 * find_cluster("h100").host_memory_bytes_per_s == 6.144e11
+    )
+    assert find_cluster("rtx-4090").host_memory_bytes_per_s == 8.96e10
+    assert all(host.memory_bytes_per_s > 0 for host in all_hosts())

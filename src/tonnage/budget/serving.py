@@ -1,8 +1,10 @@
 """What serving a model takes on each GPU, how many blocks are left for its KV cache, and who fits into them.
 
-Two engines account differently for the same parts. vLLM's rules by version are in `budget.vllm`, those of Tonnage's own
-engine in `budget.own_engine`: it takes a share of the whole card, its CUDA context included, and runs on one GPU. Both keep
-one block as the null block that padding points to.
+Engines account differently for the same parts. vLLM's rules by version are in `budget.vllm`, SGLang's in `budget.sglang`,
+TensorRT-LLM's in `budget.tensorrt_llm`, those of Tonnage's own engine in `budget.own_engine`: it takes a share of the whole
+card, its CUDA context included, and runs on one GPU. llama.cpp, which splits a model between card and host, is in
+`budget.llama_cpp`.
+vLLM and Tonnage keep one block as the null block that padding points to.
 
 Figures are of the pipeline stage that has room for the fewest blocks: the pool is as large as that of the fullest GPU. This
 module does not know how many GPUs there are: `planner.serving` lays a model out on them.
@@ -12,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from tonnage.budget import own_engine, vllm
+from tonnage.budget import own_engine, sglang, tensorrt_llm, vllm
 from tonnage.budget.kv_cache import KV_FORMATS, KvFormat, KvLayout, kv_heads_of, kv_layout, state_bytes
 from tonnage.budget.terms import Term
 from tonnage.budget.weights import WEIGHT_FORMATS, Stage, stages, weight_terms
@@ -21,11 +23,12 @@ from tonnage.hardware import Gpu
 from tonnage.ledger import Category, Ledger
 from tonnage.models.shape import Attention, AttentionKind, ModelShape
 
-Engine = Literal["tonnage", "vllm"]
+Engine = Literal["tonnage", "vllm", "sglang", "tensorrt-llm", "llama.cpp"]
 
 BLOCK = 16
 LONGEST_CONTEXT = 2**30
-Parts = tuple[list[Term], list[Term], list[Term]]
+# Formats of a cache that llama.cpp alone has.
+GGML_CACHES = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +50,10 @@ class ServingConfiguration:
     max_seqs: int = 0
     batched_tokens: int = 0
     eager: bool = False
+    reserved_bytes: int = 0  # of each card, held by others: another engine, a desktop
+    gpu_layers: int = -1  # llama.cpp: layers on the cards, the head among them; -1: as many as fit
+    cpu_experts: int = 0  # llama.cpp: layers whose experts stay on the host
+    flash_attention: bool = True  # llama.cpp: without, scores of a whole batch are kept
 
     @property
     def compute_bytes(self) -> int:
@@ -57,6 +64,21 @@ class ServingConfiguration:
     def gpus(self) -> int:
         """Of one copy of the model."""
         return self.tp * self.pp
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What an engine takes: `held` and `inside` count against its share of `limit_bytes`, `outside` lies beside it."""
+
+    held: list[Term]
+    inside: list[Term]
+    outside: list[Term]
+    limit_bytes: int
+
+    @property
+    def available_bytes(self) -> int:
+        """For the KV cache; below 0 where the rest is more than the share."""
+        return self.limit_bytes - sum(int(term.size_bytes) for term in (*self.held, *self.inside))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,18 +162,23 @@ class ServingBudget:
 
     @property
     def overflows(self) -> bool:
-        """Whether the engine's share and what lies outside of it are more than the card has."""
-        return self.total_bytes > self.capacity_bytes
+        """Whether the engine's share and what lies outside of it are more than the card has for it."""
+        return self.total_bytes > self.room_bytes
+
+    @property
+    def room_bytes(self) -> int:
+        """Of the card, what others do not hold."""
+        return max(self.capacity_bytes - self.configuration.reserved_bytes, 0)
 
     @property
     def largest_utilization(self) -> float:
         """The share, in hundredths, that leaves room for what lies outside of it."""
-        return (self.capacity_bytes - self.outside_bytes) * 100 // self.capacity_bytes / 100
+        return max(self.room_bytes - self.outside_bytes, 0) * 100 // self.capacity_bytes / 100
 
     @property
     def available_bytes(self) -> int:
         """What all of it may take: the engine's share and what lies outside of it, but never more than the card."""
-        return min(self.limit_bytes + self.outside_bytes, self.capacity_bytes)
+        return min(self.limit_bytes + self.outside_bytes, self.room_bytes)
 
     @property
     def fits(self) -> bool:
@@ -176,8 +203,8 @@ def resolved(shape: ModelShape, asked: ServingConfiguration, gpu: Gpu) -> Servin
     """The configuration with the engine's defaults put in."""
     half = "bf16" if gpu.has_bf16 else "fp16"
     weights = asked.weights or (shape.dtype if shape.dtype in WEIGHT_FORMATS else half)
-    if not asked.weights and (weights == "bf16" or (weights == "fp32" and asked.engine == "vllm")):
-        weights = half  # vLLM serves a checkpoint of FP32 in 16 bits
+    if not asked.weights and (weights == "bf16" or (weights == "fp32" and asked.engine != "tonnage")):
+        weights = half  # vLLM, SGLang and TensorRT-LLM serve a checkpoint of FP32 in 16 bits
     known = replace(asked, weights=weights, kv=asked.kv or (weights if weights in ("fp32", "fp16", "bf16") else half))
     if asked.engine == "tonnage":
         return replace(
@@ -186,6 +213,22 @@ def resolved(shape: ModelShape, asked: ServingConfiguration, gpu: Gpu) -> Servin
             utilization=asked.utilization or own_engine.UTILIZATION,
             max_seqs=asked.max_seqs or max(own_engine.MAX_SEQS, asked.users),
             batched_tokens=asked.batched_tokens or own_engine.BATCHED_TOKENS,
+        )
+    if asked.engine == "llama.cpp":
+        from tonnage.budget.llama_cpp import resolved as resolved_llama
+
+        return resolved_llama(shape, asked)
+    if asked.engine == "sglang":
+        return _resolved_sglang(shape, known, gpu)
+    if asked.engine == "tensorrt-llm":
+        usual = tensorrt_llm.defaults()
+        return replace(
+            known,
+            engine_version=asked.engine_version or usual["latest"],
+            block=usual["block"] if asked.block == BLOCK else asked.block,
+            utilization=asked.utilization or usual["fraction"],
+            max_seqs=asked.max_seqs or max(usual["max_seqs"], asked.users),
+            batched_tokens=asked.batched_tokens or usual["batched_tokens"],
         )
     version = asked.engine_version or vllm.latest_version()
     release = vllm.find_release(version)
@@ -198,6 +241,18 @@ def resolved(shape: ModelShape, asked: ServingConfiguration, gpu: Gpu) -> Servin
         max_seqs=asked.max_seqs or min(max_seqs, max(batched, asked.users)),
         batched_tokens=batched,
     )
+
+
+def _resolved_sglang(shape: ModelShape, known: ServingConfiguration, gpu: Gpu) -> ServingConfiguration:
+    version = known.engine_version or sglang.latest_version()
+    filled = replace(
+        known,
+        engine_version=version,
+        block=1 if known.block == BLOCK else known.block,
+        max_seqs=known.max_seqs or max(sglang.LEAST_RUNNING, known.users),
+        batched_tokens=known.batched_tokens or int(sglang.card_row(version, gpu)["chunk"]),
+    )
+    return replace(filled, utilization=known.utilization or sglang.default_fraction(shape, filled, gpu))
 
 
 def check(shape: ModelShape, asked: ServingConfiguration) -> None:
@@ -276,9 +331,14 @@ def _mixers(shape: ModelShape) -> Iterator[Attention]:
 
 
 def _check_formats(asked: ServingConfiguration) -> None:
-    for flag, name, known in (("--weights", asked.weights, WEIGHT_FORMATS), ("--kv", asked.kv, KV_FORMATS)):
+    caches = (*KV_FORMATS, *GGML_CACHES)
+    for flag, name, known in (("--weights", asked.weights, tuple(WEIGHT_FORMATS)), ("--kv", asked.kv, caches)):
         if name and name not in known:
             raise RequestError(f"{flag} {name} is not known.", hint=f"Use one of: {', '.join(known)}.")
+    if asked.engine in ("sglang", "tensorrt-llm") and asked.kv == "int4":
+        raise RequestError(f"--engine {asked.engine} has no INT4 KV cache.", hint="Use --kv fp8.")
+    if asked.kv in GGML_CACHES and asked.engine != "llama.cpp":
+        raise RequestError(f"Only llama.cpp keeps a cache in {asked.kv}.", hint="Use --kv fp8, or --engine llama.cpp.")
     if asked.engine == "vllm" and asked.kv == "int4":
         version = asked.engine_version or vllm.latest_version()
         if not vllm.find_release(version).int4_kv:
@@ -287,14 +347,10 @@ def _check_formats(asked: ServingConfiguration) -> None:
 
 def stage_budget(shape: ModelShape, stage: Stage, asked: ServingConfiguration, gpu: Gpu) -> ServingBudget:
     """Of one pipeline stage, with a configuration that is `resolved`."""
-    held, inside, outside = (
-        _vllm_terms(shape, stage, asked, gpu) if asked.engine == "vllm" else _own_terms(shape, asked, gpu)
-    )
-    limit = own_engine.share_bytes(gpu.memory_bytes, asked.utilization)
-    available = limit - sum(int(term.size_bytes) for term in (*held, *inside))
-    kv = _pool(shape, stage, asked, available)
+    parts = _PARTS[asked.engine](shape, stage, asked, gpu)
+    kv = _pool(shape, stage, asked, parts.available_bytes)
     numbers: dict[str, object] = {
-        "share_bytes": limit, "available_bytes": max(available, 0), "blocks": kv.blocks,
+        "share_bytes": parts.limit_bytes, "available_bytes": max(parts.available_bytes, 0), "blocks": kv.blocks,
         "bytes_per_block": kv.layout.bytes_per_block, "block": kv.layout.block,
         "a_token_keeps": " + ".join(_token_words(stage, asked)),
     }  # fmt: skip
@@ -303,9 +359,9 @@ def stage_budget(shape: ModelShape, stage: Stage, asked: ServingConfiguration, g
     return ServingBudget(
         configuration=asked,
         capacity_bytes=gpu.memory_bytes,
-        limit_bytes=limit,
-        outside_bytes=sum(int(term.size_bytes) for term in outside),
-        terms=(*held, pool, *inside, *outside),
+        limit_bytes=parts.limit_bytes,
+        outside_bytes=sum(int(term.size_bytes) for term in parts.outside),
+        terms=(*parts.held, pool, *parts.inside, *parts.outside),
         kv=kv,
         notes=tuple(_notes(shape, asked, gpu)),
     )
@@ -337,42 +393,90 @@ def _pool(shape: ModelShape, stage: Stage, asked: ServingConfiguration, availabl
         block=asked.block,
         tp=asked.tp,
         grouped=bool(release and release.grouped),
-        extra_bytes=vllm.index_bytes(shape) if release else 0,
+        extra_bytes=vllm.index_bytes(shape) if asked.engine != "tonnage" else 0,
     )
+    if asked.engine == "sglang":
+        layout = _with_window_pool(stage, layout, sglang.window_ratio(shape))
     blocks = max(available, 0) // layout.bytes_per_block if layout.bytes_per_block else 0
-    null = 0 if release and release.generation == "V0" else 1
+    null = 0 if asked.engine in ("sglang", "tensorrt-llm") or (release and release.generation == "V0") else 1
     return KvPool(layout, max(available, 0), blocks, max(blocks - null, 0), asked.batched_tokens)
 
 
+def _with_window_pool(stage: Stage, layout: KvLayout, ratio: float) -> KvLayout:
+    """A token's bytes where layers with a window have a pool of their own, with `ratio` times the tokens of the other."""
+    layers = sum(count for layer, count in stage.kinds if layer.attention is not None)
+    windows = sum(count for layer, count in stage.kinds if layer.attention and layer.attention.window)
+    if ratio == 1 or not 0 < windows < layers:
+        return layout
+    return replace(layout, bytes_per_block=int(layout.bytes_per_block * (layers - (1 - ratio) * windows) / layers))
+
+
 def _kv_format(asked: ServingConfiguration) -> KvFormat:
-    return (KV_FORMATS if asked.engine == "vllm" else own_engine.OWN_KV_FORMATS)[asked.kv]
+    return (own_engine.OWN_KV_FORMATS if asked.engine == "tonnage" else KV_FORMATS)[asked.kv]
 
 
-def _vllm_terms(shape: ModelShape, stage: Stage, asked: ServingConfiguration, gpu: Gpu) -> Parts:
-    """Weights, what else counts against vLLM's share, and what lies outside of it."""
-    release = vllm.find_release(asked.engine_version)
+def _weights(shape: ModelShape, stage: Stage, asked: ServingConfiguration, gpu: Gpu) -> list[Term]:
     form = WEIGHT_FORMATS[asked.weights]
-    held = list(weight_terms(shape, stage, asked.tp, form, vllm.expert_kernel(gpu) if form.experts_only else None))
+    return list(weight_terms(shape, stage, asked.tp, form, vllm.expert_kernel(gpu) if form.experts_only else None))
+
+
+def _vllm_parts(shape: ModelShape, stage: Stage, asked: ServingConfiguration, gpu: Gpu) -> Parts:
+    """The share is of the whole card, and the CUDA context lies outside of it."""
+    release = vllm.find_release(asked.engine_version)
+    held = _weights(shape, stage, asked, gpu)
     graphs = vllm.graph_term(shape, stage, asked, asked.compute_bytes)
     inside = list(vllm.profiling_terms(shape, stage, asked, gpu, asked.compute_bytes))
     outside = [own_engine.context_term(gpu)]
     (inside if release.graphs_subtracted else outside).append(graphs)
-    return held, inside, outside
+    return Parts(held, inside, outside, own_engine.share_bytes(gpu.memory_bytes, asked.utilization))
 
 
-def _own_terms(shape: ModelShape, asked: ServingConfiguration, gpu: Gpu) -> Parts:
+def _sglang_parts(shape: ModelShape, stage: Stage, asked: ServingConfiguration, gpu: Gpu) -> Parts:
+    """The share is of what is free when the model begins to load; all but weights and pool lies outside of it."""
+    linked = sglang.linked_term(asked.tp, gpu)
+    taken = asked.reserved_bytes + gpu.overheads["context"].size_bytes + int(linked.size_bytes)
+    free = gpu.memory_bytes - taken
+    context, kernels = sglang.context_terms(gpu)
+    outside = [context, linked, *sglang.reserve_terms(shape, stage, asked, gpu)]
+    return Parts(_weights(shape, stage, asked, gpu), [kernels], outside, max(int(free * asked.utilization), 0))
+
+
+def _tensorrt_parts(shape: ModelShape, stage: Stage, asked: ServingConfiguration, gpu: Gpu) -> Parts:
+    """The share is of what is free at the peak of a dry run."""
+    held = _weights(shape, stage, asked, gpu)
+    first = [own_engine.context_term(gpu), sglang.linked_term(asked.tp, gpu)]
+    inside = [*first, *tensorrt_llm.dry_run_terms(shape, stage, asked, gpu)]
+    peak = sum(int(term.size_bytes) for term in (*held, *inside))
+    free = max(gpu.memory_bytes - asked.reserved_bytes - peak, 0)
+    return Parts(held, inside, [], peak + int(free * asked.utilization))
+
+
+def _own_parts(shape: ModelShape, stage: Stage, asked: ServingConfiguration, gpu: Gpu) -> Parts:
     """Tonnage's own engine: everything counts."""
     limits = own_engine.Limits(
         context=asked.context, weights=asked.weights, kv=asked.kv, block=asked.block, max_seqs=asked.max_seqs,
         batched_tokens=asked.batched_tokens, eager=asked.eager,
     )  # fmt: skip
     reserve = own_engine.own_reserve(own_engine.widths_of(shape), limits, gpu)
-    return list(own_engine.own_weight_terms(shape, asked.weights)), list(reserve), []
+    limit = own_engine.share_bytes(gpu.memory_bytes, asked.utilization)
+    return Parts(list(own_engine.own_weight_terms(shape, asked.weights)), list(reserve), [], limit)
+
+
+_PARTS = {
+    "vllm": _vllm_parts,
+    "sglang": _sglang_parts,
+    "tensorrt-llm": _tensorrt_parts,
+    "tonnage": _own_parts,
+}
 
 
 def _notes(shape: ModelShape, asked: ServingConfiguration, gpu: Gpu) -> Iterator[str]:
     if asked.engine == "vllm" and gpu.runs_cuda and gpu.compute_capability < vllm.LEAST_CAPABILITY:
         yield f"vLLM does not start on {gpu.name}: it needs compute capability 7.0, and this is {gpu.architecture}"
+    if asked.engine == "tensorrt-llm" and (not gpu.runs_cuda or gpu.compute_capability < tensorrt_llm.LEAST_CAPABILITY):
+        yield f"TensorRT-LLM does not start on {gpu.name}: it needs an NVIDIA card of Ampere or later"
+    if asked.engine == "sglang" and (gpu.maker == "Apple" or (gpu.runs_cuda and gpu.compute_capability < (7, 5))):
+        yield f"SGLang does not start on {gpu.name}: it needs an NVIDIA card of Turing or later, or AMD's Instinct"
     if asked.engine == "vllm" and gpu.maker == "Apple":
         yield "vLLM runs on Apple's GPUs by its plugin vllm-metal: what it takes beside weights and cache is not known there"
     if not gpu.has_bf16 and "fp16" in (asked.weights, asked.kv) and shape.dtype != "fp16":

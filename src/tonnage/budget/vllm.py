@@ -144,7 +144,7 @@ def profiling_terms(
     at = Pass(tokens, sequences, configuration.tp, compute_bytes)
     yield _rotary(shape, stage, compute_bytes)
     yield _peak(shape, stage, at, release, gpu)
-    yield _non_torch(configuration.tp, gpu)
+    yield non_torch_term(configuration.tp, gpu)
 
 
 def _peak(shape: ModelShape, stage: Stage, at: Pass, release: Release, gpu: Gpu) -> Term:
@@ -176,12 +176,18 @@ def _rotary(shape: ModelShape, stage: Stage, compute_bytes: int) -> Term:
     return Term(Category.PARAMETERS, "rotary table", size, "positions × rotary dim × bytes", numbers, "model")
 
 
-def _non_torch(tp: int, gpu: Gpu) -> Term:
+def non_torch_term(tp: int, gpu: Gpu) -> Term:
+    """Memory outside of torch that vLLM finds when it has profiled."""
     linked = tp > 1 and gpu.nvlink_bytes_per_s > 0
     size = _data()["non_torch"]["linked" if linked else "one"]
     return Term(
         Category.WORKSPACE, "outside of torch", size, "as vLLM 0.19 logged on H100", {"tp": tp}, "published logs"
     )
+
+
+def graph_costs() -> dict[str, int]:
+    """The driver's bytes for each CUDA graph, and for each layer in it."""
+    return dict(_data()["graphs"])
 
 
 def graph_term(shape: ModelShape, stage: Stage, configuration: "ServingConfiguration", compute_bytes: int) -> Term:
@@ -191,7 +197,7 @@ def graph_term(shape: ModelShape, stage: Stage, configuration: "ServingConfigura
     graphs = graph_sizes(largest)
     if release.full_graphs:
         graphs += graph_sizes(min(largest, configuration.max_seqs))
-    costs = _data()["graphs"]
+    costs = graph_costs()
     pool = forward_bytes(shape, stage, Pass(largest, 0, configuration.tp, compute_bytes), held=4)
     size = pool + graph_bytes(graphs, len(stage.layers), costs["bytes_per_graph"], costs["bytes_per_layer"])
     numbers: dict[str, object] = {"graphs": graphs, "largest_batch": largest, "layers": len(stage.layers), **costs}

@@ -4,6 +4,7 @@ Its words are parsed by argparse, as those of `tonnage plan train` are: typer ta
 make.
 """
 
+import shlex
 import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -15,6 +16,8 @@ from tonnage.errors import OutputExists, RequestError
 
 if TYPE_CHECKING:
     from tonnage.budget.serving import ServingConfiguration
+    from tonnage.hardware import Cluster
+    from tonnage.planner.beside import Neighbour
     from tonnage.planner.serving import ServingPlan
 
 SUMMARY = "What serving a model takes on these GPUs, how many users fit, and how to launch it."
@@ -23,7 +26,10 @@ _EPILOG = (
     "Exits 1 where not all users fit at once."
 )
 _DEFAULT_CONTEXT = 8192
-_CACHES = ("bf16", "fp8", "int4", "fp16")
+_CACHES = ("bf16", "fp8", "int4", "fp16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
+_ENGINES = ("vllm", "sglang", "tensorrt-llm", "llama.cpp", "tonnage")
+# Layers to keep on the host where all experts are to.
+_ALL = 1 << 20
 
 
 def command(words: list[str]) -> int:
@@ -34,22 +40,67 @@ def command(words: list[str]) -> int:
     page = page_of(options)
     if not options.gpus:
         return _which_cards(options)
-    from tonnage.hardware import find_cluster
+    from dataclasses import replace
+
     from tonnage.models import find_model
+    from tonnage.planner.beside import reserved
     from tonnage.planner.serving import plan_serving
 
-    cluster, shape = find_cluster(options.gpus), find_model(options.model, online=options.online)
+    cluster, shape = _cluster(options), find_model(options.model, online=options.online)
     asked = configuration_of(options, shape.max_positions)
+    neighbours = _neighbours(options, cluster)
     pp = options.pp or len(asked.stage_layers)
-    plan = plan_serving(shape, cluster, asked, model=options.model, tp=options.tp or 0, pp=pp)
+    plan = plan_serving(shape, cluster, reserved(asked, neighbours), model=options.model, tp=options.tp or 0, pp=pp)
+    plan = replace(plan, neighbours=tuple(neighbours))
     _publish(plan, options, page)
     if options.export is not None and plan.fits:
         _export(plan, options)
     return 0 if plan.fits else 1
 
 
+def _cluster(options: Namespace) -> "Cluster":
+    """The cards, in hosts with as much memory as was said."""
+    from tonnage.hardware import find_cluster
+    from tonnage.units import parse_gib
+
+    cluster = find_cluster(options.gpus)
+    return cluster if options.host_memory is None else cluster.with_host(memory_bytes=parse_gib(options.host_memory))
+
+
+def _neighbours(options: Namespace, cluster: "Cluster") -> "list[Neighbour]":
+    """What else lies on the cards, in the order that it starts: sizes, then models with words of their own."""
+    from tonnage.models import find_model
+    from tonnage.planner.beside import of_model, of_size
+    from tonnage.units import is_size, parse_bytes
+
+    found = [of_size(words, parse_bytes(words), cluster) for words in options.beside if is_size(words)]
+    for words in (words for words in options.beside if not is_size(words)):
+        theirs = _parser().parse_args(_words(words))
+        given = [name for name in ("gpus", "beside", "export", "json", "html") if getattr(theirs, name)]
+        if given:
+            raise RequestError(
+                f"--{given[0]} has no place within --beside {words!r}.",
+                hint="It lies on the same cards; give it --context, --users, --weights and the like.",
+            )
+        shape = find_model(theirs.model, online=options.online)
+        asked = configuration_of(theirs, shape.max_positions)
+        found.append(of_model(words, shape, asked, cluster, model=theirs.model, before=found))
+    return found
+
+
+def _words(text: str) -> list[str]:
+    """A model and its flags, as a shell takes them apart."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise RequestError(f"--beside {text!r} makes no sense: {error}.", hint="Close its quotes.") from None
+
+
 def _which_cards(options: Namespace) -> int:
     """No cards were named: say which hold it."""
+    if options.beside or options.host_memory:
+        flag = "--beside" if options.beside else "--host-memory"
+        raise RequestError(f"{flag} needs --gpus.", hint="Name the cards, like --gpus l40s.")
     from tonnage.budget.serving import check
     from tonnage.models import find_model
     from tonnage.planner.holders import serving_holders
@@ -77,15 +128,23 @@ def _parser() -> ArgumentParser:
     add("--tp", type=int, metavar="N", help="tensor parallelism")
     add("--pp", type=int, metavar="N", help="pipeline parallelism")
     add("--stage-layers", metavar="N,N", help="layers of each pipeline stage (default: cut for the largest cache)")
-    add("--weights", metavar="FORMAT", help="bf16, fp8, int8, int4, nf4, q4_k_m... (default: as in the checkpoint)")
+    add("--weights", metavar="FORMAT", help="bf16, fp8, int8, int4, nf4, q4_k_m... (default: the checkpoint's)")
     add("--kv", choices=_CACHES, help="the KV cache (default: 16 bits)")
     add("--block", type=int, default=16, metavar="N", help="tokens in a block (default: 16)")
     add("--utilization", type=float, metavar="SHARE", help="the engine's share of the card")
     add("--max-seqs", type=int, metavar="N", help="sequences in one step")
     add("--batched-tokens", metavar="N", help="tokens in one step")
     add("--eager", action="store_true", help="no CUDA graphs")
-    add("--engine", choices=("vllm", "tonnage"), default="vllm", help="whose accounting (default: vllm)")
-    add("--engine-version", default="", metavar="V", help="the version of vLLM (default: the newest that is known)")
+    add("--engine", choices=_ENGINES, default="vllm", help="whose accounting (default: vllm)")
+    add("--engine-version", default="", metavar="V", help="the engine's version (default: the newest that is known)")
+    add("--gpu-layers", metavar="N", help="llama.cpp: layers on the GPUs, or all (default: as many as fit)")
+    add("--cpu-moe", metavar="N", help="llama.cpp: the first N layers' experts stay on the host, or all")
+    add("--no-flash-attention", action="store_true", help="llama.cpp: scores of a whole batch are kept")
+    add("--host-memory", metavar="SIZE", help="memory of the host, like 64g (default: the catalogue's)")
+    add(
+        "--beside", action="append", default=[], metavar="WHAT",
+        help='what else lies on the GPUs: 6GiB, or a model, like "bge-m3 --users 16"',
+    )  # fmt: skip
     add("--online", action="store_true", help="look a model up on the hub where it is no preset")
     add("--explain", action="store_true", help="print the arithmetic, term by term")
     add("--export", type=Path, metavar="DIR", help="write the files that launch it")
@@ -123,7 +182,23 @@ def configuration_of(options: Namespace, max_positions: int) -> "ServingConfigur
         max_seqs=options.max_seqs or 0,
         batched_tokens=batched or 0,
         eager=options.eager,
+        gpu_layers=_layers("--gpu-layers", options.gpu_layers, options.engine, -1),
+        cpu_experts=_layers("--cpu-moe", options.cpu_moe, options.engine, 0),
+        flash_attention=not options.no_flash_attention,
     )
+
+
+def _layers(flag: str, text: str | None, engine: str, unsaid: int) -> int:
+    """A number of layers, or all."""
+    if text is None or (text == "auto" and flag == "--gpu-layers"):
+        return unsaid
+    if engine != "llama.cpp":
+        raise RequestError(f"{flag} is llama.cpp's.", hint="Add --engine llama.cpp, or leave it out.")
+    if text == "all":
+        return _ALL
+    if not text.isdecimal() or len(text) > 6:
+        raise RequestError(f"{flag} {text} makes no sense.", hint=f"Write {flag} 20, or {flag} all.")
+    return int(text)
 
 
 def _stage_layers(text: str) -> tuple[int, ...]:
@@ -138,8 +213,10 @@ def _stage_layers(text: str) -> tuple[int, ...]:
 def _check_export(options: Namespace) -> None:
     """Before the work, so that no one waits for a mistake."""
     folder = options.export
-    if folder is not None and options.engine != "vllm":
-        raise RequestError("Only vLLM is launched by files.", hint="Use --engine vllm, or the line that is printed.")
+    if folder is not None and options.engine == "tonnage":
+        raise RequestError(
+            "Tonnage is launched by no files.", hint="Use another --engine, or the line that is printed."
+        )
     if folder is not None and folder.exists() and not folder.is_dir():
         raise OutputExists(f"{folder} is a file.", hint="Name a folder for --export.")
 

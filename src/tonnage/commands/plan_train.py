@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, get_args
 from tonnage.commands.campaign import add_campaign, campaign_of
 from tonnage.commands.pages import add_page_options, page_of
 from tonnage.commands.which_cards import check_cards_named, publish
-from tonnage.errors import BadLayout, OutputExists
+from tonnage.errors import BadLayout, OutputExists, RequestError
 
 if TYPE_CHECKING:
     from tonnage.hardware import Cluster
@@ -63,6 +63,9 @@ def _which_cards(options: Namespace) -> int:
     """No cards were named: say which hold it."""
     from tonnage.planner.holders import training_holders
 
+    if options.beside:
+        raise RequestError("--beside needs --gpus.", hint="Name the cards, like --gpus rtx-4090.")
+
     shape = shape_of(options)
     request = request_of(options, shape)
     holders = training_holders(shape, request)
@@ -107,6 +110,7 @@ def _parser() -> ArgumentParser:
         "--offload", nargs="?", const="optimizer", metavar="WHAT", help="optimizer, parameters, activations, all; :nvme"
     )
     add("--host-memory", metavar="SIZE", help="memory of one host, like 64g, for these GPUs (default: the catalogue's)")
+    add("--beside", action="append", default=[], metavar="SIZE", help="memory of each GPU that others hold, like 6GiB")
     add("--drive", metavar="SPEED", help="what a host's drives read a second, like 7g/s; or none")
     add("--lora", type=int, metavar="RANK", help="train adapters of that rank")
     add("--lora-targets", metavar="WHAT", help="attention, mlp, all-linear (default), experts; or q_proj,v_proj, say")
@@ -149,17 +153,17 @@ def _parser() -> ArgumentParser:
 def cluster_of(options: Namespace) -> "Cluster":
     """The cards, in hosts as they are sold or as the flags say."""
     from tonnage.hardware import find_cluster
-    from tonnage.units import parse_bytes
+    from tonnage.units import parse_bytes, parse_gib
 
     cluster = find_cluster(options.gpus)
+    if options.beside:
+        cluster = cluster.without(sum(map(parse_bytes, options.beside)))
     if options.host_memory is None and options.drive in (None, "none"):
         return cluster
     # Memory is sold in GiB and drives in GB, whatever people write after the number.
     memory, drive = options.host_memory, None if options.drive == "none" else options.drive
     return cluster.with_host(
-        memory_bytes=None
-        if memory is None
-        else parse_bytes(re.sub(r"(?<=[kmgt])b?$", "iB", memory.strip(), flags=re.I)),
+        memory_bytes=None if memory is None else parse_gib(memory),
         nvme_bytes_per_s=None
         if drive is None
         else parse_bytes(re.sub(r"(?<=[kmgt])(b?)(/s)?$", "B", drive.strip(), flags=re.I)),

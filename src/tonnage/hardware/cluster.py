@@ -18,11 +18,12 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, overload
 
-from tonnage.errors import UnknownGpu
+from tonnage.errors import RequestError, UnknownGpu
 from tonnage.hardware.catalogue import check_cuda, common_cards, find_gpu, gpu_tables, is_file
 from tonnage.hardware.gpu import Gpu
 from tonnage.hardware.host import Host, homes_of, host_tables, read_host
 from tonnage.hardware.tables import close_keys, plain
+from tonnage.units import format_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,6 +70,11 @@ class Cluster:
         return self.host.memory_bytes // self._sharing
 
     @property
+    def host_memory_bytes_per_s(self) -> float:
+        """What the CPUs of one host read a second, or the part of it that comes with these cards; 0 where none is stated."""
+        return self.host.memory_bytes_per_s * self.gpus_per_host / self._sharing
+
+    @property
     def _sharing(self) -> int:
         """Cards that share a host's memory and drives."""
         return self.gpus_per_host if self.host.whole else self.host.gpus
@@ -77,8 +83,19 @@ class Cluster:
         """The same cards in hosts that have so much for them; None: as they are."""
         changed = {"memory_bytes": memory_bytes, "nvme_bytes_per_s": nvme_bytes_per_s}
         kept = {"memory_bytes": self.host_memory_bytes, "nvme_bytes_per_s": self.nvme_bytes_per_s * self.gpus_per_host}
-        known: dict[str, Any] = {name: kept[name] if value is None else value for name, value in changed.items()}
+        kept["memory_bytes_per_s"] = self.host_memory_bytes_per_s
+        known: dict[str, Any] = kept | {name: value for name, value in changed.items() if value is not None}
         return replace(self, host=replace(self.host, whole=True, **known))
+
+    def without(self, size_bytes: int) -> "Cluster":
+        """The same with so much less on every card: others hold it."""
+        if size_bytes >= self.gpu.memory_bytes:
+            raise RequestError(
+                f"{format_bytes(size_bytes)} beside it leave nothing of {self.gpu.name}, which has "
+                f"{format_bytes(self.gpu.memory_bytes)}.",
+                hint="Give a smaller size, or another card.",
+            )
+        return replace(self, gpu=replace(self.gpu, memory_bytes=self.gpu.memory_bytes - size_bytes))
 
     @property
     def peer_bytes_per_s(self) -> float:

@@ -20,7 +20,8 @@ class Host:
     `gpu` is the card that it holds ("": any). `link_gpus` is how many neighbouring cards the fast link joins (NVLink, Infinity
     Fabric; 0: none, they talk over PCIe). `network_bytes_per_s` is for each card, `network_hop_s` one step of a ring of cards in
     several hosts (0: as over InfiniBand), `network_tree_share` what a tree of hosts reaches of a ring's bandwidth. `whole`: the
-    cards in use have all of its memory and drives, however few they are; else each has its share.
+    cards in use have all of its memory and drives, however few they are; else each has its share. `memory_bytes_per_s` is
+    what its CPUs read of their memory.
     """
 
     key: str
@@ -30,6 +31,7 @@ class Host:
     gpus: int
     whole: bool = False
     memory_bytes: int
+    memory_bytes_per_s: float = 3.072e11
     link: str = "PCIe"
     link_gpus: int = 0
     pcie_bytes_per_s: float = 6.4e10

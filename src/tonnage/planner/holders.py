@@ -105,4 +105,10 @@ def _served(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp
         return None
     most = min(best.most_users, best.replicas * best.configuration.max_seqs)
     full = best_layout(shape, cluster, replace(asked, users=most), tp=tp, pp=pp) or best
-    return Holder(cluster=cluster, needed_bytes=full.budget.total_bytes, most=most, tokens_per_s=full.tokens_per_s)
+    return Holder(
+        cluster=cluster,
+        needed_bytes=full.budget.total_bytes,
+        most=most,
+        tokens_per_s=full.tokens_per_s,
+        offload=full.on_host,
+    )

@@ -10,10 +10,11 @@ offered with what they give; where it fits, those that leave more room.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from tonnage.budget.llama_cpp import LlamaBudget
 from tonnage.budget.own_engine import OWN_WEIGHTS
-from tonnage.budget.serving import BLOCK, ServingBudget, ServingConfiguration, resolved, serving_budget
+from tonnage.budget.serving import BLOCK, GGML_CACHES, ServingBudget, ServingConfiguration, resolved, serving_budget
 from tonnage.budget.vllm import GRAPHS
 from tonnage.budget.weights import WEIGHT_FORMATS, stages
 from tonnage.errors import BadLayout, RequestError
@@ -21,10 +22,12 @@ from tonnage.hardware import Cluster
 from tonnage.hardware.cluster import common_clusters
 from tonnage.ledger import Category
 from tonnage.models.shape import AttentionKind, ModelShape
+from tonnage.planner import llama_cpp
 from tonnage.planner.splitting import cut, splits
 from tonnage.units import GIB
 
 if TYPE_CHECKING:
+    from tonnage.planner.beside import Neighbour
     from tonnage.planner.export import ServingLaunch
 
 # A small all-reduce over NVLink takes about this long, whatever its size.
@@ -38,6 +41,8 @@ _WORTH_SAYING = 1.01
 # What vLLM takes beside its share may be more than is counted: so much outside of torch, so many times its CUDA graphs.
 _UNSURE_BYTES = 3 * GIB // 2
 _UNSURE_GRAPHS = 2
+# What SGLang's own guide has people leave beside weights, pool and graphs, activations among it.
+_SGLANG_LEFT_BYTES = 5 * GIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,20 @@ class Layout:
     def missing_bytes(self) -> int:
         """What one GPU lacks."""
         return max(self.budget.needed_bytes - self.budget.available_bytes, 0)
+
+    @property
+    def on_host(self) -> str:
+        """ "40 of 81 layers on the host": what does not lie on the cards; empty where all does."""
+        budget = self.budget
+        if not isinstance(budget, LlamaBudget):
+            return ""
+        parts = (
+            [f"{budget.layers - budget.gpu_layers} of {budget.layers} layers"]
+            if budget.gpu_layers < budget.layers
+            else []
+        )
+        parts += [f"experts of {self.configuration.cpu_experts} layers"] if self.configuration.cpu_experts else []
+        return f"{' and '.join(parts)} on the host" if parts else ""
 
     @property
     def most_users(self) -> int:
@@ -102,6 +121,7 @@ class ServingPlan:
     best: Layout
     others: tuple[Layout, ...]
     changes: tuple[Change, ...]
+    neighbours: "tuple[Neighbour, ...]" = ()  # what else lies on the cards
 
     @property
     def fits(self) -> bool:
@@ -116,11 +136,12 @@ class ServingPlan:
         asked, budget = self.best.configuration, self.best.budget
         counts = [len(stage.layers) for stage in stages(self.shape, asked.pp, asked.stage_layers)]
         names = (
-            "gpus", "tp", "pp", "context", "max_seqs", "batched_tokens", "weights", "kv", "utilization", "eager",
+            "engine", "gpus", "tp", "pp", "context", "max_seqs", "batched_tokens", "weights", "kv", "utilization", "eager",
+            "cpu_experts", "flash_attention",
         )  # fmt: skip
         return ServingLaunch(
             model=self.model,
-            **{name: getattr(asked, name) for name in names},
+            **{name: getattr(asked, name) for name in names if name not in self._llama},
             stored=self.shape.dtype,
             tokenizer=self.shape.name,
             block=0 if self._free_block else asked.block,
@@ -132,6 +153,17 @@ class ServingPlan:
             users=self.users,
             cache_tokens=budget.kv.tokens,
             ledger=tuple((category.label, size) for category, size in budget.ledger.ranked()),
+            **self._llama,
+        )
+
+    @property
+    def _llama(self) -> dict[str, Any]:
+        """Of llama.cpp alone: all cards of the host serve one copy."""
+        budget = self.best.budget
+        return (
+            {"gpu_layers": budget.gpu_layers, "gpus": self.cluster.gpus_per_host}
+            if isinstance(budget, LlamaBudget)
+            else {}
         )
 
     @property
@@ -165,7 +197,8 @@ def best_layout(
 ) -> Layout | None:
     """The best layout that holds all users, without the rest of the plan; None where none does."""
     weights = WEIGHT_FORMATS[resolved(shape, asked, cluster.gpu).weights]
-    if not weights.experts_only and weights.matrix_bytes(shape.parameters) > cluster.gpus * cluster.gpu.memory_bytes:
+    hosted = weights.experts_only or asked.engine == "llama.cpp"
+    if not hosted and weights.matrix_bytes(shape.parameters) > cluster.gpus * cluster.gpu.memory_bytes:
         return None
     try:
         best = _ranked(shape, cluster, asked, tp, pp)[0]
@@ -181,8 +214,14 @@ def _ranked(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp
     def rank(layout: Layout) -> tuple[bool, int, float]:
         return not layout.fits, layout.missing_bytes // step, -layout.tokens_per_s
 
+    if asked.engine == "llama.cpp":
+        budget = llama_cpp.placed(shape, cluster, replace(asked, tp=tp or 1, pp=pp or 1))
+        return [Layout(budget, cluster.hosts, llama_cpp.decode_step_s(shape, budget, cluster))]
     ways = [(tp or 1, pp or 1)] if asked.engine == "tonnage" else splits(shape, cluster, asked, tp, pp)
     layouts = sorted((_layout(shape, cluster, asked, *each) for each in ways), key=rank)
+    # Of another cut only vLLM is told.
+    if asked.engine != "vllm":
+        return layouts
     close = [each for each in layouts[: 1 if layouts[0].fits else _MOST_CUT] if each.missing_bytes < step]
     return sorted((_cut(shape, cluster, each) if each in close else each for each in layouts), key=rank)
 
@@ -262,10 +301,15 @@ def _trials(best: Layout, asked: ServingConfiguration) -> Iterator[tuple[str, Se
     fewer = 1 << (max(known.users, best.most_users // best.replicas) - 1).bit_length()
     if not asked.max_seqs and fewer < known.max_seqs:
         yield f"--max-seqs {fewer}", replace(asked, max_seqs=fewer)
-    cache = [] if known.kv in ("fp8", "int4") else ["fp8"]
+    llama = asked.engine == "llama.cpp"
+    if llama and asked.gpu_layers >= 0:
+        yield "no --gpu-layers", replace(asked, gpu_layers=-1)
+    cache = [] if known.kv in ("fp8", "int4", *GGML_CACHES) else ["q8_0" if llama else "fp8"]
     for kv in cache:
         yield f"--kv {kv}", replace(asked, kv=kv)
-    smaller = [name for name in _smaller(known.weights) if asked.engine == "vllm" or name in OWN_WEIGHTS]
+    smaller = [
+        name for name in _smaller(known.weights, asked.engine) if asked.engine != "tonnage" or name in OWN_WEIGHTS
+    ]
     for weights in smaller:
         yield f"--weights {weights}", replace(asked, weights=weights)
     for weights in smaller:
@@ -277,9 +321,12 @@ def _roomier(
     shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int, best: Layout
 ) -> Iterator[Change]:
     """It fits: what would leave room for more."""
+    if asked.engine == "llama.cpp":
+        yield from _faster(shape, cluster, asked, best)
+        return
     known, share = best.configuration, _surest_utilization(best.budget)
     trials = list(_trials(best, asked))[:_MOST_TRIALS]
-    if known.engine == "vllm" and not asked.utilization and share > known.utilization:
+    if known.engine in ("vllm", "sglang") and not asked.utilization and share > known.utilization:
         trials.append((f"--utilization {share:g}", replace(asked, utilization=share)))
     for flag, trial in trials:
         found = _layout(shape, cluster, replace(trial, stage_layers=known.stage_layers), known.tp, known.pp)
@@ -291,17 +338,44 @@ def _roomier(
             )
 
 
+def _faster(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, best: Layout) -> Iterator[Change]:
+    """What llama.cpp would decode faster with, of what leaves layers on the host now."""
+    trials = list(_trials(best, asked)) if best.on_host else []
+    mixed = (layer.feed_forward and layer.feed_forward.experts for layer in shape.decoder.layers)
+    fewest = llama_cpp.fewest_experts(shape, cluster, asked) if best.on_host and any(mixed) else 0
+    if fewest and fewest != asked.cpu_experts:
+        trials.insert(0, (f"--cpu-moe {fewest}", replace(asked, gpu_layers=-1, cpu_experts=fewest)))
+    found = [(flag, _ranked(shape, cluster, trial, 0, 0)[0]) for flag, trial in trials]
+    better = [
+        (flag, each) for flag, each in found if each.fits and each.tokens_per_s > _WORTH_SAYING * best.tokens_per_s
+    ]
+    for flag, each in better[:_MOST_TRIALS]:
+        change = _change(flag, each)
+        yield replace(
+            change, words=f"{each.on_host or 'all of it on the GPU'}, {each.tokens_per_s:,.1f} tokens/s at most"
+        )
+
+
 def _surest_utilization(budget: ServingBudget) -> float:
-    """The share, in hundredths, that still leaves room where the counts outside of it are as wrong as they were seen to be."""
+    """The share, in hundredths, that still leaves room where the counts outside of it are as wrong as they were seen to be.
+
+    vLLM's is of the card, SGLang's of what is free when the model begins to load.
+    """
+    known = budget.configuration
     graphs = sum(int(term.size_bytes) for term in budget.terms if term.name == GRAPHS)
-    free = budget.capacity_bytes - budget.outside_bytes - _UNSURE_BYTES - _UNSURE_GRAPHS * graphs
-    return max(free * 100 // budget.capacity_bytes, 0) / 100
+    unsure = _UNSURE_BYTES + _UNSURE_GRAPHS * graphs
+    if known.engine == "sglang":
+        unsure = max(unsure, _SGLANG_LEFT_BYTES - budget.ledger[Category.ACTIVATIONS])
+    free = budget.room_bytes - budget.outside_bytes - unsure
+    whole = budget.limit_bytes / known.utilization if known.engine == "sglang" else budget.capacity_bytes
+    return max(int(free * 100 / whole) if whole else 0, 0) / 100
 
 
-def _smaller(weights: str) -> list[str]:
+def _smaller(weights: str, engine: str) -> list[str]:
     """Formats to offer instead, by what is kept now: a quarter of its bits saved at least."""
     bits = WEIGHT_FORMATS[weights].bits
-    return [name for name in ("bf16", "fp8", "int4") if WEIGHT_FORMATS[name].bits < 0.75 * bits]
+    names = ("q8_0", "q4_k_m", "iq3_xxs") if engine == "llama.cpp" else ("bf16", "fp8", "int4")
+    return [name for name in names if WEIGHT_FORMATS[name].bits < 0.75 * bits]
 
 
 def _change(flag: str, found: Layout, beside: Layout | None = None) -> Change:

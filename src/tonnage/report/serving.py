@@ -11,6 +11,7 @@ from rich.text import Text
 
 from tonnage import __version__
 from tonnage.budget.kv_cache import average_waste
+from tonnage.budget.llama_cpp import DeviceBytes, LlamaBudget
 from tonnage.budget.own_engine import BATCHED_TOKENS, MAX_SEQS
 from tonnage.budget.serving import ServingBudget, ServingConfiguration
 from tonnage.budget.terms import Term
@@ -18,6 +19,7 @@ from tonnage.budget.vllm import GRAPHS
 from tonnage.budget.weights import WEIGHT_FORMATS
 from tonnage.ledger import Category
 from tonnage.models.presets import hub_id
+from tonnage.planner.beside import Neighbour
 from tonnage.planner.serving import Layout, ServingPlan
 from tonnage.report.lines import (
     bar,
@@ -35,6 +37,13 @@ from tonnage.report.lines import (
 from tonnage.units import format_bytes, percent
 
 OTHERS = 4
+# What an engine calls its share.
+SHARE_FLAGS = {
+    "vllm": "--gpu-memory-utilization",
+    "sglang": "--mem-fraction-static",
+    "tensorrt-llm": "--kv_cache_free_gpu_memory_fraction",
+    "tonnage": "--budget",
+}
 _BAR = 34
 
 
@@ -43,8 +52,14 @@ def serving_lines(plan: ServingPlan, *, explain: bool = False) -> Iterator[Text 
     yield from _headline(plan)
     yield ""
     yield from _ledger(plan.best.budget)
+    if isinstance(plan.best.budget, LlamaBudget):
+        yield ""
+        yield from _placement(plan, plan.best.budget)
     yield ""
     yield from _cache(plan)
+    if plan.neighbours:
+        yield ""
+        yield from _beside(plan)
     if explain:
         yield ""
         yield from explain_lines(plan.best.budget)
@@ -62,7 +77,7 @@ def serving_lines(plan: ServingPlan, *, explain: bool = False) -> Iterator[Text 
 
 def _headline(plan: ServingPlan) -> Iterator[Text | str]:
     asked, gpu = plan.best.configuration, plan.cluster.gpu
-    engine = f"vLLM {asked.engine_version}" if asked.engine == "vllm" else "tonnage"
+    engine = engine_words(asked)
     count = f"{plan.cluster.gpus} × " if plan.cluster.gpus > 1 else ""
     verdict = Text("fits", "green") if plan.fits else Text("does not fit", "red")
     yield from spread(Text(f"  {plan.shape.name} · {count}{gpu.name} · {engine}"), verdict)
@@ -72,6 +87,52 @@ def _headline(plan: ServingPlan) -> Iterator[Text | str]:
     yield from wrapped(" · ".join([*parts, f"{asked.weights} weights, {asked.kv} cache"]))
     if asked.stage_layers:
         yield from wrapped(f"layers of the stages: {', '.join(map(str, asked.stage_layers))}", rest="    ")
+
+
+def engine_words(asked: ServingConfiguration) -> str:
+    """ "SGLang 0.5.18"."""
+    name = {"vllm": "vLLM", "sglang": "SGLang", "tensorrt-llm": "TensorRT-LLM"}.get(asked.engine, asked.engine)
+    return f"{name} {asked.engine_version}".rstrip()
+
+
+def _placement(plan: ServingPlan, budget: LlamaBudget) -> Iterator[Text | str]:
+    """Which layers lie where, and what the host holds."""
+    yield heading("where it lies")
+    cards = f" on {len(budget.cards)} GPUs" if len(budget.cards) > 1 else " on the GPU"
+    counts = ", ".join(str(card.layers) for card in budget.cards)
+    parts = f" ({counts})" if len(budget.cards) > 1 else ""
+    yield from wrapped(f"{budget.gpu_layers} of {budget.layers} layers{cards}{parts}, the head counted")
+    if budget.configuration.cpu_experts:
+        yield from wrapped(
+            f"experts of the first {min(budget.configuration.cpu_experts, budget.layers - 1)} layers on the host"
+        )
+    if not plan.cluster.host_memory_bytes:
+        yield from wrapped("memory is unified: the embedding lies in it too")
+        return
+    host, have = format_bytes(budget.host.total, "GiB"), format_bytes(budget.host_capacity_bytes, "GiB")
+    sizes = f"weights {format_bytes(budget.host.weights, 'GiB')}, KV cache {format_bytes(budget.host.cache, 'GiB')}"
+    yield from wrapped(
+        f"on the host {host} of {have}: {sizes}, read at {plan.cluster.host_memory_bytes_per_s / 1e9:,.0f} GB/s"
+    )
+
+
+def _beside(plan: ServingPlan) -> Iterator[Text | str]:
+    """What else lies on the cards, and the share of each engine."""
+    yield heading("beside it, started before it and one after the other")
+    for each in plan.neighbours:
+        words = [each.words, format_bytes(each.claimed_bytes, "GiB")]
+        if each.share:
+            words.append(f"{SHARE_FLAGS.get(_engine_of(each), '--gpu-memory-utilization')} {each.share:g}")
+        if each.plan is not None:
+            words.append(f"{_users(min(each.plan.best.most_users, each.plan.best.configuration.max_seqs))} at most")
+        yield from wrapped(" · ".join(words), rest="    ")
+    asked = plan.best.configuration
+    if asked.engine in SHARE_FLAGS:
+        yield from wrapped(f"{plan.shape.name} itself · {SHARE_FLAGS[asked.engine]} {asked.utilization:g}", rest="    ")
+
+
+def _engine_of(neighbour: Neighbour) -> str:
+    return neighbour.plan.best.configuration.engine if neighbour.plan is not None else ""
 
 
 def _users(number: int) -> str:
@@ -95,7 +156,9 @@ def ledger_rows(budget: ServingBudget) -> list[tuple[str, int]]:
 def _ledger(budget: ServingBudget) -> Iterator[Text | str]:
     unit = table_unit(budget.capacity_bytes)
     rows = ledger_rows(budget)
-    rows.append(("free", budget.capacity_bytes - budget.total_bytes))
+    others = budget.configuration.reserved_bytes
+    rows += [("others", others)] if others else []
+    rows.append(("free", budget.capacity_bytes - budget.total_bytes - others))
     yield heading(f"each GPU, of {format_bytes(budget.capacity_bytes, unit)}")
     for word, size in rows:
         share = size / budget.capacity_bytes
@@ -107,15 +170,16 @@ def _cache(plan: ServingPlan) -> Iterator[Text | str]:
     kv, layout = best.budget.kv, best.budget.kv.layout
     groups = f" in {len(layout.groups)} groups" if len(layout.groups) > 1 else ""
     yield heading("KV cache")
-    yield from wrapped(
-        f"{format_bytes(layout.bytes_per_token)} a token a GPU · "
-        f"{kv.blocks:,} blocks of {layout.block}{groups} · {kv.tokens:,} tokens"
-    )
+    llama = asked.engine == "llama.cpp"
+    blocks = f"{kv.blocks:,} blocks of {layout.block}{groups} · " if layout.block > 1 else ""
+    held = f"{kv.blocks:,} cells" if llama else f"{blocks}{kv.tokens:,} tokens"
+    yield from wrapped(f"{format_bytes(layout.bytes_per_token)} a token{'' if llama else ' a GPU'} · {held}")
     yield from _row(f"most users at {asked.context:,} tokens", best.most_users)
     limit = plan.shape.max_positions
     beyond = f"the model has {limit:,}" if 0 < limit < best.longest_context else ""
     yield from _row(f"longest context for {_users(plan.users)}", best.longest_context, beyond)
-    yield from _waste(plan)
+    if not llama:
+        yield from _waste(plan)
     if plan.fits:
         yield from _row(
             "decoded tokens a second, at most", round(best.tokens_per_s), f"{1 / best.decode_step_s:,.1f} a user"
@@ -148,6 +212,9 @@ def _shortage(plan: ServingPlan) -> Iterator[Text | str]:
     yield heading("what is missing")
     sizes = (("needed", budget.needed_bytes), ("available", budget.available_bytes))
     yield from packed([*(f"{word} {format_bytes(size, 'GiB')}" for word, size in sizes), "a GPU"])
+    if isinstance(budget, LlamaBudget) and budget.host_overflows:
+        host, have = format_bytes(budget.host.total, "GiB"), format_bytes(budget.host_capacity_bytes, "GiB")
+        yield from wrapped(f"the host needs {host} and has {have}")
     yield from wrapped(f"largest: {words}", rest="    ")
 
 
@@ -155,10 +222,17 @@ def _offers(plan: ServingPlan) -> Iterator[Text | str]:
     if not plan.changes:
         return
     yield ""
-    yield heading("what leaves more room" if plan.fits else "what would fit")
+    yield heading(offers_title(plan))
     width = max(len(change.flag) for change in plan.changes)
     for change in plan.changes:
         yield from wrapped(change.words, first=f"   {change.flag:<{width}}  ")
+
+
+def offers_title(plan: ServingPlan) -> str:
+    """What the changes are good for."""
+    if not plan.fits:
+        return "what would fit"
+    return "what decodes faster" if plan.best.configuration.engine == "llama.cpp" else "what leaves more room"
 
 
 def _layouts(plan: ServingPlan) -> Iterator[Text | str]:
@@ -183,20 +257,16 @@ def _launch(plan: ServingPlan) -> Iterator[Text | str]:
     copies = f", {plan.best.replicas} times behind a balancer" if plan.best.replicas > 1 else ""
     hosts = plan.launch.hosts if plan.best.configuration.engine == "vllm" else 1
     yield heading(f"launch{copies}" + (f", with Ray on {hosts} hosts" if hosts > 1 else ""))
-    first = words.index("serve") + 2
-    line = "   " + shlex.join(words[:first])
-    for flag in _pairs(words[first:]):
-        if len(line) + len(flag) + 3 > report_width():
-            yield line + " \\"
-            line = "    "
-        line += " " + flag
-    yield line
+    for other in plan.neighbours:
+        if other.plan is not None:
+            yield from _command(launch_words(other.plan))
+    yield from _command(words)
     if hosts > 1:
         hint = "--export DIR writes what starts Ray on each host, waits for all, then serves"
         yield from (Text(line, style="dim") for line in wrapped(hint))
     weights = plan.best.configuration.weights
     if (
-        plan.best.configuration.engine == "vllm"
+        plan.best.configuration.engine in ("vllm", "sglang", "tensorrt-llm")
         and WEIGHT_FORMATS[weights].quantized
         and weights not in ("fp8", plan.shape.dtype)
     ):
@@ -204,11 +274,24 @@ def _launch(plan: ServingPlan) -> Iterator[Text | str]:
         yield from (Text(line, style="dim") for line in wrapped(hint))
 
 
+def _command(words: list[str]) -> Iterator[str]:
+    """A line that starts an engine, broken before a flag where it is long."""
+    # The program and, where no flag names it, the model.
+    first = {"python": 3, "trtllm-serve": 2, "llama-server": 1}.get(words[0]) or words.index("serve") + 2
+    line = "   " + shlex.join(words[:first])
+    for flag in _pairs(words[first:]):
+        if len(line) + len(flag) + 3 > report_width():
+            yield line + " \\"
+            line = "    "
+        line += " " + flag
+    yield line
+
+
 def _pairs(words: Sequence[str]) -> Iterator[str]:
     """Flags with their values."""
     held: list[str] = []
     for word in words:
-        if word.startswith("--") and held:
+        if word.startswith("-") and not word[1:].isdecimal() and held:
             yield shlex.join(held)
             held = []
         held.append(word)
@@ -221,9 +304,12 @@ def launch_words(plan: ServingPlan) -> list[str]:
     asked = plan.best.configuration
     if asked.engine == "tonnage":
         return ["tonnage", "serve", hub_id(plan.model), *_own_flags(asked, plan.shape.dtype)]
-    from tonnage.planner.export import vllm
+    from tonnage.planner.export import SERVERS, vllm
 
     launch = plan.launch
+    if asked.engine in SERVERS:
+        command: list[str] = SERVERS[asked.engine].command(launch)
+        return command
     variables = vllm.environment(launch) if asked.stage_layers else []
     return [
         *(["env", *variables] if variables else []),
@@ -250,7 +336,11 @@ def explain_lines(budget: ServingBudget) -> Iterator[Text | str]:
     """The arithmetic, term by term."""
     yield heading("the arithmetic")
     share = budget.configuration.utilization
-    yield from wrapped(f"share of the card: {budget.capacity_bytes:,} × {share:g} = {budget.limit_bytes:,} B")
+    if budget.configuration.engine in ("vllm", "tonnage"):
+        yield from wrapped(f"share of the card: {budget.capacity_bytes:,} × {share:g} = {budget.limit_bytes:,} B")
+    elif budget.configuration.engine != "llama.cpp":
+        of = "free at start" if budget.configuration.engine == "sglang" else "free at the peak, and the peak"
+        yield from wrapped(f"share {share:g} of what is {of}: {budget.limit_bytes:,} B of {budget.capacity_bytes:,}")
     for term in budget.terms:
         yield from _explained(term)
     yield from _explained_blocks(budget)
@@ -302,8 +392,43 @@ def serving_figures(plan: ServingPlan) -> dict[str, Any]:
         "alternatives": [_layout_figures(layout) for layout in plan.others],
         "terms": [_term_figures(term) for term in budget.terms],
         "launch": launch_words(plan),
+        "beside": [_neighbour_figures(each) for each in plan.neighbours],
         "notes": list(budget.notes),
         "users_per_replica": asked.users,
+        **_host_figures(budget),
+    }
+
+
+def _neighbour_figures(neighbour: Neighbour) -> dict[str, Any]:
+    best = neighbour.plan.best if neighbour.plan is not None else None
+    return {
+        "words": neighbour.words,
+        "claimed_bytes": neighbour.claimed_bytes,
+        "share": neighbour.share,
+        "most_users": min(best.most_users, best.configuration.max_seqs) if best else None,
+        "launch": launch_words(neighbour.plan) if neighbour.plan is not None else [],
+    }
+
+
+def _host_figures(budget: ServingBudget) -> dict[str, Any]:
+    """Of llama.cpp: what lies on the host."""
+    if not isinstance(budget, LlamaBudget):
+        return {}
+    host = budget.host
+    return {
+        "gpu_layers": budget.gpu_layers,
+        "layers": budget.layers,
+        "host": _device_figures(host) | {"total_bytes": host.total},
+        "cards": [_device_figures(card) for card in budget.cards],
+    }
+
+
+def _device_figures(device: DeviceBytes) -> dict[str, int]:
+    return {
+        "layers": device.layers,
+        "weights_bytes": device.weights,
+        "kv_cache_bytes": device.cache,
+        "compute_bytes": device.compute,
     }
 
 
@@ -311,7 +436,7 @@ def _configuration(layout: Layout) -> dict[str, Any]:
     asked = layout.configuration
     names = (
         "engine", "engine_version", "tp", "pp", "stage_layers", "context", "shared_prefix", "weights", "kv", "block",
-        "utilization", "max_seqs", "batched_tokens", "eager",
+        "utilization", "max_seqs", "batched_tokens", "eager", "reserved_bytes",
     )  # fmt: skip
     return {name: getattr(asked, name) for name in names}
 

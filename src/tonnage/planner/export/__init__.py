@@ -13,7 +13,10 @@ from tonnage.planner.export import (
     accelerate_fsdp,
     deepspeed,
     environment,
+    llama_cpp,
     overview,
+    sglang,
+    tensorrt_llm,
     torchrun,
     torchtitan,
     train_script,
@@ -26,6 +29,8 @@ from tonnage.planner.export.launch import Launch, ServingLaunch
 
 __all__ = ["Launch", "ServingLaunch", "export_serving", "export_training", "left_out"]
 
+# Engines that one script starts; vLLM's have Ray and a check beside them.
+SERVERS = {"sglang": sglang, "tensorrt-llm": tensorrt_llm, "llama.cpp": llama_cpp}
 _TARGETS = (
     training_arguments,
     train_script,
@@ -50,8 +55,15 @@ def export_training(plan: Launch, directory: Path, *, force: bool = False) -> li
 
 
 def export_serving(plan: ServingLaunch, directory: Path, *, force: bool = False) -> list[Path]:
-    """Write the scripts that serve and check; their paths, `vllm.sh` first and `README.txt` last."""
+    """Write the scripts that serve and check; their paths, the server's first and `README.txt` last."""
     omitted = left_out(plan)
+    if plan.engine in SERVERS:
+        server = SERVERS[plan.engine]
+        texts = {} if omitted else {server.FILE: server.render(plan)}
+        if server is tensorrt_llm and not omitted:
+            texts[tensorrt_llm.OPTIONS] = tensorrt_llm.options(plan)
+        texts[overview.README] = overview.read_me(plan, list(texts), {server.FILE: server.notes(plan)}, omitted)
+        return _write(texts, directory, force=force)
     texts = (
         {}
         if omitted
@@ -65,7 +77,8 @@ def export_serving(plan: ServingLaunch, directory: Path, *, force: bool = False)
 def left_out(plan: Launch | ServingLaunch) -> dict[str, list[str]]:
     """Files that cannot say what was planned, each with the reasons."""
     if isinstance(plan, ServingLaunch):
-        found = {vllm.FILE: vllm.obstacles(plan)}
+        server = SERVERS.get(plan.engine, vllm)
+        found = {server.FILE: server.obstacles(plan)}
     else:
         found = {target.FILE: target.obstacles(plan) for target in _TARGETS}
     return {name: list(dict.fromkeys(reasons)) for name, reasons in found.items() if reasons}

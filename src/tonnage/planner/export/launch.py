@@ -1,9 +1,12 @@
 """What an exported file starts: a plan for training or serving, in plain numbers. It does not know any file's format."""
 
+import shlex
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tonnage.hardware import Cluster
+from tonnage.models.presets import hub_id
 from tonnage.models.shape import ModelShape
 
 if TYPE_CHECKING:
@@ -94,7 +97,8 @@ class ServingLaunch:
 
     `weights` and `kv` are formats (bf16, fp8, int8, int4), `stored` that of the checkpoint, and `tokenizer` the model whose
     tokenizer a GGUF file takes; `block` 0 leaves the size of a block to vLLM. `stage_layers` are
-    those of each pipeline stage where they are not equal. The last five are what was planned for, to be read by people.
+    those of each pipeline stage where they are not equal. `card` to `ledger` are what was planned for, to be read by people;
+    what follows `engine` is llama.cpp's.
     """
 
     model: str
@@ -119,6 +123,10 @@ class ServingLaunch:
     users: int = 0
     cache_tokens: int = 0
     ledger: tuple[tuple[str, int], ...] = ()
+    engine: str = "vllm"
+    gpu_layers: int = 0
+    cpu_experts: int = 0
+    flash_attention: bool = True
 
     @property
     def hosts(self) -> int:
@@ -139,3 +147,25 @@ class ServingLaunch:
 def reasons(*claims: tuple[bool, str]) -> list[str]:
     """The words of the claims that hold."""
     return [words for holds, words in claims if holds]
+
+
+def served_model(launch: ServingLaunch) -> str:
+    """A name on the hub, or a folder by its whole path: engines read no lone config.json."""
+    path = Path(launch.model)
+    return str((path.parent if path.is_file() else path).resolve()) if path.exists() else hub_id(launch.model)
+
+
+def shell_script(name: str, words: list[str], rest: str, *, given: tuple[str, ...] = (), here: bool = False) -> str:
+    """A script that runs these words with `rest` and what its caller adds.
+
+    `given` are variables that it asks for; `here`: it runs in its own folder, where files lie that it reads.
+    """
+    usage = " ".join([*(f"{variable}=..." for variable in given), f"bash {name} [FLAG]..."])
+    asked = "".join(f': "${{{variable}:?set {variable}}}"\n' for variable in given)
+    lines = [shlex.quote(words[0])]
+    for word in words[1:]:
+        # A flag begins a line, its value stays beside it.
+        lines[-1:] = [lines[-1], shlex.quote(word)] if word.startswith("-") else [f"{lines[-1]} {shlex.quote(word)}"]
+    body = " \\\n  ".join([*lines, rest, '"$@"'])
+    folder = 'cd "$(dirname "$0")"\n' if here else ""
+    return f"#!/usr/bin/env bash\n# {usage}\nset -euo pipefail\n{folder}{asked}exec {body}\n"

@@ -7,6 +7,9 @@ from tonnage.planner.export import (
     accelerate_deepspeed,
     accelerate_fsdp,
     environment,
+    llama_cpp,
+    sglang,
+    tensorrt_llm,
     torchrun,
     torchtitan,
     train_script,
@@ -33,6 +36,10 @@ PURPOSES = {
     vllm_ray.HEAD: "Ray's head, then vllm.sh when all hosts are there",
     vllm_ray.WORKER: "joins the head, on every other host",
     vllm_ray.COPIES: "vllm.sh for every copy of a host",
+    sglang.FILE: "sglang.launch_server with its flags",
+    tensorrt_llm.FILE: "trtllm-serve with its flags",
+    tensorrt_llm.OPTIONS: "options that have no flag: --extra_llm_api_options",
+    llama_cpp.FILE: "llama-server with its flags",
     vllm_check.FILE: "waits for hosts and server, says who is missing",
 }
 

@@ -9,6 +9,13 @@ from tonnage.planner.export.vllm import FILE, PORT
 from tonnage.units import format_bytes
 
 _HEAD = "HEAD=10.0.0.1"
+NAMES = {
+    "vllm": "vLLM",
+    "sglang": "SGLang",
+    "tensorrt-llm": "TensorRT-LLM",
+    "llama.cpp": "llama.cpp",
+    "tonnage": "Tonnage",
+}
 
 
 def headline(launch: ServingLaunch) -> str:
@@ -16,7 +23,7 @@ def headline(launch: ServingLaunch) -> str:
     cards = f"{launch.gpus * launch.copies} × {launch.card}" if launch.card else f"{launch.gpus * launch.copies} GPUs"
     hosts = -(-launch.gpus * launch.copies // launch.gpus_per_host)
     where = f" in {hosts} hosts of {launch.gpus_per_host}" if hosts > 1 else ""
-    return f"{launch.model} on {cards}{where}, served by vLLM as planned."
+    return f"{launch.model} on {cards}{where}, served by {NAMES.get(launch.engine, 'vLLM')} as planned."
 
 
 def parts(launch: ServingLaunch) -> list[str]:
@@ -39,17 +46,30 @@ def _numbers(launch: ServingLaunch) -> Iterator[str]:
     if launch.card_bytes:
         share = format_bytes(int(launch.card_bytes * launch.utilization), "GiB")
         whole = format_bytes(launch.card_bytes, "GiB")
-        yield f"vLLM's share of a GPU: {launch.utilization:g} × {whole} = {share}."
+        if launch.engine == "vllm":
+            yield f"vLLM's share of a GPU: {launch.utilization:g} × {whole} = {share}."
     if launch.ledger:
         yield "On the fullest GPU:"
         yield from (f"  {word:<16}{format_bytes(size, 'GiB'):>12}" for word, size in launch.ledger)
 
 
 def _steps(launch: ServingLaunch) -> Iterator[str]:
+    if launch.engine != "vllm":
+        yield from _one_script(launch)
+        return
     steps = _many_hosts(launch) if launch.hosts > 1 else _one_host(launch)
     for number, lines in enumerate(steps, start=1):
         yield f"{number}. {lines[0]}"
         yield from (f"   {line}" for line in lines[1:])
+
+
+def _one_script(launch: ServingLaunch) -> Iterator[str]:
+    """Engines whose launcher does the rest."""
+    name = f"{launch.engine.replace('-', '_').replace('.', '_')}.sh"
+    if launch.hosts > 1:
+        yield f"On each of {launch.hosts} hosts, with RANK from 0 on: HEAD=10.0.0.1 RANK=0 bash {name}"
+    else:
+        yield f"On the host: bash {name}"
 
 
 def _one_host(launch: ServingLaunch) -> Iterator[list[str]]:

@@ -9,7 +9,7 @@ from tonnage.report.html.markup import size, text
 from tonnage.report.html.plan_page import ledger_table, terms_section
 from tonnage.report.html.shell import simple_page
 from tonnage.report.lines import table_unit
-from tonnage.report.serving import launch_words, ledger_rows
+from tonnage.report.serving import engine_words, launch_words, ledger_rows, offers_title
 
 _KINDS = ("parameters", "kv_cache", "activations", "gradients", "workspace", "context")
 
@@ -32,7 +32,7 @@ def render_serving_page(plan: ServingPlan) -> str:
 
 def _header(plan: ServingPlan) -> str:
     best, asked = plan.best, plan.best.configuration
-    engine = f"vLLM {asked.engine_version}" if asked.engine == "vllm" else "tonnage"
+    engine = engine_words(asked)
     layout = [f"{word} {number}" for word, number in (("tp", asked.tp), ("pp", asked.pp)) if number > 1]
     layout += [f"{best.replicas} copies"] if best.replicas > 1 else []
     facts = [plan.cluster.words, engine, *layout, f"{asked.weights} weights, {asked.kv} cache"]
@@ -60,7 +60,7 @@ def _offers(plan: ServingPlan) -> str:
     if not plan.changes:
         return ""
     rows = [(f"<code>{text(change.flag)}</code>", text(change.words)) for change in plan.changes]
-    title = "What leaves more room" if plan.fits else "What would fit"
+    title = offers_title(plan).capitalize()
     return markup.section(title, markup.table(("", ""), rows, name="changes", kind="bars"), name="advice")
 
 

@@ -1,0 +1,199 @@
+"""The bytes of a GGUF file, tensor by tensor: a file's type is a recipe that gives each its own type of blocks.
+
+"Q4_K_M" keeps half of the values and of the MLP's down projections in Q6_K, the output in Q6_K, and the rest in Q4_K: how
+many bits a weight takes depends on the model. The recipes are data (`data/gguf.toml`). This module does not know where
+a tensor lies, nor files that were mixed by hand (Unsloth's "UD").
+"""
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tonnage.models.shape import AttentionKind, Layer, ModelShape
+
+_DATA = Path(__file__).parent / "data" / "gguf.toml"
+# Architectures whose files have queries, keys and values in one matrix, and gate and up in one.
+_FUSED = ("phi3", "phimoe", "falcon", "gpt2", "gpt_neox", "bloom", "mpt", "chatglm")
+_70B_LAYERS = 80
+
+
+@cache
+def _data() -> dict[str, Any]:
+    return tomllib.loads(_DATA.read_text("utf-8"))
+
+
+def file_types() -> tuple[str, ...]:
+    """Names of the types that a file can have."""
+    return tuple(_data()["files"])
+
+
+@dataclass(frozen=True, slots=True)
+class LayerBytes:
+    """One layer of a file. `experts` are those of a mixture alone."""
+
+    rest: int
+    experts: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.rest + self.experts
+
+
+def row_bytes(kind: str, row: int) -> int:
+    """One row of a matrix, or of a cache, in a type; in its stand-in where the row is no multiple of its blocks."""
+    numbers, size = _data()["blocks"][kind]
+    if row % numbers and kind in _data()["fallback"]:
+        return row_bytes(_data()["fallback"][kind], row)
+    return int(-(-row // numbers) * size)
+
+
+def _matrix(kind: str, row: int, rows: int) -> int:
+    return rows * row_bytes(kind, row)
+
+
+class Recipe:
+    """How a file of one type keeps a model."""
+
+    def __init__(self, shape: ModelShape, name: str) -> None:
+        self._shape, self._rules = shape, _data()["files"][name]
+        self._layers = len(shape.decoder.layers)
+        mixers = [layer.attention for layer in shape.decoder.layers if layer.attention]
+        self._grouped = max((mixer.heads // max(mixer.kv_heads, 1) for mixer in mixers), default=1)
+        self._experts = max(
+            (layer.feed_forward.experts for layer in shape.decoder.layers if layer.feed_forward), default=0
+        )
+
+    def kind(self, role: str, number: int = 0) -> str:
+        """The type of a tensor of layer `number`."""
+        base = str(self._rules["base"])
+        quantized = base not in ("f32", "f16", "bf16")
+        found = next((kind for where, kind in self._rules.get(role, ()) if self._holds(where, number)), base)
+        if quantized and role in ("k", "v") and self._experts == 8:
+            return "q8_0"
+        if quantized and role == "o" and self._experts == 8 and base in ("q2_k", "q3_k", "q4_k", "iq3_s", "iq4_xs"):
+            return "q5_k"
+        if role == "v" and self._layers == _70B_LAYERS and found in ("q3_k", "q4_k"):
+            return "q5_k"
+        return str(found)
+
+    def _holds(self, where: str, number: int) -> bool:
+        layers = self._layers
+        eighth, last = layers // 8, 7 * layers // 8
+        return {
+            "all": True,
+            "more": number < eighth or number >= last or (number - eighth) % 3 == 2,
+            "eighth": number < eighth,
+            "sixteenth": number < layers // 16,
+            "first2": number < 2,
+            "first4": number < 4,
+            "middle": eighth <= number < last,
+            "grouped": self._grouped >= 4,
+        }[where]
+
+    def output_kind(self) -> str:
+        """Of the head."""
+        given = self._rules.get("output")
+        if given:
+            return str(given[0][1])
+        return "q8_0" if self._shape.hidden % 256 else "q6_k"
+
+    @property
+    def embedding_bytes(self) -> int:
+        """The table of words, which stays on the host."""
+        kind = self.output_kind() if self._shape.tied else self.kind("embedding")
+        return self._table(self._shape.embedding_parameters, kind)
+
+    @property
+    def output_bytes(self) -> int:
+        """The head: a copy of the embedding where the two are one."""
+        parameters = self._shape.embedding_parameters if self._shape.tied else self._shape.head_parameters
+        return self._table(parameters, self.output_kind()) + 4 * self._alone(self._shape.other_parameters)
+
+    def _table(self, parameters: int, kind: str) -> int:
+        if not self._shape.vocab or not parameters:
+            return 0
+        width = min(parameters // self._shape.vocab, self._shape.hidden)
+        return _matrix(kind, width, self._shape.vocab) + 4 * self._alone(parameters - width * self._shape.vocab)
+
+    def _alone(self, parameters: int) -> int:
+        """Towers have a file of their own, with what joins them to the model."""
+        return parameters if len(self._shape.stacks) == 1 else 0
+
+    @property
+    def file_bytes(self) -> int:
+        """All tensors, ties once."""
+        ends = self.embedding_bytes + (0 if self._shape.tied else self.output_bytes)
+        return ends + sum(self.layer(number).total for number in range(self._layers))
+
+    def layer(self, number: int) -> LayerBytes:
+        """One layer."""
+        layer = self._shape.decoder.layers[number]
+        attention = self._attention(layer, number)
+        return LayerBytes(
+            attention + self._dense(layer, number) + 4 * layer.norm_parameters, self._mixture(layer, number)
+        )
+
+    def _attention(self, layer: Layer, number: int) -> int:
+        mixer, hidden = layer.attention, self._shape.hidden
+        if mixer is None:
+            return 0
+        base, parameters = self.kind("attention", number), layer.attention_parameters
+        if mixer.kind in (AttentionKind.RECURRENT, AttentionKind.LATENT):
+            output = mixer.heads * mixer.value_head_dim * hidden if mixer.kind is AttentionKind.LATENT else 0
+            rest = parameters - output
+            return (
+                _matrix(base, hidden, rest // hidden)
+                + 4 * (rest % hidden)
+                + _spread(output, self.kind("o", number), hidden)
+            )
+        query, key, value = (
+            mixer.heads * mixer.head_dim,
+            mixer.kv_heads * mixer.head_dim,
+            mixer.kv_heads * mixer.value_head_dim,
+        )
+        if self._shape.architecture in _FUSED:
+            size = _matrix(self.kind("qkv", number), hidden, query + key + value)
+        else:
+            size = sum(
+                _matrix(self.kind(role, number), hidden, rows)
+                for role, rows in (("q", query), ("k", key), ("v", value))
+            )
+        size += _matrix(self.kind("o", number), mixer.heads * mixer.value_head_dim, hidden)
+        counted = hidden * (query + key + value + mixer.heads * mixer.value_head_dim)
+        return size + 4 * max(parameters - counted, 0)
+
+    def _dense(self, layer: Layer, number: int) -> int:
+        """The MLP of a dense layer; of a mixture, the router and what every token passes."""
+        mlp, hidden = layer.feed_forward, self._shape.hidden
+        if mlp is None:
+            return 0
+        if not mlp.experts:
+            size = self._mlp(mlp.intermediate, mlp.gated, number)
+            counted = hidden * mlp.intermediate * (3 if mlp.gated else 2)
+            return size + 4 * max(layer.feed_forward_parameters - counted, 0)
+        shared = self._mlp(mlp.shared_intermediate, mlp.gated, number) if mlp.shared_intermediate else 0
+        experts = mlp.experts * layer.expert_parameters
+        counted = hidden * mlp.shared_intermediate * (3 if mlp.gated else 2)
+        return shared + 4 * max(layer.feed_forward_parameters - experts - counted, 0)
+
+    def _mixture(self, layer: Layer, number: int) -> int:
+        mlp, hidden = layer.feed_forward, self._shape.hidden
+        if mlp is None or not mlp.experts:
+            return 0
+        size = mlp.experts * self._mlp(mlp.intermediate, mlp.gated, number, experts=True)
+        counted = hidden * mlp.intermediate * (3 if mlp.gated else 2)
+        return size + 4 * mlp.experts * max(layer.expert_parameters - counted, 0)
+
+    def _mlp(self, width: int, gated: bool, number: int, *, experts: bool = False) -> int:
+        only = self._rules.get("experts") if experts else None
+        hidden = self._shape.hidden
+        up = _matrix(only or self.kind("up", number), hidden, width)
+        gate = _matrix(only or self.kind("gate", number), hidden, width) if gated else 0
+        return up + gate + _matrix(only or self.kind("down", number), width, hidden)
+
+
+def _spread(parameters: int, kind: str, row: int) -> int:
+    return _matrix(kind, row, parameters // row) if parameters else 0

@@ -1,0 +1,161 @@
+"""SGLang's own accounting, by version: its defaults, and how many tokens its KV pool gets.
+
+    tokens = (free at start × mem_fraction_static − weights) // bytes per token       "max_total_num_tokens"
+
+`mem_fraction_static` is a share of what is free when the model begins to load, the CUDA context and NCCL not among it. What is
+left beside it is for the rest: activations, CUDA graphs, and the table of every running request's tokens. Nothing is
+profiled, so the pool does not depend on them; whether they fit is counted here. A page is one token. The rules are data
+(`data/sglang.toml`); this module does not know data-parallel attention, speculative decoding, LoRA adapters or vision towers.
+"""
+
+import re
+import tomllib
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tonnage.budget.forward import Pass, cublas_workspace_bytes, forward_bytes, graph_bytes, sampler_bytes
+from tonnage.budget.own_engine import context_term
+from tonnage.budget.terms import Term
+from tonnage.budget.vllm import GRAPHS, graph_costs
+from tonnage.budget.weights import Stage
+from tonnage.errors import RequestError
+from tonnage.hardware import Gpu
+from tonnage.ledger import Category
+from tonnage.models.shape import AttentionKind, ModelShape
+from tonnage.units import GIB
+
+if TYPE_CHECKING:
+    from tonnage.budget.serving import ServingConfiguration
+
+_DATA = Path(__file__).parent / "data" / "sglang.toml"
+# Requests that may run at once where none are named: 512 for each full context that the pool holds, and this many at least.
+LEAST_RUNNING = 2048
+# SGLang's figure of a card's memory from which it leaves 10 GiB at least.
+_LARGE_GIB, _LARGE_LEFT_GIB = 60, 10
+_LATENT_PREFILL_GIB = 1.5
+# Bytes for each word of the vocabulary and sequence: logits, their FP32 copy, probabilities and what is drawn from them.
+_SAMPLER_BYTES = 14
+
+
+@cache
+def _data() -> dict[str, Any]:
+    return tomllib.loads(_DATA.read_text("utf-8"))
+
+
+def latest_version() -> str:
+    """The newest release whose rules are known."""
+    return str(_data()["latest"])
+
+
+@cache
+def find_release(version: str) -> dict[str, Any]:
+    """The rules of a version; a suffix such as ".post2" does not matter."""
+    asked = _numbers(version)
+    entries = [entry for entry in _data()["release"] if asked and _numbers(entry["since"]) <= asked]
+    if not entries:
+        oldest = _data()["release"][0]["since"]
+        raise RequestError(
+            f"{version!r} is not a version of SGLang whose rules are known.",
+            hint=f"Write it like --engine-version {latest_version()}; the oldest is {oldest}.",
+        )
+    return {name: value for entry in entries for name, value in entry.items()}
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    match = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", version.strip())
+    return tuple(int(part or 0) for part in match.groups()) if match else ()
+
+
+def card_row(version: str, gpu: Gpu) -> dict[str, float]:
+    """The defaults of a card of that memory."""
+    rows: list[dict[str, float]] = find_release(version)["cards"]
+    return next(row for row in rows if gpu.memory_bytes / GIB < row["below_gib"])
+
+
+def graph_batch(version: str, gpu: Gpu, tp: int) -> int:
+    """The largest batch with a CUDA graph."""
+    return int(card_row(version, gpu)["graph_batch" if tp < 4 else "graph_batch_tp4"])
+
+
+def default_fraction(shape: ModelShape, asked: "ServingConfiguration", gpu: Gpu) -> float:
+    """--mem-fraction-static where it is not given."""
+    release, row = find_release(asked.engine_version), card_row(asked.engine_version, gpu)
+    total, gpus = gpu.memory_bytes / GIB, asked.tp * asked.pp
+    if release["fraction"] == "by-tp":
+        table = ((16, 0.79), (8, 0.81), (4, 0.85), (2, 0.87), (1, 0.88))
+        return (total - 13) / total if total > 80 else next(share for tp, share in table if asked.tp >= tp)
+    if release["fraction"] == "by-card":
+        left = row["left_gib"] + row["left_gib_per_gpu"] * gpus
+    else:
+        largest = 0 if asked.eager else graph_batch(asked.engine_version, gpu, asked.tp)
+        left = (512 + 1.5 * max(asked.batched_tokens, 2048) + 2 * largest) / 1024 + gpus / 8
+        if release["prefill_graphs"] and not asked.eager:
+            left += _LATENT_PREFILL_GIB if _latent(shape) else 8 * _prefill_sizes(asked.batched_tokens) / 1024
+        left = max(left, _LARGE_LEFT_GIB) if total > _LARGE_GIB else left
+    return max(round((total - left) / total, 3), 0.01)
+
+
+def _latent(shape: ModelShape) -> bool:
+    return any(layer.attention and layer.attention.kind is AttentionKind.LATENT for layer in shape.decoder.layers)
+
+
+def _prefill_sizes(largest: int) -> int:
+    """Numbers of prompt tokens that graphs are captured for."""
+    steps = ((4, 33, 4), (48, 257, 16), (288, 513, 32), (576, 1025, 64), (1280, 4097, 256), (4608, largest + 1, 512))
+    return sum(size <= largest for first, last, step in steps for size in range(first, last, step))
+
+
+def decode_sizes(largest: int) -> int:
+    """Batches that graphs are captured for."""
+    sizes = {1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 512, 16), *range(512, largest + 1, 32), largest}
+    return sum(size <= largest for size in sizes)
+
+
+def window_ratio(shape: ModelShape) -> float:
+    """Tokens kept by layers with a window for each token of the others; 1: one pool holds all of every layer."""
+    return float(_data()["swa_ratio"]) if shape.architecture in _data()["swa_architectures"] else 1.0
+
+
+def reserve_terms(shape: ModelShape, stage: Stage, asked: "ServingConfiguration", gpu: Gpu) -> list[Term]:
+    """What must find room beside the share: nothing of it is measured before the pool is made."""
+    version, width = asked.engine_version, asked.compute_bytes
+    at = Pass(asked.batched_tokens, min(asked.max_seqs, asked.batched_tokens), asked.tp, width)
+    forward = forward_bytes(shape, stage, at, held=4)
+    rows = graph_batch(version, gpu, asked.tp)
+    sampler = sampler_bytes(shape, Pass(rows, rows, asked.tp, width), _SAMPLER_BYTES) if stage.last else 0
+    peak = Term(
+        Category.ACTIVATIONS, "peak of a step", max(forward, sampler) + cublas_workspace_bytes(gpu),
+        "max(a chunk of a prompt, sampler) + cuBLAS",
+        {"forward_bytes": forward, "sampler_bytes": sampler, "tokens": asked.batched_tokens}, "model",
+    )  # fmt: skip
+    table = asked.max_seqs * (asked.context + 4) * 4
+    requests = Term(
+        Category.WORKSPACE, "tokens of requests", table, "running requests × (context + 4) × 4 bytes",
+        {"running_requests": asked.max_seqs, "context": asked.context},
+    )  # fmt: skip
+    return [peak, requests, _graphs(shape, stage, asked, rows)]
+
+
+def _graphs(shape: ModelShape, stage: Stage, asked: "ServingConfiguration", largest: int) -> Term:
+    costs, graphs = graph_costs(), decode_sizes(largest)
+    pool = forward_bytes(shape, stage, Pass(largest, 0, asked.tp, asked.compute_bytes), held=4)
+    size = pool + graph_bytes(graphs, len(stage.layers), costs["bytes_per_graph"], costs["bytes_per_layer"])
+    numbers: dict[str, object] = {"graphs": graphs, "largest_batch": largest, "layers": len(stage.layers), **costs}
+    formula = "pool of the largest + graphs × (bytes per graph + layers × bytes per layer)"
+    return Term(Category.WORKSPACE, GRAPHS, 0 if asked.eager else size, formula, numbers, "rough model")
+
+
+def context_terms(gpu: Gpu) -> tuple[Term, Term]:
+    """The CUDA context, taken before SGLang first looks at the card, and the kernels that are loaded before it looks again."""
+    whole = context_term(gpu)
+    kernels = gpu.overheads["kernels"].size_bytes if "kernels" in gpu.overheads else 0
+    late = Term(Category.CONTEXT, "kernels", kernels, "as the catalogue has them", {}, whole.source)
+    return replace(whole, size_bytes=int(whole.size_bytes) - kernels, formula="context + cublas"), late
+
+
+def linked_term(tp: int, gpu: Gpu) -> Term:
+    """NCCL and the all-reduce, taken before the model loads where GPUs work together."""
+    size = _data()["nccl"]["linked" if gpu.nvlink_bytes_per_s else "plain"] if tp > 1 else 0
+    return Term(Category.WORKSPACE, "NCCL", size, "as SGLang logged it", {"tp": tp}, "published logs")

@@ -1,0 +1,51 @@
+"""llama.cpp's flags, and `llama_cpp.sh`, which serves with them. Written for llama-server of build b10586.
+
+A GGUF file is named by its path; for a model that is no file yet, the script takes the path as `GGUF`.
+"""
+
+import shlex
+from pathlib import Path
+
+from tonnage.budget.llama_cpp import CACHES, UBATCH
+from tonnage.planner.export.launch import ServingLaunch, reasons, shell_script
+
+FILE = "llama_cpp.sh"
+PORT = 8080
+
+
+def obstacles(launch: ServingLaunch) -> list[str]:
+    """Nothing that was planned for it has no flag."""
+    return []
+
+
+def notes(launch: ServingLaunch) -> list[str]:
+    """What it needs."""
+    return reasons(
+        (Path(launch.model).suffix != ".gguf", f"GGUF=PATH names the file, of type {launch.weights.upper()}")
+    )
+
+
+def file_name(launch: ServingLaunch) -> str:
+    """The file, or what it is commonly called."""
+    if Path(launch.model).suffix == ".gguf":
+        return str(Path(launch.model).resolve()) if Path(launch.model).exists() else launch.model
+    return f"{Path(launch.model).name}-{launch.weights.upper()}.gguf"
+
+
+def command(launch: ServingLaunch) -> list[str]:
+    """The words that start it."""
+    users = launch.max_seqs
+    words = ["llama-server", "-m", file_name(launch), "-c", str(users * launch.context), "-np", str(users)]
+    words += ["-ngl", str(launch.gpu_layers)] if launch.gpu_layers else ["-ngl", "0", "--device", "none"]
+    words += ["--n-cpu-moe", str(launch.cpu_experts)] if launch.cpu_experts else []
+    words += ["-ub", str(launch.batched_tokens)] if launch.batched_tokens != UBATCH else []
+    words += ["-fa", "on" if launch.flash_attention else "off"]
+    return [*words, "-ctk", CACHES[launch.kv], "-ctv", CACHES[launch.kv]]
+
+
+def render(launch: ServingLaunch) -> str:
+    """The script; GGUF in its environment names another file."""
+    name = shlex.quote(file_name(launch))
+    return shell_script(FILE, command(launch), f"--port {PORT}").replace(
+        f"-m {name}", f'-m "${{GGUF:-{file_name(launch)}}}"'
+    )
