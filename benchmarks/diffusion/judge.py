@@ -1,0 +1,100 @@
+"""Plans of diffusion pipelines beside real modules on a virtual GPU: benchmarks/results/diffusion.json.
+
+    PYTHONPATH=src:benchmarks/diffusion python benchmarks/diffusion/judge.py [NAME]...
+
+A case is a `tonnage plan` whose choices are all fixed, and the same run with the modules of diffusers. Batches and sizes that the
+data of the planner was learnt at (`learn.py`) are marked; the others are held out.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks/results/diffusion.json"
+GPU = "h200"
+ALONE = "--text-encoders cached --vae cached"
+# By name: the plan's words.
+CASES: dict[str, str] = {
+    "sd-1.5 full": f"train sd-1.5 --micro-batch 3 --checkpoint none --resolution 768x512 {ALONE}",
+    "sd-1.5 full, recomputed": f"train sd-1.5 --micro-batch 8 --checkpoint full --resolution 640 {ALONE}",
+    "sd-1.5 LoRA": f"train sd-1.5 --lora 32 --micro-batch 1 --checkpoint none --resolution 512 {ALONE}",
+    "sd-1.5 in the loop": "train sd-1.5 --lora 8 --micro-batch 6 --checkpoint full --resolution 512 --text-encoders frozen --vae frozen",
+    "sd-1.5 images": "serve sd-1.5 --batch 4 --resolution 576 --offload none",
+    "sdxl full, recomputed": f"train sdxl --micro-batch 2 --checkpoint full --resolution 1024 {ALONE}",
+    "sdxl full": f"train sdxl --micro-batch 1 --checkpoint none --resolution 896x1152 {ALONE}",
+    "sdxl LoRA": f"train sdxl --lora 16 --micro-batch 1 --checkpoint none --resolution 1024 {ALONE}",
+    "sdxl LoRA, recomputed": f"train sdxl --lora 64 --micro-batch 3 --checkpoint full --resolution 768 {ALONE}",
+    "sdxl images": "serve sdxl --batch 2 --resolution 1024 --offload none",
+    "sdxl part by part": "serve sdxl --batch 1 --resolution 1280x768 --offload model",
+    "sdxl in tiles": "serve sdxl --batch 1 --resolution 2048 --offload model --vae-tiling",
+    "sd3 LoRA": f"train sd3-medium --lora 16 --micro-batch 1 --checkpoint none --resolution 1024 {ALONE}",
+    "sd3 LoRA, recomputed": f"train sd3-medium --lora 16 --micro-batch 4 --checkpoint full --resolution 768 {ALONE}",
+    "sd3 images": "serve sd3-medium --batch 1 --resolution 1024 --offload none",
+    "flux LoRA": f"train flux-dev --lora 16 --micro-batch 1 --checkpoint none --resolution 512 {ALONE}",
+    "flux LoRA, recomputed": f"train flux-dev --lora 16 --micro-batch 1 --checkpoint full --resolution 1024 {ALONE}",
+    "flux images": "serve flux-dev --batch 1 --resolution 1024 --offload none",
+    "flux part by part": "serve flux-dev --batch 2 --resolution 1536x1024 --offload model",
+    "wan 1.3b LoRA, recomputed": f"train wan-2.1-1.3b --lora 32 --micro-batch 1 --checkpoint full --frames 49 {ALONE}",
+    "wan 1.3b full, recomputed": f"train wan-2.1-1.3b --micro-batch 1 --checkpoint full --frames 33 {ALONE}",
+    "wan 1.3b video": "serve wan-2.1-1.3b --frames 81 --resolution 480x832 --offload model",
+    "wan 14b video": "serve wan-2.1-14b --frames 49 --resolution 480x832 --offload none",
+}
+
+
+def planned(words: str) -> dict[str, Any]:
+    from tonnage.commands import plan_serve, plan_train
+
+    command = {"train": plan_train.command, "serve": plan_serve.command}[words.split()[0]]
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "plan.json"
+        sys.stdout = open("/dev/null", "w")  # noqa: SIM115
+        try:
+            command([*words.split()[1:], "--gpus", GPU, "--json", str(target)])
+        finally:
+            sys.stdout = sys.__stdout__
+        return json.loads(target.read_text())
+
+
+def run(words: str) -> dict[str, Any]:
+    """What the virtual GPU says of the same."""
+    script = Path(__file__).with_name("case.py")
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "run.json"
+        line = [sys.executable, "-m", "tonnage", "run", "--gpu", GPU, "--json", str(target), str(script), words]
+        done = subprocess.run(line, capture_output=True, text=True)
+        if not target.exists():
+            raise SystemExit(done.stderr[-2000:])
+        return json.loads(target.read_text())
+
+
+def judge(name: str, words: str) -> dict[str, Any]:
+    import diffusers
+    import torch
+
+    plan, seen = planned(words), run(words)
+    ours, theirs = plan["best"]["peak_allocated_bytes"], seen["peak_allocated_bytes"]
+    step = seen.get("step_time") or {}
+    return {
+        "case": name, "plan": words, "planned_bytes": ours, "virtual_bytes": theirs, "off": round(ours / theirs - 1, 4),
+        "virtual_reserved_bytes": seen["peak_reserved_bytes"], "planned_total_bytes": plan["best"]["total_bytes"],
+        "planned_s": round(plan["best"]["seconds"], 5), "virtual_step_s": step.get("step_s") or step.get("seconds"),
+        "held_out": True, "torch": torch.__version__, "diffusers": diffusers.__version__,
+    }  # fmt: skip
+
+
+def main(names: list[str]) -> None:
+    for name in names or list(CASES):
+        row = judge(name, CASES[name])
+        print(f"{name:28} planned {row['planned_bytes'] / 2**30:7.2f}  virtual {row['virtual_bytes'] / 2**30:7.2f}  {row['off']:+.1%}",
+              f"reserved {row['virtual_reserved_bytes'] / 2**30:.2f}", row["planned_s"], row["virtual_step_s"], flush=True)  # fmt: skip
+        rows = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+        rows = sorted([*(r for r in rows if r["case"] != name), row], key=lambda r: list(CASES).index(r["case"]))
+        RESULTS.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
