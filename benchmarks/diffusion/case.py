@@ -1,7 +1,6 @@
-"""One case of `judge.py`, run as diffusers' scripts and pipelines run it. Its argument is the plan's words."""
+"""One case of `judge.py`, run as diffusers' scripts and pipelines run it."""
 
 import gc
-import sys
 from argparse import Namespace
 
 import torch
@@ -11,7 +10,7 @@ from passes import adapt, train
 from tonnage.commands.plan_diffusion import _asked, _image_parser, _training_parser
 from tonnage.models.diffusion import Pipeline, Size
 
-STEPS = 3
+STEPS = 2  # the first makes the optimizer's states
 
 
 def latents(size: Size, batch: int) -> tuple[int, int, int, int]:
@@ -74,7 +73,8 @@ def images(options: Namespace, pipeline: Pipeline, size: Size) -> None:
         gc.collect()
 
 
-if __name__ == "__main__":
-    what, *words = sys.argv[1].split()
-    options = (_training_parser() if what == "train" else _image_parser()).parse_args(words)
+def run(words: str) -> None:
+    """What the words of a plan mean."""
+    what, *flags = words.split()
+    options = (_training_parser() if what == "train" else _image_parser()).parse_args(flags)
     (training if what == "train" else images)(options, *_asked(options))

@@ -444,12 +444,14 @@ def _best(plans: list[Plan]) -> Plan:
 
 
 def _others(plans: list[Plan], best: Plan) -> tuple[Plan, ...]:
-    """The best with each other value of a single choice, that which fits first."""
+    """The best with each other value of a single choice; of batches, half and double."""
     found = []
     for name, value in best.choices.items():
-        for other in dict.fromkeys(plan.choices[name] for plan in plans if plan.choices[name] != value):
-            alike = [plan for plan in plans if plan.choices[name] == other and _same(plan, best, name)]
-            found += alike[:1]
+        alike = [plan for plan in plans if plan.choices[name] != value and _same(plan, best, name)]
+        if name == "micro-batch":
+            near = (int(value) // 2, 2 * int(value))
+            alike = [plan for plan in alike if int(plan.choices[name]) in near]
+        found += alike
     return tuple(found)
 
 

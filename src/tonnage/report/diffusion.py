@@ -15,8 +15,8 @@ from tonnage.report.lines import bar, beside, column, heading, packed, report_wi
 from tonnage.report.plan import number_words, time_words
 from tonnage.units import GIB, format_bytes, percent
 
-_BAR = 28
-_NAME = 26
+_BAR = 22
+_NAME = 32
 
 
 def plan_lines(findings: Findings, *, explain: bool = False) -> Iterator[Text | str]:
@@ -69,7 +69,7 @@ def _pace(findings: Findings) -> str:
     of = f" of {batch}" if batch > 1 else ""
     each = f"{what}{of}" if what == "step" else f"batch{of}" if batch > 1 else what
     low, high = plan.range_s
-    return f"{time_words(plan.seconds)} a {each} ({time_words(low)} to {time_words(high)})"
+    return f"{time_words(plan.seconds)} {'an' if each == 'image' else 'a'} {each} ({time_words(low)} to {time_words(high)})"
 
 
 def rate_words(rate: float) -> str:
@@ -89,11 +89,17 @@ def _ledger(plan: Plan) -> Iterator[Text | str]:
         size = round(float(term.size_bytes))
         if size:
             line = Text(f"  {term.name:<{_NAME}}{column(size, unit)}  {percent(size / whole):>6}  ")
-            yield line.append(bar(size / whole, _BAR - 6), style="cyan")
+            yield _with_bar(line, size / whole)
     free = capacity - plan.total_bytes
     if free > 0:
         yield Text(f"  {'free':<{_NAME}}{column(free, unit)}  {percent(free / whole):>6}", style="dim")
     yield Text(f"  peak in the {plan.moment}", style="dim")
+
+
+def _with_bar(line: Text, share: float) -> Text:
+    line.append(bar(share, _BAR), style="cyan")
+    line.rstrip()
+    return line
 
 
 def _time(plan: Plan) -> Iterator[Text | str]:
@@ -103,7 +109,7 @@ def _time(plan: Plan) -> Iterator[Text | str]:
         share = seconds / plan.seconds
         if share >= 0.0005:
             line = Text(f"  {name:<{_NAME}}{time_words(seconds):>11}  {percent(share):>6}  ")
-            yield line.append(bar(share, _BAR - 6), style="cyan")
+            yield _with_bar(line, share)
 
 
 def _why_not(findings: Findings) -> Iterator[Text | str]:
