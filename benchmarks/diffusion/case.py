@@ -51,7 +51,7 @@ def images(options: Namespace, pipeline: Pipeline, size: Size) -> None:
     prompts = options.batch * (2 if guided else 1)
     at_once = options.batch * (2 if guided and pipeline.guidance == "batch" else 1)
     parts: dict[str, torch.nn.Module] = {}
-    kinds = {name: torch.bfloat16 for name in (*pipeline.text, pipeline.denoiser)}
+    kinds = dict.fromkeys((*pipeline.text, pipeline.denoiser), torch.bfloat16)
     kinds[pipeline.vae] = torch.float32 if pipeline.vae_fp32 else torch.bfloat16
     if options.offload == "none":
         parts = {name: build(name, kind).eval() for name, kind in kinds.items()}

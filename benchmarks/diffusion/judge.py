@@ -2,8 +2,8 @@
 
     PYTHONPATH=src:benchmarks/diffusion python benchmarks/diffusion/judge.py [NAME]...
 
-A case is a `tonnage plan` whose choices are all fixed, and the same run with the modules of diffusers. Their batches, sizes and ranks
-are others than those that the planner's data was learnt at (`learn.py`).
+A case is a `tonnage plan` whose choices are all fixed, and the same run with the modules of diffusers. Their batches, sizes and
+ranks are others than those that the planner's data was learnt at (`learn.py`).
 """
 
 import contextlib
@@ -21,13 +21,14 @@ from tonnage.virtual.builds import new_session
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks/results/diffusion.json"
 GPU = "h200"
+LOOP = "--text-encoders frozen --vae frozen"
 ALONE = "--text-encoders cached --vae cached"
 # By name: the plan's words.
 CASES: dict[str, str] = {
     "sd-1.5 full": f"train sd-1.5 --micro-batch 3 --checkpoint none --resolution 768x512 {ALONE}",
     "sd-1.5 full, recomputed": f"train sd-1.5 --micro-batch 8 --checkpoint full --resolution 640 {ALONE}",
     "sd-1.5 LoRA": f"train sd-1.5 --lora 32 --micro-batch 1 --checkpoint none --resolution 512 {ALONE}",
-    "sd-1.5 in the loop": "train sd-1.5 --lora 8 --micro-batch 6 --checkpoint full --resolution 512 --text-encoders frozen --vae frozen",
+    "sd-1.5 in the loop": f"train sd-1.5 --lora 8 --micro-batch 6 --checkpoint full --resolution 512 {LOOP}",
     "sd-1.5 images": "serve sd-1.5 --batch 4 --resolution 576 --offload none",
     "sdxl full, recomputed": f"train sdxl --micro-batch 3 --checkpoint full --resolution 1024 {ALONE}",
     "sdxl full": f"train sdxl --micro-batch 1 --checkpoint none --resolution 896x1152 {ALONE}",
@@ -92,8 +93,13 @@ def main(names: list[str]) -> None:
     session.device.attribution.place = lambda *_: NOWHERE  # nobody asks for lines of source
     for name in names or list(CASES):
         row = judge(name, CASES[name])
-        print(f"{name:28} planned {row['planned_bytes'] / 2**30:7.2f}  virtual {row['virtual_bytes'] / 2**30:7.2f}  {row['off']:+.1%}",
-              f"reserved {row['virtual_reserved_bytes'] / 2**30:.2f}", flush=True)  # fmt: skip
+        ours, theirs, reserved = (
+            row[key] / 2**30 for key in ("planned_bytes", "virtual_bytes", "virtual_reserved_bytes")
+        )
+        print(
+            f"{name:28} planned {ours:7.2f}  virtual {theirs:7.2f}  {row['off']:+.1%}  reserved {reserved:.2f}",
+            flush=True,
+        )
         rows = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
         rows = sorted([*(r for r in rows if r["case"] != name), row], key=lambda r: list(CASES).index(r["case"]))
         RESULTS.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")

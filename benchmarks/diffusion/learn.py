@@ -37,7 +37,9 @@ T5_SIZES = [(2, 1, 1, 256), (2, 1, 1, 512), (4, 1, 1, 512)]
 TRAININGS = ("lora", "lora-checkpoint", "full-mixed", "full-mixed-checkpoint", "full-bf16-checkpoint")
 RANKS = (16, 64)
 # Where moments are compared: batches, latent positions and ranks that people use.
-GRID = [(b, p, r) for b in (1, 2, 4, 8, 16, 64, 256) for p in (256, 1024, 4096, 16384, 65536, 262144) for r in (4, 16, 128)]
+GRID = [
+    (b, p, r) for b in (1, 2, 4, 8, 16, 64, 256) for p in (256, 1024, 4096, 16384, 65536, 262144) for r in (4, 16, 128)
+]
 EXACT_KINDS = ("matmul", "attention", "convolution")
 
 
@@ -183,7 +185,7 @@ def host_s(step: Any) -> float:
     """What the host takes to launch all of it."""
     costs = host_costs()
     found = list(launches_of(step, settings_of(step)))
-    return float(sum(costs.call_s(m) + (costs.launch_s(m, l) if l is not None else 0.0) for m, l in found))
+    return float(sum(costs.call_s(at) + (costs.launch_s(at, each) if each is not None else 0.0) for at, each in found))
 
 
 def learn_pass(card: Card, name: str, way: str, sizes: list[Any]) -> dict[str, Any]:
@@ -225,7 +227,7 @@ def learn_turns(card: Card, name: str, way: str) -> dict[str, Any]:
     import torch
     from passes import prepared
 
-    module, step = prepared(name, way)
+    _, step = prepared(name, way)
     levels, captured = [], []
     for size in TURN_SIZES:
         found, calls = card.moments(lambda size=size: step(size), captures=size[1] == TURN_SIZES[0][1])

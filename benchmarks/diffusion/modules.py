@@ -1,7 +1,7 @@
 """The real modules of diffusion pipelines, from their published configurations, with random weights and inputs of any size.
 
-Needs `diffusers` and `transformers`. Sizes are those of latents: (batch, frames, height, width). An image has one frame; the width
-of a text is its tokens.
+Needs `diffusers` and `transformers`. Sizes are those of latents: (batch, frames, height, width). An image has one frame; the
+width of a text is its tokens.
 """
 
 from typing import Any
@@ -118,7 +118,11 @@ def inputs(name: str, size: tuple[int, int, int, int], dtype: torch.dtype) -> di
         return {"hidden_states": noise(batch, tokens, 64), "timestep": noise(batch), **text, **places, **scale}
     if kind == "WanTransformer3DModel":
         text = noise(batch, _T5_TEXT, 4096)
-        return {"hidden_states": noise(batch, 16, frames, height, width), "timestep": times, "encoder_hidden_states": text}
+        return {
+            "hidden_states": noise(batch, 16, frames, height, width),
+            "timestep": times,
+            "encoder_hidden_states": text,
+        }
     if kind == "PixArtTransformer2DModel":
         mask = torch.ones(batch, _PIXART_TEXT, device="cuda", dtype=dtype)
         text = {"encoder_hidden_states": noise(batch, _PIXART_TEXT, 4096), "encoder_attention_mask": mask}
@@ -128,7 +132,12 @@ def inputs(name: str, size: tuple[int, int, int, int], dtype: torch.dtype) -> di
         mask = torch.ones(batch, _QWEN_TEXT, device="cuda", dtype=torch.bool)
         text = {"encoder_hidden_states": noise(batch, _QWEN_TEXT, 3584), "encoder_hidden_states_mask": mask}
         shapes = [[(1, height // 2, width // 2)]] * batch
-        return {"hidden_states": noise(batch, height * width // 4, 64), "timestep": noise(batch), "img_shapes": shapes, **text}
+        return {
+            "hidden_states": noise(batch, height * width // 4, 64),
+            "timestep": noise(batch),
+            "img_shapes": shapes,
+            **text,
+        }
     mask = torch.ones(batch, _HUNYUAN_TEXT, device="cuda", dtype=torch.bool)
     text = {"encoder_hidden_states": noise(batch, _HUNYUAN_TEXT, 4096), "encoder_attention_mask": mask}
     given = {"hidden_states": noise(batch, 16, frames, height, width), "timestep": times, "guidance": noise(batch)}

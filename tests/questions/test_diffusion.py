@@ -21,7 +21,9 @@ def test_an_sdxl_lora_on_16_gb() -> None:
     found = answer("tonnage plan train sdxl --gpus rtx-4080 --lora 16 --resolution 1024")
     assert found["status"] == 0
     # Recomputed, people train it in 8 to 10 GB.
-    again = answer("tonnage plan train sdxl --gpus rtx-4080 --lora 16 --resolution 1024 --checkpoint full --micro-batch 1")
+    again = answer(
+        "tonnage plan train sdxl --gpus rtx-4080 --lora 16 --resolution 1024 --checkpoint full --micro-batch 1"
+    )
     assert 6 * GIB < again["best"]["total_bytes"] < 10 * GIB
 
 

@@ -1,8 +1,8 @@
 """What the parts of a diffusion pipeline hold: their weights, and what a pass of each has alive at its highest moment.
 
-The figures are data: real modules of diffusers ran on a virtual GPU at three sizes, and what is held at a moment of a pass is linear
-in the batch and in batch × latent positions (`benchmarks/diffusion/learn.py`). Sizes and batches that were not run are compared in
-`benchmarks/results/diffusion.json`. This module does not know seconds, nor which parts are on the card together.
+The figures are data: real modules of diffusers ran on a virtual GPU at three sizes, and what is held at a moment of a pass is
+linear in the batch and in batch × latent positions (`benchmarks/diffusion/learn.py`). Sizes and batches that were not run are
+compared in `benchmarks/results/diffusion.json`. This module does not know seconds, nor which parts are on the card together.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import Any
 from tonnage.models.diffusion import Size
 
 _DATA = Path(__file__).parent / "data" / "diffusion"
-# Bytes of a weight of a linear layer; others keep 16 bits. NF4 has an FP32 scale for each 64 weights, as bitsandbytes does unless told.
+# Bytes of a weight of a linear layer; others keep 16 bits. NF4 has an FP32 scale for each 64 weights, bitsandbytes' default.
 WEIGHT_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0, "int8": 1.0, "nf4": 0.5 + 4 / 64}
 _WHOLE = ("fp32", "bf16")
 
@@ -47,8 +47,8 @@ class Weights:
 class Pass:
     """One pass of a part. Rows of `moments` have bytes beside the weights: a + b·B + c·B·P, then as much again for each rank.
 
-    Where a VAE goes through a video in turns of `frames` latent frames, b is for each position of one frame. `launches` has rows of
-    [count, kind, name, precision, variant, kernels, polynomials].
+    Where a VAE goes through a video in turns of `frames` latent frames, b is for each position of one frame. `launches` has rows
+    of [count, kind, name, precision, variant, kernels, polynomials].
     """
 
     moments: tuple[tuple[float, ...], ...]

@@ -1,4 +1,4 @@
-"""Seconds of the passes of a diffusion pipeline: the launches of a forward at any size, each by the clock's own model of its kernel.
+"""Seconds of the passes of a diffusion pipeline: the launches of a forward at any size, by the clock's models of their kernels.
 
 A backward is told from the forward: convolutions and attention have backward kernels of their own, a product has one more for
 inputs and one for weights, and what moves bytes reads its gradient beside what it kept. Frozen weights have no gradients.
@@ -22,7 +22,9 @@ from tonnage.models.diffusion import Size
 Backward = Literal["none", "all", "inputs"]
 _ARITHMETIC = ("matmul", "attention", "convolution")
 _ATTENTION_PRODUCTS = {"forward": 2, "backward": 5}
-_GRADIENT_MOVES = 1.5  # bytes of a gradient's kernel against its forward's: three tensors, where two were read and written
+_GRADIENT_MOVES = (
+    1.5  # bytes of a gradient's kernel against its forward's: three tensors, where two were read and written
+)
 _STREAMED = 0.9  # of the bandwidth: long rows of numbers, read and written once
 
 
@@ -51,29 +53,49 @@ class Seconds:
 
 
 @lru_cache(maxsize=1 << 12)
-def pass_seconds(way: Pass, batch: int, size: Size, gpu: Gpu, backward: Backward = "none", again: bool = False) -> Seconds:
-    """Of one pass; with its backward, and the forward once more where it is recomputed (`again`)."""
-    drawing: list[tuple[float, float]] = []
-    launched = 0.0
+def pass_seconds(
+    way: Pass, batch: int, size: Size, gpu: Gpu, backward: Backward = "none", again: bool = False
+) -> Seconds:
+    """Of one pass; with its backward, under autocast, and the forward once more where it is recomputed (`again`)."""
     turns = size.latent_frames / way.frames if way.frames else 1.0
     positions = size.area if way.frames else size.positions
+    drawing: list[tuple[float, float]] = []  # seconds, and the share of the peak rate
+    plain = launched = 0.0
     for count, *fields in way.launches:
         forward = _launch(fields, batch, positions, gpu)
-        passes = [forward] * (2 if again else 1) + _gradients(forward, backward)
-        for launch in passes:
+        plain += count * forward.kernels
+        forwards = [forward] * (2 if again else 1)
+        for launch in [*forwards, *_gradients(forward, backward)]:
             seconds = float(kernels.seconds(launch, gpu))
             rate = gpu.rates.get(launch.precision, 0.0) if launch.kind in _ARITHMETIC else 0.0
-            share = launch.operations / seconds / rate if rate and seconds else 0.0
-            drawing.append((turns * count * seconds, share))
-            launched += turns * count * launch.kernels
-        if backward != "none" and forward.kind not in _ARITHMETIC:
-            drawing.append((turns * count * _GRADIENT_MOVES * float(kernels.seconds(forward, gpu)), 0.0))
-            launched += turns * count
+            drawing.append((count * seconds, launch.operations / seconds / rate if rate and seconds else 0.0))
+            launched += count * launch.kernels
+        if backward != "none":
+            moved_s, more = _beside(forward, gpu, backward, len(forwards))
+            drawing.append((count * moved_s, 0.0))
+            launched += count * more
     # Autograd calls from C++ what Python called, at about the same pace for each kernel.
-    host_s = way.host_s * turns * (launched / max(1.0, sum(row[0] * row[5] for row in way.launches)) / turns)
+    host_s = way.host_s * launched / max(1.0, plain)
     slower = slowdown(drawing, host_s)
     card_s = sum(seconds * (slower if share else 1.0) for seconds, share in drawing) + launched * KERNEL_GAP_S
-    return Seconds(card_s, host_s)
+    return Seconds(turns * card_s, turns * host_s)
+
+
+def _beside(forward: Launch, gpu: Gpu, backward: Backward, forwards: int) -> tuple[float, int]:
+    """Seconds and launches that training adds to a launch, beside gradients that are arithmetic.
+
+    What moves bytes has a gradient that does. Autocast narrows a trained weight, and widens its gradient, in launches of their
+    own (their bytes are counted with the optimizer's); it runs norms in FP32, between two casts.
+    """
+    if forward.kind in _ARITHMETIC:
+        return 0.0, forwards + 1 if backward == "all" and forward.kind != "attention" else 0
+    passes = forwards + _GRADIENT_MOVES
+    if forward.kind != "norm":
+        return _GRADIENT_MOVES * float(kernels.seconds(forward, gpu)), 1
+    wide = replace(forward, precision="fp32", moved_bytes=2 * forward.moved_bytes)
+    cast_s = 2 * streamed_s(1.5 * forward.moved_bytes, gpu)
+    seconds = passes * (float(kernels.seconds(wide, gpu)) + cast_s) - forwards * float(kernels.seconds(forward, gpu))
+    return seconds, 1 + 2 * (forwards + 1)
 
 
 def _launch(fields: list[object], batch: int, positions: int, gpu: Gpu) -> Launch:
@@ -107,9 +129,7 @@ def _gradients(forward: Launch, backward: Backward) -> list[Launch]:
     layout = forward.variant.split()[0]
     passes = "input weight" if both else "input"
     many = 2 if both else 1
-    return [
-        replace(forward, variant=f"{layout} {passes}", kernels=many, operations=many * forward.operations)
-    ]
+    return [replace(forward, variant=f"{layout} {passes}", kernels=many, operations=many * forward.operations)]
 
 
 def streamed_s(size_bytes: float, gpu: Gpu) -> float:

@@ -65,7 +65,9 @@ def _asked(options: Namespace) -> "tuple[Pipeline, Size]":
 
 def _common(name: str, description: str) -> ArgumentParser:
     usage = f"tonnage plan {name} MODEL [--gpus rtx-4090] [--resolution 1024] [FLAG]..."
-    parser = ArgumentParser(f"tonnage plan {name}", usage=usage, description=description, epilog=_EPILOG, allow_abbrev=False)
+    parser = ArgumentParser(
+        f"tonnage plan {name}", usage=usage, description=description, epilog=_EPILOG, allow_abbrev=False
+    )
     add = parser.add_argument
     add("model", metavar="MODEL", help="sd-1.5, sdxl, sd3-medium, sd3.5-large, flux-dev, flux-schnell, wan-2.1-14b...")
     add("--gpus", default="", help="cards, like rtx-4090 or 8xh100 (default: say which hold it)")
@@ -101,7 +103,11 @@ def _image_parser() -> ArgumentParser:
     add("--steps", type=int, metavar="N", help="of the sampler (default: the pipeline's)")
     add("--no-guidance", action="store_true", help="one pass a step, where the model would need two")
     add("--weights", choices=get_args(Kept), default="bf16", help="of the denoiser and the text encoders")
-    add("--offload", choices=get_args(Offload), help="what waits in the host: parts, blocks or layers (default: searched)")
+    add(
+        "--offload",
+        choices=get_args(Offload),
+        help="what waits in the host: parts, blocks or layers (default: searched)",
+    )
     add("--vae-tiling", action="store_true", help="decode in tiles (default: where it must)")
     add("--vae-slicing", action="store_true", help="decode one image at a time")
     _outputs(parser)

@@ -84,7 +84,8 @@ def pipelines() -> dict[str, Pipeline]:
     rows = tomllib.loads(_DATA.read_text("utf-8"))
     return {
         name: Pipeline(
-            name=name, **row | {"names": tuple(row["names"]), "resolution": (row["resolution"][0], row["resolution"][1])}
+            name=name,
+            **row | {"names": tuple(row["names"]), "resolution": (row["resolution"][0], row["resolution"][1])},
         )
         for name, row in rows.items()
     }

@@ -1,4 +1,4 @@
-"""Plans for diffusion pipelines on one kind of card: the fastest training that fits, and the fastest way to make images that fits.
+"""Plans for diffusion pipelines: the fastest training that fits, and the fastest way to make images that fits.
 
 A plan is its choices, its bytes at the highest moment and its seconds. Several cards train on batches of their own (DDP), or make
 images of their own. This module does not know how plans are shown.
@@ -148,7 +148,9 @@ def plan_training(pipeline: Pipeline, cluster: Cluster, request: TrainingRequest
             request, checkpoint=best.choices["checkpoint"], text=_loop(best, "text-encoders"), vae=_loop(best, "vae")
         )
         most = _largest(lambda size: _trained(pipeline, cluster, replace(kept, micro_batch=size)).fits)
-    return Findings(pipeline=pipeline, cluster=cluster, request=request, plan=best, others=_others(plans, best), most=most)
+    return Findings(
+        pipeline=pipeline, cluster=cluster, request=request, plan=best, others=_others(plans, best), most=most
+    )
 
 
 def _loop(plan: Plan, name: str) -> Loop:
@@ -163,10 +165,14 @@ def check_training(pipeline: Pipeline, cluster: Cluster, request: TrainingReques
     if request.base != "bf16" and not request.lora_rank:
         raise BadLayout(f"--base {request.base} freezes all weights, and nothing is trained.", hint="Add --lora 16.")
     if not cluster.gpu.has_bf16:
-        raise BadLayout(f"{cluster.gpu.name} has no BF16.", hint="Choose a card that has it: diffusion models are trained in it.")
+        raise BadLayout(
+            f"{cluster.gpu.name} has no BF16.", hint="Choose a card that has it: diffusion models are trained in it."
+        )
     if not _ways(pipeline, request):
-        hint = "Leave --checkpoint out, or use --precision bf16-mixed."
-        raise BadLayout(f"Nothing is known of {pipeline.name} trained so.", hint=hint)
+        flags = {"full-mixed": "--checkpoint none", "full-mixed-checkpoint": "--checkpoint full", "lora": "--lora 16",
+                 "full-bf16-checkpoint": "--precision bf16 --checkpoint full"}  # fmt: skip
+        known = " or ".join(words for way, words in flags.items() if way in passes(pipeline.denoiser))
+        raise BadLayout(f"What {pipeline.name} holds when it is trained so is not known.", hint=f"Use {known}.")
 
 
 def _check_numbers(number: int | None, name: str, flag: str = "") -> None:
@@ -215,7 +221,9 @@ def _trained(pipeline: Pipeline, cluster: Cluster, request: TrainingRequest) -> 
     numbers = {"parameters": trained, "bytes": each}
     terms.append(Term(Category.OPTIMIZER_STATES, "optimizer states", each * trained, "parameters × bytes", numbers))
     if request.ema:
-        average = Term(Category.OTHER, "EMA", float(number_bytes * trained), "a copy of what is trained", {"parameters": trained})
+        average = Term(
+            Category.OTHER, "EMA", float(number_bytes * trained), "a copy of what is trained", {"parameters": trained}
+        )
         terms.append(average)
     if request.text == "frozen":
         terms += [_part_term(name, "bf16") for name in pipeline.text]
@@ -224,7 +232,9 @@ def _trained(pipeline: Pipeline, cluster: Cluster, request: TrainingRequest) -> 
     gradients = float(number_bytes * trained)
     if cluster.gpus > 1:
         terms.append(Term(Category.GRADIENTS, "DDP buckets", gradients, "a copy of the gradients", {}, "model"))
-        terms.append(Term(Category.CONTEXT, "NCCL buffers", float(NCCL_CONNECTION_BYTES * NCCL_CONNECTIONS), source="model"))
+        terms.append(
+            Term(Category.CONTEXT, "NCCL buffers", float(NCCL_CONNECTION_BYTES * NCCL_CONNECTIONS), source="model")
+        )
     # What comes and goes: the highest of the moments.
     shape = {"batch": batch, "positions": size.positions, "rank": rank}
     widened = weights.widened_bytes(kept)
@@ -243,7 +253,9 @@ def _trained(pipeline: Pipeline, cluster: Cluster, request: TrainingRequest) -> 
             )
     if request.vae == "frozen":
         encode = passes(pipeline.vae)["encode-fp32" if pipeline.vae_fp32 else "encode"]
-        moments["VAE's encoding"] = Term(Category.ACTIVATIONS, "activations", encode.held_bytes(batch, size), source="virtual GPU")
+        moments["VAE's encoding"] = Term(
+            Category.ACTIVATIONS, "activations", encode.held_bytes(batch, size), source="virtual GPU"
+        )
         parts["VAE"] = pass_seconds(encode, batch, size, gpu)
     moment, highest = max(moments.items(), key=lambda item: float(item[1].size_bytes))
     choices = {
@@ -285,7 +297,9 @@ def plan_images(pipeline: Pipeline, cluster: Cluster, request: ImageRequest) -> 
     if best.fits:
         kept = replace(request, offload=_offload(best), tiling=best.choices["vae-tiling"] == "on")
         most = _largest(lambda size: _made(pipeline, cluster, replace(kept, batch=size)).fits)
-    return Findings(pipeline=pipeline, cluster=cluster, request=request, plan=best, others=_others(plans, best), most=most)
+    return Findings(
+        pipeline=pipeline, cluster=cluster, request=request, plan=best, others=_others(plans, best), most=most
+    )
 
 
 def _offload(plan: Plan) -> Offload:
@@ -298,7 +312,9 @@ def check_images(pipeline: Pipeline, request: ImageRequest) -> None:
     _check_numbers(request.steps, "steps")
     if request.weights in ("int8", "nf4") and request.offload in ("group", "sequential"):
         hint = "Use --offload model, or leave one of the two out."
-        raise BadLayout(f"--offload {request.offload} cannot move the {request.weights} weights of bitsandbytes.", hint=hint)
+        raise BadLayout(
+            f"--offload {request.offload} cannot move the {request.weights} weights of bitsandbytes.", hint=hint
+        )
     if request.tiling and pipeline.is_video:
         raise BadLayout(f"The VAE of {pipeline.name} goes through a video in turns, and is not tiled here.",
                         hint="Leave --vae-tiling out.")  # fmt: skip
@@ -345,7 +361,9 @@ def _made(pipeline: Pipeline, cluster: Cluster, request: ImageRequest) -> Plan:
     title = {pipeline.denoiser: "denoising", pipeline.vae: "VAE's decoding"}.get(moment, f"text encoder {moment}")
     terms = _image_terms(pipeline, kept, offload, moment, resident)
     shape = {"batch": at_once if moment == pipeline.denoiser else request.batch, "positions": size.positions}
-    highest = Term(Category.ACTIVATIONS, "activations", held[moment], "a + b × batch + c × batch × positions", shape, "virtual GPU")
+    highest = Term(
+        Category.ACTIVATIONS, "activations", held[moment], "a + b × batch + c × batch × positions", shape, "virtual GPU"
+    )
     whole = sum(all_weights()[name].size_bytes(how) for name, how in kept.items())
     tiling = {"vae-tiling": "on" if request.tiling else "off"}
     return Plan(
@@ -361,7 +379,11 @@ def _image_terms(
     """The weights that are on the card at that moment."""
     if offload == "none":
         return [_part_term(name, str(how), denoiser=pipeline.denoiser) for name, how in kept.items()]
-    words = {"model": "the part at work", "group": "two blocks, and what is outside of them", "sequential": "the largest layer"}
+    words = {
+        "model": "the part at work",
+        "group": "two blocks, and what is outside of them",
+        "sequential": "the largest layer",
+    }
     how = words[offload] if offload != "group" or moment == pipeline.denoiser else words["model"]
     return [Term(Category.PARAMETERS, f"{_title(moment, pipeline.denoiser)} on the card", resident[moment], how)]
 

@@ -16,6 +16,7 @@ from tonnage.report.plan import number_words, time_words
 from tonnage.units import GIB, format_bytes, percent
 
 _BAR = 22
+_PLAIN = ("off", "bf16", "cached", "none", "1")  # values of choices that need no word
 _NAME = 32
 
 
@@ -41,7 +42,9 @@ def _headline(findings: Findings) -> Iterator[Text | str]:
     pipeline, plan, request = findings.pipeline, findings.plan, findings.request
     parameters = all_weights()[pipeline.denoiser].parameters
     verdict = Text("fits", style="bold green") if findings.fits else Text("does not fit", style="bold red")
-    yield from spread(Text(f"  {pipeline.name}, {parameters / 1e9:,.2f} B · {findings.cluster.words}", style="bold"), verdict)
+    yield from spread(
+        Text(f"  {pipeline.name}, {parameters / 1e9:,.2f} B · {findings.cluster.words}", style="bold"), verdict
+    )
     unit = "videos" if pipeline.is_video else "images"
     used = f"{plan.total_bytes / GIB:,.1f} of {plan.cluster.gpu.memory_bytes / GIB:,.1f} GiB a GPU"
     speed = [f"{rate_words(plan.images_per_s)} {unit}/s", _pace(findings)] if findings.fits else []
@@ -65,7 +68,9 @@ def _headline(findings: Findings) -> Iterator[Text | str]:
 
 def _pace(findings: Findings) -> str:
     plan, batch = findings.plan, int(findings.plan.choices.get("batch", findings.plan.choices.get("micro-batch", "1")))
-    what = "step" if isinstance(findings.request, TrainingRequest) else "video" if findings.pipeline.is_video else "image"
+    what = (
+        "step" if isinstance(findings.request, TrainingRequest) else "video" if findings.pipeline.is_video else "image"
+    )
     of = f" of {batch}" if batch > 1 else ""
     each = f"{what}{of}" if what == "step" else f"batch{of}" if batch > 1 else what
     low, high = plan.range_s
@@ -127,10 +132,11 @@ def reason(plan: Plan, best: Plan) -> str:
     if plan.total_bytes > capacity:
         return f"needs {needs}, {format_bytes(plan.total_bytes - capacity)} too much, in the {plan.moment}"
     if not plan.host_fits:
-        return f"needs {plan.host_bytes / GIB:,.1f} GiB of its host, which has {plan.cluster.host_memory_per_gpu_bytes / GIB:,.0f}"
+        there = plan.cluster.host_memory_per_gpu_bytes
+        return f"needs {plan.host_bytes / GIB:,.1f} GiB of its host, which has {there / GIB:,.0f}"
     gain = plan.images_per_s / best.images_per_s - 1
     speed = "as fast" if abs(gain) < 0.005 else f"{percent(abs(gain), 0)} {'faster' if gain > 0 else 'slower'}"
-    return f"{speed}, {needs}" + (", within the clock's error" if 0.005 <= gain else "")
+    return f"{speed}, {needs}" + (", within the clock's error" if gain >= 0.005 else "")
 
 
 def _arithmetic(plan: Plan) -> Iterator[Text | str]:
@@ -138,7 +144,9 @@ def _arithmetic(plan: Plan) -> Iterator[Text | str]:
     for term in plan.terms:
         size = column(round(float(term.size_bytes)), "GiB")
         width = report_width() - 34
-        yield from beside(f"{term.category.label}: {term.name}", width, f"  {term.source}", first=f"  {size}  ", rest=f"{'':15}")
+        yield from beside(
+            f"{term.category.label}: {term.name}", width, f"  {term.source}", first=f"  {size}  ", rest=f"{'':15}"
+        )
         numbers = ", ".join(f"{name} {number_words(value)}" for name, value in term.numbers.items())
         for words in filter(None, (term.formula and f"= {term.formula}", numbers)):
             yield from (Text(line, style="dim") for line in wrapped(words, first=f"{'':15}"))
@@ -154,7 +162,7 @@ def holder_lines(pipeline: Pipeline, found: "list[tuple[Cluster, Findings | None
         unit = "videos/s" if pipeline.is_video else "images/s"
         rows = [("card", "memory", "used", unit, "how")]
         for cluster, plan in holding:
-            how = " ".join(f"{name} {value}" for name, value in plan.choices.items() if value not in ("off", "bf16"))
+            how = ", ".join(f"{name} {value}" for name, value in plan.choices.items() if value not in _PLAIN)
             sizes = (f"{size / GIB:,.1f} GiB" for size in (cluster.gpu.memory_bytes, plan.total_bytes))
             rows.append((cluster.name, *sizes, rate_words(plan.images_per_s), how))
         yield from table(rows, align="<>>><", names=(4,))
@@ -192,7 +200,12 @@ def plan_figures(findings: Findings) -> dict[str, Any]:
 def one_figures(plan: Plan) -> dict[str, Any]:
     """One plan."""
     terms = [
-        {"category": str(term.category), "name": term.name, "size_bytes": round(float(term.size_bytes)), "source": term.source}
+        {
+            "category": str(term.category),
+            "name": term.name,
+            "size_bytes": round(float(term.size_bytes)),
+            "source": term.source,
+        }
         for term in plan.terms
     ]
     return {
