@@ -10,6 +10,7 @@ from typing import Literal
 
 from tonnage.budget.diffusion import Pass
 from tonnage.clock import kernels
+from tonnage.clock.host import host_costs
 from tonnage.clock.kernels import copies
 from tonnage.clock.kernels.memory import memory_seconds
 from tonnage.clock.launch import Launch
@@ -25,6 +26,9 @@ _ATTENTION_PRODUCTS = {"forward": 2, "backward": 5}
 _GRADIENT_MOVES = (
     1.5  # bytes of a gradient's kernel against its forward's: three tensors, where two were read and written
 )
+# An adapter in FP32 on a layer in 16 bits: its input is widened and narrowed again, its output is scaled and added, and its two
+# matrices are narrowed and multiplied.
+_ADAPTER_BYTES, _ADAPTER_LAUNCHES = 6 + 6 + 4 + 6, 8
 _STREAMED = 0.9  # of the bandwidth: long rows of numbers, read and written once
 
 
@@ -59,23 +63,24 @@ def pass_seconds(
     """Of one pass; with its backward, under autocast, and the forward once more where it is recomputed (`again`)."""
     turns = size.latent_frames / way.frames if way.frames else 1.0
     positions = size.area if way.frames else size.positions
+    costs, forwards = host_costs(), 2 if again else 1
+    host_s = way.host_s * forwards
     drawing: list[tuple[float, float]] = []  # seconds, and the share of the peak rate
-    plain = launched = 0.0
+    launched = 0.0
     for count, *fields in way.launches:
         forward = _launch(fields, batch, positions, gpu)
-        plain += count * forward.kernels
-        forwards = [forward] * (2 if again else 1)
-        for launch in [*forwards, *_gradients(forward, backward)]:
+        gradients = _gradients(forward, backward)
+        for launch in [*[forward] * forwards, *gradients]:
             seconds = float(kernels.seconds(launch, gpu))
             rate = gpu.rates.get(launch.precision, 0.0) if launch.kind in _ARITHMETIC else 0.0
             drawing.append((count * seconds, launch.operations / seconds / rate if rate and seconds else 0.0))
             launched += count * launch.kernels
         if backward != "none":
-            moved_s, more = _beside(forward, gpu, backward, len(forwards))
+            moved_s, more = _beside(forward, gpu, backward, forwards)
             drawing.append((count * moved_s, 0.0))
             launched += count * more
-    # Autograd calls from C++ what Python called, at about the same pace for each kernel.
-    host_s = way.host_s * launched / max(1.0, plain)
+            host_s += count * sum(float(costs.backward.launch_s(launch)) for launch in gradients)
+            host_s += count * more * (costs.forward.inner_operator + costs.forward.launch)
     slower = slowdown(drawing, host_s)
     card_s = sum(seconds * (slower if share else 1.0) for seconds, share in drawing) + launched * KERNEL_GAP_S
     return Seconds(turns * card_s, turns * host_s)
@@ -85,11 +90,16 @@ def _beside(forward: Launch, gpu: Gpu, backward: Backward, forwards: int) -> tup
     """Seconds and launches that training adds to a launch, beside gradients that are arithmetic.
 
     What moves bytes has a gradient that does. Autocast narrows a trained weight, and widens its gradient, in launches of their
-    own (their bytes are counted with the optimizer's); it runs norms in FP32, between two casts.
+    own (their bytes are counted with the optimizer's); it runs norms in FP32, between two casts. Where inputs alone have
+    gradients, adapters run beside the projections of attention.
     """
+    passes = forwards + _GRADIENT_MOVES
+    if forward.kind == "attention" and backward == "inputs":
+        batch, heads, _, rows, columns, width, _ = forward.shape
+        elements = 2 * (rows + columns) * batch * heads * width  # of its four projections' outputs
+        return passes * streamed_s(_ADAPTER_BYTES * elements, gpu), 4 * _ADAPTER_LAUNCHES * (forwards + 1)
     if forward.kind in _ARITHMETIC:
         return 0.0, forwards + 1 if backward == "all" and forward.kind != "attention" else 0
-    passes = forwards + _GRADIENT_MOVES
     if forward.kind != "norm":
         return _GRADIENT_MOVES * float(kernels.seconds(forward, gpu)), 1
     wide = replace(forward, precision="fp32", moved_bytes=2 * forward.moved_bytes)
