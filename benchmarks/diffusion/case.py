@@ -17,8 +17,8 @@ def latents(size: Size, batch: int) -> tuple[int, int, int, int]:
     return batch, size.latent_frames, size.height // 8, size.width // 8
 
 
-def training(options: Namespace, pipeline: Pipeline, size: Size) -> None:
-    """Steps of a training, with the frozen parts in the loop where they are asked for."""
+def training(options: Namespace, pipeline: Pipeline, size: Size) -> int:
+    """The peak of steps of a training, with the frozen parts in the loop where they are asked for."""
     rank, batch = options.lora or 0, options.micro_batch
     wide = not rank and options.precision == "bf16-mixed"
     module = build(pipeline.denoiser, torch.float32 if wide else torch.bfloat16)
@@ -42,11 +42,13 @@ def training(options: Namespace, pipeline: Pipeline, size: Size) -> None:
         train(module, pipeline.denoiser, latents(size, batch), autocast=rank > 0 or wide)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+    return torch.cuda.max_memory_allocated()
 
 
 @torch.no_grad()
-def images(options: Namespace, pipeline: Pipeline, size: Size) -> None:
-    """One pass of each part, with all on the card or one at a time."""
+def images(options: Namespace, pipeline: Pipeline, size: Size) -> int:
+    """The peak of one pass of each part, with all on the card or one at a time; making the modules is no part of it."""
+    peak = 0
     guided = pipeline.guidance != "none" and not options.no_guidance
     prompts = options.batch * (2 if guided else 1)
     at_once = options.batch * (2 if guided and pipeline.guidance == "batch" else 1)
@@ -57,6 +59,7 @@ def images(options: Namespace, pipeline: Pipeline, size: Size) -> None:
         parts = {name: build(name, kind).eval() for name, kind in kinds.items()}
     for name, kind in kinds.items():
         module = parts.get(name) or build(name, kind).eval()
+        torch.cuda.reset_peak_memory_stats()
         if name == pipeline.vae:
             channels = PARTS[name][1].get("latent_channels", 16)
             batch, frames, height, width = latents(size, options.batch)
@@ -69,12 +72,14 @@ def images(options: Namespace, pipeline: Pipeline, size: Size) -> None:
             module(**inputs(name, (prompts, 1, 1, pipeline.text[name]), kind))
         else:
             module(**inputs(name, latents(size, at_once), kind))
+        peak = max(peak, torch.cuda.max_memory_allocated())
         del module
         gc.collect()
+    return peak
 
 
-def run(words: str) -> None:
-    """What the words of a plan mean."""
+def run(words: str) -> int:
+    """Bytes that are allocated at the peak of what the words of a plan mean."""
     what, *flags = words.split()
     options = (_training_parser() if what == "train" else _image_parser()).parse_args(flags)
-    (training if what == "train" else images)(options, *_asked(options))
+    return (training if what == "train" else images)(options, *_asked(options))

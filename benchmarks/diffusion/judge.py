@@ -69,9 +69,9 @@ def seen(words: str) -> tuple[int, int]:
 
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    run(words)
+    allocated = run(words)
     gc.collect()
-    return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    return allocated, torch.cuda.max_memory_reserved()
 
 
 def judge(name: str, words: str) -> dict[str, Any]:

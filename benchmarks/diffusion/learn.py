@@ -30,7 +30,8 @@ DATA = Path(__file__).parents[2] / "src/tonnage/budget/data/diffusion"
 # With one sample some sums over the batch are left out, which would be other events.
 IMAGE_SIZES = [(2, 1, 64, 64), (2, 1, 128, 128), (4, 1, 128, 128)]
 VIDEO_SIZES = [(2, 5, 32, 32), (2, 13, 48, 64), (4, 13, 48, 64)]
-TURN_SIZES = [(1, 3, 32, 32), (1, 3, 64, 64), (2, 3, 64, 64), (1, 6, 64, 64)]
+TURNS = [(1, 3, 32, 32), (1, 3, 64, 64), (2, 3, 64, 64)]  # for launches
+TURN_SIZES = [(1, 9, 32, 64), (1, 21, 32, 64), (1, 21, 64, 64)]  # for memory
 # Positions of a text encoder are its tokens; T5 is asked at the two lengths that pipelines use.
 CLIP_SIZES = [(2, 1, 1, 32), (2, 1, 1, 77), (4, 1, 1, 77)]
 T5_SIZES = [(2, 1, 1, 256), (2, 1, 1, 512), (4, 1, 1, 512)]
@@ -228,18 +229,15 @@ def learn_turns(card: Card, name: str, way: str) -> dict[str, Any]:
     from passes import prepared
 
     _, step = prepared(name, way)
-    levels, captured = [], []
-    for size in TURN_SIZES:
-        found, calls = card.moments(lambda size=size: step(size), captures=size[1] == TURN_SIZES[0][1])
-        levels.append(max(level for _, level in found))
-        captured.append(calls)
+    captured = [card.moments(lambda size=size: step(size), captures=True)[1] for size in TURNS]
+    found = [card.moments(lambda size=size: step(size), captures=False)[0] for size in TURN_SIZES]
+    levels = [max(level for _, level in each) for each in found]
     left = [[1.0, b * h * w, b * f * h * w] for b, f, h, w in TURN_SIZES]
     row = np.linalg.lstsq(np.array(left), np.array(levels, dtype=float), rcond=None)[0]
-    areas = [(b, 1, h, w) for b, _, h, w in TURN_SIZES[:3]]
     return {
-        "pass": way, "torch": torch.__version__, "sizes": TURN_SIZES, "frames": TURN_SIZES[0][1],
+        "pass": way, "torch": torch.__version__, "sizes": TURN_SIZES, "frames": TURNS[0][1],
         "moments": [[round(float(value), 3) for value in row]], "host_s": round(host_s(captured[0]), 6),
-        "launches": launch_rows(areas, captured[:3]),
+        "launches": launch_rows([(b, 1, h, w) for b, _, h, w in TURNS], captured),
     }  # fmt: skip
 
 

@@ -33,7 +33,8 @@ def test_a_backward_takes_about_twice_its_forward_and_less_where_weights_are_fro
     way, gpu = passes("flux-dev")["forward"], find_gpu("h100")
     forward, frozen, whole = (pass_seconds(way, 1, IMAGE, gpu, kind).card_s for kind in ("none", "inputs", "all"))
     assert 1.9 * forward < frozen < whole < 3.6 * forward
-    assert pass_seconds(way, 1, IMAGE, gpu, "inputs", again=True).card_s == pytest.approx(frozen + forward, rel=0.05)
+    again = pass_seconds(way, 1, IMAGE, gpu, "inputs", again=True).card_s
+    assert frozen + forward < again < frozen + 1.5 * forward  # with its adapters, under autocast
 
 
 def test_more_pixels_take_more_than_their_share() -> None:
