@@ -33,8 +33,8 @@ _TOLD_FROM_FORWARD = 0.15
 _PIXEL_BYTES = 3 * 2
 # Of tiles that overlap by a quarter on each side, in each direction; their decoded pixels are kept until they are joined.
 _TILE_STRIDE = 0.75
-# Of what comes and goes, the share that the caching allocator holds beyond it at its peak: 15 % in the median of fourteen trainings
-# on a virtual GPU (3 to 48 %). Between the parts of a pipeline the allocator gives back what it must; there it is a guess.
+# Of what comes and goes, the share that the caching allocator holds beyond it at its peak: 15 % in the median of fourteen
+# trainings on a virtual GPU (3 to 48 %). Between the parts of a pipeline it gives back what it must; there it is a guess.
 _HOLES = {"training": 0.15, "images": 0.08}
 _FROM_HOST = ("model", "group", "sequential")
 

@@ -163,8 +163,8 @@ def holder_lines(pipeline: Pipeline, found: "list[tuple[Cluster, Findings | None
         rows = [("card", "memory", "used", unit, "how")]
         for cluster, plan in holding:
             how = ", ".join(f"{name} {value}" for name, value in plan.choices.items() if value not in _PLAIN)
-            sizes = (f"{size / GIB:,.1f} GiB" for size in (cluster.gpu.memory_bytes, plan.total_bytes))
-            rows.append((cluster.name, *sizes, rate_words(plan.images_per_s), how))
+            memory, used = (f"{size / GIB:,.1f} GiB" for size in (cluster.gpu.memory_bytes, plan.total_bytes))
+            rows.append((cluster.name, memory, used, rate_words(plan.images_per_s), how))
         yield from table(rows, align="<>>><", names=(4,))
         yield ""
     small = [cluster.name for cluster, each in found if each is None or not each.fits]
