@@ -60,6 +60,14 @@ def test_a_host_too_small_for_what_waits_in_it_is_no_place_for_it() -> None:
     assert found["best"]["host_bytes"] < 128 * GIB
 
 
+def test_all_of_flux_is_trained_in_bf16_unless_told() -> None:
+    found = answer("tonnage plan train flux-dev --gpus h200")
+    assert found["status"] == 0
+    assert found["request"]["precision"] == "bf16"
+    # Parameters, gradients and two states, of 2 bytes each.
+    assert found["best"]["total_bytes"] > 8 * 11_901_408_320
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -43,9 +43,9 @@ def test_figures_sum_to_the_total(flux: Findings) -> None:
     assert best["range_s"][0] < best["seconds"] < best["range_s"][1]
 
 
-def test_cards_that_are_too_small_are_named(flux: Findings) -> None:
+def test_cards_that_cannot_are_named(flux: Findings) -> None:
     lines = list(holder_lines(flux.pipeline, [(flux.cluster, flux), (find_cluster("t4"), None)], "1024×1024"))
-    assert str(lines[-1]).strip() == "too small: t4"
+    assert str(lines[-1]).strip() == "without BF16: t4"
 
 
 @pytest.mark.parametrize(("rate", "words"), [(0.0376, "0.0376"), (12.34, "12.3"), (1234.5, "1,234")])

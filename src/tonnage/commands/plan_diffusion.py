@@ -24,16 +24,16 @@ def is_asked(words: list[str]) -> bool:
 
 def train(words: list[str]) -> int:
     """Plan the training, report; the exit status."""
-    from tonnage.planner.diffusion import TrainingRequest, plan_training
+    from tonnage.planner.diffusion import TrainingRequest, plan_training, usual_precision
 
     options = _training_parser().parse_args(words)
     pipeline, size = _asked(options)
     if options.lora is not None and options.lora < 1:
         raise BadLayout(f"--lora {options.lora}: a rank is at least 1.", hint="Write --lora 16, or leave it out.")
     request = TrainingRequest(
-        size=size, precision=options.precision, optimizer=options.optimizer, lora_rank=options.lora or 0, base=options.base,
-        ema=options.ema, micro_batch=options.micro_batch, checkpoint=options.checkpoint, text=options.text_encoders,
-        vae=options.vae,
+        size=size, precision=options.precision or usual_precision(pipeline), optimizer=options.optimizer,
+        lora_rank=options.lora or 0, base=options.base, ema=options.ema, micro_batch=options.micro_batch,
+        checkpoint=options.checkpoint, text=options.text_encoders, vae=options.vae,
     )  # fmt: skip
     what = f"training at {size.words}"
     return _publish(pipeline, options, what, lambda cluster: plan_training(pipeline, cluster, request))
@@ -84,7 +84,7 @@ def _training_parser() -> ArgumentParser:
     add("--micro-batch", type=int, metavar="N", help="images in one pass of one GPU")
     add("--lora", type=int, metavar="RANK", help="train adapters of that rank on the denoiser's attention")
     add("--base", choices=get_args(Kept), default="bf16", help="with --lora: the frozen denoiser (default: bf16)")
-    add("--precision", choices=get_args(TrainedIn), default="bf16-mixed", help="default: FP32 weights under autocast")
+    add("--precision", choices=get_args(TrainedIn), help="default: FP32 weights under autocast; of the largest, BF16")
     add("--optimizer", choices=get_args(TrainedBy), default="adamw")
     add("--checkpoint", choices=("none", "full"), help="what is recomputed: blocks of the denoiser")
     add("--text-encoders", choices=get_args(Loop), help="embeddings cached before, or the encoders in the loop, frozen")

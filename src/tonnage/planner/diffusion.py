@@ -163,6 +163,11 @@ def _loop(plan: Plan, name: str) -> Loop:
     return "frozen" if plan.choices[name] == "frozen" else "cached"
 
 
+def usual_precision(pipeline: Pipeline) -> TrainedIn:
+    """FP32 weights under autocast; BF16 of those that nobody trains so."""
+    return "bf16-mixed" if "full-mixed-checkpoint" in passes(pipeline.denoiser) else "bf16"
+
+
 def check_training(pipeline: Pipeline, cluster: Cluster, request: TrainingRequest) -> None:
     """Refuse what cannot be."""
     _check_numbers(request.micro_batch, "micro_batch")

@@ -167,9 +167,11 @@ def holder_lines(pipeline: Pipeline, found: "list[tuple[Cluster, Findings | None
             rows.append((cluster.name, memory, used, rate_words(plan.images_per_s), how))
         yield from table(rows, align="<>>><", names=(4,))
         yield ""
-    small = [cluster.name for cluster, each in found if each is None or not each.fits]
-    if small:
-        yield from wrapped(f"too small: {', '.join(small)}")
+    small = [cluster.name for cluster, each in found if each is not None and not each.fits]
+    others = [cluster.name for cluster, each in found if each is None]
+    for words, names in (("too small", small), ("without BF16", others)):
+        if names:
+            yield from wrapped(f"{words}: {', '.join(names)}")
 
 
 def holder_figures(pipeline: Pipeline, found: "list[tuple[Cluster, Findings | None]]") -> dict[str, Any]:
