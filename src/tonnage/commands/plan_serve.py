@@ -10,6 +10,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tonnage.commands import plan_diffusion
 from tonnage.commands.pages import add_page_options, page_of
 from tonnage.commands.which_cards import check_cards_named, publish
 from tonnage.errors import OutputExists, RequestError
@@ -34,6 +35,8 @@ _ALL = 1 << 20
 
 def command(words: list[str]) -> int:
     """Parse the words after `tonnage plan serve`, plan, report; the exit status."""
+    if plan_diffusion.is_asked(words):
+        return plan_diffusion.serve(words)
     options = _parser().parse_args(words)
     _check_export(options)
     check_cards_named(options)

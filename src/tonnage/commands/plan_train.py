@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+from tonnage.commands import plan_diffusion
 from tonnage.commands.campaign import add_campaign, campaign_of
 from tonnage.commands.pages import add_page_options, page_of
 from tonnage.commands.which_cards import check_cards_named, publish
@@ -33,6 +34,8 @@ _DEFAULT_RANK = 16  # a common one
 
 def command(words: list[str]) -> int:
     """Parse the words after `tonnage plan train`, plan, report; the exit status."""
+    if plan_diffusion.is_asked(words):
+        return plan_diffusion.train(words)
     options = _parser().parse_args(words)
     _check_export(options)
     check_cards_named(options)

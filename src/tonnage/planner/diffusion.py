@@ -1,0 +1,503 @@
+"""Plans for diffusion pipelines: the fastest training that fits, and the fastest way to make images that fits.
+
+A plan is its choices, its bytes at the highest moment and its seconds. Several cards train on batches of their own (DDP), or make
+images of their own. This module does not know how plans are shown.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from math import ceil
+from typing import Literal, get_args
+
+from tonnage.budget.diffusion import Pass, all_weights, passes, text_size
+from tonnage.budget.diffusion_time import Seconds, crossing_s, pass_seconds, streamed_s
+from tonnage.budget.links import collective_seconds
+from tonnage.budget.overheads import NCCL_CONNECTION_BYTES, NCCL_CONNECTIONS, context, workspace
+from tonnage.budget.states import optimizer_bytes
+from tonnage.budget.terms import Term, total
+from tonnage.clock.ranges import comparison_error
+from tonnage.errors import BadLayout
+from tonnage.hardware import Cluster
+from tonnage.ledger import Category
+from tonnage.models.diffusion import Pipeline, Size
+
+Loop = Literal["cached", "frozen"]
+Offload = Literal["none", "model", "group", "sequential"]
+Kept = Literal["bf16", "fp8", "int8", "nf4"]
+TrainedIn = Literal["bf16-mixed", "bf16"]
+TrainedBy = Literal["adamw", "adamw-8bit", "lion", "adafactor", "sgd"]
+LARGEST = {"micro_batch": 1024, "batch": 1024, "steps": 10_000, "lora_rank": 1024}
+_FUSED_NUMBERS = 7  # of a parameter, its gradient and two states, read or written by a fused Adam
+# How far a backward that is told from its forward may be off: two steps of SD 1.5 came out 6 % and 13 % under the same captured.
+_TOLD_FROM_FORWARD = 0.15
+_PIXEL_BYTES = 3 * 2
+# Of tiles that overlap by a quarter on each side, in each direction; their decoded pixels are kept until they are joined.
+_TILE_STRIDE = 0.75
+# Of what comes and goes, the share that the caching allocator holds beyond it at its peak: 15 % in the median of fourteen
+# trainings on a virtual GPU (3 to 48 %). Between the parts of a pipeline it gives back what it must; there it is a guess.
+_HOLES = {"training": 0.15, "images": 0.08}
+_FROM_HOST = ("model", "group", "sequential")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRequest:
+    """What is fixed; None is searched."""
+
+    size: Size
+    precision: TrainedIn = "bf16-mixed"
+    optimizer: TrainedBy = "adamw"
+    lora_rank: int = 0
+    base: Kept = "bf16"
+    ema: bool = False
+    micro_batch: int | None = None
+    checkpoint: str | None = None
+    text: Loop | None = None
+    vae: Loop | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageRequest:
+    """The same for making images."""
+
+    size: Size
+    batch: int = 1
+    steps: int
+    guided: bool
+    weights: Kept = "bf16"
+    slicing: bool = False
+    tiling: bool | None = None
+    offload: Offload | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One configuration: `choices` as flags without their dashes."""
+
+    choices: dict[str, str]
+    cluster: Cluster
+    terms: tuple[Term, ...]
+    moment: str
+    parts: dict[str, Seconds]
+    moved_s: float = 0.0  # over the host's link, while nothing else runs
+    images: int = 1  # in all that `parts` make, on all cards
+    host_bytes: float = 0.0
+    trains: bool = False
+
+    @property
+    def total_bytes(self) -> int:
+        """Of one card."""
+        return round(float(total(self.terms)))
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        """What tensors hold, without the context and the allocator's holes."""
+        outside = (Category.CONTEXT, Category.FRAGMENTATION)
+        return round(float(total(term for term in self.terms if term.category not in outside)))
+
+    @property
+    def fits(self) -> bool:
+        """On the card, and in its host."""
+        return self.total_bytes <= self.cluster.gpu.memory_bytes and self.host_fits
+
+    @property
+    def host_fits(self) -> bool:
+        """In the card's share of its host."""
+        return self.host_bytes <= self.cluster.host_memory_per_gpu_bytes
+
+    @property
+    def seconds(self) -> float:
+        """Of all."""
+        return sum(part.s for part in self.parts.values()) + self.moved_s
+
+    @property
+    def images_per_s(self) -> float:
+        """By all cards."""
+        return self.images / self.seconds
+
+    @property
+    def range_s(self) -> tuple[float, float]:
+        """Between which times nine in ten would be."""
+        ranges = [part.range_s(self.cluster.gpu) for part in self.parts.values()]
+        told = _TOLD_FROM_FORWARD if self.trains else 0.0
+        low, high = sum(low for low, _ in ranges), sum(high for _, high in ranges)
+        return low * (1 - told) + self.moved_s, high * (1 + told) + self.moved_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What was searched: the plan that is best (or closest), all others, and the most that fits."""
+
+    pipeline: Pipeline
+    cluster: Cluster
+    request: TrainingRequest | ImageRequest
+    plan: Plan
+    others: tuple[Plan, ...] = field(default=())
+    most: int = 0
+
+    @property
+    def fits(self) -> bool:
+        """Whether any does."""
+        return self.plan.fits
+
+
+# Training -------------------------------------------------------------------------------------------------------------
+
+
+def plan_training(pipeline: Pipeline, cluster: Cluster, request: TrainingRequest) -> Findings:
+    """The fastest that fits; of those within the clock's error the one with the least to it."""
+    check_training(pipeline, cluster, request)
+    plans = [_trained(pipeline, cluster, each) for each in _training_space(pipeline, request)]
+    best = _best(plans)
+    most = 0
+    if best.fits:
+        kept = replace(
+            request, checkpoint=best.choices["checkpoint"], text=_loop(best, "text-encoders"), vae=_loop(best, "vae")
+        )
+        most = _largest(lambda size: _trained(pipeline, cluster, replace(kept, micro_batch=size)).fits)
+    return Findings(
+        pipeline=pipeline, cluster=cluster, request=request, plan=best, others=_others(plans, best), most=most
+    )
+
+
+def _loop(plan: Plan, name: str) -> Loop:
+    return "frozen" if plan.choices[name] == "frozen" else "cached"
+
+
+def usual_precision(pipeline: Pipeline) -> TrainedIn:
+    """FP32 weights under autocast; BF16 of those that nobody trains so."""
+    return "bf16-mixed" if "full-mixed-checkpoint" in passes(pipeline.denoiser) else "bf16"
+
+
+def check_training(pipeline: Pipeline, cluster: Cluster, request: TrainingRequest) -> None:
+    """Refuse what cannot be."""
+    _check_numbers(request.micro_batch, "micro_batch")
+    if request.lora_rank:
+        _check_numbers(request.lora_rank, "lora_rank", flag="--lora")
+    if request.base != "bf16" and not request.lora_rank:
+        raise BadLayout(f"--base {request.base} freezes all weights, and nothing is trained.", hint="Add --lora 16.")
+    if not cluster.gpu.has_bf16:
+        raise BadLayout(
+            f"{cluster.gpu.name} has no BF16.", hint="Choose a card that has it: diffusion models are trained in it."
+        )
+    if not _ways(pipeline, request):
+        flags = {"full-mixed": "--checkpoint none", "full-mixed-checkpoint": "--checkpoint full", "lora": "--lora 16",
+                 "full-bf16-checkpoint": "--precision bf16 --checkpoint full"}  # fmt: skip
+        known = " or ".join(words for way, words in flags.items() if way in passes(pipeline.denoiser))
+        raise BadLayout(f"What {pipeline.name} holds when it is trained so is not known.", hint=f"Use {known}.")
+
+
+def _check_numbers(number: int | None, name: str, flag: str = "") -> None:
+    flag = flag or f"--{name.replace('_', '-')}"
+    if number is not None and number < 1:
+        raise BadLayout(f"{flag} {number}: there must be at least one.", hint=f"Write {flag} 1, or leave it out.")
+    if number is not None and number > LARGEST[name]:
+        raise BadLayout(f"{flag} {number} is beyond anything that is used.", hint=f"Write at most {LARGEST[name]:,}.")
+
+
+def _ways(pipeline: Pipeline, request: TrainingRequest) -> dict[str, Pass]:
+    """The passes of the denoiser that train so, by what is recomputed."""
+    known = passes(pipeline.denoiser)
+    name = "lora" if request.lora_rank else f"full-{request.precision.removeprefix('bf16-')}"
+    found = {"none": name, "full": f"{name}-checkpoint"}
+    wanted = found if request.checkpoint is None else {request.checkpoint: found.get(request.checkpoint, "")}
+    return {checkpoint: known[way] for checkpoint, way in wanted.items() if way in known}
+
+
+def _training_space(pipeline: Pipeline, request: TrainingRequest) -> Iterator[TrainingRequest]:
+    batches = [request.micro_batch] if request.micro_batch else [1 << power for power in range(9)]
+    loops = get_args(Loop)
+    for checkpoint in _ways(pipeline, request):
+        for text in [request.text] if request.text else loops:
+            for vae in [request.vae] if request.vae else loops:
+                for batch in batches:
+                    yield replace(request, checkpoint=checkpoint, text=text, vae=vae, micro_batch=batch)
+
+
+def _trained(pipeline: Pipeline, cluster: Cluster, request: TrainingRequest) -> Plan:
+    """One configuration."""
+    gpu, size, batch, rank = cluster.gpu, request.size, request.micro_batch or 1, request.lora_rank
+    weights, forward = all_weights()[pipeline.denoiser], passes(pipeline.denoiser)["forward"]
+    checkpoint = request.checkpoint or "none"
+    way = _ways(pipeline, request)[checkpoint]
+    number_bytes = 2 if request.precision == "bf16" and not rank else 4
+    trained = way.adapters * rank if rank else weights.parameters
+    # What stays.
+    kept = request.base if rank else ("bf16" if number_bytes == 2 else "fp32")
+    frozen = "frozen " if rank else ""
+    terms = [Term(Category.PARAMETERS, f"{frozen}denoiser", weights.size_bytes(kept), f"parameters in {kept}",
+                  {"parameters": weights.parameters})]  # fmt: skip
+    if rank:
+        terms.append(Term(Category.PARAMETERS, "adapters", 4.0 * trained, "4 × parameters", {"parameters": trained}))
+    each = optimizer_bytes(request.optimizer, number_bytes)
+    numbers = {"parameters": trained, "bytes": each}
+    terms.append(Term(Category.OPTIMIZER_STATES, "optimizer states", each * trained, "parameters × bytes", numbers))
+    if request.ema:
+        average = Term(
+            Category.OTHER, "EMA", float(number_bytes * trained), "a copy of what is trained", {"parameters": trained}
+        )
+        terms.append(average)
+    if request.text == "frozen":
+        terms += [_part_term(name, "bf16") for name in pipeline.text]
+    if request.vae == "frozen":
+        terms.append(_part_term(pipeline.vae, "fp32" if pipeline.vae_fp32 else "bf16"))
+    gradients = float(number_bytes * trained)
+    if cluster.gpus > 1:
+        terms.append(Term(Category.GRADIENTS, "DDP buckets", gradients, "a copy of the gradients", {}, "model"))
+        terms.append(
+            Term(Category.CONTEXT, "NCCL buffers", float(NCCL_CONNECTION_BYTES * NCCL_CONNECTIONS), source="model")
+        )
+    # What comes and goes: the highest of the moments.
+    shape = {"batch": batch, "positions": size.positions, "rank": rank}
+    widened = weights.widened_bytes(kept)
+    moments = {
+        "forward and backward": Term(Category.ACTIVATIONS, "activations, gradients", way.held_bytes(batch, size, rank) + widened,
+                                     "a + b × batch + c × batch × positions", shape, "virtual GPU"),
+        "optimizer's step": Term(Category.GRADIENTS, "gradients", gradients, "parameters × bytes", {"bytes": number_bytes}),
+    }  # fmt: skip
+    parts = {"denoiser": _training_seconds(forward, request, cluster, trained, weights.linear if widened else 0)}
+    if request.text == "frozen":
+        for name, tokens in pipeline.text.items():
+            held = passes(name)["forward"].held_bytes(batch, text_size(tokens))
+            moments[f"text encoder {name}"] = Term(Category.ACTIVATIONS, "activations", held, source="virtual GPU")
+            parts["text encoders"] = parts.get("text encoders", Seconds()) + pass_seconds(
+                passes(name)["forward"], batch, text_size(tokens), gpu
+            )
+    if request.vae == "frozen":
+        encode = passes(pipeline.vae)["encode-fp32" if pipeline.vae_fp32 else "encode"]
+        moments["VAE's encoding"] = Term(
+            Category.ACTIVATIONS, "activations", encode.held_bytes(batch, size), source="virtual GPU"
+        )
+        parts["VAE"] = pass_seconds(encode, batch, size, gpu)
+    moment, highest = max(moments.items(), key=lambda item: float(item[1].size_bytes))
+    choices = {
+        "micro-batch": str(batch), "checkpoint": checkpoint, "text-encoders": request.text or "cached",
+        "vae": request.vae or "cached",
+    }  # fmt: skip
+    return Plan(
+        choices=choices, cluster=cluster, terms=(*terms, highest, *_overheads(cluster, highest, trains=True)), moment=moment,
+        parts=parts, images=batch * cluster.gpus, trains=True,
+    )  # fmt: skip
+
+
+def _training_seconds(forward: Pass, request: TrainingRequest, cluster: Cluster, trained: int, widened: int) -> Seconds:
+    """Of the denoiser's step, its optimizer, and what of the gradients' exchange the backward does not hide."""
+    gpu, batch = cluster.gpu, request.micro_batch or 1
+    again = request.checkpoint == "full"
+    step = pass_seconds(forward, batch, request.size, gpu, "inputs" if request.lora_rank else "all", again)
+    number_bytes = 2 if request.precision == "bf16" and not request.lora_rank else 4
+    moved = float(_FUSED_NUMBERS * number_bytes * trained)
+    if number_bytes == 4 and not request.lora_rank:
+        moved += 12.0 * trained  # autocast reads FP32 weights and writes 16 bits, and gradients go the other way
+    moved += 2.5 * widened * (3 if again else 2)  # four bits or eight, to sixteen, in every pass
+    extra_s = streamed_s(moved, gpu)
+    if cluster.gpus > 1:
+        reduced_s = collective_seconds(cluster)("all_reduce", number_bytes * trained, cluster.gpus, 1)
+        extra_s += max(0.0, reduced_s - step.s / 2)
+    return step + Seconds(extra_s, 0.0)
+
+
+# Making images --------------------------------------------------------------------------------------------------------
+
+
+def plan_images(pipeline: Pipeline, cluster: Cluster, request: ImageRequest) -> Findings:
+    """The fastest that fits; of those within the clock's error the one that moves least."""
+    check_images(pipeline, request)
+    plans = [_made(pipeline, cluster, each) for each in _image_space(request)]
+    best = _best(plans)
+    most = 0
+    if best.fits:
+        kept = replace(request, offload=_offload(best), tiling=best.choices["vae-tiling"] == "on")
+        most = _largest(lambda size: _made(pipeline, cluster, replace(kept, batch=size)).fits)
+    return Findings(
+        pipeline=pipeline, cluster=cluster, request=request, plan=best, others=_others(plans, best), most=most
+    )
+
+
+def _offload(plan: Plan) -> Offload:
+    return next(name for name in get_args(Offload) if name == plan.choices["offload"])
+
+
+def check_images(pipeline: Pipeline, request: ImageRequest) -> None:
+    """Refuse what cannot be."""
+    _check_numbers(request.batch, "batch")
+    _check_numbers(request.steps, "steps")
+    if request.weights in ("int8", "nf4") and request.offload in ("group", "sequential"):
+        hint = "Use --offload model, or leave one of the two out."
+        raise BadLayout(
+            f"--offload {request.offload} cannot move the {request.weights} weights of bitsandbytes.", hint=hint
+        )
+    if request.tiling and pipeline.is_video:
+        raise BadLayout(f"The VAE of {pipeline.name} goes through a video in turns, and is not tiled here.",
+                        hint="Leave --vae-tiling out.")  # fmt: skip
+
+
+def _image_space(request: ImageRequest) -> Iterator[ImageRequest]:
+    movable = get_args(Offload) if request.weights in ("bf16", "fp8") else ("none", "model")
+    for offload in [request.offload] if request.offload else movable:
+        for tiling in [request.tiling] if request.tiling is not None else (False, True):
+            if not (tiling and request.size.frames > 1):
+                yield replace(request, offload=offload, tiling=tiling)
+
+
+def _made(pipeline: Pipeline, cluster: Cluster, request: ImageRequest) -> Plan:
+    """One configuration."""
+    gpu, size, offload = cluster.gpu, request.size, request.offload or "none"
+    guided = request.guided
+    at_once = request.batch * (2 if guided and pipeline.guidance == "batch" else 1)
+    turns = request.steps * (2 if guided and pipeline.guidance == "passes" else 1)
+    prompts = request.batch * (2 if guided else 1)
+    # Every part: how it is kept, what its passes hold, and how long they take.
+    kept: dict[str, str] = dict.fromkeys((pipeline.denoiser, *pipeline.text), request.weights)
+    kept[pipeline.vae] = "fp32" if pipeline.vae_fp32 else "bf16"
+    held: dict[str, float] = {}
+    parts: dict[str, Seconds] = {}
+    for name, tokens in pipeline.text.items():
+        held[name] = passes(name)["forward"].held_bytes(prompts, text_size(tokens))
+        seconds = pass_seconds(passes(name)["forward"], prompts, text_size(tokens), gpu)
+        parts["text encoders"] = parts.get("text encoders", Seconds()) + seconds
+    denoiser = passes(pipeline.denoiser)["forward"]
+    held[pipeline.denoiser] = denoiser.held_bytes(at_once, size)
+    one = pass_seconds(denoiser, at_once, size, gpu)
+    if request.weights != "bf16":
+        one = one + Seconds(streamed_s(2.5 * all_weights()[pipeline.denoiser].linear, gpu))
+    held[pipeline.vae], parts["VAE"] = _decoded(pipeline, cluster, request)
+    for name in (pipeline.denoiser, *pipeline.text):
+        held[name] += all_weights()[name].widened_bytes(request.weights)
+    # Offloading: what is on the card beside a part's activations, and what crosses.
+    resident = {name: _resident(name, kept, offload, name == pipeline.denoiser) for name in kept}
+    moved_s = 0.0
+    if offload != "none":
+        one, moved_s = _moved(pipeline, cluster, kept, offload, one, turns)
+    parts["denoiser"] = one * turns
+    moment = max(kept, key=lambda name: resident[name] + held[name])
+    title = {pipeline.denoiser: "denoising", pipeline.vae: "VAE's decoding"}.get(moment, f"text encoder {moment}")
+    terms = _image_terms(pipeline, kept, offload, moment, resident)
+    shape = {"batch": at_once if moment == pipeline.denoiser else request.batch, "positions": size.positions}
+    highest = Term(
+        Category.ACTIVATIONS, "activations", held[moment], "a + b × batch + c × batch × positions", shape, "virtual GPU"
+    )
+    whole = sum(all_weights()[name].size_bytes(how) for name, how in kept.items())
+    tiling = {"vae-tiling": "on" if request.tiling else "off"}
+    return Plan(
+        choices={"offload": offload, **tiling, "weights": request.weights, "batch": str(request.batch)}, cluster=cluster,
+        terms=(*terms, highest, *_overheads(cluster, highest, trains=False)), moment=title, parts=parts, moved_s=moved_s,
+        images=request.batch * cluster.gpus, host_bytes=whole if offload in _FROM_HOST else 0.0,
+    )  # fmt: skip
+
+
+def _image_terms(
+    pipeline: Pipeline, kept: dict[str, str], offload: str, moment: str, resident: dict[str, float]
+) -> list[Term]:
+    """The weights that are on the card at that moment."""
+    if offload == "none":
+        return [_part_term(name, how, denoiser=pipeline.denoiser) for name, how in kept.items()]
+    words = {
+        "model": "the part at work",
+        "group": "two blocks, and what is outside of them",
+        "sequential": "the largest layer",
+    }
+    how = words[offload] if offload != "group" or moment == pipeline.denoiser else words["model"]
+    return [Term(Category.PARAMETERS, f"{_title(moment, pipeline.denoiser)} on the card", resident[moment], how)]
+
+
+def _resident(name: str, kept: dict[str, str], offload: str, is_denoiser: bool) -> float:
+    """Bytes of weights on the card while a part is at work."""
+    weights, how = all_weights()[name], kept[name]
+    each = weights.size_bytes(how) / weights.parameters
+    if offload == "none":
+        return sum(all_weights()[part].size_bytes(kind) for part, kind in kept.items())
+    if offload == "sequential":
+        return each * weights.leaf
+    if offload == "group" and is_denoiser:
+        return each * min(weights.parameters, 2 * weights.block + weights.outside)
+    return weights.size_bytes(how)
+
+
+def _moved(
+    pipeline: Pipeline, cluster: Cluster, kept: dict[str, str], offload: str, one: Seconds, turns: int
+) -> tuple[Seconds, float]:
+    """A pass of the denoiser with what hides behind it, and seconds of all copies that hide behind nothing."""
+    gpu = cluster.gpu
+    sizes = {name: all_weights()[name].size_bytes(how) for name, how in kept.items()}
+    others = sum(size for name, size in sizes.items() if name != pipeline.denoiser)
+    own = sizes[pipeline.denoiser]
+    if offload == "sequential":  # from pageable memory, layer by layer; nothing goes back
+        return one, crossing_s(others, gpu, pinned=False) + turns * crossing_s(own, gpu, pinned=False)
+    whole = others + (own if offload == "model" else 0.0)
+    moved_s = crossing_s(whole, gpu, pinned=False) + crossing_s(whole, gpu, pinned=False, back=True)
+    if offload == "group":  # a stream of its own brings the next block
+        one = Seconds(max(one.card_s, crossing_s(own, gpu, pinned=True)), one.host_s)
+    return one, moved_s
+
+
+def _decoded(pipeline: Pipeline, cluster: Cluster, request: ImageRequest) -> tuple[float, Seconds]:
+    """What decoding holds, and its seconds."""
+    decode = passes(pipeline.vae)["decode-fp32" if pipeline.vae_fp32 else "decode"]
+    size, gpu = request.size, cluster.gpu
+    batch, slices = (1, request.batch) if request.slicing else (request.batch, 1)
+    side = 8 * pipeline.tile
+    if not request.tiling or (size.height <= side and size.width <= side):
+        slices_bytes = _PIXEL_BYTES * size.pixels * (request.batch if request.slicing else 0)
+        return decode.held_bytes(batch, size) + slices_bytes, pass_seconds(decode, batch, size, gpu) * slices
+    tile = Size(min(size.height, side), min(size.width, side))
+    tiles = ceil(size.height / (_TILE_STRIDE * side)) * ceil(size.width / (_TILE_STRIDE * side))
+    pixels = _PIXEL_BYTES * (2 if pipeline.vae_fp32 else 1) * request.batch * (size.pixels + tiles * tile.pixels)
+    return decode.held_bytes(batch, tile) + pixels, pass_seconds(decode, batch, tile, gpu) * (tiles * slices)
+
+
+# Both -----------------------------------------------------------------------------------------------------------------
+
+
+def _title(name: str, denoiser: str) -> str:
+    return "denoiser" if name == denoiser else "VAE" if name.startswith("vae") else f"text encoder {name}"
+
+
+def _part_term(name: str, how: str, denoiser: str = "") -> Term:
+    weights = all_weights()[name]
+    numbers = {"parameters": weights.parameters}
+    return Term(Category.PARAMETERS, _title(name, denoiser), weights.size_bytes(how), f"parameters in {how}", numbers)
+
+
+def _overheads(cluster: Cluster, highest: Term, *, trains: bool) -> list[Term]:
+    """Beside tensors: cuBLAS in each thread that uses it, the context, and holes."""
+    both, threads = workspace(cluster.gpu), 2 if trains else 1
+    share = _HOLES["training" if trains else "images"]
+    size = float(both.size_bytes) * threads / 2
+    holes = Term(Category.FRAGMENTATION, "fragmentation", share * float(highest.size_bytes), "share × what comes and goes",
+                 {"share": share}, "model")  # fmt: skip
+    return [replace(both, size_bytes=size, formula=f"{threads} × bytes"), context(cluster.gpu), holes]
+
+
+def _best(plans: list[Plan]) -> Plan:
+    fitting = [plan for plan in plans if plan.fits]
+    if not fitting:
+        return min(plans, key=lambda plan: (not plan.host_fits, plan.total_bytes))
+    fastest = max(plan.images_per_s for plan in fitting)
+    near = [plan for plan in fitting if plan.images_per_s >= fastest * (1 - comparison_error())]
+    # Plans come in the order of what there is to them, and batches from small to large.
+    return min(near, key=lambda plan: (plan.choices.get("checkpoint", "none") != "none", plans.index(plan)))
+
+
+def _others(plans: list[Plan], best: Plan) -> tuple[Plan, ...]:
+    """The best with each other value of a single choice; of batches, half and double."""
+    found = []
+    for name, value in best.choices.items():
+        alike = [plan for plan in plans if plan.choices[name] != value and _same(plan, best, name)]
+        if name == "micro-batch":
+            near = (int(value) // 2, 2 * int(value))
+            alike = [plan for plan in alike if int(plan.choices[name]) in near]
+        found += alike
+    return tuple(found)
+
+
+def _same(plan: Plan, best: Plan, but: str) -> bool:
+    return all(plan.choices[name] == value for name, value in best.choices.items() if name != but)
+
+
+def _largest(fits: Callable[[int], bool]) -> int:
+    """The largest batch that fits, up to the most that is asked for."""
+    low, high = 1, LARGEST["batch"] + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

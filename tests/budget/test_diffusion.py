@@ -1,0 +1,64 @@
+"""What parts of pipelines hold, beside virtual runs, real cards and hand calculation."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from questions.asking import answer
+from tonnage.budget.diffusion import all_weights, passes
+from tonnage.models.diffusion import Size
+
+RESULTS = json.loads((Path(__file__).parents[2] / "benchmarks/results/diffusion.json").read_text())
+GIB = 2**30
+
+
+def test_enough_cases_were_held_out() -> None:
+    assert len(RESULTS) >= 16
+    assert {row["plan"].split()[1] for row in RESULTS} >= {"sd-1.5", "sdxl", "sd3-medium", "flux-dev", "wan-2.1-1.3b"}
+
+
+@pytest.mark.parametrize("row", RESULTS, ids=lambda row: row["case"])
+def test_plans_hold_what_real_modules_hold_on_a_virtual_gpu(row: dict[str, object]) -> None:
+    planned = answer(f"tonnage plan {row['plan']} --gpus h200")["best"]["peak_allocated_bytes"]
+    assert planned == pytest.approx(row["virtual_bytes"], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("part", "size", "kept", "measured_gib"),
+    # The peak of one forward on a real card: huggingface.co/datasets/diffusers/benchmarks, which calls GiB GB.
+    [
+        ("flux-dev", Size(1024, 1024), "bf16", 22.63),
+        ("flux-dev", Size(1024, 1024), "nf4", 6.72),
+        ("sdxl", Size(1024, 1024), "bf16", 5.05),
+    ],
+)
+def test_a_forward_holds_what_a_real_card_was_seen_to_hold(
+    part: str, size: Size, kept: str, measured_gib: float
+) -> None:
+    weights = all_weights()[part]
+    held = weights.size_bytes(kept) + weights.widened_bytes(kept) + passes(part)["forward"].held_bytes(1, size)
+    assert held / GIB == pytest.approx(measured_gib, rel=0.03)
+
+
+def test_what_is_held_grows_with_batch_and_positions() -> None:
+    way = passes("sdxl")["lora"]
+    one, two = (way.held_bytes(batch, Size(1024, 1024), 16) for batch in (1, 2))
+    wide = way.held_bytes(1, Size(2048, 1024), 16)
+    assert one < two
+    assert two == pytest.approx(wide, rel=0.05)  # text and time are small beside twice the pixels
+
+
+def test_recomputing_keeps_less_and_ranks_cost() -> None:
+    known = passes("flux-dev")
+    size = Size(1024, 1024)
+    assert known["lora-checkpoint"].held_bytes(1, size, 16) < known["lora"].held_bytes(1, size, 16) / 5
+    assert known["lora"].held_bytes(1, size, 128) > known["lora"].held_bytes(1, size, 16)
+
+
+def test_weights_are_counted_as_they_are_kept() -> None:
+    flux = all_weights()["flux-dev"]
+    assert flux.size_bytes("bf16") == 2 * flux.parameters
+    assert flux.size_bytes("fp8") == pytest.approx(flux.parameters, rel=0.001)
+    assert flux.size_bytes("nf4") == pytest.approx(flux.parameters * 0.5625, rel=0.001)
+    assert flux.widened_bytes("bf16") == 0
