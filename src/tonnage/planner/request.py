@@ -101,6 +101,7 @@ class TrainingRequest:
     step_in_backward: bool = False
     bf16_gradients: bool = False
     bf16_moments: bool = False
+    logit_share: float = 1.0
     micro_batch: int | None = None
     global_batch: int | None = None
     optimizer_kernel: OptimizerKernel | None = None

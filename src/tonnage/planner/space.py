@@ -210,6 +210,7 @@ def family(request: TrainingRequest, sharding: Sharding, checkpoint: str, loss: 
         bf16_gradients=request.bf16_gradients,
         bf16_moments=request.bf16_moments,
         pp_chunks=request.pp_chunks,
+        logit_share=request.logit_share,
         seq=request.seq,
         **numbers,
     )

@@ -152,7 +152,12 @@ class Engine:
 
     @classmethod
     def of_module(
-        cls, module: torch.nn.Module, tokenizer: Tokenizer | None = None, *, settings: Settings | None = None, seed: int = 0
+        cls,
+        module: torch.nn.Module,
+        tokenizer: Tokenizer | None = None,
+        *,
+        settings: Settings | None = None,
+        seed: int = 0,
     ) -> "Engine":
         """An engine that serves the weights of a live model of transformers, of which there is then one copy.
 

@@ -108,5 +108,5 @@ def test_adapters_are_served_once_they_are_merged() -> None:
 def test_weights_that_cannot_be_shared_are_named() -> None:
     model = model_of("llama")
     model.model.layers[1].self_attn.q_proj = nn.Linear(8, 8)
-    with pytest.raises(BadModel, match="layers.1.self_attn.q_proj.weight"):
+    with pytest.raises(BadModel, match=r"layers\.1\.self_attn\.q_proj\.weight"):
         share_decoder(model)

@@ -25,7 +25,7 @@ _AROUND = re.compile(r"^base_model\.model\.|\.base_layer(?=\.)")
 
 def share_decoder(module: nn.Module, *, context: int | None = None) -> Decoder:
     """The decoder of a causal language model, on its device and in its precision."""
-    architecture = architecture_of(module.config.to_dict())  # type: ignore[union-attr, operator]
+    architecture = architecture_of(module.config.to_dict())
     build = SharingBuilder(module)
     return Decoder(architecture, build, context or architecture.positions)
 
@@ -45,7 +45,9 @@ class SharingBuilder(Builder):
     def matrix(self, prefix: str, parts: Sequence[tuple[str, int]], columns: int, *, bias: bool) -> Dense | EightBit:
         """The parameter itself where there is one part, else one matrix of which the parameters are rows."""
         weight = self._merged([(f"{prefix}{name}.weight", (rows, columns)) for name, rows in parts])
-        return Dense(weight, self._merged([(f"{prefix}{name}.bias", (rows,)) for name, rows in parts]) if bias else None)
+        return Dense(
+            weight, self._merged([(f"{prefix}{name}.bias", (rows,)) for name, rows in parts]) if bias else None
+        )
 
     def stack(self, prefix: str, fused: str, parts: Sequence[tuple[str, int]], columns: int, experts: int) -> Stack:
         """Experts are one parameter in transformers as they are here."""
