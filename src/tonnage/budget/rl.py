@@ -11,9 +11,9 @@
 | train critic   | the same of the critic                                                                      |
 | sync           | the engine's weights, and what the actor's are gathered or merged in                        |
 
-What waits: weights and optimizer states of the actor and the critic, the frozen models, and what the engine keeps. Each may lie on
-the host until its phase (`Cast.offload`); a sleeping vLLM keeps its graphs and libraries, an engine of ours its buffers. This
-module does not know how long a phase takes, and chooses nothing.
+What waits: weights and optimizer states of the actor and the critic, the frozen models, and what the engine keeps. Each may
+lie on the host until its phase (`Cast.offload`); a sleeping vLLM keeps its graphs and libraries, an engine of ours its buffers.
+This module does not know how long a phase takes, and chooses nothing.
 """
 
 from collections.abc import Iterator
@@ -79,6 +79,11 @@ class Phase:
         """What `torch.cuda.max_memory_allocated` would say of one process."""
         outside = (Category.CONTEXT, Category.FRAGMENTATION)
         return sum(one.size_bytes for one in self.held if one.term.category not in outside)
+
+    @property
+    def context_bytes(self) -> int:
+        """Outside of torch's allocator."""
+        return self.ledger[Category.CONTEXT]
 
     @property
     def ledger(self) -> Ledger:

@@ -66,6 +66,7 @@ class RlRequest:
     share_weights: bool = False
     own_process: bool = False
     overlap: bool = False
+    eager: bool = False
 
     @property
     def samples(self) -> int:
@@ -216,6 +217,11 @@ def check(request: RlRequest, shape: ModelShape, cluster: Cluster) -> None:
         raise RequestError(f"{shape.name} writes no tokens, so there is nothing to reinforce.")
     for problem, hint in _misfits(request, cluster):
         raise BadLayout(problem, hint=hint)
+    tp, cards = request.engine_tp, request.rollout_gpus or cluster.gpus
+    if tp is not None and (tp < 1 or cards % tp or not divides(shape, tp)):
+        good = [str(number) for number in divisors(cards) if number <= 8 and divides(shape, number)]
+        problem = f"--engine-tp {tp} does not divide {cards} GPUs and the heads of {shape.name}."
+        raise BadLayout(problem, hint=f"Choose {', '.join(good)}.")
 
 
 def _misfits(request: RlRequest, cluster: Cluster) -> Iterator[tuple[str, str]]:
@@ -239,9 +245,8 @@ def _misfits(request: RlRequest, cluster: Cluster) -> Iterator[tuple[str, str]]:
         yield "--share-weights needs the engine in the trainer's process.", "Leave one of the two out."
     if request.engine == "tonnage" and (request.engine_tp or 1) > 1:
         yield "Tonnage's own engine serves from one GPU.", "Use --engine vllm, or leave --engine-tp out."
-    if request.engine == "tonnage" and request.sleep:
-        if request.sleep != 1:
-            yield "Tonnage's own engine keeps its weights asleep.", "Write --sleep 1."
+    if request.engine == "tonnage" and request.sleep == 2:
+        yield "Tonnage's own engine keeps its weights asleep.", "Write --sleep 1."
     if request.engine == "tonnage" and training.base != "16-bit":
         yield "Tonnage's own engine serves no 4-bit weights.", "Use --engine vllm."
     if apart is not None and not 0 <= apart < cluster.gpus:
@@ -251,7 +256,7 @@ def _misfits(request: RlRequest, cluster: Cluster) -> Iterator[tuple[str, str]]:
             f"--rollout-gpus {apart} leaves hosts of different sizes.",
             f"Give whole hosts of {cluster.gpus_per_host}.",
         )
-    if request.overlap and not (apart is None or apart) or (request.overlap and cluster.gpus == 1):
+    if request.overlap and (apart == 0 or cluster.gpus == 1):
         yield (
             "--overlap makes rollouts beside the training, on GPUs of their own.",
             "Give --rollout-gpus, or leave it out.",
@@ -407,7 +412,7 @@ class _Bench:
         asked = ServingConfiguration(
             engine="tonnage" if request.engine == "tonnage" else "vllm", tp=tp, context=request.seq, users=1,
             weights=request.training.base if request.training.base == "nf4" else "", utilization=share,
-            max_seqs=samples, batched_tokens=max(_BATCHED_TOKENS, samples),
+            max_seqs=samples, batched_tokens=max(_BATCHED_TOKENS, samples), eager=request.eager,
         )  # fmt: skip
         try:
             return serving_budget(self.shape, asked, self.cluster.gpu)
