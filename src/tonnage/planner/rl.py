@@ -177,7 +177,7 @@ def plan_rl(shape: ModelShape, cluster: Cluster, request: RlRequest) -> RlFindin
     seen = {ranked[0].kind}
     others = []
     for plan in ranked[1:]:
-        if plan.kind not in seen and plan.fits:
+        if plan.kind not in seen and plan.fits and not _outdone(plan, ranked[0]):
             seen.add(plan.kind)
             others.append(plan)
     remedies = () if ranked[0].fits else tuple(_remedies(shape, cluster, request))
@@ -185,6 +185,13 @@ def plan_rl(shape: ModelShape, cluster: Cluster, request: RlRequest) -> RlFindin
         shape=shape, cluster=cluster, request=request, best=ranked[0], alternatives=tuple(others[:_ALTERNATIVES]),
         remedies=remedies,
     )  # fmt: skip
+
+
+def _outdone(plan: RlPlan, by: RlPlan) -> bool:
+    """Whether a plan is another that moves more about, and gains nothing by it."""
+    alike = plan.rollout_gpus == by.rollout_gpus and bool(plan.cast.sleep) == bool(by.cast.sleep)
+    gains = plan.step_s < by.step_s or plan.peak.total_bytes < (1 - _AS_QUICK) * by.peak.total_bytes
+    return alike and plan.cast.offload > by.cast.offload and not gains
 
 
 def _ranked(shape: ModelShape, cluster: Cluster, request: RlRequest) -> list[RlPlan]:

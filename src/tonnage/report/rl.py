@@ -42,7 +42,9 @@ def _headline(found: RlFindings) -> Iterator[Text | str]:
     verdict = Text("fits", "green") if found.fits else Text("does not fit", "red")
     yield from spread(Text(f"  {shape.name}, {shape.parameters / 1e9:,.2f} B · {found.cluster.words}", "bold"), verdict)
     work = f"{asked.prompts:,} prompt{'s' * (asked.prompts != 1)} × {asked.group:,}"
-    yield from wrapped(f"{asked.algorithm}, {work} completions, {asked.prompt:,} + {asked.completion:,} tokens")
+    yield from wrapped(
+        f"{asked.algorithm}, {work} completion{'s' * (asked.group != 1)}, {asked.prompt:,} + {asked.completion:,} tokens"
+    )
     used = f"{plan.peak.total_bytes / GIB:,.1f} of {plan.cluster.gpu.memory_bytes / GIB:,.1f} GiB a GPU"
     speed = [f"{time_words(plan.step_s)} a step", f"{plan.samples_per_s:,.1f} samples/s"]
     yield from packed([*([*speed, f"{plan.tokens_per_s:,.0f} tokens/s"] if found.fits else []), used])
