@@ -25,7 +25,7 @@ from tonnage.budget.configuration import Configuration
 from tonnage.budget.forward import layer_elements
 from tonnage.budget.frameworks import framework_of
 from tonnage.budget.loss import head_weights, loss_term
-from tonnage.budget.own_engine import GRAPHS
+from tonnage.budget.own_engine import GRAPHS, ROUNDING
 from tonnage.budget.serving import ServingBudget
 from tonnage.budget.states import sharded_parameters
 from tonnage.budget.terms import Term
@@ -78,7 +78,8 @@ class Phase:
     def allocated_bytes(self) -> int:
         """What `torch.cuda.max_memory_allocated` would say of one process."""
         outside = (Category.CONTEXT, Category.FRAGMENTATION)
-        return sum(one.size_bytes for one in self.held if one.term.category not in outside)
+        found = (one for one in self.held if one.term.category not in outside and one.term.name != ROUNDING)
+        return sum(one.size_bytes for one in found)
 
     @property
     def context_bytes(self) -> int:

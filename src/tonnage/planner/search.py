@@ -164,9 +164,7 @@ class Findings:
         return [plan_of(self.shape, self.cluster, self.clock, *kept[number]) for number in chosen]
 
 
-def search(
-    shape: ModelShape, cluster: Cluster, request: TrainingRequest, clock: StepClock | None = None
-) -> Findings:
+def search(shape: ModelShape, cluster: Cluster, request: TrainingRequest, clock: StepClock | None = None) -> Findings:
     """Look at every configuration that the request leaves open; a clock of these cards knows what it timed before."""
     request = for_cluster(for_checkpoint(request, shape), cluster)
     check(request, shape, cluster)
