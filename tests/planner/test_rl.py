@@ -115,6 +115,8 @@ def test_the_clock_of_rollouts_is_within_a_fifth_of_a_measured_throughput() -> N
         ({"group": 0}, "--group 0"),
         ({"prompts": -3}, "--prompts -3"),
         ({"completion": 10**12}, "--completion"),
+        ({"prompt": 1 << 24, "completion": 1 << 24}, "tokens together"),
+        ({"model": "gpt2"}, "2,560 tokens together"),
         ({"iterations": 0}, "--iterations 0"),
         ({"group": 1}, "compares the completions"),
         ({"critic": find_model("qwen2.5-1.5b")}, "--critic"),

@@ -63,9 +63,7 @@ class Configuration:
     compile: bool = False
     wide_logits: bool = False  # the model gives them in FP32, as those of transformers did until 4.45
     compile_loss: bool = True  # with `compile`: the loss too (torchtitan left it out until 2025)
-    logit_share: float = (
-        1.0  # of the tokens, those whose logits are made: reinforcement learning has no loss on prompts
-    )
+    logit_share: float = 1.0  # of the tokens, those with a loss: in reinforcement learning, completions
     seq: Number = 4096
     micro_batch: Number = 1
     accumulate: Number = 1

@@ -40,6 +40,7 @@ _MOST_SEQS = 1024
 _LEAST_BYTES = 2**30
 _GIB = 2**30
 _MOST_TRIES = 3
+_LONGEST = 1 << 24
 _LARGEST = {"group": 1 << 16, "prompts": 1 << 20, "prompt": 1 << 24, "completion": 1 << 24, "iterations": 1 << 10}
 
 
@@ -222,6 +223,12 @@ def check(request: RlRequest, shape: ModelShape, cluster: Cluster) -> None:
             raise BadLayout(f"--{name} {number} makes no sense.", hint=f"Give --{name} between 1 and {most:,}.")
     if not shape.decoder.causal or not shape.logits or not shape.vocab:
         raise RequestError(f"{shape.name} writes no tokens, so there is nothing to reinforce.")
+    most = shape.max_positions if shape.learned_positions else _LONGEST
+    if request.seq > most:
+        problem = (
+            f"--prompt {request.prompt} and --completion {request.completion} are {request.seq:,} tokens together."
+        )
+        raise BadLayout(problem, hint=f"{shape.name} takes {most:,} at most.")
     for problem, hint in _misfits(request, cluster):
         raise BadLayout(problem, hint=hint)
     tp, cards = request.engine_tp, request.rollout_gpus or cluster.gpus

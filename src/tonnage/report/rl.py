@@ -12,6 +12,7 @@ from tonnage import __version__
 from tonnage.budget.rl import Held, Phase
 from tonnage.ledger import Category
 from tonnage.planner.rl import RlFindings, RlPlan
+from tonnage.planner.rl_settings import trl_settings, verl_settings
 from tonnage.report.lines import bar, beside, column, heading, packed, report_width, spread, table, table_unit, wrapped
 from tonnage.report.plan import flags, time_words
 from tonnage.units import GIB, format_bytes, percent
@@ -32,6 +33,7 @@ def rl_lines(found: RlFindings, *, explain: bool = False) -> Iterator[Text | str
         yield from _arithmetic(found.best)
     yield from _others(found)
     yield from _remedies(found)
+    yield from _settings(found) if found.fits else ()
     yield ""
     yield from wrapped("every completion is counted as long as asked; --explain shows every term of every phase")
     yield ""
@@ -176,6 +178,19 @@ def _remedies(found: RlFindings) -> Iterator[Text | str]:
         yield from table(rows, align="<>>", names=(0,))
 
 
+def _settings(found: RlFindings) -> Iterator[Text | str]:
+    """The plan in the words of the loop that can say it."""
+    trl, verl = trl_settings(found.best), verl_settings(found.best)
+    if not trl and not verl:
+        return
+    where = (
+        f"trl.{'RLOOConfig' if found.request.algorithm == 'rloo' else 'GRPOConfig'}" if trl else "verl.trainer.main_ppo"
+    )
+    yield ""
+    yield heading(f"in {where}")
+    yield from packed([f"{name}={value}" for name, value in (trl or verl).items()], gap="  ")
+
+
 def rl_figures(found: RlFindings) -> dict[str, Any]:
     """The keys that scripts rely on. Sizes are of one GPU."""
     asked = found.request
@@ -196,6 +211,7 @@ def rl_figures(found: RlFindings) -> dict[str, Any]:
             "critic": asked.critic.name if asked.critic else None,
         },
         "best": _plan_figures(found.best),
+        "settings": {"trl": trl_settings(found.best), "verl": verl_settings(found.best)},
         "alternatives": [_plan_figures(plan) for plan in found.alternatives],
         "remedies": [{"flag": flag, **_plan_figures(plan)} for flag, plan in found.remedies],
     }
