@@ -1,6 +1,7 @@
 """`tonnage plan rl`: its words, its report at 80 columns, its exit status, its figures."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -74,3 +75,14 @@ def test_the_reference_is_as_in_trl() -> None:
         for words in ("", "--algorithm dapo", "--algorithm rloo", "--algorithm rloo --lora 8", "--reference copy")
     }
     assert list(chosen.values()) == ["none", "none", "copy", "adapters-off", "copy"]
+
+
+def test_the_page_has_a_bar_for_each_phase_and_nothing_to_fetch(tmp_path: Path) -> None:
+    page = tmp_path / "rl.html"
+    assert plan_rl.command(["qwen2.5-0.5b", "--gpus", "h100", "--reference", "copy", "--html", str(page)]) == 0
+    text = page.read_text()
+    for name in ("rollout", "reference", "old log-probs", "train actor", "sync"):
+        assert f"<td>{name}</td>" in text
+    assert 'class="swatch c-kv_cache"' in text and "http" not in text.replace("http-equiv", "").replace(
+        "http://www.w3.org", ""
+    )

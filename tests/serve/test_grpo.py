@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 
 import torchvision_names  # noqa: F401
+from virtual_runs import run_tonnage
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "grpo.py"
 TINY = "--tiny --device cpu --prompts 4 --group 4 --prompt 8 --completion 12 --steps 1".split()
@@ -48,3 +49,15 @@ def test_rewards_rise(benchmark: ModuleType) -> None:
 def test_a_plan_alone_runs_nothing(benchmark: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     found = benchmark.main(["--plan", "--prompts", "4", "--completion", "64"])
     assert "measured" not in found and "train actor" in capsys.readouterr().out
+
+
+def test_on_the_virtual_gpu_every_phase_is_within_3_percent_of_its_plan(tmp_path: Path) -> None:
+    words = "--prompts 2 --group 8 --prompt 124 --completion 4 --micro-batch 16 --reference copy --steps 1 --eager"
+    done = run_tonnage(
+        "run", "--gpu", "h200", str(SCRIPT), *words.split(), "--out", str(tmp_path / "out.json"), timeout_s=900
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "out.json").read_text())
+    for name, measured in found["measured"].items():
+        assert found["planned"][name]["allocated_bytes"] == pytest.approx(measured["allocated_bytes"], rel=0.03), name
+        assert found["planned"][name]["reserved_bytes"] == pytest.approx(measured["reserved_bytes"], rel=0.05), name

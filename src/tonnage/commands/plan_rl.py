@@ -7,6 +7,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, get_args
 
+from tonnage.commands.pages import add_page_options, page_of
 from tonnage.errors import BadLayout, RequestError
 
 if TYPE_CHECKING:
@@ -37,14 +38,19 @@ def command(words: list[str]) -> int:
 
     if not options.gpus:
         raise RequestError("No cards are named.", hint="Add --gpus h200, say, or --gpus 8xh100.")
-    shape = find_model(options.model, online=options.online)
-    cluster = cluster_of(options)
+    page = page_of(options)
+    shape, cluster = find_model(options.model, online=options.online), cluster_of(options)
     found = plan_rl(shape, cluster, request_of(options, shape))
     if options.json:
         from tonnage.report.output import write_json
 
         write_json(options.json, rl_figures(found))
-    if options.json != "-":
+    if page is not None:
+        from tonnage.report.html.rl_page import render_rl_page
+        from tonnage.report.output import write_page
+
+        write_page(page, render_rl_page(found), opens=options.open, json_target=options.json)
+    elif options.json != "-":
         print_lines(rl_lines(found, explain=options.explain), sys.stdout)
     return 0 if found.fits else 1
 
@@ -117,6 +123,8 @@ def _parser() -> ArgumentParser:
     add("--online", action="store_true", help="look a model up on the hub where it is no preset")
     add("--explain", action="store_true", help="print what is on the card in every phase, term by term")
     add("--json", default="", metavar="FILE", help="write the figures as JSON ('-': standard output)")
+    add("--force", action="store_true", help="replace files that are there")
+    add_page_options(parser)
     parser.set_defaults(drive=None)
     return parser
 
