@@ -153,6 +153,8 @@ _FLAGS = {
                         "--checkpoint", "--offload", "--zero"),
     ("plan", "serve"): ("--gpus", "--context", "--users", "--prompt-shared", "--tp", "--pp", "--stage-layers", "--block",
                         "--utilization", "--max-seqs", "--batched-tokens", "--engine-version"),
+    ("plan", "rl"): ("--gpus", "--prompts", "--group", "--prompt", "--completion", "--iterations", "--rollout-gpus", "--utilization",
+                     "--engine-tp", "--sleep", "--offload", "--micro-batch", "--lora", "--zero", "--reward", "--critic"),
     ("roofline", "--gpu", "h200", "--model"): ("--gpu", "--batch", "--seq", "--phase", "--rows"),
 }  # fmt: skip
 
