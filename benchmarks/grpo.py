@@ -294,7 +294,9 @@ def actor(config: dict[str, Any], options: argparse.Namespace, device: torch.dev
     if options.lora:
         from peft import LoraConfig, get_peft_model
 
-        model = get_peft_model(model, LoraConfig(r=options.lora, target_modules="all-linear"))
+        # As precise as the base: PEFT would have them in FP32, and copies of their inputs too.
+        adapters = LoraConfig(r=options.lora, target_modules="all-linear")
+        model = get_peft_model(model, adapters, autocast_adapter_dtype=False)
     return model
 
 
