@@ -154,6 +154,8 @@ _FLAGS = {
     ("plan", "serve"): ("--gpus", "--context", "--users", "--prompt-shared", "--tp", "--pp", "--stage-layers", "--block",
                         "--utilization", "--max-seqs", "--batched-tokens", "--engine-version", "--beside", "--host-memory",
                         "--engine=llama.cpp --gpu-layers", "--engine=llama.cpp --cpu-moe"),
+    ("plan", "rl"): ("--gpus", "--prompts", "--group", "--prompt", "--completion", "--iterations", "--rollout-gpus", "--utilization",
+                     "--engine-tp", "--sleep", "--offload", "--micro-batch", "--lora", "--zero", "--reward", "--critic"),
     ("roofline", "--gpu", "h200", "--model"): ("--gpu", "--batch", "--seq", "--phase", "--rows"),
 }  # fmt: skip
 

@@ -6,9 +6,9 @@ import json
 import shlex
 from typing import Any
 
-from tonnage.commands import plan_serve, plan_train
+from tonnage.commands import plan_rl, plan_serve, plan_train
 
-COMMANDS = {"plan train": plan_train.command, "plan serve": plan_serve.command}
+COMMANDS = {"plan train": plan_train.command, "plan serve": plan_serve.command, "plan rl": plan_rl.command}
 
 
 def answer(words: str) -> dict[str, Any]:

@@ -65,9 +65,8 @@ class Configuration:
     compile_loss: bool = True  # with `compile`: the loss too (torchtitan left it out until 2025)
     dropout: bool = False  # after attention and MLP, where the model has none by default
     lora_dropout: bool = False  # of what adapters read
-    tiled_mlp: bool = (
-        False  # an MLP takes a few tokens at a time and keeps their input alone, as in Arctic's long sequences
-    )
+    tiled_mlp: bool = False  # an MLP takes a few tokens at a time and keeps their input alone
+    logit_share: float = 1.0  # of the tokens, those with a loss: in reinforcement learning, completions
     seq: Number = 4096
     micro_batch: Number = 1
     accumulate: Number = 1

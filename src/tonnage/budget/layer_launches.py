@@ -540,7 +540,7 @@ class LayerLaunches:
 
     def head(self) -> Calls:
         """The last norm, logits and cross-entropy, where the model has them. All configurations must have one `head_form`."""
-        calls, shape, rows = Calls(), self.shape, self.tokens
+        calls, shape, rows = Calls(), self.shape, self.tokens * self.configuration.logit_share
         if not (shape.logits and shape.vocab):
             return calls
         last = shape.decoder.layers[-1]

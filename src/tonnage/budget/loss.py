@@ -24,6 +24,7 @@ LossMoment = Literal["forward", "loss", "head"]
 
 def loss_term(shape: ModelShape, configuration: Configuration, tokens: Quantity, moment: LossMoment) -> Term:
     """Scores over the vocabulary and copies of their size, on a GPU that holds the head."""
+    tokens = tokens * configuration.logit_share
     size = _BYTES[moment](configuration) if shape.logits else 0
     if caps_logits(shape):
         size = size + configuration.compute_bytes

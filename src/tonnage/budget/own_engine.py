@@ -27,7 +27,7 @@ OWN_KV_FORMATS = {name: KV_FORMATS[name] for name in ("fp32", "fp16", "bf16")} |
 }
 OWN_WEIGHTS = ("fp32", "fp16", "bf16", "fp8", "int8")
 UTILIZATION, MAX_SEQS, BATCHED_TOKENS = 0.9, 256, 8192
-GRAPHS = "CUDA graphs"
+GRAPHS, ROUNDING = "CUDA graphs", "the allocator's rounding"
 # Rows that the sampler draws again at once where tokens are ruled out (top-k, top-p), and what it holds of each word.
 FILTERED_ROWS, FILTERED_BYTES = 64, 26
 # Rows up to which a kernel reads 8-bit weights as they are.
@@ -358,7 +358,7 @@ def _rounding(widths: Widths, limits: Limits) -> Term:
     tensors = 4 * widths.layers + 8
     numbers: dict[str, object] = {"tensors": tensors, "segment_bytes": _SEGMENT_BYTES}
     size = tensors * _SEGMENT_BYTES
-    return Term(Category.WORKSPACE, "the allocator's rounding", size, "tensors × segment", numbers, "model")
+    return Term(Category.WORKSPACE, ROUNDING, size, "tensors × segment", numbers, "model")
 
 
 def _cublas(limits: Limits, gpu: Gpu) -> Term:

@@ -155,7 +155,7 @@ class StepClock:
     def _works(self, configuration: Configuration, rows: list[tuple[int, ...]], at: int | None) -> "_Works":
         """What each kind of layer, the embedding and the head take, for rows of the numbers that matter to them."""
         kinds = ["precision", "sequence_parallel", "attention", "compile", "compile_loss"]
-        kinds += ["lora_rank", "lora_targets", "base", "liger", "fused_loss"]
+        kinds += ["lora_rank", "lora_targets", "base", "liger", "fused_loss", "logit_share"]
         # FSDP2 and DeepSpeed run the same layers, but for what FSDP2's hooks do to compiled ones.
         same = configuration.framework == "deepspeed" and not configuration.compile
         key = "fsdp2" if same else configuration.framework, *(getattr(configuration, kind) for kind in kinds)

@@ -86,6 +86,10 @@ def _run(words: list[str]) -> int | None:
         from tonnage.commands import plan_serve
 
         return plan_serve.command(words[2:])
+    if words[:2] == ["plan", "rl"]:
+        from tonnage.commands import plan_rl
+
+        return plan_rl.command(words[2:])
     from tonnage.commands.app import app
 
     app()

@@ -1,8 +1,8 @@
-"""`tonnage plan`: what a model needs before there is a script; `train` and `serve`."""
+"""`tonnage plan`: what a model needs before there is a script; `train`, `serve` and `rl`."""
 
 import typer
 
-from tonnage.commands import plan_serve, plan_train
+from tonnage.commands import plan_rl, plan_serve, plan_train
 from tonnage.commands.completion import parsed_by, values_of
 
 app = typer.Typer(
@@ -22,3 +22,9 @@ def train(words: list[str] = typer.Argument(None, autocompletion=values_of(plan_
 def serve(words: list[str] = typer.Argument(None, autocompletion=values_of(plan_serve._parser))) -> None:
     """Listed likewise."""
     raise typer.Exit(plan_serve.command(words))
+
+
+@app.command("rl", short_help=plan_rl.SUMMARY, cls=parsed_by(plan_rl._parser), context_settings=_OWN_WORDS)
+def rl(words: list[str] = typer.Argument(None, autocompletion=values_of(plan_rl._parser))) -> None:
+    """Listed likewise."""
+    raise typer.Exit(plan_rl.command(words))

@@ -107,6 +107,7 @@ class TrainingRequest:
     tiled_mlp: bool = False
     dropout: bool = False
     lora_dropout: bool = False
+    logit_share: float = 1.0
     micro_batch: int | None = None
     global_batch: int | None = None
     optimizer_kernel: OptimizerKernel | None = None

@@ -180,12 +180,12 @@ class Findings:
         return [plan_of(self.shape, self.cluster, self.clock, *kept[number]) for number in chosen]
 
 
-def search(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> Findings:
-    """Look at every configuration that the request leaves open."""
+def search(shape: ModelShape, cluster: Cluster, request: TrainingRequest, clock: StepClock | None = None) -> Findings:
+    """Look at every configuration that the request leaves open; a clock of these cards knows what it timed before."""
     request = for_cluster(for_checkpoint(request, shape), cluster)
     check(request, shape, cluster)
     rows = layouts(shape, cluster, request)
-    clock = clock_of(shape, cluster, request.lengths)
+    clock = clock or clock_of(shape, cluster, request.lengths)
     judged: list[Judged] = []
     for choices in offloads(request):
         found = [sharding for offload in choices for sharding in shardings(request, rows, offload)]

@@ -245,13 +245,13 @@ def decode_step_s(shape: ModelShape, budget: ServingBudget, cluster: Cluster) ->
     """One token for every user, at the full context: weights once for each micro-batch, the cache once."""
     asked, kv = budget.configuration, budget.kv.layout
     batch = -(-asked.users // asked.pp)
-    weights = budget.ledger[Category.PARAMETERS] * _share_read(shape, batch) * asked.pp
+    weights = budget.ledger[Category.PARAMETERS] * share_read(shape, batch) * asked.pp
     tokens = sum(min(asked.context, group.window or asked.context) for group in kv.groups)
     cache = asked.users * tokens * kv.bytes_per_block / kv.block
-    return (weights + cache) / cluster.gpu.bandwidth_bytes_per_s + _all_reduces_s(shape, asked, cluster, batch)
+    return (weights + cache) / cluster.gpu.bandwidth_bytes_per_s + all_reduces_s(shape, asked, cluster, batch)
 
 
-def _share_read(shape: ModelShape, tokens: int) -> float:
+def share_read(shape: ModelShape, tokens: int) -> float:
     """The share of the weights that so many tokens touch: of a mixture, the experts that at least one of them picks."""
     idle = 0.0
     for layer in shape.decoder.layers:
@@ -262,7 +262,8 @@ def _share_read(shape: ModelShape, tokens: int) -> float:
     return 1 - idle / shape.parameters
 
 
-def _all_reduces_s(shape: ModelShape, asked: ServingConfiguration, cluster: Cluster, batch: int) -> float:
+def all_reduces_s(shape: ModelShape, asked: ServingConfiguration, cluster: Cluster, batch: int) -> float:
+    """Of one step: two in every layer."""
     if asked.tp == 1:
         return 0.0
     layers = len(shape.decoder.layers)

@@ -217,6 +217,7 @@ def family(request: TrainingRequest, sharding: Sharding, checkpoint: str, loss: 
         dropout=request.dropout,
         lora_dropout=request.lora_dropout,
         pp_chunks=request.pp_chunks,
+        logit_share=request.logit_share,
         seq=request.lengths.worst(sharding.rows.micro_batch) if request.lengths else request.seq,
         **numbers,
     )

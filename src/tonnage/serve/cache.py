@@ -45,7 +45,13 @@ class KvCache:
 
     def __init__(self, shape: CacheShape, blocks: int, device: torch.device, *, host_blocks: int = 0) -> None:
         self.shape, self.blocks, self.device, self.host_blocks = shape, blocks, device, host_blocks
-        rows = (shape.layers, 2, blocks, shape.block, shape.kv_heads)
+        self.allocate()
+        self._host_parts = [_host_part(part, host_blocks) for part in self._parts] if host_blocks else []
+
+    def allocate(self) -> None:
+        """Make the pages."""
+        shape, device = self.shape, self.device
+        rows = (shape.layers, 2, self.blocks, shape.block, shape.kv_heads)
         kept = torch.float8_e4m3fn if shape.fp8 else shape.dtype
         self.pages = torch.zeros(*rows, shape.head_dim, dtype=kept, device=device)
         self.scales = torch.zeros(rows, dtype=torch.bfloat16, device=device) if shape.fp8 else None
@@ -53,7 +59,12 @@ class KvCache:
         # Bytes, since not every operator takes FP8.
         self._parts = [self.pages.view(torch.uint8)] if shape.fp8 else [self.pages]
         self._parts += [self.scales] if self.scales is not None else []
-        self._host_parts = [_host_part(part, host_blocks) for part in self._parts] if host_blocks else []
+
+    def release(self) -> None:
+        """Free the pages, with all that they hold; `allocate` makes them again."""
+        self.pages, self.scales = self.pages.new_empty(0), None
+        self.layers.clear()
+        self._parts.clear()
 
     @property
     def size_bytes(self) -> int:

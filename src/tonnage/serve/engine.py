@@ -24,6 +24,8 @@ from tonnage.serve.models.architecture import read_architecture
 from tonnage.serve.models.decoder import Decoder
 from tonnage.serve.models.linear import Weights
 from tonnage.serve.models.load import load_decoder
+from tonnage.serve.models.sharing import share_decoder
+from tonnage.serve.rehearsal import clear
 from tonnage.serve.runner import Pending
 from tonnage.serve.sampling import Output, Sampling, TokenLogprob
 from tonnage.serve.scheduler import Limits, Scheduler
@@ -148,6 +150,23 @@ class Engine:
         engine._start(decoder, tokenizer, model, settings, place, seed, max_waiting)
         return engine
 
+    @classmethod
+    def of_module(
+        cls,
+        module: torch.nn.Module,
+        tokenizer: Tokenizer | None = None,
+        *,
+        settings: Settings | None = None,
+        seed: int = 0,
+    ) -> "Engine":
+        """An engine that serves the weights of a live model of transformers, of which there is then one copy.
+
+        What an optimizer writes is served from the next `wake` or `refresh` on. `settings.blocks` should be given: a share of
+        the card does not know what training needs beside it.
+        """
+        context = settings.context if settings else None
+        return cls.of(share_decoder(module, context=context), tokenizer, settings=settings, seed=seed)
+
     def _start(
         self, decoder: Decoder, tokenizer: Tokenizer | None, model: Model, settings: Settings, place: Place, seed: int,
         max_waiting: int,
@@ -155,18 +174,48 @@ class Engine:
         started = startup.start(decoder, model, settings, place)
         self.runner, self.card, self.context = started.runner, started.card, started.context
         self.architecture, self.settings, self.tokenizer = decoder.architecture, settings, tokenizer
-        pool = BlockPool(self.card.pool.blocks, settings.block, prefix_cache=settings.prefix_cache)
-        limits = Limits(
-            max_seqs=settings.max_seqs, batched_tokens=settings.batched_tokens, max_waiting=max_waiting,
-            context=self.context, host_blocks=self.runner.cache.host_blocks,
-        )  # fmt: skip
-        self.scheduler = Scheduler(pool, limits, monotonic)
+        self.scheduler = self._scheduler(max_waiting)
+        self._asleep = False
         self.stats = Stats()
         self._random = random.Random(seed)
         self._ids = count()
         self._flight: Flight | None = None
         self._stumbled = False
         self._last_s = 0.0
+
+    def _scheduler(self, max_waiting: int) -> Scheduler:
+        """One that knows no sequence and no prefix."""
+        settings = self.settings
+        pool = BlockPool(self.card.pool.blocks, settings.block, prefix_cache=settings.prefix_cache)
+        limits = Limits(
+            max_seqs=settings.max_seqs, batched_tokens=settings.batched_tokens, max_waiting=max_waiting,
+            context=self.context, host_blocks=self.runner.cache.host_blocks,
+        )  # fmt: skip
+        return Scheduler(pool, limits, monotonic)
+
+    # Between phases of a training loop.
+
+    def sleep(self) -> None:
+        """Free the KV cache and CUDA graphs; the weights stay. Call `wake` before the next request."""
+        self.refresh()
+        self.runner.sleep()
+        self._asleep = True
+        if self.runner.cache.device.type == "cuda":
+            clear()
+
+    def wake(self) -> None:
+        """Make the KV cache and CUDA graphs again."""
+        if self._asleep:
+            self.runner.wake()
+            self._asleep = False
+
+    def refresh(self) -> None:
+        """Forget what was computed by the weights as they were: call it, or `sleep`, where they have changed."""
+        if self.has_work:
+            raise RequestError("The engine still has sequences to finish.", hint="Take their tokens, or abort them.")
+        self.scheduler = self._scheduler(self.scheduler.limits.max_waiting)
+        if self.runner.cache.device.type == "cuda":
+            torch.cuda.synchronize(self.runner.cache.device)
 
     # Requests.
 
@@ -182,6 +231,8 @@ class Engine:
 
     def submit(self, prompt_ids: Listed[int], sampling: Sampling, *, salt: str = "") -> list[Sequence]:
         """A sequence for each of the n draws of a prompt. Raises what is wrong with it, or that the queue is full."""
+        if self._asleep:
+            raise RequestError("The engine is asleep.", hint="Call engine.wake() first.")
         tokens, sampling = token_ids(prompt_ids), self.seeded(sampling)
         self.check(tokens)
         now_s, parent = monotonic(), None

@@ -68,6 +68,7 @@ class Runner:
         self._arrived = [torch.cuda.Event() for _ in range(2)] if self._cuda else [None, None]
         self._turn = 0
         self._graphs: DecodeGraphs | None = None
+        self._captured = 0  # rows of the largest graph, while asleep
         self._thread = local()  # `at_work`, in the threads that are
         if self._cuda:
             # Weights and pages were written on another stream.
@@ -80,6 +81,21 @@ class Runner:
         with torch.cuda.stream(self._stream):
             # Without sequences all rows are padding.
             self._graphs = DecodeGraphs(self.inputs.decodes, self._decode, largest, self._stream)
+
+    def sleep(self) -> None:
+        """Free the cache, and the graphs, which hold its address."""
+        self._captured, self._graphs = self._graphs.sizes[-1] if self._graphs else 0, None
+        self.inputs.forget()
+        self.cache.release()
+
+    def wake(self) -> None:
+        """Make both again."""
+        self.cache.allocate()
+        if self._cuda:
+            # Pages and weights are written on other streams than steps read them on.
+            torch.cuda.synchronize(self.cache.device)
+        if self._captured:
+            self.capture(self._captured)
 
     @contextmanager
     def at_work(self) -> Iterator[None]:

@@ -106,7 +106,7 @@ def _check(stored: Iterable[Stored], build: Builder, architecture: Architecture)
     filled: set[str] = set()
     unexpected: list[str] = []
     for tensor in stored:
-        name = _name(tensor.name)
+        name = weight_name(tensor.name)
         piece = build.pieces.get(name) or build.fused.get(name)
         if piece is not None:
             _check_piece(tensor, piece)
@@ -145,12 +145,13 @@ def _read(file: Path, pieces: dict[str, Piece]) -> None:
         raise MissingPart("Reading weights needs safetensors.", hint="pip install safetensors") from None
     with safe_open(file, framework="pt", device="cpu") as shard:
         for name in shard.keys():  # noqa: SIM118  (a shard is no mapping)
-            piece = pieces.get(_name(name))
+            piece = pieces.get(weight_name(name))
             if piece is not None:
                 piece.fill(shard.get_tensor(name))
 
 
-def _name(stored: str) -> str:
+def weight_name(stored: str) -> str:
+    """The name used here of a tensor that files call `stored`."""
     for pattern, name in _RENAMED:
         stored = pattern.sub(name, stored, count=1)
     return stored

@@ -1,0 +1,93 @@
+"""How long an engine takes to generate the completions of one step.
+
+Sequences run in waves of as many as the KV cache holds, each as long as asked: a step of decoding reads the weights, or computes
+with them for longer, and the cache at half its growth; prompts are computed once for each group. The shares of the card's
+peaks that are reached are measured (`budget/data/rollout.toml`).
+"""
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tonnage.budget
+from tonnage.budget.roofline import peak_rate
+from tonnage.budget.serving import ServingBudget
+from tonnage.hardware import Cluster
+from tonnage.ledger import Category
+from tonnage.models.shape import ModelShape
+from tonnage.planner.serving import all_reduces_s, share_read
+
+if TYPE_CHECKING:
+    from tonnage.planner.rl import RlRequest
+
+_DATA = Path(tonnage.budget.__file__).parent / "data" / "rollout.toml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """Of one engine among `copies`, all at once. `batch` sequences decode together, `waves` times."""
+
+    copies: int
+    samples: int
+    batch: int
+    waves: int
+    prefill_s: float
+    decode_s: float
+    step_s: float
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return self.prefill_s + self.decode_s
+
+    @staticmethod
+    def blocks(engine: ServingBudget, request: "RlRequest") -> float:
+        """Of the cache, for one sequence at its end, with its part of the prompt that a group shares."""
+        layout = engine.kv.layout
+        shared = layout.shared_blocks(request.prompt)
+        own = layout.sequence_blocks(request.seq, engine.kv.batched_tokens) - shared
+        return own + shared / request.group
+
+
+@cache
+def _shares() -> dict[str, float]:
+    return tomllib.loads(_DATA.read_text("utf-8"))
+
+
+def rollout(
+    shape: ModelShape, cluster: Cluster, engine: ServingBudget, request: "RlRequest", apart: int
+) -> Rollout | None:
+    """Predict it; None where not even one group's sequence finds room."""
+    asked, kv = engine.configuration, engine.kv
+    copies = (apart or cluster.gpus) // asked.tp
+    samples = -(-request.samples // copies)
+    batch = min(samples, asked.max_seqs, int(kv.usable_blocks / Rollout.blocks(engine, request)))
+    if batch < 1 or not kv.holds(1, request.seq):
+        return None
+    full, rest = divmod(samples, batch)
+    decode_s = request.completion * (full * _step_s(shape, cluster, engine, request, batch))
+    if rest:
+        decode_s += request.completion * _step_s(shape, cluster, engine, request, rest)
+    prompts = -(-request.prompts // copies) * request.prompt
+    rate = peak_rate(cluster.gpu, "bf16") * _shares()["products_share"] * _shares()["step_share"]
+    return Rollout(
+        copies=copies, samples=samples, batch=batch, waves=full + bool(rest),
+        prefill_s=2 * shape.active_parameters * prompts / asked.tp / rate, decode_s=decode_s,
+        step_s=_step_s(shape, cluster, engine, request, batch),
+    )  # fmt: skip
+
+
+def _step_s(shape: ModelShape, cluster: Cluster, engine: ServingBudget, request: "RlRequest", batch: int) -> float:
+    """One token for each of so many sequences, at the middle of their growth."""
+    asked, layout, gpu = engine.configuration, engine.kv.layout, cluster.gpu
+    bandwidth = gpu.bandwidth_bytes_per_s * _shares()["bandwidth_share"]
+    weights_s = engine.ledger[Category.PARAMETERS] * share_read(shape, batch) / bandwidth
+    rate = peak_rate(gpu, "bf16") * _shares()["products_share"]
+    products_s = 2 * shape.active_parameters * batch / asked.tp / rate
+    length = request.prompt + request.completion // 2
+    tokens = sum(min(length, group.window or length) for group in layout.groups)
+    cache_s = batch * tokens * layout.bytes_per_block / layout.block / bandwidth
+    busy_s = max(weights_s, products_s) + cache_s
+    return busy_s / _shares()["step_share"] + all_reduces_s(shape, asked, cluster, batch)
