@@ -78,7 +78,8 @@ class Widths:
     residual_bytes: int
     compute_bytes: int
     autocast: bool
-    adapter_bytes: int  # of a number in an adapter; 0: no adapters, all is trained
+    adapter_bytes: int  # of a number that an adapter reads; 0: no adapters, all is trained
+    adapters_cast: bool  # each reads a copy of its own, for it is wider than the base
     adapted: tuple[str, ...]  # the matrices that have one
 
 
@@ -117,7 +118,8 @@ def widths_of(layer: Layer, hidden: int, configuration: Configuration) -> Widths
         residual_bytes=FP32 if configuration.autocast else configuration.compute_bytes,
         compute_bytes=configuration.compute_bytes,
         autocast=configuration.autocast,
-        adapter_bytes=configuration.parameter_bytes if configuration.lora_rank else 0,
+        adapter_bytes=configuration.adapter_bytes if configuration.lora_rank else 0,
+        adapters_cast=configuration.parameter_bytes > configuration.compute_bytes,
         adapted=configuration.lora_targets,
     )
 
@@ -154,7 +156,7 @@ def _read(widths: Widths, readers: int) -> Kept:
 
 def _adapted(widths: Widths, readers: int) -> Kept:
     """What adapters read: one copy, or where they are wider than the base, a cast for each. Frozen matrices keep none."""
-    copies = readers if widths.adapter_bytes > widths.compute_bytes else min(readers, 1)
+    copies = readers if widths.adapters_cast else min(readers, 1)
     return Kept(gathered=copies * widths.adapter_bytes * widths.hidden)
 
 
@@ -202,7 +204,7 @@ def _attention_inputs(style: Style, widths: Widths) -> Kept:
     if not widths.adapter_bytes:
         return _read(widths, 1 if style.fused_qkv else 3)
     readers = sum(name in widths.adapted for name in ATTENTION[:3])
-    cast = widths.adapter_bytes if widths.adapter_bytes > widths.compute_bytes and "o_proj" in widths.adapted else 0
+    cast = widths.adapter_bytes if widths.adapters_cast and "o_proj" in widths.adapted else 0
     return _adapted(widths, min(readers, 1) if style.fused_qkv else readers) + Kept(split=cast * widths.attended)
 
 

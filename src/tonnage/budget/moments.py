@@ -3,6 +3,8 @@
 | moment    | alive beside the states                                                                 |
 |-----------|-----------------------------------------------------------------------------------------|
 | forward   | what the blocks keep, autocast's copies of weights, logits and their loss                |
+| pass of …, logits of … | the same, and what a frozen model takes (`frozen`), before the loss          |
+| scores    | what the blocks keep, and logits of all models with what an objective makes of them      |
 | loss      | what the blocks keep, the log-probabilities and two gradients of their size              |
 | head      | what the blocks keep, the gradient of the logits and of the head                         |
 | backward  | what the blocks keep, the head's gradient, gradients inside the last block (recomputed)  |
@@ -24,6 +26,7 @@ from tonnage.budget.activations import FP32, Block, Kept, block_of, final_norm
 from tonnage.budget.adapters import largest_matrix
 from tonnage.budget.configuration import Configuration, Number, Quantity
 from tonnage.budget.frameworks import framework_of, gradient_bytes, made_bytes, reduces_once, state_bytes
+from tonnage.budget.frozen import frozen_block, frozen_copies, frozen_gathered, frozen_weights
 from tonnage.budget.loss import LossMoment, head_weights, loss_term
 from tonnage.budget.nanotron import flat_copies, gather_buffers, made_gradients, trains_with_nanotron
 from tonnage.budget.sharding import Stage, block_parameters, sharded
@@ -66,14 +69,17 @@ def moments(shape: ModelShape, stage: Stage, configuration: Configuration) -> It
     """Of one stage, in the order of the step."""
     scene = Scene(shape, stage, configuration, states(shape, stage, configuration))
     buffers = (*_buckets(scene), *gather_buffers(shape, configuration, scene.tokens), *_stage_buffers(scene))
-    states_and_buffers = (*scene.states.kept, *buffers)
+    states_and_buffers = (*scene.states.kept, *frozen_weights(shape, configuration), *buffers)
     always = (*states_and_buffers, *flat_copies(stage, configuration, in_use=False))
     kept = _kept(scene)
     passing = (*always, *_live_gradients(scene), *kept)
     gathered = _gathered(scene)
     # A fused loss makes the head's gradient beside its logits.
     early = _head_gradient(scene) if configuration.fused_loss else []
-    yield Moment("forward", (*passing, *gathered, *_casts(scene, forward=True), *_logits(scene, "forward"), *early))
+    ending: LossMoment = "forward" if configuration.objective.plain else "head"
+    yield Moment("forward", (*passing, *gathered, *_casts(scene, forward=True), *_logits(scene, ending), *early))
+    if not configuration.objective.plain:
+        yield from _objective_moments(scene, (*passing, *gathered, *_casts(scene)))
     back = (*passing, *_casts(scene), *_held_logits(scene))
     yield Moment("loss", (*back, *_gathered(scene, "loss"), *_logits(scene, "loss"), *early))
     back = (*back, *gathered)
@@ -90,6 +96,18 @@ def moments(shape: ModelShape, stage: Stage, configuration: Configuration) -> It
         yield Moment("reduce", (*always, *_gathered(scene, "ending"), *_all_gradients(scene), *_reduced(scene)))
     flat = flat_copies(stage, configuration, in_use=True)
     yield Moment("optimizer", (*states_and_buffers, scene.states.gradients, *flat, *_optimizer(scene)))
+
+
+def _objective_moments(scene: Scene, passed: tuple[Term, ...]) -> Iterator[Moment]:
+    """Between the forward pass and its loss: a frozen model's own pass, its logits, and what the scores are made of."""
+    shape, configuration = scene.shape, scene.configuration
+    name = configuration.objective.frozen_name
+    if configuration.objective.frozen_passes:
+        read = (*passed, *frozen_copies(shape, configuration), *frozen_gathered(shape, configuration))
+        block = frozen_block(shape, configuration, scene.tokens)
+        yield Moment(f"pass of the {name}", (*read, block, *_logits(scene, "kept")))
+        yield Moment(f"logits of the {name}", (*read, *_logits(scene, "frozen")))
+    yield Moment("scores", (*passed, *_logits(scene, "forward")))
 
 
 def _term(category: Category, name: str, size: Quantity, formula: str, **numbers: object) -> Term:

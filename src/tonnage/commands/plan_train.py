@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from tonnage.commands.campaign import add_campaign, campaign_of
+from tonnage.commands.objective import add_objective, objective_from
 from tonnage.commands.pages import add_page_options, page_of
 from tonnage.commands.which_cards import check_cards_named, publish
 from tonnage.errors import BadLayout, OutputExists
@@ -42,7 +43,8 @@ def command(words: list[str]) -> int:
 
     cluster, shape = cluster_of(options), find_model(options.model, online=options.online)
     start = time.perf_counter()
-    findings = search(shape, cluster, request_of(options, shape))
+    request = request_of(options, shape)
+    findings = search(request.objective.trained(shape), cluster, request)
     _publish(findings, options, page, time.perf_counter() - start)
     if options.export is not None and findings.best is not None:
         _export(findings, options)
@@ -56,6 +58,7 @@ def _which_cards(options: Namespace) -> int:
 
     shape = find_model(options.model, online=options.online)
     request = request_of(options, shape)
+    shape = request.objective.trained(shape)
     holders = training_holders(shape, request)
     return publish(shape, holders, options, what=f"training at {request.seq:,} tokens", most="micro-batch")
 
@@ -85,6 +88,7 @@ def _parser() -> ArgumentParser:
     add("--optimizer-kernel", choices=get_args(kinds.OptimizerKernel))
     add("--checkpoint", metavar="{none,selective,full,every-K}", help="what is recomputed")
     add("--attention", choices=get_args(kinds.AttentionKernel), default="flash")
+    add_objective(parser)
     add("--loss", choices=get_args(kinds.Loss))
     add("--zero", type=int, choices=(0, 1, 2, 3), help="what data-parallel ranks share: states, gradients, parameters")
     for name, words in (("tp", "tensor"), ("pp", "pipeline"), ("cp", "context"), ("ep", "expert")):
@@ -150,13 +154,15 @@ def request_of(options: Namespace, shape: "ModelShape") -> "TrainingRequest":
     names = ["micro_batch", "global_batch", "optimizer_kernel", "checkpoint", "attention"]
     names += ["zero", "tp", "pp", "cp", "ep", "pp_chunks", "shard", "framework", "compile", "liger", "step_in_backward"]
     names += ["bf16_gradients", "bf16_moments"]
+    objective = objective_from(options)
     return TrainingRequest(
+        objective=objective,
         seq=parse_count(options.seq) if options.seq else most,
         precision=options.precision or "bf16-mixed",  # or what the cards have in its place
         lora_rank=options.lora or (_DEFAULT_RANK if options.qlora else 0),
         lora_targets=parse_targets(options.lora_targets or "all-linear"),
         base=options.base or ("nf4" if options.qlora else "16-bit"),
-        loss=options.loss or ("fused" if options.liger else None),
+        loss=options.loss or ("fused" if options.liger else None if objective.has_logits else "full"),
         drives=options.drive != "none",
         sequence_parallel=not options.no_sequence_parallel,
         optimizer=options.optimizer.removeprefix(_PAGED),
@@ -178,6 +184,9 @@ def _offload(options: Namespace) -> "Offload | None":
 def _check_export(options: Namespace) -> None:
     """Before the work, so that no one waits for a mistake."""
     folder = options.export
+    if folder is not None and options.objective != "next-token":
+        hint = "Leave --export out: --json has every choice of the plan."
+        raise BadLayout(f"--export writes scripts that train on next tokens, not by {options.objective}.", hint=hint)
     if folder is not None and folder.exists() and not folder.is_dir():
         raise OutputExists(f"{folder} is a file.", hint="Name a folder for --export.")
 

@@ -70,6 +70,7 @@ def _frameworks(rated: _Rated, best: Plan) -> Iterator[Offer]:
     for name in FRAMEWORK_STAGES:
         trained = architectures(name)
         known = name in plain or not (request.lora_rank or (trained and findings.shape.architecture not in trained))
+        known = known and (request.objective.plain or name in plain)
         if name == best.configuration.framework or not known:
             continue
         pool = [one for one in findings.pool if one.family.configuration.framework == name]

@@ -78,8 +78,8 @@ class Plan:
 
     @property
     def samples(self) -> int:
-        """Sequences in a step."""
-        return int(self.configuration.global_batch)
+        """In a step: sequences, or pairs of them where those are compared."""
+        return int(self.configuration.global_batch) // self.configuration.objective.sequences
 
     @property
     def tokens(self) -> int:

@@ -15,6 +15,7 @@ from tonnage.clock.ranges import comparison_error
 from tonnage.ledger import Category
 from tonnage.report.campaign import NONE, Campaign, campaign_words
 from tonnage.report.lines import bar, beside, column, cut, packed, report_width, table_unit, wrapped
+from tonnage.report.objective import objective_notes
 from tonnage.units import GIB, format_bytes, percent
 
 if TYPE_CHECKING:
@@ -108,8 +109,9 @@ def _lines(texts: Iterable[str], style: str = "") -> Iterator[Line]:
 def flags(plan: Plan) -> list[str]:
     """The choices of a plan, as its flags without their dashes; degrees of one are left out."""
     chosen = plan.configuration
-    batch = f"micro-batch {chosen.micro_batch}" + (f" × {chosen.accumulate}" if chosen.accumulate > 1 else "")
-    words = [chosen.framework, *_spread(plan), batch, f"checkpoint {chosen.checkpoint}", f"loss {chosen.loss}"]
+    batch = f"micro-batch {chosen.samples}" + (f" × {chosen.accumulate}" if chosen.accumulate > 1 else "")
+    loss = [f"loss {chosen.loss}"] if chosen.objective.has_logits else []
+    words = [chosen.framework, *_spread(plan), batch, f"checkpoint {chosen.checkpoint}", *loss]
     words += [name.replace("_", "-") for name in ("bf16_gradients", "bf16_moments") if getattr(chosen, name)]
     return [*words, *_offload(plan), *(["compile"] if chosen.compile else [])]
 
@@ -118,7 +120,7 @@ def brief(plan: Plan, beside: Plan | None = None) -> str:
     """The same for a row of a table: only what was chosen against the plainest way, and who trains if it is another."""
     chosen = plan.configuration
     words: list[str] = [chosen.framework] if beside and beside.configuration.framework != chosen.framework else []
-    words += [*_spread(plan), f"{chosen.micro_batch}×{chosen.accumulate}"]
+    words += [*_spread(plan), f"{chosen.samples}×{chosen.accumulate}"]
     words += [f"checkpoint {chosen.checkpoint}"] if chosen.checkpoint != "none" else []
     words += [f"{chosen.loss} loss"] if chosen.loss != "full" else []
     return " ".join([*words, *_offload(plan)])
@@ -142,6 +144,8 @@ def notes(findings: Findings) -> Iterator[str]:
     optimizer = f"{'paged ' * chosen.paged}{chosen.optimizer} ({chosen.optimizer_kernel})"
     liger = ["Liger's kernels"] if chosen.liger else []
     yield ", ".join([chosen.precision, optimizer, f"attention {chosen.attention}", *liger])
+    if not chosen.objective.plain:
+        yield from objective_notes(findings)
     if chosen.step_in_backward:
         yield "each parameter is updated as its gradient comes: no clipping by a norm, no accumulation"
     if chosen.paged:

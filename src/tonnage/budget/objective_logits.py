@@ -1,0 +1,50 @@
+"""Bytes for one number of the logits, where something else than the cross-entropy of next tokens is made of them.
+
+As TRL 1.8 and PyTorch do it, whole: accelerate hands the logits of mixed precision on in FP32 (DeepSpeed does not); in 16 bits
+the log-probabilities of a whole row are kept beside them, in FP32 only their sums. This module does not know how many there are.
+"""
+
+from typing import Literal
+
+import numpy as np
+
+from tonnage.budget.activations import FP32
+from tonnage.budget.configuration import Configuration, Quantity
+
+ObjectiveMoment = Literal["forward", "kept", "frozen", "loss"]
+
+
+def objective_bytes(configuration: Configuration, moment: ObjectiveMoment) -> Quantity:
+    """At the height of the loss's forward pass; while a frozen model runs, and as it makes its own; and in the backward pass."""
+    if configuration.objective.scores == "divergence":
+        return _divergence(configuration, moment)
+    wide = _handed_on(configuration)
+    kept = wide + (wide if wide < FP32 else 0)
+    if moment in ("kept", "frozen"):
+        return kept + (configuration.compute_bytes if moment == "frozen" else 0)
+    odds = configuration.objective.scores == "odds"
+    if moment == "loss":
+        return (3.5 if odds else 3) * wide
+    # One sequence after the other.
+    row = wide / np.asarray(configuration.micro_batch)
+    cast = configuration.compute_bytes + wide if configuration.compute_bytes < wide else 0
+    if odds:
+        # Half of the sequences are copied for their cross-entropy, whose log-probabilities stay.
+        return np.maximum(max(2 * wide, cast), kept + wide / 2 + row)
+    read = bool(configuration.objective.frozen_passes)
+    end = kept + configuration.objective.copies * wide + read * wide
+    return np.maximum(max(end, cast, read * (kept + cast)), kept + read * wide + row)
+
+
+def _handed_on(configuration: Configuration) -> int:
+    """Bytes of a number as the model gives it to the loss."""
+    upcast = configuration.mixed and configuration.framework != "deepspeed"
+    return FP32 if upcast else configuration.compute_bytes
+
+
+def _divergence(configuration: Configuration, moment: ObjectiveMoment) -> Quantity:
+    """Logits of student and teacher, the log-probabilities of both in FP32; three temporaries, of which one is kept."""
+    logits = configuration.compute_bytes
+    if moment in ("kept", "frozen"):
+        return (2 if moment == "frozen" else 1) * logits
+    return 3 * FP32 if moment == "loss" else 2 * logits + 5 * FP32
