@@ -178,8 +178,10 @@ def _kept(scene: Scene) -> list[Term]:
     for stack in scene.shape.stacks:
         for name, size in _stack_kept(scene, stack).items():
             parts[name] = parts[name] + size * scene.stage.share * scene.stage.in_flight
-    last = final_norm(scene.shape, scene.configuration).per_token(scene.configuration, scene.configuration.seq)
-    parts["norms"] = parts["norms"] + last * scene.tokens * scene.stage.heads
+    if scene.configuration.objective.has_logits:
+        # Where no logits follow it, it is through before the blocks are at their height.
+        last = final_norm(scene.shape, scene.configuration).per_token(scene.configuration, scene.configuration.seq)
+        parts["norms"] = parts["norms"] + last * scene.tokens * scene.stage.heads
     return [_kept_term(scene, name, size) for name, size in parts.items() if np.any(size)]
 
 

@@ -24,13 +24,14 @@ def objective_bytes(configuration: Configuration, moment: ObjectiveMoment) -> Qu
         return kept + (configuration.compute_bytes if moment == "frozen" else 0)
     odds = configuration.objective.scores == "odds"
     if moment == "loss":
-        return (3.5 if odds else 3) * wide
+        # In FP32 the logits are read again, in 16 bits the log-probabilities; beside them gradients, row by row and then whole.
+        return (3 if wide == FP32 else 2) * wide + odds * wide / 2
     # One sequence after the other.
     row = wide / np.asarray(configuration.micro_batch)
     cast = configuration.compute_bytes + wide if configuration.compute_bytes < wide else 0
     if odds:
         # Half of the sequences are copied for their cross-entropy, whose log-probabilities stay.
-        return np.maximum(max(2 * wide, cast), kept + wide / 2 + row)
+        return max(2 * wide, cast, kept + wide / 2)
     read = bool(configuration.objective.frozen_passes)
     end = kept + configuration.objective.copies * wide + read * wide
     return np.maximum(max(end, cast, read * (kept + cast)), kept + read * wide + row)
