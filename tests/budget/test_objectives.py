@@ -112,7 +112,7 @@ def test_a_fsdp2_reference_is_gathered_in_one_piece() -> None:
         shape, objective=objective_of("dpo", how="copy"), micro_batch=2, framework="fsdp2", zero=3, data=8, shard=8
     )
     gathered = [term for term in budget.terms_at(0) if term.name == "gathered parameters of the reference"]
-    assert budget.moment_at(0).startswith("pass of the reference")
+    assert "of the reference" in budget.moment_at(0)
     assert [float(term.size_bytes) for term in gathered] == [2 * shape.parameters]
 
 

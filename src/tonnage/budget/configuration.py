@@ -88,7 +88,7 @@ class Configuration:
     @property
     def samples(self) -> Number:
         """In one pass of one GPU: pairs, where a sample has two sequences."""
-        return self.micro_batch // self.objective.sequences
+        return self.micro_batch // self.objective.in_pass
 
     @property
     def chunks(self) -> Number:

@@ -82,8 +82,9 @@ def frozen_gathered(shape: ModelShape, configuration: Configuration) -> list[Ter
         return []
     if configuration.framework == "deepspeed":
         count = np.minimum(stage.parameters, _MAX_LIVE_PARAMETERS)
-    elif objective.teacher is None:
-        count = stage.parameters  # TRL wraps a reference for FSDP2 as one piece, which is gathered at once
+    elif objective.teacher is None or configuration.zero < 3:
+        # TRL wraps a reference for FSDP2 as one piece; and what is not sharded again after a pass is whole at its end.
+        count = stage.parameters
     else:
         count = np.minimum(stage.outside + 2 * block_parameters(frozen, configuration), stage.parameters)
     size = _as_kept(configuration).base_bytes

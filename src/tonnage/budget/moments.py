@@ -29,6 +29,7 @@ from tonnage.budget.frameworks import framework_of, gradient_bytes, made_bytes, 
 from tonnage.budget.frozen import frozen_block, frozen_copies, frozen_gathered, frozen_weights
 from tonnage.budget.loss import LossMoment, head_weights, loss_term
 from tonnage.budget.nanotron import flat_copies, gather_buffers, made_gradients, trains_with_nanotron
+from tonnage.budget.objective_logits import similarities
 from tonnage.budget.sharding import Stage, block_parameters, sharded
 from tonnage.budget.states import States, sharded_parameters, states
 from tonnage.budget.terms import Term
@@ -79,7 +80,7 @@ def moments(shape: ModelShape, stage: Stage, configuration: Configuration) -> It
     ending: LossMoment = "forward" if configuration.objective.plain else "head"
     yield Moment("forward", (*passing, *gathered, *_casts(scene, forward=True), *_logits(scene, ending), *early))
     if not configuration.objective.plain:
-        yield from _objective_moments(scene, (*passing, *gathered, *_casts(scene)))
+        yield from _objective_moments(scene, always, (*passing, *gathered, *_casts(scene)))
     back = (*passing, *_casts(scene), *_held_logits(scene))
     yield Moment("loss", (*back, *_gathered(scene, "loss"), *_logits(scene, "loss"), *early))
     back = (*back, *gathered)
@@ -98,7 +99,7 @@ def moments(shape: ModelShape, stage: Stage, configuration: Configuration) -> It
     yield Moment("optimizer", (*states_and_buffers, scene.states.gradients, *flat, *_optimizer(scene)))
 
 
-def _objective_moments(scene: Scene, passed: tuple[Term, ...]) -> Iterator[Moment]:
+def _objective_moments(scene: Scene, always: tuple[Term, ...], passed: tuple[Term, ...]) -> Iterator[Moment]:
     """Between the forward pass and its loss: a frozen model's own pass, its logits, and what the scores are made of."""
     shape, configuration = scene.shape, scene.configuration
     name = configuration.objective.frozen_name
@@ -107,7 +108,9 @@ def _objective_moments(scene: Scene, passed: tuple[Term, ...]) -> Iterator[Momen
         block = frozen_block(shape, configuration, scene.tokens)
         yield Moment(f"pass of the {name}", (*read, block, *_logits(scene, "kept")))
         yield Moment(f"logits of the {name}", (*read, *_logits(scene, "frozen")))
-    yield Moment("scores", (*passed, *_logits(scene, "forward")))
+    # GradCache compares vectors of the whole batch before any of its parts keeps something.
+    here = always if configuration.objective.grad_cache else passed
+    yield Moment("scores", (*here, *_logits(scene, "forward"), *similarities(configuration)))
 
 
 def _term(category: Category, name: str, size: Quantity, formula: str, **numbers: object) -> Term:
@@ -247,9 +250,10 @@ def _inside_block(scene: Scene, *, last_kept: bool = False) -> list[Term]:
             block = block_of(scene.shape, layer, stack.hidden, scene.configuration)
             present = np.maximum(present, _present(scene, stack, block, last_kept))
             gradients = np.maximum(gradients, _bytes(scene, stack, block.backward))
-    formula = "bytes of a token × tokens"
+    formula, tokens = "bytes of a token × tokens", scene.tokens / scene.configuration.objective.texts
+    present, gradients = (size / scene.configuration.objective.texts for size in (present, gradients))
     return [
-        _term(Category.ACTIVATIONS, name, size, formula, bytes=size / scene.tokens, tokens=scene.tokens)
+        _term(Category.ACTIVATIONS, name, size, formula, bytes=size / tokens, tokens=tokens)
         for name, size in (("one block", present), ("gradients inside a block", gradients))
     ]
 

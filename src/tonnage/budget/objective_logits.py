@@ -10,6 +10,8 @@ import numpy as np
 
 from tonnage.budget.activations import FP32
 from tonnage.budget.configuration import Configuration, Quantity
+from tonnage.budget.terms import Term
+from tonnage.ledger import Category
 
 ObjectiveMoment = Literal["forward", "kept", "frozen", "loss"]
 
@@ -35,6 +37,19 @@ def objective_bytes(configuration: Configuration, moment: ObjectiveMoment) -> Qu
     read = bool(configuration.objective.frozen_passes)
     end = kept + configuration.objective.copies * wide + read * wide
     return np.maximum(max(end, cast, read * (kept + cast)), kept + read * wide + row)
+
+
+def similarities(configuration: Configuration) -> list[Term]:
+    """Of every pair's first text with the others of all pairs, which ranks gather; GradCache compares a whole step's."""
+    objective = configuration.objective
+    if objective.name != "contrastive":
+        return []
+    pairs = configuration.samples * (configuration.accumulate // objective.sequences if objective.grad_cache else 1)
+    texts = pairs * configuration.data * (objective.sequences - 1)
+    # The products, those over a temperature, and the log-probabilities.
+    size = 2 * configuration.compute_bytes + FP32
+    numbers = {"bytes": size, "pairs": pairs, "texts": texts}
+    return [Term(Category.ACTIVATIONS, "similarities", size * pairs * texts, "bytes × pairs × texts", numbers, "model")]
 
 
 def _handed_on(configuration: Configuration) -> int:

@@ -68,6 +68,16 @@ class Objective:
         return self.name == "contrastive" and not self.grad_cache
 
     @property
+    def in_pass(self) -> int:
+        """Sequences of one sample in a pass: GradCache takes the texts of a pair one by one."""
+        return 1 if self.grad_cache else self.sequences
+
+    @property
+    def texts(self) -> int:
+        """Parts of a pass that go through the model one after the other: encoders of pairs take each side by itself."""
+        return self.in_pass if self.name == "contrastive" else 1
+
+    @property
     def frozen_name(self) -> str:
         """What the frozen model is called."""
         return "teacher" if self.name == "distill" else "reference"

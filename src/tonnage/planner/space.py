@@ -98,8 +98,9 @@ def layouts(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> La
         for batch in _batches(degrees[1], data, cluster.gpus, request)
     ]
     table = np.array(rows, dtype=np.int64).reshape(-1, 8)
-    # Batches count samples so far; a pass takes all sequences of each.
-    table[:, 6] *= request.objective.sequences
+    # Batches count samples so far; a pass takes all sequences of each, or one after the other.
+    table[:, 6] *= request.objective.in_pass
+    table[:, 7] *= request.objective.sequences // request.objective.in_pass
     return Layouts(*table.T)
 
 

@@ -51,5 +51,7 @@ def objective_figures(plan: Plan) -> dict[str, Any]:
     """The same for programs, among the choices of a plan: batches count samples there, as the flags do."""
     objective = plan.configuration.objective
     teacher = objective.teacher.name if objective.teacher else None
+    rounds = plan.configuration.accumulate * objective.in_pass // objective.sequences
     figures = {"objective": objective.name, "reference": objective.how, "teacher": teacher}
-    return figures | {"sequences_per_sample": objective.sequences, "micro_batch": int(plan.configuration.samples)}
+    figures |= {"micro_batch": int(plan.configuration.samples), "accumulate": int(rounds)}
+    return figures | {"sequences_per_sample": objective.sequences}
