@@ -162,7 +162,7 @@ def request_of(options: Namespace, shape: "ModelShape") -> "TrainingRequest":
         lora_rank=options.lora or (_DEFAULT_RANK if options.qlora else 0),
         lora_targets=parse_targets(options.lora_targets or "all-linear"),
         base=options.base or ("nf4" if options.qlora else "16-bit"),
-        loss=options.loss or ("fused" if options.liger else None if objective.has_logits else "full"),
+        loss=options.loss or (("fused" if options.liger else None) if objective.has_logits else "full"),
         drives=options.drive != "none",
         sequence_parallel=not options.no_sequence_parallel,
         optimizer=options.optimizer.removeprefix(_PAGED),
