@@ -196,13 +196,17 @@ _PLANNED = {
         "optimizer:disk",
     ),
     "--lora": ("1", "16", "256", "100000"),
+    "--objective": ("dpo", "kto", "orpo", "reward", "distill", "contrastive", "classify", "ppo"),
+    "--reference": ("copy", "adapters-off", "precomputed"),
+    "--teacher": ("llama-3.1-8b", "qwen3-8b", "nobody"),
+    "--negatives": ("0", "7", "-1", "100000"),
     "--tokens": ("1B", "1e12", "0", "few"),
     "--samples": ("10k", "1"),
     "--epochs": ("3", "0"),
     "--price": ("2.5", "0", "free"),
     "--export": ("out",),
 }
-_SWITCHES = ("--qlora", "--compile", "--no-sequence-parallel", "--explain")
+_SWITCHES = ("--qlora", "--grad-cache", "--compile", "--no-sequence-parallel", "--explain")
 
 
 def _trainings(rng: Random, file: str) -> Call:

@@ -178,6 +178,12 @@ class StepClock:
 
     def _passes(self, configuration: Configuration) -> tuple["_Passes", Busy]:
         """One micro-batch through the whole model, and its attention alone. Layers see the same of many configurations."""
+        texts = configuration.objective.texts
+        if texts > 1:
+            # One after the other, in smaller kernels.
+            alone = replace(configuration, micro_batch=configuration.micro_batch // texts, objective=NEXT_TOKEN)
+            passes, attention = self._passes(alone)
+            return _Passes(*(one * (1.0 * texts) for one in passes)), attention * (1.0 * texts)
         columns = [getattr(configuration, name) for name in _LAYER_NUMBERS]
         if not any(np.ndim(column) for column in columns):
             return _model_passes(self._works(configuration, [tuple(map(int, columns))], -1), configuration)

@@ -13,7 +13,8 @@ def add_objective(parser: ArgumentParser) -> None:
     from tonnage.budget.objectives import Reference, objective_names
 
     add = parser.add_argument
-    add("--objective", choices=objective_names(), default="next-token", help="what is trained for")
+    names = objective_names()
+    add("--objective", choices=names, default=names[0], metavar="NAME", help=f"{', '.join(names)} (default: the first)")
     add("--reference", choices=get_args(Reference), help="of a preference (default: copy; with --lora adapters-off)")
     add("--teacher", metavar="MODEL", help="with --objective distill: whose scores are learned")
     add("--teacher-weights", choices=get_args(Base), help="how the teacher is kept (default: 16-bit)")

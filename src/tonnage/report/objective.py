@@ -31,6 +31,8 @@ def objective_notes(findings: Findings) -> Iterator[str]:
     elif objective.how:
         words.append(_WITHOUT_COPY[objective.how])
     yield ", ".join(words)
+    if objective.grad_cache:
+        yield "texts of a pair go through one by one, first without gradients: a micro-batch is as many of one side"
     if findings.fits and objective.sees_whole_batch:
         from tonnage.planner.holders import largest_micro_batch
 
