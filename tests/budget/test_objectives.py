@@ -4,6 +4,7 @@ import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -64,6 +65,13 @@ def budget_of(shape: ModelShape, **choices: Any) -> TrainingBudget:
 def test_memory_is_within_3_percent_of_the_virtual_gpu(case: str) -> None:
     budget = training_budget(*planned(case), H200)
     assert float(budget.peak_allocated_bytes) == pytest.approx(CASES[case]["peak_allocated_bytes"], rel=0.03)
+
+
+def test_steps_take_about_as_long_as_on_the_virtual_gpu() -> None:
+    h200 = find_cluster("h200")
+    ratios = [float(step_time(*planned(case), h200).total_s) / CASES[case]["step_time_s"] for case in CASES]
+    assert 0.9 < median(ratios) < 1.1
+    assert 0.65 < min(ratios) < max(ratios) < 1.4
 
 
 def test_every_objective_was_run_on_the_virtual_gpu() -> None:

@@ -54,6 +54,6 @@ def objective_figures(plan: Plan) -> dict[str, Any]:
     objective = plan.configuration.objective
     teacher = objective.teacher.name if objective.teacher else None
     rounds = plan.configuration.accumulate * objective.in_pass // objective.sequences
-    figures = {"objective": objective.name, "reference": objective.how, "teacher": teacher}
+    figures: dict[str, Any] = {"objective": objective.name, "reference": objective.how, "teacher": teacher}
     figures |= {"micro_batch": int(plan.configuration.samples), "accumulate": int(rounds)}
     return figures | {"sequences_per_sample": objective.sequences}
