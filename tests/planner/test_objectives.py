@@ -12,7 +12,8 @@ from tonnage.errors import BadLayout
 from tonnage.hardware import find_cluster
 from tonnage.models import find_model
 from tonnage.planner.objectives import asked_objective
-from tonnage.planner.request import TrainingRequest, check
+from tonnage.planner.remedies import remedies
+from tonnage.planner.request import NO_OFFLOAD, TrainingRequest, check
 from tonnage.planner.search import search
 from tonnage.planner.space import layouts
 
@@ -68,8 +69,9 @@ def test_layouts_that_no_trainer_has_are_refused(asked: dict[str, Any], words: s
 
 
 def test_scores_are_asked_of_models_that_have_them() -> None:
-    with pytest.raises(BadLayout, match="has none"):
-        check(request(), find_model("bge-large"), ONE)
+    for encoder in ("bge-large", "bert-base"):
+        with pytest.raises(BadLayout, match="takes a model that writes"):
+            check(request(), find_model(encoder), ONE)
     with pytest.raises(BadLayout, match="no scores over a vocabulary"):
         check(request("reward", loss="chunked"), SMALL, ONE)
 
@@ -97,6 +99,15 @@ def test_a_contrastive_batch_goes_through_in_one_pass_unless_it_is_cached() -> N
     assert set((cached.micro_batch * cached.accumulate * cached.data).tolist()) == {2048}
     with pytest.raises(BadLayout, match="in one pass"):
         check(request("contrastive", loss="full", micro_batch=4, global_batch=64), SMALL, EIGHT)
+
+
+def test_what_would_make_an_objective_fit_is_offered() -> None:
+    batch = search(SMALL, ONE, request("contrastive", loss="full", global_batch=8192, offload=NO_OFFLOAD))
+    assert "--grad-cache" in {remedy.flag for remedy in remedies(batch)}
+    larger = find_model("llama-3.1-8b")
+    held = search(larger, find_cluster("2xh100"), request(offload=NO_OFFLOAD, framework="deepspeed", zero=2))
+    assert not held.fits
+    assert "--reference precomputed" in {remedy.flag for remedy in remedies(held)}
 
 
 def test_a_search_finds_a_plan_for_pairs() -> None:

@@ -68,8 +68,9 @@ def check_objective(request: "TrainingRequest", shape: ModelShape) -> None:
     if request.framework not in (None, *_FRAMEWORKS):
         problem = f"--framework {request.framework} trains on next tokens, not by {name}."
         raise BadLayout(problem, hint=f"Choose {', '.join(_FRAMEWORKS)}, or leave it out.")
-    if objective.has_logits and not (shape.logits and shape.vocab):
-        problem = f"--objective {name} reads scores over a vocabulary, and {shape.name} has none."
+    writes = shape.decoder.causal or objective.teacher is not None
+    if objective.has_logits and not (shape.logits and shape.vocab and writes):
+        problem = f"--objective {name} takes a model that writes, and {shape.name} does not."
         raise BadLayout(problem, hint="Choose classify or contrastive, or leave it out.")
     if not objective.has_logits and request.loss != "full":
         hint = "Leave --loss out."

@@ -110,6 +110,12 @@ def _released(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> 
 def _other_training(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> Iterator[Remedy]:
     """Changes to what is trained, or in what; of the adapters the first that helps."""
     changes: list[tuple[str, str, dict[str, Any]]] = []
+    objective = request.objective
+    if objective.sees_whole_batch:
+        changes.append(("the batch in parts", "--grad-cache", {"objective": replace(objective, grad_cache=True)}))
+    if objective.how == "copy":
+        before = replace(objective, how="precomputed")
+        changes.append(("a reference that has read", "--reference precomputed", {"objective": before}))
     if request.optimizer in ("adam", "adamw") and not request.lora_rank:
         changes.append(("8-bit optimizer states", "--optimizer adamw-8bit", {"optimizer": "adamw-8bit"}))
     if request.precision != "bf16" and cluster.gpu.has_bf16 and not request.lora_rank:

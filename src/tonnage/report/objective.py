@@ -23,17 +23,20 @@ def objective_notes(findings: Findings) -> Iterator[str]:
     objective = plan.configuration.objective
     words = [f"{objective.name}: {plan.samples:,} {objective.sample} a step"]
     if findings.fits:
-        words.append(f"{plan.samples / plan.step_s:,.3g} {objective.sample}/s")
+        pace = plan.samples / plan.step_s
+        words.append(f"{pace:,.0f} {objective.sample}/s" if pace >= 100 else f"{pace:.3g} {objective.sample}/s")
     if objective.holds_frozen:
-        size, where = frozen_bytes(plan), "GPU" if plan.configuration.parameter_place == "gpu" else "GPU, off it"
         named = f" {objective.teacher.name}" if objective.teacher else ""
-        words.append(f"+ {objective.frozen_name}{named} {size / GIB:,.1f} GiB a {where}")
+        on_gpu = plan.configuration.parameter_place == "gpu"
+        size = f" {frozen_bytes(plan) / GIB:,.1f} GiB a GPU" if on_gpu else ", which is not on the GPU"
+        words.append(f"+ {objective.frozen_name}{named}{size}")
     elif objective.how:
         words.append(_WITHOUT_COPY[objective.how])
     yield ", ".join(words)
     if objective.grad_cache:
         yield "texts of a pair go through one by one, first without gradients: a micro-batch is as many of one side"
-    if findings.fits and objective.sees_whole_batch:
+    free = findings.request.micro_batch is None and findings.request.global_batch is None
+    if findings.fits and objective.sees_whole_batch and free:
         from tonnage.planner.holders import largest_micro_batch
 
         most = largest_micro_batch(findings)
@@ -41,7 +44,7 @@ def objective_notes(findings: Findings) -> Iterator[str]:
 
 
 def frozen_bytes(plan: Plan) -> int:
-    """Weights of a reference or a teacher, of one GPU, wherever they are."""
+    """Weights of a reference or a teacher on one GPU."""
     objective = plan.configuration.objective
     if not objective.holds_frozen:
         return 0
