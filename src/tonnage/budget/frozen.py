@@ -45,7 +45,7 @@ def frozen_weights(shape: ModelShape, configuration: Configuration) -> list[Term
 
 
 def frozen_copies(shape: ModelShape, configuration: Configuration) -> list[Term]:
-    """Its weights in another form while it runs, and until the loss is there: autocast's copies, or a matrix made wide."""
+    """Its weights in another form while it runs: autocast's copies, or a matrix made wide."""
     objective = configuration.objective
     if not objective.holds_frozen:
         return []
