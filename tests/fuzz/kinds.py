@@ -154,8 +154,9 @@ _FLAGS = {
     ("plan", "serve"): ("--gpus", "--context", "--users", "--prompt-shared", "--tp", "--pp", "--stage-layers", "--block",
                         "--utilization", "--max-seqs", "--batched-tokens", "--engine-version", "--beside", "--host-memory",
                         "--engine=llama.cpp --gpu-layers", "--engine=llama.cpp --cpu-moe"),
-    ("plan", "rl"): ("--gpus", "--prompts", "--group", "--prompt", "--completion", "--iterations", "--rollout-gpus", "--utilization",
-                     "--engine-tp", "--sleep", "--offload", "--micro-batch", "--lora", "--zero", "--reward", "--critic"),
+    ("plan", "rl"): ("--gpus", "--prompts", "--group", "--prompt", "--completion", "--iterations", "--rollout-gpus",
+                     "--utilization", "--engine-tp", "--sleep", "--offload", "--micro-batch", "--lora", "--zero", "--reward",
+                     "--critic"),
     ("roofline", "--gpu", "h200", "--model"): ("--gpu", "--batch", "--seq", "--phase", "--rows"),
 }  # fmt: skip
 
@@ -204,6 +205,10 @@ _PLANNED = {
         "optimizer:disk",
     ),
     "--lora": ("1", "16", "256", "100000"),
+    "--objective": ("dpo", "kto", "orpo", "reward", "distill", "contrastive", "classify", "ppo"),
+    "--reference": ("copy", "adapters-off", "precomputed"),
+    "--teacher": ("llama-3.1-8b", "qwen3-8b", "nobody"),
+    "--negatives": ("0", "7", "-1", "100000"),
     "--tokens": ("1B", "1e12", "0", "few"),
     "--samples": ("10k", "1"),
     "--epochs": ("3", "0"),
@@ -233,16 +238,8 @@ _PLANNED = {
     ),
     "--batching": ("pad", "bucket", "padding-free", "pack", "heap"),
 }
-_SWITCHES = (
-    "--qlora",
-    "--compile",
-    "--no-sequence-parallel",
-    "--explain",
-    "--dropout",
-    "--lora-dropout",
-    "--tiled-mlp",
-)
-_SWITCHES += ("--eager-loss", "--fp32-logits")
+_SWITCHES = ("--qlora", "--grad-cache", "--compile", "--no-sequence-parallel", "--explain", "--dropout", "--lora-dropout")
+_SWITCHES += ("--tiled-mlp", "--eager-loss", "--fp32-logits")
 
 
 def _trainings(rng: Random, file: str) -> Call:

@@ -52,6 +52,7 @@ from tonnage.models.presets import find_preset, hub_id
         ("falcon-40b", 41_303_293_952),
         ("bloom-176b", 176_247_271_424),
         ("bert-base", 109_514_298),
+        ("bge-large", 335_141_888),
         ("t5-small", 60_506_624),
         ("t5-11b", 11_307_321_344),
         ("bart-large", 406_291_456),

@@ -78,7 +78,8 @@ class Widths:
     residual_bytes: int
     compute_bytes: int
     autocast: bool
-    adapter_bytes: int  # of a number in an adapter; 0: no adapters, all is trained
+    adapter_bytes: int  # of a number that an adapter reads; 0: no adapters, all is trained
+    adapters_cast: bool  # each reads a copy of its own, for it is wider than the base
     adapted: tuple[str, ...]  # the matrices that have one
     drops: bool  # of its input: what is left of it and a mask are an adapter's own
 
@@ -131,7 +132,8 @@ def widths_of(layer: Layer, hidden: int, configuration: Configuration) -> Widths
         residual_bytes=FP32 if configuration.autocast and not layer.narrow else configuration.compute_bytes,
         compute_bytes=configuration.compute_bytes,
         autocast=configuration.autocast,
-        adapter_bytes=configuration.parameter_bytes if configuration.lora_rank else 0,
+        adapter_bytes=configuration.adapter_bytes if configuration.lora_rank else 0,
+        adapters_cast=configuration.parameter_bytes > configuration.compute_bytes,
         adapted=configuration.lora_targets,
         drops=configuration.lora_dropout,
     )
@@ -169,8 +171,7 @@ def _read(widths: Widths, readers: int) -> Kept:
 
 def _adapted(widths: Widths, readers: int) -> Kept:
     """What adapters read: one copy, or where they are wider than the base or drop some, one each. Frozen matrices keep none."""
-    own = widths.drops or widths.adapter_bytes > widths.compute_bytes
-    copies = readers if own else min(readers, 1)
+    copies = readers if widths.drops or widths.adapters_cast else min(readers, 1)
     return Kept(gathered=copies * (widths.adapter_bytes + widths.drops) * widths.hidden)
 
 
@@ -229,7 +230,7 @@ def _attention_inputs(style: Style, widths: Widths) -> Kept:
     if not widths.adapter_bytes:
         return _read(widths, 1 if style.fused_qkv else 3)
     readers = sum(name in widths.adapted for name in ATTENTION[:3])
-    own = (widths.drops or widths.adapter_bytes > widths.compute_bytes) and "o_proj" in widths.adapted
+    own = (widths.drops or widths.adapters_cast) and "o_proj" in widths.adapted
     cast = (widths.adapter_bytes + widths.drops) * own
     return _adapted(widths, min(readers, 1) if style.fused_qkv else readers) + Kept(split=cast * widths.attended)
 

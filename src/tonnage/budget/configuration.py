@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tonnage.budget.adapters import ALL_LINEAR, BASE_BITS, Base
+from tonnage.budget.objectives import NEXT_TOKEN, Objective
 
 # One number, or one for each of many configurations.
 Number = int | NDArray[Any]
@@ -62,6 +63,7 @@ class Configuration:
     keep_gradients: bool = False  # zeroed in place, not freed, between steps
     compile: bool = False
     wide_logits: bool = False  # the model gives them in FP32 and shifts them, as those of transformers did until 4.45
+    objective: Objective = NEXT_TOKEN
     compile_loss: bool = True  # with `compile`: the loss too (torchtitan left it out until 2025)
     dropout: bool = False  # after attention and MLP, where the model has none by default
     lora_dropout: bool = False  # of what adapters read
@@ -86,6 +88,11 @@ class Configuration:
     def global_batch(self) -> Number:
         """Sequences in one optimizer step."""
         return self.micro_batch * self.accumulate * self.data
+
+    @property
+    def samples(self) -> Number:
+        """In one pass of one GPU: pairs, where a sample has two sequences."""
+        return self.micro_batch // self.objective.in_pass
 
     @property
     def chunks(self) -> Number:
@@ -124,6 +131,11 @@ class Configuration:
     def parameter_bytes(self) -> int:
         """Of one trained parameter where it is kept."""
         return 2 if self.precision == "bf16" else 4
+
+    @property
+    def adapter_bytes(self) -> int:
+        """Of one number that an adapter reads: as wide as it is, or as accelerate's autocast hands it over in TRL."""
+        return self.parameter_bytes if self.objective.plain else self.compute_bytes
 
     @property
     def compute_bytes(self) -> int:

@@ -7,6 +7,7 @@ import numpy as np
 from tonnage.budget.activations import FP32
 from tonnage.budget.configuration import Configuration, Quantity
 from tonnage.budget.frameworks import framework_of
+from tonnage.budget.objective_logits import objective_bytes
 from tonnage.budget.styles import caps_logits, compiled_whole
 from tonnage.budget.terms import Term
 from tonnage.ledger import Category
@@ -19,14 +20,17 @@ LOSS_CHUNKS = 8
 # pass (the logits, these less their maximum, the exponentials), and in all in its backward pass.
 _SPLIT_FORWARD_BYTES, _SPLIT_BACKWARD_BYTES = 3 * FP32, 4 * FP32
 
-LossMoment = Literal["forward", "loss", "head"]
+LossMoment = Literal["forward", "kept", "frozen", "loss", "head"]
 
 
 def loss_term(shape: ModelShape, configuration: Configuration, tokens: Quantity, moment: LossMoment) -> Term:
     """Scores over the vocabulary and copies of their size, on a GPU that holds the head."""
     tokens = tokens * configuration.logit_share
-    size = _BYTES[moment](configuration) if shape.logits else 0
-    if caps_logits(shape):
+    if configuration.objective.plain or moment == "head":
+        size = _BYTES[moment](configuration) if shape.logits else 0
+    else:
+        size = objective_bytes(configuration, moment) if shape.logits else 0
+    if caps_logits(shape) and shape.logits:
         size = size + configuration.compute_bytes
     if configuration.fused_loss and shape.logits:
         return _fused_term(shape, configuration, tokens, moment)

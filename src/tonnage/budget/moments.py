@@ -3,6 +3,8 @@
 | moment    | alive beside the states                                                                 |
 |-----------|-----------------------------------------------------------------------------------------|
 | forward   | what the blocks keep, autocast's copies of weights, logits and their loss                |
+| pass of …, logits of … | the same, and what a frozen model takes (`frozen`), before the loss          |
+| scores    | what the blocks keep, and logits of all models with what an objective makes of them      |
 | loss      | what the blocks keep, the log-probabilities and two gradients of their size              |
 | head      | what the blocks keep, the gradient of the logits and of the head                         |
 | backward  | what the blocks keep, the head's gradient, gradients inside the last block (recomputed)  |
@@ -24,8 +26,10 @@ from tonnage.budget.activations import FP32, Block, Kept, block_of, final_norm
 from tonnage.budget.adapters import largest_matrix
 from tonnage.budget.configuration import Configuration, Number, Quantity
 from tonnage.budget.frameworks import framework_of, gradient_bytes, made_bytes, reduces_once, state_bytes
+from tonnage.budget.frozen import frozen_block, frozen_copies, frozen_gathered, frozen_weights
 from tonnage.budget.loss import LossMoment, head_weights, loss_term
 from tonnage.budget.nanotron import flat_copies, gather_buffers, made_gradients, scattered, trains_with_nanotron
+from tonnage.budget.objective_logits import similarities
 from tonnage.budget.sharding import Stage, block_parameters, sharded, trained_stage
 from tonnage.budget.states import States, sharded_parameters, states
 from tonnage.budget.styles import compiled_whole
@@ -70,7 +74,7 @@ def moments(shape: ModelShape, stage: Stage, configuration: Configuration) -> It
     trained = trained_stage(shape, stage, configuration)
     scene = Scene(shape, stage, configuration, states(shape, stage, configuration), trained)
     buffers = (*_buckets(scene), *gather_buffers(shape, configuration, scene.tokens), *_stage_buffers(scene))
-    states_and_buffers = (*scene.states.kept, *buffers)
+    states_and_buffers = (*scene.states.kept, *frozen_weights(shape, configuration), *buffers)
     always = (
         *states_and_buffers,
         *flat_copies(stage, configuration, in_use=False),
@@ -81,8 +85,12 @@ def moments(shape: ModelShape, stage: Stage, configuration: Configuration) -> It
     gathered = _gathered(scene)
     # A fused loss makes the head's gradient beside its logits; a loss that is compiled with the head, beside their gradient.
     early = _head_gradient(scene) if configuration.fused_loss else []
-    yield Moment("forward", (*passing, *gathered, *_casts(scene, forward=True), *_logits(scene, "forward"), *early))
-    early = early or (_head_gradient(scene) if compiled_whole(configuration) else [])
+    ending: LossMoment = "forward" if configuration.objective.plain else "head"
+    yield Moment("forward", (*passing, *gathered, *_casts(scene, forward=True), *_logits(scene, ending), *early))
+    if not configuration.objective.plain:
+        yield from _objective_moments(scene, always, (*passing, *gathered, *_casts(scene)))
+    elif compiled_whole(configuration):
+        early = _head_gradient(scene)
     back = (*passing, *_casts(scene), *_held_logits(scene))
     yield Moment("loss", (*back, *_gathered(scene, "loss"), *_logits(scene, "loss"), *early))
     back = (*back, *gathered)
@@ -99,6 +107,20 @@ def moments(shape: ModelShape, stage: Stage, configuration: Configuration) -> It
         yield Moment("reduce", (*always, *_gathered(scene, "ending"), *_all_gradients(scene), *_reduced(scene)))
     flat = flat_copies(stage, configuration, in_use=True)
     yield Moment("optimizer", (*states_and_buffers, scene.states.gradients, *flat, *_optimizer(scene)))
+
+
+def _objective_moments(scene: Scene, always: tuple[Term, ...], passed: tuple[Term, ...]) -> Iterator[Moment]:
+    """Between the forward pass and its loss: a frozen model's own pass, its logits, and what the scores are made of."""
+    shape, configuration = scene.shape, scene.configuration
+    name = configuration.objective.frozen_name
+    if configuration.objective.frozen_passes:
+        read = (*passed, *frozen_copies(shape, configuration), *frozen_gathered(shape, configuration))
+        block = frozen_block(shape, configuration, scene.tokens)
+        yield Moment(f"pass of the {name}", (*read, block, *_logits(scene, "kept")))
+        yield Moment(f"logits of the {name}", (*read, *_logits(scene, "frozen")))
+    # GradCache compares vectors of the whole batch before any of its parts keeps something.
+    here = always if configuration.objective.grad_cache else passed
+    yield Moment("scores", (*here, *_logits(scene, "forward"), *similarities(configuration)))
 
 
 def _term(category: Category, name: str, size: Quantity, formula: str, **numbers: object) -> Term:
@@ -172,8 +194,10 @@ def _kept(scene: Scene) -> list[Term]:
     for stack in scene.shape.stacks:
         for name, size in _stack_kept(scene, stack).items():
             parts[name] = parts[name] + size * scene.stage.share * scene.stage.in_flight
-    last = final_norm(scene.shape, scene.configuration).per_token(scene.configuration, scene.configuration.seq)
-    parts["norms"] = parts["norms"] + last * scene.tokens * scene.stage.heads
+    if scene.configuration.objective.has_logits:
+        # Where no logits follow it, it is through before the blocks are at their height.
+        last = final_norm(scene.shape, scene.configuration).per_token(scene.configuration, scene.configuration.seq)
+        parts["norms"] = parts["norms"] + last * scene.tokens * scene.stage.heads
     terms = [_kept_term(scene, name, size) for name, size in parts.items() if np.any(size)]
     return [*terms, *_kept_by_projector(scene)]
 
@@ -255,9 +279,10 @@ def _inside_block(scene: Scene, *, last_kept: bool = False) -> list[Term]:
             block = block_of(scene.shape, layer, stack.hidden, scene.configuration)
             present = np.maximum(present, _present(scene, stack, block, last_kept))
             gradients = np.maximum(gradients, _bytes(scene, stack, block.backward))
-    formula = "bytes of a token × tokens"
+    formula, tokens = "bytes of a token × tokens", scene.tokens / scene.configuration.objective.texts
+    present, gradients = (size / scene.configuration.objective.texts for size in (present, gradients))
     return [
-        _term(Category.ACTIVATIONS, name, size, formula, bytes=size / scene.tokens, tokens=scene.tokens)
+        _term(Category.ACTIVATIONS, name, size, formula, bytes=size / tokens, tokens=tokens)
         for name, size in (("one block", present), ("gradients inside a block", gradients))
     ]
 

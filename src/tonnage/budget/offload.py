@@ -41,7 +41,7 @@ def _place(term: Term, configuration: Configuration) -> Place:
     if term.category is Category.OPTIMIZER_STATES:
         # Paged states need room for those of one tensor at a time, which is nothing.
         return "host" if configuration.paged else configuration.optimizer_place
-    if term.category is Category.PARAMETERS and term.name != "gathered parameters":
+    if term.category is Category.PARAMETERS and not term.name.startswith("gathered parameters"):
         return configuration.parameter_place
     if term.category is Category.ACTIVATIONS and term.name.startswith("kept by"):
         return configuration.activation_place

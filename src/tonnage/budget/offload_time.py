@@ -43,7 +43,7 @@ def crossing(
     shape: ModelShape, stage: Stage, configuration: Configuration, cluster: Cluster, shares: Calibration
 ) -> Crossing:
     """Of one configuration or many; nothing where nothing is offloaded."""
-    pace = {place: _bytes_per_s(place, cluster, shares) for place in ("host", "nvme")}
+    pace = {place: bytes_per_s(place, cluster, shares) for place in ("host", "nvme")}
     none = 0.0 * np.asarray(stage.parameters)
     pass_s = none
     if configuration.activation_place != "gpu":
@@ -80,11 +80,11 @@ def _update_s(configuration: Configuration, count: Quantity, cluster: Cluster, s
     if configuration.optimizer_place == "host":
         return update_s
     size = optimizer_bytes(configuration.optimizer) if configuration.optimizer not in ("adafactor", "muon") else 4
-    swapped_s = 2 * count * (size + _MASTER_BYTES) / _bytes_per_s("nvme", cluster, shares)
+    swapped_s = 2 * count * (size + _MASTER_BYTES) / bytes_per_s("nvme", cluster, shares)
     return np.maximum(update_s, swapped_s)
 
 
-def _bytes_per_s(place: Place, cluster: Cluster, shares: Calibration) -> float:
+def bytes_per_s(place: Place, cluster: Cluster, shares: Calibration) -> float:
     """A GPU's share of the way there. A host whose drives are not known is taken to have one common one for each GPU."""
     if place == "nvme":
         return min(cluster.nvme_bytes_per_s or shares.nvme_default_bytes_per_s, cluster.host_link_bytes_per_s) * (

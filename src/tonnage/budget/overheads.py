@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from tonnage.budget.configuration import Configuration, Quantity
+from tonnage.budget.configuration import Configuration, FrameworkName, Quantity
 from tonnage.budget.frameworks import framework_of, gradient_bytes, made_bytes, reduces_once
 from tonnage.budget.loss import loss_term
 from tonnage.budget.sharding import Stage, block_parameters, expert_shards, sharded, shards, trained_stage
@@ -29,10 +29,10 @@ _GRADIENTS_LOST = 0.38
 _LOSS_LOST, _WIDE_LOSS_LOST = 1 / 6, 6 / 16
 
 
-def workspace(gpu: Gpu, configuration: Configuration) -> Term:
+def workspace(gpu: Gpu, framework: FrameworkName = "torch") -> Term:
     """cuBLAS in both threads; Transformer Engine, which Megatron's blocks are made of, has one more."""
     size = _CUBLAS_BYTES.get(gpu.compute_capability[0], _CUBLAS_BYTES_ELSEWHERE)
-    if configuration.framework != "megatron":
+    if framework != "megatron":
         return Term(Category.WORKSPACE, "cuBLAS", 2.0 * size, "2 threads × bytes", {"bytes": size})
     own = _ENGINE_BYTES if gpu.compute_capability[0] >= _HOPPER else _ENGINE_BYTES_BEFORE
     numbers = {"bytes": size, "own": own}

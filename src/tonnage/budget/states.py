@@ -152,12 +152,13 @@ def _lora_states(shape: ModelShape, stage: Stage, configuration: Configuration) 
     count = trained_parameters(shape, stage, configuration)
     adapters = _term(Category.PARAMETERS, "adapters", count, configuration.parameter_bytes)
     states_bytes = optimizer_bytes(configuration.optimizer, state_bytes(configuration))
-    kept = [*_base_terms(shape, stage, configuration, base / stage.parameters), adapters]
+    kept = [*base_terms(shape, stage, configuration, base / stage.parameters), adapters]
     kept.append(_term(Category.OPTIMIZER_STATES, f"{configuration.optimizer} states", count, states_bytes))
     return States(tuple(kept), _term(Category.GRADIENTS, "gradients", count, configuration.parameter_bytes))
 
 
-def _base_terms(shape: ModelShape, stage: Stage, configuration: Configuration, shrunk: Quantity) -> list[Term]:
+def base_terms(shape: ModelShape, stage: Stage, configuration: Configuration, shrunk: Quantity) -> list[Term]:
+    """Weights that are not trained: those of blocks as the base is kept, the rest as it is computed with."""
     plain_bytes = configuration.compute_bytes
     if not configuration.quantized_base:
         return [_term(Category.PARAMETERS, "frozen parameters", stage.parameters * shrunk, plain_bytes)]

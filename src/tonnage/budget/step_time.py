@@ -16,10 +16,12 @@ from tonnage.budget.activations import configuration_of
 from tonnage.budget.collectives import Network, Traffic, traffic
 from tonnage.budget.configuration import NUMBERS, Configuration, Quantity
 from tonnage.budget.frameworks import framework_of, gradient_bytes, made_bytes, reduces_once
+from tonnage.budget.frozen import frozen_weights
 from tonnage.budget.layer_launches import LayerLaunches
 from tonnage.budget.layer_time import FIGURES, Busy, Pass, Work, layer_pass, work_of
 from tonnage.budget.moments import recomputed_blocks
-from tonnage.budget.offload_time import Crossing, crossing
+from tonnage.budget.objectives import NEXT_TOKEN
+from tonnage.budget.offload_time import Crossing, bytes_per_s, crossing
 from tonnage.budget.optimizer_time import accumulated, gathered, sharding_copies, update
 from tonnage.budget.roofline import Calibration, calibration
 from tonnage.budget.sharding import Stage, sharded, stages, trained_stage
@@ -46,7 +48,9 @@ _NOTHING_S = 1e-12
 _NO_BACKWARD = {"backward": Busy(), "attention_backward": Busy(), "packing": Busy()}
 # Of a backward pass, products that traffic of tensor parallelism can hide behind: half of those with two of three weights.
 _BEHIND_PRODUCTS = 0.25
-PARTS = ("forward", "backward", "recompute", "optimizer", "collectives", "offload", "bubble")
+# What runs before a loss without gradients: a frozen model, or the trained one once more.
+NO_GRAD = "no-grad forward"
+PARTS = ("forward", "backward", "recompute", "optimizer", "collectives", "offload", "bubble", NO_GRAD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,7 @@ class StepClock:
         self._slowest = _slowest(cluster.gpus, self.shares.card_spread)
         self._census = [(stack, _census(stack)) for stack in shape.stacks]
         self._known: dict[tuple[object, ...], _Known] = {}
+        self._other: StepClock | None = None
         # With the configuration, whose arrays must live as long as they are known by their identity.
         self._kept: dict[tuple[object, ...], tuple[Configuration, _Around]] = {}
 
@@ -103,6 +108,7 @@ class StepClock:
             layers, update = layers + Pass(backward=update), Busy()
         passes = _Passes(*(one.slowed(self._slowest) for one in passes._replace(layers=layers)))
         update = update.slowed(self._slowest)
+        frozen = self._no_grad(passes, sent, configuration)
         moved = crossing(shape, stage, configuration, self._cluster, self.shares)
         if configuration.paged:
             moved = moved._replace(step_s=moved.step_s + self._paged_s(stage, configuration))
@@ -114,15 +120,16 @@ class StepClock:
             seconds = _paced(passes, update, slower, together=together, waits=waits)
             attention_s = attention.at(slower) * stage.share
             exposed, hidden_s = _exposed(seconds, sent, moved, attention_s, configuration, taken)
+            exposed, no_grad_s = frozen.beside(exposed, slower, configuration.accumulate)
             bubble_s = (configuration.pp - 1) / configuration.chunks * (seconds.total_s + sent.plain_s)
             found = (
                 _micro_batches(seconds, configuration) | exposed | {"bubble": bubble_s, "optimizer": seconds.update_s}
-            )
+            ) | {NO_GRAD: no_grad_s}
             return {name: found[name] for name in PARTS}, hidden_s
 
         # A card averages its power over about a tenth of a second: the passes draw it, not the update after them.
         at_full_clock, _ = parts(1.0)
-        passed = sum((one.whole for one in passes), Busy()) * configuration.accumulate
+        passed = (sum((one.whole for one in passes), Busy()) + frozen.busy) * configuration.accumulate
         passed_s = sum(at_full_clock.values()) - at_full_clock["optimizer"]
         slower = slowdown_of(passed.card_s, passed.at_peak_s, passed_s, limit_of(gpu))
         return StepTime(*parts(slower), configuration.global_batch * configuration.seq, passed + update, slower)
@@ -135,6 +142,38 @@ class StepClock:
         away = np.clip(size + needed - self._cluster.gpu.memory_bytes, 0.0, size)
         return 2 * away / (self._cluster.host_link_bytes_per_s * self.shares.host_link_ceiling)
 
+    def _no_grad(self, passes: "_Passes", sent: Traffic, configuration: Configuration) -> "_NoGrad":
+        """Forward passes without gradients of a micro-batch: of a teacher, a reference, or the model itself."""
+        objective = configuration.objective
+        own = objective.own_passes + (0 if objective.teacher else objective.frozen_passes)
+        if not own and not objective.frozen_passes:
+            return _NoGrad()
+        busy = sum((one.forward for one in passes), Busy()) * own
+        sent_s: Quantity = own * sent.forward_s
+        moved_s: Quantity = 0.0
+        if objective.teacher is not None:
+            read = replace(
+                configuration, objective=NEXT_TOKEN, lora_rank=0, base=objective.teacher_base, checkpoint="none"
+            )
+            read = replace(read, precision="bf16") if read.mixed else read
+            taught, sent_s = self._teacher(objective.teacher).forward(read)
+            busy = busy + taught.slowed(self._slowest)
+        if configuration.parameter_place != "gpu":
+            weights = total(frozen_weights(self._shape, configuration))
+            moved_s = weights / bytes_per_s(configuration.parameter_place, self._cluster, self.shares)
+        return _NoGrad(busy, sent_s, moved_s)
+
+    def _teacher(self, shape: ModelShape) -> "StepClock":
+        """The clock of a model beside this one."""
+        if self._other is None:
+            self._other = StepClock(shape, self._cluster, self.shares)
+        return self._other
+
+    def forward(self, configuration: Configuration) -> tuple[Busy, Quantity]:
+        """One forward pass of a micro-batch, and the seconds in which its parameters are gathered."""
+        passes, _ = self._passes(configuration)
+        return sum((one.forward for one in passes), Busy()), self._around(configuration).sent.forward_s
+
     def _begins_together(self, configuration: Configuration) -> bool:
         """Whether the host waits for the card in every forward pass: decoders of transformers look for packed sequences then."""
         eager = framework_of(configuration).written == "transformers" and not configuration.compile
@@ -142,6 +181,12 @@ class StepClock:
 
     def _passes(self, configuration: Configuration) -> tuple["_Passes", Busy]:
         """One micro-batch through the whole model, and its attention alone. Layers see the same of many configurations."""
+        texts = configuration.objective.texts
+        if texts > 1:
+            # One after the other, in smaller kernels.
+            alone = replace(configuration, micro_batch=configuration.micro_batch // texts, objective=NEXT_TOKEN)
+            passes, attention = self._passes(alone)
+            return _Passes(*(one * (1.0 * texts) for one in passes)), attention * (1.0 * texts)
         columns = [getattr(configuration, name) for name in _LAYER_NUMBERS]
         if not any(np.ndim(column) for column in columns):
             return _model_passes(self._works(configuration, [tuple(map(int, columns))], -1), configuration)
@@ -223,6 +268,23 @@ class _Around(NamedTuple):
     sent: Traffic
     update: Busy
     beside: Pass  # copies of sharding in each pass, and what a pipeline's stages hand on
+
+
+class _NoGrad(NamedTuple):
+    """Forward passes without gradients in one micro-batch, and what is gathered or comes from the host for them."""
+
+    busy: Busy = Busy()
+    sent_s: Quantity = 0.0
+    moved_s: Quantity = 0.0
+
+    def beside(
+        self, exposed: dict[str, Quantity], slower: Quantity, count: Quantity
+    ) -> tuple[dict[str, Quantity], Quantity]:
+        """What sticks out of all micro-batches with that of these, and their own seconds."""
+        once_s = np.maximum(self.busy.at(slower), self.busy.host_s)
+        more = {"collectives": self.sent_s, "offload": self.moved_s}
+        waits = {name: exposed[name] + count * np.maximum(more_s - once_s, 0.0) for name, more_s in more.items()}
+        return waits, count * once_s
 
 
 class _Works(NamedTuple):

@@ -70,7 +70,7 @@ def training_budget(
     host = _host(seen, states(shape, ends[0], configuration), configuration)
     on_device = [_on_device(moment, configuration) for moment in seen] if offloads(configuration) else seen
     chosen, peak = _worst(on_device)
-    terms = (*chosen, workspace(gpu, configuration), context(gpu), nccl(configuration))
+    terms = (*chosen, workspace(gpu, configuration.framework), context(gpu), nccl(configuration))
     names = tuple(moment.name for moment in on_device)
     return TrainingBudget(tuple(map(_plain, terms)), names, peak, host.host_bytes, host.pinned_bytes)
 
@@ -83,7 +83,7 @@ def needed_bytes(shape: ModelShape, configuration: Configuration, gpu: Gpu) -> t
         held = [total(term for term in moment.terms if stays(term, configuration)) for moment in seen]
     else:
         held = [total(moment.terms) for moment in seen]
-    beside = (workspace(gpu, configuration), context(gpu), nccl(configuration))
+    beside = (workspace(gpu, configuration.framework), context(gpu), nccl(configuration))
     host = _host(seen, states(shape, ends[0], configuration), configuration)
     return functools.reduce(np.maximum, held) + total(beside), host.host_bytes
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, get_args
 
 from tonnage.commands import plan_diffusion
 from tonnage.commands.campaign import add_campaign, campaign_of
+from tonnage.commands.objective import add_objective, objective_from
 from tonnage.commands.pages import add_page_options, page_of
 from tonnage.commands.which_cards import check_cards_named, publish
 from tonnage.errors import BadLayout, OutputExists, RequestError
@@ -59,7 +60,8 @@ def _search(options: Namespace) -> "Findings":
     from tonnage.planner.search import search
 
     shape = shape_of(options)
-    return search(shape, cluster_of(options), request_of(options, shape))
+    request = request_of(options, shape)
+    return search(request.objective.trained(shape), cluster_of(options), request)
 
 
 def _which_cards(options: Namespace) -> int:
@@ -71,6 +73,7 @@ def _which_cards(options: Namespace) -> int:
 
     shape = shape_of(options)
     request = request_of(options, shape)
+    shape = request.objective.trained(shape)
     holders = training_holders(shape, request)
     return publish(shape, holders, options, what=f"training at {request.seq:,} tokens", most="micro-batch")
 
@@ -101,6 +104,7 @@ def _parser() -> ArgumentParser:
     add("--optimizer-kernel", choices=get_args(kinds.OptimizerKernel))
     add("--checkpoint", metavar="{none,selective,full,every-K}", help="what is recomputed")
     add("--attention", choices=get_args(kinds.AttentionKernel), default="flash")
+    add_objective(parser)
     add("--loss", choices=get_args(kinds.Loss))
     add("--zero", type=int, choices=(0, 1, 2, 3), help="what data-parallel ranks share: states, gradients, parameters")
     for name, words in (("tp", "tensor"), ("pp", "pipeline"), ("cp", "context"), ("ep", "expert")):
@@ -203,7 +207,9 @@ def request_of(options: Namespace, shape: "ModelShape") -> "TrainingRequest":
     names = ["micro_batch", "global_batch", "optimizer_kernel", "checkpoint", "attention"]
     names += ["zero", "tp", "ep", "pp_chunks", "shard", "framework", "compile", "liger", "step_in_backward"]
     names += ["bf16_gradients", "bf16_moments", "tiled_mlp", "dropout", "lora_dropout"]
+    objective = objective_from(options)
     return TrainingRequest(
+        objective=objective,
         seq=lengths.seq if lengths else parse_count(options.seq) if options.seq else most,
         lengths=lengths,
         cp=1 if lengths and options.cp is None else options.cp,
@@ -211,7 +217,7 @@ def request_of(options: Namespace, shape: "ModelShape") -> "TrainingRequest":
         lora_rank=options.lora or (_DEFAULT_RANK if options.qlora else 0),
         lora_targets=parse_targets(options.lora_targets or "all-linear"),
         base=options.base or ("nf4" if options.qlora else "16-bit"),
-        loss=options.loss or ("fused" if options.liger else None),
+        loss=options.loss or (("fused" if options.liger else None) if objective.has_logits else "full"),
         compile_loss=not options.eager_loss,
         wide_logits=options.fp32_logits,
         drives=options.drive != "none",
@@ -253,6 +259,9 @@ def _offload(options: Namespace) -> "Offload | None":
 def _check_export(options: Namespace) -> None:
     """Before the work, so that no one waits for a mistake."""
     folder = options.export
+    if folder is not None and options.objective != "next-token":
+        hint = "Leave --export out: --json has every choice of the plan."
+        raise BadLayout(f"--export writes scripts that train on next tokens, not by {options.objective}.", hint=hint)
     if folder is not None and folder.exists() and not folder.is_dir():
         raise OutputExists(f"{folder} is a file.", hint="Name a folder for --export.")
     for flag, given in (("--freeze", options.freeze is not None), ("--lengths", bool(options.lengths))):

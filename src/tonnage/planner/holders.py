@@ -82,18 +82,18 @@ def _trained(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> H
     return Holder(
         cluster=cluster,
         needed_bytes=best.total_bytes,
-        most=_largest_micro_batch(findings),
+        most=largest_micro_batch(findings),
         tokens_per_s=best.tokens_per_s,
         offload=best.offload.words if best.offload != NO_OFFLOAD else "",
     )
 
 
-def _largest_micro_batch(findings: Findings) -> int:
+def largest_micro_batch(findings: Findings) -> int:
     """Of all configurations that fit, recomputing all where that helps."""
     most = 1
     for judged in findings.judged:
         if judged.fits.any():
-            sizes = np.broadcast_to(np.asarray(judged.family.configuration.micro_batch), judged.fits.shape)
+            sizes = np.broadcast_to(np.asarray(judged.family.configuration.samples), judged.fits.shape)
             most = max(most, int(sizes[judged.fits].max()))
     return most
 

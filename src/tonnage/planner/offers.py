@@ -69,7 +69,7 @@ def _frameworks(rated: _Rated, best: Plan) -> Iterator[Offer]:
     plain = {name for names in RUNNERS.values() for name in names}
     for name in FRAMEWORK_STAGES:
         trained = architectures(name)
-        whole = not request.lora_rank and findings.shape.unfrozen is None
+        whole = not request.lora_rank and findings.shape.unfrozen is None and request.objective.plain
         known = name in plain or (whole and not (trained and findings.shape.architecture not in trained))
         if name == best.configuration.framework or not known:
             continue

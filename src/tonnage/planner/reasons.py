@@ -151,5 +151,5 @@ def _cause(best: Plan, other: Configuration, time: StepTime) -> str:
     if other.pp > best.configuration.pp:
         return "the stage with the head is slower"
     if other.micro_batch < best.configuration.micro_batch:
-        return f"leaves room for a micro-batch of {other.micro_batch} only"
+        return f"leaves room for a micro-batch of {other.samples} only"
     return "its products are smaller" if name in ("forward", "backward") else ""

@@ -25,6 +25,8 @@ from tonnage.planner.space import family, layouts, offloads, passes, shardings
 _SHORTEST_SEQ = 256
 _MOST_DOUBLINGS = 8
 _MOST = 5
+# Flags count samples, which have several sequences where pairs are compared.
+_MEANT = {"micro_batch": "samples"}
 # A common rank of adapters.
 DEFAULT_RANK = 16
 
@@ -61,6 +63,9 @@ def leanest(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> tu
         micro_batch=request.micro_batch or 1,
         global_batch=request.step_sequences(cluster.gpus) if request.micro_batch is None else request.global_batch,
     )
+    if request.objective.sees_whole_batch:
+        alone = request.micro_batch is None and request.global_batch is None
+        lean = replace(lean, micro_batch=1 if alone else request.micro_batch, global_batch=request.global_batch)
     try:
         check(lean, shape, cluster)
     except BadLayout:
@@ -86,7 +91,7 @@ def _tried(shape: ModelShape, cluster: Cluster, request: TrainingRequest, change
         return None
     configuration, offload, total_bytes = found
     name = flag.removeprefix("--").partition(" ")[0].replace("-", "_")
-    value = offload if name == "offload" else getattr(configuration, name, "")
+    value = offload if name == "offload" else getattr(configuration, _MEANT.get(name, name), "")
     return Remedy(change, flag.format(value), total_bytes, cluster.gpu.memory_bytes)
 
 
@@ -105,6 +110,12 @@ def _released(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> 
 def _other_training(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> Iterator[Remedy]:
     """Changes to what is trained, or in what; of the adapters the first that helps."""
     changes: list[tuple[str, str, dict[str, Any]]] = []
+    objective = request.objective
+    if objective.sees_whole_batch:
+        changes.append(("the batch in parts", "--grad-cache", {"objective": replace(objective, grad_cache=True)}))
+    if objective.how == "copy":
+        before = replace(objective, how="precomputed")
+        changes.append(("a reference that has read", "--reference precomputed", {"objective": before}))
     if request.optimizer in ("adam", "adamw") and not request.lora_rank:
         changes.append(("8-bit optimizer states", "--optimizer adamw-8bit", {"optimizer": "adamw-8bit"}))
     if request.precision != "bf16" and cluster.gpu.has_bf16 and not request.lora_rank:

@@ -18,11 +18,13 @@ from tonnage.budget.configuration import (
     Place,
     Precision,
 )
+from tonnage.budget.objectives import NEXT_TOKEN, Objective
 from tonnage.budget.weights import WEIGHT_FORMATS
 from tonnage.errors import BadLayout
 from tonnage.hardware.cluster import Cluster
 from tonnage.models.shape import ModelShape
 from tonnage.planner.lengths import Lengths
+from tonnage.planner.objectives import check_objective
 
 # A step of about this many tokens where no batch was asked for: what models of a few billion parameters are tuned with.
 DEFAULT_STEP_TOKENS = 2**19
@@ -125,15 +127,16 @@ class TrainingRequest:
     offload: Offload | None = None
     drives: bool = True  # hosts have some
     lengths: Lengths | None = None  # of samples, where they differ: `seq` is where they are cut
+    objective: Objective = NEXT_TOKEN
 
     def step_sequences(self, gpus: int) -> int:
-        """Sequences in a step: as asked, or about `DEFAULT_STEP_TOKENS` or `ADAPTER_SEQUENCES`, and one for each GPU at least."""
+        """Samples in a step: as asked, or about `DEFAULT_STEP_TOKENS` or `ADAPTER_SEQUENCES`, and one for each GPU at least."""
         if self.global_batch is not None:
             return self.global_batch
         padded = self.lengths is not None and self.lengths.batching != "pack"
         tokens = self.lengths.mean if self.lengths is not None and padded else self.seq
         usual = ADAPTER_SEQUENCES if self.lora_rank else DEFAULT_STEP_TOKENS / tokens
-        share = max(usual / gpus, 1)
+        share = max(usual / self.objective.sequences / gpus, 1)
         return (1 << round(math.log2(share))) * gpus  # a power of two for each, which micro-batches divide
 
 
@@ -181,6 +184,8 @@ def check(request: TrainingRequest, shape: ModelShape, cluster: Cluster) -> None
         raise BadLayout(
             f"--offload {request.offload.words}, and --drive none.", hint="Leave :nvme out, or give --drive 7g/s."
         )
+    if not request.objective.plain:
+        check_objective(request, shape)
     for problem, hint in _misfits(request, shape, cluster):
         raise BadLayout(problem, hint=hint)
 

@@ -83,8 +83,8 @@ class Plan:
 
     @property
     def samples(self) -> int:
-        """In a step."""
-        return round(self.tokens / self.sample_tokens)
+        """In a step: sequences, or pairs of them where those are compared."""
+        return round(self.tokens / self.sample_tokens) // self.configuration.objective.sequences
 
     @property
     def tokens(self) -> int:

@@ -57,6 +57,8 @@ RUNNERS: dict[int, tuple[FrameworkName, ...]] = {
 PIPELINE_FILL = 4
 _LARGEST_MICRO_BATCH = 64
 _MOST_IMAGES = 512  # the same of vision models, whose samples are short
+# Pairs of a contrastive batch on one GPU: what is tried where none was asked for.
+_CONTRASTED = sorted(factor << power for factor in (1, 3) for power in range(15))
 _FUSED = ("sgd", "momentum", "adam", "adamw", "adamw-8bit")
 
 
@@ -98,6 +100,9 @@ def layouts(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> La
         for batch in _batches(degrees[1], data, cluster.gpus, request, most)
     ]
     table = np.array(rows, dtype=np.int64).reshape(-1, 8)
+    # Batches count samples so far; a pass takes all sequences of each, or one after the other.
+    table[:, 6] *= request.objective.in_pass
+    table[:, 7] *= request.objective.sequences // request.objective.in_pass
     return Layouts(*table.T)
 
 
@@ -105,11 +110,11 @@ def _degrees(shape: ModelShape, gpus: int, request: TrainingRequest) -> Iterator
     """Tensor, pipeline, context and expert parallelism, and the data parallelism that is left."""
     heads, layers, experts = head_counts(shape), layer_count(shape), expert_count(shape)
     for tp in _choices(request.tp, gpus):
-        if any(count % tp for count in heads):
+        if any(count % tp for count in heads) or (tp > 1 and not request.objective.plain):
             continue
         for pp in _choices(request.pp, gpus // tp):
             for cp in _choices(request.cp, gpus // tp // pp):
-                if pp > layers or request.seq % cp:
+                if pp > layers or request.seq % cp or (pp * cp > 1 and not request.objective.plain):
                     continue
                 data = gpus // (tp * pp * cp)
                 for ep in _expert_choices(request, experts, tp * cp * data):
@@ -125,7 +130,8 @@ def _choices(asked: int | None, number: int) -> list[int]:
 def _expert_choices(request: TrainingRequest, experts: int, group: int) -> list[int]:
     if request.ep is not None:
         return [request.ep] if group % request.ep == 0 else []
-    return [ep for ep in divisors(experts) if group % ep == 0] if experts else [1]
+    spread = experts and request.objective.plain
+    return [ep for ep in divisors(experts) if group % ep == 0] if spread else [1]
 
 
 def _shards(degrees: tuple[int, int, int, int], data: int, cluster: Cluster, request: TrainingRequest) -> set[int]:
@@ -145,6 +151,11 @@ def _batches(pp: int, data: int, gpus: int, request: TrainingRequest, most: int)
         whole = request.global_batch // data if request.global_batch else None
         sizes = [request.micro_batch or whole] if request.micro_batch or whole else divisors(most)
         yield from ((size, 1) for size in sizes if size and pp == 1 and whole in (None, size))
+        return
+    if request.objective.sees_whole_batch:
+        whole = request.global_batch // data if request.global_batch else None
+        sizes = [request.micro_batch or whole] if request.micro_batch or whole else _CONTRASTED
+        yield from ((size, 1) for size in sizes if size and whole in (None, size))
         return
     if request.global_batch is None and request.micro_batch is not None:
         yield request.micro_batch, 1 if pp == 1 else PIPELINE_FILL * pp
@@ -218,6 +229,7 @@ def family(request: TrainingRequest, sharding: Sharding, checkpoint: str, loss: 
         lora_dropout=request.lora_dropout,
         pp_chunks=request.pp_chunks,
         logit_share=request.logit_share,
+        objective=request.objective,
         seq=request.lengths.worst(sharding.rows.micro_batch) if request.lengths else request.seq,
         **numbers,
     )
@@ -290,6 +302,8 @@ def _sensible(zero: int, offload: Offload) -> bool:
 def _runners(request: TrainingRequest, zero: int) -> tuple[FrameworkName, ...]:
     if request.framework is not None:
         return (request.framework,) if zero in FRAMEWORK_STAGES[request.framework] else ()
+    if not request.objective.plain:
+        return RUNNERS[zero]
     # The one that shards states alone where a copy of the model is spread over GPUs.
     return (*RUNNERS[zero], "megatron") if request.zero == 1 else RUNNERS[zero]
 

@@ -16,6 +16,7 @@ from tonnage.ledger import Category
 from tonnage.report.campaign import NONE, Campaign, campaign_words
 from tonnage.report.lengths import length_lines
 from tonnage.report.lines import bar, beside, column, cut, packed, report_width, table_unit, wrapped
+from tonnage.report.objective import objective_notes
 from tonnage.report.parts import part_words
 from tonnage.units import GIB, format_bytes, percent
 
@@ -113,8 +114,9 @@ def _lines(texts: Iterable[str], style: str = "") -> Iterator[Line]:
 def flags(plan: Plan) -> list[str]:
     """The choices of a plan, as its flags without their dashes; degrees of one are left out."""
     chosen = plan.configuration
-    batch = f"micro-batch {chosen.micro_batch}" + (f" × {chosen.accumulate}" if chosen.accumulate > 1 else "")
-    words = [chosen.framework, *_spread(plan), batch, f"checkpoint {chosen.checkpoint}", f"loss {chosen.loss}"]
+    batch = f"micro-batch {chosen.samples}" + (f" × {chosen.accumulate}" if chosen.accumulate > 1 else "")
+    loss = [f"loss {chosen.loss}"] if chosen.objective.has_logits else []
+    words = [chosen.framework, *_spread(plan), batch, f"checkpoint {chosen.checkpoint}", *loss]
     words += [name.replace("_", "-") for name in ("bf16_gradients", "bf16_moments") if getattr(chosen, name)]
     return [*words, *_offload(plan), *(["compile"] if chosen.compile else [])]
 
@@ -123,7 +125,7 @@ def brief(plan: Plan, beside: Plan | None = None) -> str:
     """The same for a row of a table: only what was chosen against the plainest way, and who trains if it is another."""
     chosen = plan.configuration
     words: list[str] = [chosen.framework] if beside and beside.configuration.framework != chosen.framework else []
-    words += [*_spread(plan), f"{chosen.micro_batch}×{chosen.accumulate}"]
+    words += [*_spread(plan), f"{chosen.samples}×{chosen.accumulate}"]
     words += [f"checkpoint {chosen.checkpoint}"] if chosen.checkpoint != "none" else []
     words += [f"{chosen.loss} loss"] if chosen.loss != "full" else []
     return " ".join([*words, *_offload(plan)])
@@ -154,6 +156,8 @@ def notes(findings: Findings) -> Iterator[str]:
     named = [words for name, words in beside.items() if getattr(chosen, name)]
     yield ", ".join([chosen.precision, optimizer, f"attention {chosen.attention}", *named])
     yield from part_words(shape, chosen)
+    if not chosen.objective.plain:
+        yield from objective_notes(findings)
     if plan.tight:
         most, there = (size / GIB for size in (plan.range_bytes[1], plan.capacity_bytes))
         yield f"tight: one in twenty such runs would need {most:,.1f} GiB or more, and there are {there:,.1f}"

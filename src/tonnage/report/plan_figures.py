@@ -1,15 +1,17 @@
 """A training plan as figures for programs: the keys that scripts rely on. Sizes are in bytes, times in seconds."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from tonnage import __version__
+from tonnage.budget.objectives import NEXT_TOKEN
 from tonnage.ledger import Category, Ledger
 from tonnage.planner.offers import Offer
 from tonnage.planner.reasons import Reason
 from tonnage.planner.remedies import Remedy
 from tonnage.planner.search import Findings, Plan
 from tonnage.report.campaign import NONE, Campaign, campaign_figures
+from tonnage.report.objective import frozen_bytes, objective_figures
 
 _KEYS = {
     Category.PARAMETERS: "parameters",
@@ -74,8 +76,9 @@ def plan_figures(
 
 def one_figures(plan: Plan) -> dict[str, Any]:
     """One plan."""
+    plain = replace(plan.configuration, objective=NEXT_TOKEN)
     return {
-        "config": asdict(plan.configuration) | {"offload": plan.offload.words},
+        "config": asdict(plain) | objective_figures(plan) | {"offload": plan.offload.words},
         "fits": plan.fits,
         "ledger": ledger_figures(plan.ledger, plan.total_bytes),
         "tight": plan.tight,
@@ -92,6 +95,8 @@ def one_figures(plan: Plan) -> dict[str, Any]:
         "hidden_s": plan.hidden_s,
         "tokens_per_s": plan.tokens_per_s,
         "sequences_per_s": plan.sequences_per_s,
+        "samples_per_s": plan.samples / plan.step_s,
+        "frozen_bytes": frozen_bytes(plan),
         "terms": [_term_figures(term) for term in plan.terms],
     }
 
