@@ -74,10 +74,10 @@ def test_runs_that_others_published(published: tuple[list[Any], Counter[tuple[st
 
 
 def test_few_are_too_low_without_a_word(benchmark: ModuleType, published: tuple[list[Any], object]) -> None:
-    """By more than 5 %, on a plan that does not say that it is tight: 20 of 168, 8 of them adapters. The bar is one in ten."""
+    """By more than 5 %, on a plan that does not say that it is tight: the bar is one in ten. Of adapters it is one in four."""
     held, _ = published
-    assert benchmark.too_low(held) < 0.125
-    assert benchmark.too_low([run for run in held if run.kind != "adapters"]) < 0.1
+    assert benchmark.too_low(held) < 0.1
+    assert benchmark.too_low([run for run in held if run.kind != "adapters"]) < 0.08
 
 
 def test_the_range_of_a_plan_is_that_of_published_runs(

@@ -26,9 +26,9 @@ from tonnage.models.shape import ModelShape
 _GATHER_BUFFERS = 2
 # Tensors of a block: what its row-parallel matrices put out, backward the gradients of what the others read.
 _SCATTERED = 2
-# CUDA's queue holds so many launches that the card has not come to; a block is so many kernels, copies and collectives, there and
-# back.
-_LAUNCHES_AHEAD, _BLOCK_LAUNCHES, _BLOCK_LAUNCHES_BACKWARD = 1024, 36, 50
+# CUDA's queue holds so many launches that the card has not come to. Those of a block are counted in nanotron's `models/llama.py`
+# and `functional.py`: kernels, copies and collectives, forward and backward.
+_LAUNCHES_AHEAD, _BLOCK_LAUNCHES, _BLOCK_LAUNCHES_BACKWARD = 1024, 29, 37
 
 
 def trains_with_nanotron(configuration: Configuration) -> bool:
