@@ -166,7 +166,7 @@ class LengthClock(StepClock):
     def _slowest_rank(self, configuration: Configuration) -> Quantity:
         """How many times the mean rank's tokens the one has that all wait for: in each pass where they gather, else in a step.
 
-        The stages of a pipeline wait for the largest of the micro-batches in flight, and its ranks for each other at the end alone.
+        The stages of a pipeline wait for the largest of the micro-batches in flight; its ranks wait for each other once a step.
         """
         staged = np.asarray(configuration.pp) > 1
         rounds = np.where(staged | (configuration.zero > 1), 1, configuration.accumulate)
