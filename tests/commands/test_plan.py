@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tonnage.commands.plan_train import command
-from tonnage.errors import OutputExists, RequestError, UnknownGpu, UnknownModel
+from tonnage.errors import BadLayout, OutputExists, RequestError, UnknownGpu, UnknownModel
 
 TONNAGE = str(Path(sys.executable).parent / "tonnage")
 SMALL = ("llama-3.2-1b", "--gpus", "h200", "--seq", "2k", "--precision", "bf16")
@@ -326,6 +326,23 @@ def test_a_step_inside_backward_needs_whole_gradients(words: tuple[str, ...]) ->
         command(["llama-3.2-1b", "--gpus", gpus, "--step-in-backward", *words])
 
 
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("llava-1.5-7b --gpus h100 --images 30", "17,280 tokens of a sample are its images"),
+        ("llava-1.5-7b --gpus h100 --lengths 100,200", "not text alone"),
+        ("llava-1.5-7b --gpus h100 --lora 8 --freeze all-but-projector", "every layer is frozen"),
+        ("llama-3.1-8b --gpus h100 --batching pack", "all samples are as long"),
+        ("llama-3.1-8b --gpus 8xh100 --freeze all-but-last-4 --pp 2", "without a pipeline"),
+        ("llama-3.1-8b --gpus 8xh100 --freeze embeddings --framework megatron", "all of a model"),
+        ("llama-3.1-8b --gpus 8xh100 --lengths 100,200 --cp 2", "without --cp"),
+        ("llama-3.1-8b --gpus h100 --freeze embeddings --export launch", "knows no --freeze"),
+        ("llama-3.1-8b --gpus h100 --lengths 100,200 --export launch", "knows no --lengths"),
+    ],
+)
+def test_parts_and_lengths_that_cannot_be(words: str, problem: str) -> None:
+    with pytest.raises(BadLayout, match=problem):
+        command(words.split())
 FIXED = ("--seq", "2048", "--micro-batch", "4", "--checkpoint", "none", "--loss", "full", "--offload", "none")
 
 

@@ -60,6 +60,16 @@ def test_the_largest_micro_batch_of_an_epoch_by_brute_force() -> None:
     assert chosen.worst(8) < chosen.longest
 
 
+def test_ranks_wait_for_the_one_with_most() -> None:
+    # Of two ranks with 100 or 300 tokens each, three pairs in four wait for a long one: 250 in the mean, over 200.
+    shape, configuration = find_model("llama-3.2-1b"), Configuration(seq=300, micro_batch=1, data=2)
+    pair = LengthClock(shape, find_cluster("2xh100"), lengths("100,300")).step(configuration)
+    passes = sum(float(pair.parts[name]) for name in ("forward", "backward", "recompute"))
+    assert float(pair.parts["uneven ranks"]) == pytest.approx(0.25 * passes, rel=0.1)
+    packed = LengthClock(shape, find_cluster("2xh100"), lengths("100,300", "pack")).step(configuration)
+    assert packed.parts["uneven ranks"] == 0
+
+
 def test_packs_hold_what_fits() -> None:
     # A sample of 600 and one of 400 fill a sequence; of 600 alone each leaves 400 free.
     assert lengths("600,400", "pack", 1000).padding(1) == pytest.approx(0, abs=1e-3)

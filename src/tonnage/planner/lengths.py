@@ -49,6 +49,7 @@ _ROUNDS = 20  # to its mean
 _USUAL_SAMPLES = 10_000
 # Batches that transformers' `LengthGroupedSampler` sorts at a time.
 _SORTED_BATCHES = 50
+_MOST_DRAWN = 2**15
 _EPOCHS, _MOST_BATCHES, _SHUFFLED = 8, 2**13, 2**16
 _LENGTH = re.compile(r"(?:([0-9]{1,12})x)?([0-9.]+[kKmM]?)")
 _NEARLY = 0.9
@@ -110,11 +111,11 @@ class Lengths:
             return Work(micro_batch * self.seq, self.attended)
         if self.batching == "padding-free":
             return Work(micro_batch * self.mean, self.attended)
-        lengths, shares = self._padded(micro_batch)
+        lengths, shares = self.padded(micro_batch)
         mean = float(lengths @ shares)
         return Work(micro_batch * mean, float(lengths**2.0 @ shares) / mean)
 
-    def _padded(self, micro_batch: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    def padded(self, micro_batch: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """Lengths that micro-batches are padded to, and how often each comes."""
         if self.batching == "bucket":
             lengths = _sorted_maxima(self, micro_batch)
@@ -138,7 +139,7 @@ class Lengths:
         if self.batching == "padding-free":
             sums = _sums(self, micro_batch)
             return float((sums >= _NEARLY * _largest_sum(self, micro_batch)).mean())
-        lengths, shares = self._padded(micro_batch)
+        lengths, shares = self.padded(micro_batch)
         return float(shares[lengths >= _NEARLY * self.longest].sum())
 
 
@@ -158,7 +159,22 @@ class LengthClock(StepClock):
         time = super().step(replace(configuration, micro_batch=pieces, seq=seq))
         useful = _each(configuration.micro_batch, self._lengths.useful)
         tokens: Quantity = useful * configuration.accumulate * configuration.data
-        return replace(time, tokens=tokens)
+        passes = sum((time.parts[name] for name in ("forward", "backward", "recompute")), start=0.0)
+        waiting = passes * (self._slowest_rank(configuration) - 1)
+        return replace(time, tokens=tokens, parts=time.parts | {"uneven ranks": waiting})
+
+    def _slowest_rank(self, configuration: Configuration) -> Quantity:
+        """How many times the mean rank's tokens the one has that all wait for: in each pass where they gather, else in a step.
+
+        The stages of a pipeline wait for the largest of the micro-batches in flight; its ranks wait for each other once a step.
+        """
+        staged = np.asarray(configuration.pp) > 1
+        rounds = np.where(staged | (configuration.zero > 1), 1, configuration.accumulate)
+        ranks = np.where(staged, configuration.pp, configuration.data)
+        columns = np.broadcast_arrays(*np.atleast_1d(configuration.micro_batch, ranks, rounds))
+        rows, places = np.unique(np.stack(columns, axis=-1), axis=0, return_inverse=True)
+        found = np.array([_slowest(self._lengths, *row) for row in rows.tolist()])[places.ravel()]
+        return found if np.ndim(configuration.micro_batch) else float(found[0])
 
     def _pieces(self, micro_batch: int) -> tuple[int, int]:
         """As many sequences, all of one length, as take what the mean micro-batch takes."""
@@ -212,6 +228,22 @@ def _sums(lengths: Lengths, micro_batch: int) -> NDArray[Any]:
     drawn = np.random.default_rng(0).choice(lengths.values, (_EPOCHS * batches, micro_batch), p=lengths.shares)
     sums: NDArray[Any] = drawn.sum(axis=1)
     return sums.reshape(_EPOCHS, batches)
+
+
+@lru_cache(maxsize=4096)
+def _slowest(lengths: Lengths, micro_batch: int, ranks: int, rounds: int) -> float:
+    """The most tokens that any of some ranks has in some micro-batches, over the mean. Sorted and packed ones are alike."""
+    if ranks == 1 or lengths.batching in ("bucket", "pack"):
+        return 1.0
+    if lengths.batching == "padding-free":
+        sizes = _sums(lengths, micro_batch).ravel()
+        shares = np.full(sizes.size, 1 / sizes.size)
+    else:
+        sizes, shares = lengths.padded(micro_batch)
+    rounds = int(np.clip(rounds, 1, max(_MOST_DRAWN // ranks, 1)))
+    trials = max(_MOST_DRAWN // (ranks * rounds), 1)
+    drawn = np.random.default_rng(0).choice(sizes, (trials, rounds, ranks), p=shares / shares.sum())
+    return max(float(drawn.mean(axis=1).max(axis=1).mean()) / float(sizes @ shares), 1.0)
 
 
 @lru_cache(maxsize=64)
