@@ -67,7 +67,9 @@ def _offers(plan: ServingPlan) -> str:
 def _ledger(plan: ServingPlan) -> str:
     budget = plan.best.budget
     parts = [(kind, name, part) for kind, (name, part) in zip(_KINDS, ledger_rows(budget), strict=True) if part]
-    free = budget.capacity_bytes - budget.total_bytes
+    others = budget.configuration.reserved_bytes
+    parts += [("fragmentation", "others", others)] if others else []
+    free = budget.capacity_bytes - budget.total_bytes - others
     parts += [("free", "free", free)] if free > 0 else []
     whole = max(budget.capacity_bytes, budget.total_bytes)
     table = ledger_table(parts, whole, table_unit(whole))
