@@ -4,6 +4,10 @@ import pytest
 
 from questions.asking import answer
 from tonnage.errors import BadLayout
+from tonnage.hardware import find_cluster
+from tonnage.models.diffusion import find_pipeline, size_of
+from tonnage.planner.diffusion import ImageRequest, plan_images
+from tonnage.report.diffusion import plan_lines
 
 GIB = 2**30
 
@@ -55,9 +59,18 @@ def test_guidance_doubles_the_passes() -> None:
 
 
 def test_a_host_too_small_for_what_waits_in_it_is_no_place_for_it() -> None:
-    found = answer("tonnage plan serve flux-dev --gpus rtx-4090")
-    assert found["best"]["fits"]
-    assert found["best"]["host_bytes"] < 128 * GIB
+    pipeline = find_pipeline("flux-dev")
+    assert pipeline is not None
+    request = ImageRequest(size=size_of(pipeline), steps=28, guided=False, offload="model")
+    small = plan_images(pipeline, find_cluster("rtx-4090").with_host(memory_bytes=16 * GIB), request)
+    assert not small.fits
+    assert any("its host needs" in str(line) for line in plan_lines(small))
+
+
+def test_memory_that_is_the_hosts_own_is_not_offloaded_to() -> None:
+    found = answer("tonnage plan serve flux-dev --gpus m4-max")
+    assert found["best"]["choices"]["offload"] == "none"
+    assert not any(plan["choices"]["offload"] != "none" for plan in found["others"])
 
 
 def test_all_of_flux_is_trained_in_bf16_unless_told() -> None:
@@ -84,6 +97,7 @@ def test_all_of_flux_is_trained_in_bf16_unless_told() -> None:
         "plan serve wan-2.1-14b --gpus h100 --vae-tiling",
         "plan serve sdxl --gpus h100 --frames 5",
         "plan serve sdxl --batch 0",
+        "plan serve sdxl --gpus m4-max --offload model",
     ],
 )
 def test_what_cannot_be_is_refused_with_what_to_do(words: str) -> None:

@@ -301,8 +301,8 @@ def _training_seconds(forward: Pass, request: TrainingRequest, cluster: Cluster,
 
 def plan_images(pipeline: Pipeline, cluster: Cluster, request: ImageRequest) -> Findings:
     """The fastest that fits; of those within the clock's error the one that moves least."""
-    check_images(pipeline, request)
-    plans = [_made(pipeline, cluster, each) for each in _image_space(request)]
+    check_images(pipeline, cluster, request)
+    plans = [_made(pipeline, cluster, each) for each in _image_space(cluster, request)]
     best = _best(plans)
     most = 0
     if best.fits:
@@ -317,8 +317,11 @@ def _offload(plan: Plan) -> Offload:
     return next(name for name in get_args(Offload) if name == plan.choices["offload"])
 
 
-def check_images(pipeline: Pipeline, request: ImageRequest) -> None:
+def check_images(pipeline: Pipeline, cluster: Cluster, request: ImageRequest) -> None:
     """Refuse what cannot be."""
+    if request.offload in _FROM_HOST and not cluster.host_memory_bytes:
+        problem = f"--offload {request.offload}: the memory of {cluster.gpu.name} is its host's own."
+        raise BadLayout(problem, hint="Leave --offload out.")
     _check_numbers(request.batch, "batch")
     _check_numbers(request.steps, "steps")
     if request.weights in ("int8", "nf4") and request.offload in ("group", "sequential"):
@@ -331,8 +334,10 @@ def check_images(pipeline: Pipeline, request: ImageRequest) -> None:
                         hint="Leave --vae-tiling out.")  # fmt: skip
 
 
-def _image_space(request: ImageRequest) -> Iterator[ImageRequest]:
+def _image_space(cluster: Cluster, request: ImageRequest) -> Iterator[ImageRequest]:
     movable = get_args(Offload) if request.weights in ("bf16", "fp8") else ("none", "model")
+    if not cluster.host_memory_bytes:
+        movable = ("none",)
     for offload in [request.offload] if request.offload else movable:
         for tiling in [request.tiling] if request.tiling is not None else (False, True):
             if not (tiling and request.size.frames > 1):

@@ -64,6 +64,9 @@ def _headline(findings: Findings) -> Iterator[Text | str]:
     over = plan.total_bytes - plan.cluster.gpu.memory_bytes
     if over > 0:
         yield from (Text(line, style="red") for line in wrapped(f"the closest plan is {format_bytes(over)} over"))
+    elif not findings.fits:
+        more = round(plan.host_bytes) - plan.cluster.host_memory_per_gpu_bytes
+        yield from (Text(line, style="red") for line in wrapped(f"its host needs {format_bytes(more)} more"))
 
 
 def _pace(findings: Findings) -> str:
