@@ -15,14 +15,13 @@ MIB = 2**20
 
 
 def test_workspaces_of_two_threads() -> None:
-    assert workspace(find_gpu("h200"), Configuration()).size_bytes == 64 * MIB
-    assert workspace(find_gpu("a100-80"), Configuration()).size_bytes == 2 * 8519680
+    assert workspace(find_gpu("h200")).size_bytes == 64 * MIB
+    assert workspace(find_gpu("a100-80")).size_bytes == 2 * 8519680
 
 
 def test_transformer_engine_has_a_workspace_of_its_own() -> None:
-    megatron = Configuration(framework="megatron")
-    assert workspace(find_gpu("h200"), megatron).size_bytes == 96 * MIB
-    assert workspace(find_gpu("a100-80"), megatron).size_bytes == 2 * 8519680 + 4 * MIB
+    assert workspace(find_gpu("h200"), "megatron").size_bytes == 96 * MIB
+    assert workspace(find_gpu("a100-80"), "megatron").size_bytes == 2 * 8519680 + 4 * MIB
 
 
 def test_logits_that_are_shifted_in_fp32_leave_larger_holes() -> None:
