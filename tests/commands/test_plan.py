@@ -343,6 +343,8 @@ def test_a_step_inside_backward_needs_whole_gradients(words: tuple[str, ...]) ->
 def test_parts_and_lengths_that_cannot_be(words: str, problem: str) -> None:
     with pytest.raises(BadLayout, match=problem):
         command(words.split())
+
+
 FIXED = ("--seq", "2048", "--micro-batch", "4", "--checkpoint", "none", "--loss", "full", "--offload", "none")
 
 

@@ -238,7 +238,15 @@ _PLANNED = {
     ),
     "--batching": ("pad", "bucket", "padding-free", "pack", "heap"),
 }
-_SWITCHES = ("--qlora", "--grad-cache", "--compile", "--no-sequence-parallel", "--explain", "--dropout", "--lora-dropout")
+_SWITCHES = (
+    "--qlora",
+    "--grad-cache",
+    "--compile",
+    "--no-sequence-parallel",
+    "--explain",
+    "--dropout",
+    "--lora-dropout",
+)
 _SWITCHES += ("--tiled-mlp", "--eager-loss", "--fp32-logits")
 
 
