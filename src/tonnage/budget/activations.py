@@ -11,7 +11,7 @@ import numpy as np
 
 from tonnage.budget.adapters import ATTENTION, EXPERTS, MLP
 from tonnage.budget.configuration import Configuration, Number, Quantity
-from tonnage.budget.frameworks import framework_of
+from tonnage.budget.frameworks import framework_of, made_bytes
 from tonnage.budget.styles import Style, style_of
 from tonnage.models.shape import Attention, AttentionKind, FeedForward, Layer, ModelShape
 
@@ -50,14 +50,20 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One block: what it keeps by part, its input, what a selective policy keeps, and gradients alive at once in it."""
+    """One block: what it keeps by part, its input, what a selective policy keeps, and gradients alive at once in it.
+
+    `selective_only`: of what that policy keeps, what a block that is not recomputed does not.
+    `fetched`: of what it keeps, that which is there beside those gradients where tensors come back from the host one by one.
+    """
 
     norms: Kept
     attention: Kept
     feed_forward: Kept
     entry: Kept
     selective: Kept
+    selective_only: Kept
     backward: Kept
+    fetched: Kept
 
     @property
     def kept(self) -> Kept:
@@ -78,7 +84,7 @@ class Widths:
     residual_bytes: int
     compute_bytes: int
     autocast: bool
-    adapter_bytes: int  # of a number in an adapter; 0: no adapters, all is trained
+    adapter_bytes: int  # of a number in an adapter as it is computed with; 0: no adapters, all is trained
     adapted: tuple[str, ...]  # the matrices that have one
 
 
@@ -92,7 +98,9 @@ def block_of(shape: ModelShape, layer: Layer, hidden: int, configuration: Config
         feed_forward=_feed_forward(layer, style, widths),
         entry=Kept(whole=widths.residual_bytes * hidden),
         selective=_selective(layer, style, widths, configuration),
-        backward=_backward(layer, style, widths),
+        selective_only=_selective_only(layer, style, widths, configuration),
+        backward=_backward(layer, style, widths, configuration),
+        fetched=_fetched(layer, widths),
     )
 
 
@@ -117,7 +125,7 @@ def widths_of(layer: Layer, hidden: int, configuration: Configuration) -> Widths
         residual_bytes=FP32 if configuration.autocast else configuration.compute_bytes,
         compute_bytes=configuration.compute_bytes,
         autocast=configuration.autocast,
-        adapter_bytes=configuration.parameter_bytes if configuration.lora_rank else 0,
+        adapter_bytes=made_bytes(configuration) if configuration.lora_rank else 0,
         adapted=configuration.lora_targets,
     )
 
@@ -300,6 +308,14 @@ def _selective(layer: Layer, style: Style, widths: Widths, configuration: Config
     return Kept(size * split + FP32 * widths.heads, size * whole + entry + scattered)
 
 
+def _selective_only(layer: Layer, style: Style, widths: Widths, configuration: Configuration) -> Kept:
+    """The block's input, and its last product where that is one of every other."""
+    if framework_of(configuration).selective == "scores":
+        return Kept()
+    last = len(_products(layer, style, widths)) % 2 and not configuration.compile
+    return Kept(whole=(widths.residual_bytes + widths.compute_bytes * bool(last)) * widths.hidden)
+
+
 def _scatters(configuration: Configuration) -> Quantity:
     """1 where tensor parallelism ends attention and MLP with a reduce-scatter, else 0."""
     return (np.asarray(configuration.tp) > 1) * float(configuration.sequence_parallel)
@@ -316,15 +332,39 @@ def _products(layer: Layer, style: Style, widths: Widths) -> list[int]:
     return [*attention, widths.hidden, *[between] * (2 if mlp.gated else 1), widths.hidden]
 
 
-def _backward(layer: Layer, style: Style, widths: Widths) -> Kept:
-    """Gradients alive at once where they are most, in the MLP: of the product, of both its factors and of its input."""
+def _backward(layer: Layer, style: Style, widths: Widths, configuration: Configuration) -> Kept:
+    """Gradients alive at once where they are most, in the MLP: of the product, of both its factors and of the block's output.
+
+    What the last matrix read is gone by then: its own gradients were the first to be made.
+    """
     mlp = layer.feed_forward
     size = widths.compute_bytes
     if mlp is None:
         return Kept(whole=2 * widths.residual_bytes * widths.hidden)
-    between = mlp.intermediate * max(mlp.experts_per_token, 1) + mlp.shared_intermediate
-    gradients = (3 if mlp.gated else 2) * size
+    gradients = (3 if mlp.gated else 2) * size - _read_last(widths)
     if style.activation == "chain" and not style.fused:
         gradients = 3 * (FP32 if widths.autocast else size)
     stream = widths.residual_bytes * widths.hidden
-    return Kept(split=gradients * between, whole=stream, gathered=stream)
+    # Where tensor parallelism splits it along the sequence, it is gathered for the last matrix.
+    return Kept(split=gradients * _between(mlp), whole=stream, gathered=stream * (np.asarray(configuration.tp) > 1))
+
+
+def _fetched(layer: Layer, widths: Widths) -> Kept:
+    """The factors of the product, or what the activation read; and what `_backward` takes to be gone of what was there."""
+    mlp = layer.feed_forward
+    if mlp is None:
+        return Kept()
+    factors = (2 if mlp.gated else 1) * widths.compute_bytes
+    return Kept(split=(factors + _read_last(widths)) * _between(mlp))
+
+
+def _read_last(widths: Widths) -> int:
+    """Bytes of an element that the last matrix of the MLP reads, as it or its adapter keeps it."""
+    if not widths.adapter_bytes:
+        return widths.compute_bytes
+    return widths.adapter_bytes if MLP[-1] in widths.adapted else 0
+
+
+def _between(mlp: FeedForward) -> int:
+    """Elements between the matrices of the MLP, of a token in all its experts."""
+    return mlp.intermediate * max(mlp.experts_per_token, 1) + mlp.shared_intermediate
