@@ -238,6 +238,7 @@ def figures(layout: Layout, planned: dict[str, Any], end: End) -> dict[str, Any]
         "ledger": ledger_figures(budget.ledger_at(0), sizes[-1]),
         "moment": budget.moment_at(0),
         "terms": terms,
+        "config": chosen,
     }
 
 

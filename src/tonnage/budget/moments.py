@@ -94,6 +94,10 @@ def moments(shape: ModelShape, stage: Stage, configuration: Configuration) -> It
             for term in in_blocks
         ]
         yield Moment("second block", (*waiting, *one, *gathered, *_first_block(scene, to_come=1)))
+    if np.any(np.asarray(configuration.pp) > 1):
+        # Of the last micro-batch: none waits, and all gradients are there.
+        added = (*_all_gradients(scene, _accumulates(configuration)), *_inside_block(scene, last_kept=True))
+        yield Moment("last micro-batch", (*always, *_held_logits(scene), *_gathered(scene, "ending"), *added))
     made = made_gradients(shape, stage, configuration, ended=True)
     rest = _rest_of_embedding(scene)
     waiting = (*waiting, *_gathered(scene, "ending"))
@@ -123,9 +127,14 @@ def _buckets(scene: Scene) -> list[Term]:
 
 def _live_gradients(scene: Scene) -> list[Term]:
     """Gradients that exist while the forward pass runs, with all in flight that can be: more micro-batches went before."""
-    more = np.asarray(scene.configuration.accumulate) > scene.stage.in_flight
-    share: Quantity = 1.0 if _always_there(scene.configuration) else more.astype(float)[()]
+    share = _live_share(scene)
     return [*_all_gradients(scene, share), *_rest_of_embedding(scene, share)]
+
+
+def _live_share(scene: Scene) -> Quantity:
+    """1 where gradients of earlier micro-batches are there while all are in flight that can be, else 0."""
+    more = np.asarray(scene.configuration.accumulate) > scene.stage.in_flight
+    return 1.0 if _always_there(scene.configuration) else more.astype(float)[()]
 
 
 def _all_gradients(scene: Scene, share: Quantity = 1.0) -> list[Term]:
@@ -159,7 +168,7 @@ def _grown_gradients(scene: Scene, to_come: int = 0) -> list[Term]:
     shape, configuration = scene.shape, scene.configuration
     if shape.tied or configuration.lora_rank:
         return _all_gradients(scene)
-    there, block = _accumulates(configuration), block_parameters(shape, configuration)
+    there, block = _live_share(scene), block_parameters(shape, configuration)
     missing = scene.stage.embeds * shape.embedding_parameters / configuration.tp
     if configuration.framework == "fsdp2":
         missing = missing + (1 + to_come) * block + scene.stage.heads * head_weights(shape) / configuration.tp
