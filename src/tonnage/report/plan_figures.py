@@ -4,12 +4,14 @@ from dataclasses import asdict
 from typing import Any
 
 from tonnage import __version__
+from tonnage.budget.loading import training_loading
 from tonnage.ledger import Category, Ledger
 from tonnage.planner.offers import Offer
 from tonnage.planner.reasons import Reason
 from tonnage.planner.remedies import Remedy
 from tonnage.planner.search import Findings, Plan
 from tonnage.report.campaign import NONE, Campaign, campaign_figures
+from tonnage.report.loading import loading_figures
 
 _KEYS = {
     Category.PARAMETERS: "parameters",
@@ -50,6 +52,7 @@ def plan_figures(
             "hosts": cluster.hosts,
             "host": cluster.host.name,
         },
+        "loading": loading_figures(training_loading(findings.shape, findings.closest.configuration, cluster), cluster),
         "best": one_figures(findings.closest)
         | (campaign_figures(findings.closest, campaign, gpus=cluster.gpus) if findings.fits else {}),
         "alternatives": [one_figures(plan) for plan in findings.alternatives],
