@@ -75,3 +75,10 @@ def test_a_server_of_vllm_quantises_layer_by_layer_since_0_15() -> None:
         asked = ServingConfiguration(weights="fp8", engine_version=version, context=4096)
         cards[version] = serving_loading(LLAMA, serving_budget(LLAMA, asked, gpu), 1).card_bytes
     assert cards["0.11.0"] > 2 * LLAMA.parameters > cards["0.20.0"]
+
+
+def test_files_that_are_quantised_already_are_smaller() -> None:
+    gpu = find_cluster("rtx-4090").gpu
+    asked = ServingConfiguration(weights="int4", context=4096)
+    found = serving_loading(LLAMA, serving_budget(LLAMA, asked, gpu), 1)
+    assert found.checkpoint_bytes == LLAMA.parameters // 2

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 Way = Literal["every rank", "first rank", "own part", "mapped"]
 _HALF_BYTES = 2
+# Formats that a server makes of a wider checkpoint; for others it takes files that are quantised already.
+_QUANTIZED_ON_LOADING = {"vllm": ("fp8", "nf4"), "tonnage": ("fp8", "int8")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,14 +129,18 @@ def serving_loading(shape: ModelShape, budget: "ServingBudget", gpus_per_host: i
     asked, ledger = budget.configuration, budget.ledger
     form = WEIGHT_FORMATS[asked.weights]
     kept, passing = ledger[Category.PARAMETERS], 0
-    if form.quantized and WEIGHT_FORMATS[shape.dtype].bits > form.bits:
+    narrower = form.quantized and 8 * stored_bytes(shape) > form.bits
+    quantizes = narrower and asked.weights in _QUANTIZED_ON_LOADING[asked.engine]
+    if quantizes:
         passing = _HALF_BYTES * largest_matrix(shape) // asked.tp
         if asked.engine == "vllm" and asked.weights == "fp8" and find_release(asked.engine_version).quantizes_whole:
             passing = max(_HALF_BYTES * shape.parameters // asked.gpus - kept, 0)
     return Loading(
         way="mapped",
         host_bytes_by_rank=(0,) * min(gpus_per_host, asked.gpus),
-        checkpoint_bytes=checkpoint_bytes(shape),
+        checkpoint_bytes=round(shape.parameters * form.bits / 8)
+        if narrower and not quantizes
+        else checkpoint_bytes(shape),
         card_bytes=kept + passing + ledger[Category.CONTEXT],
     )
 
