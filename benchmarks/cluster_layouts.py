@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,9 +31,18 @@ RESULTS = HERE / "results" / "cluster-layouts.json"
 TONNAGE = Path(sys.executable).with_name("tonnage")
 GIB = 2**30
 PEAKS = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_process_bytes")
-# Choices that are no part of a layout, and that the script does not leave open either.
-FIXED = ("--loss", "full", "--checkpoint", "none", "--optimizer-kernel", "fused", "--offload", "none")
-DEGREES = ("tp", "pp", "cp", "ep")
+# Choices that a layout does not name, and that the script does not leave open either.
+FIXED = {
+    "--seq": "2048",
+    "--loss": "full",
+    "--checkpoint": "none",
+    "--optimizer-kernel": "fused",
+    "--offload": "none",
+    "--tp": "1",
+    "--pp": "1",
+    "--cp": "1",
+    "--ep": "1",
+}
 TURNS = "--zero 2 --pp 2 --pp-chunks 2"
 MIXED, PURE = "--precision bf16-mixed", "--precision bf16"
 
@@ -79,6 +89,58 @@ LAYOUTS = (
     Layout("tied × pipe", "2x4xh200", "qwen3", f"--zero 2 --pp 4 {MIXED} --micro-batch 2 --global-batch 16", "fsdp2"),
     Layout("interleaved", "4xh200", "llama", f"{TURNS} {MIXED} --micro-batch 1 --global-batch 16", "fsdp2"),
     Layout("DDP × context", "4xh200", "llama", f"--zero 0 --cp 2 {PURE} --micro-batch 1 --seq 8192"),
+    Layout("ZeRO-1", "4xh200", "llama", f"--zero 1 {MIXED} --micro-batch 2"),
+    Layout("ZeRO-3 in BF16", "4xh200", "llama", f"--zero 3 {PURE} --micro-batch 2", "fsdp2"),
+    Layout("accumulated", "4xh200", "llama", f"--zero 3 {MIXED} --micro-batch 2 --global-batch 16", "fsdp2"),
+    Layout("foreach", "2xh200", "llama", f"--zero 0 {MIXED} --micro-batch 1 --optimizer-kernel foreach"),
+    Layout("tensor × pipe", "4xh200", "short", f"--zero 0 --tp 2 --pp 2 {PURE} --micro-batch 4 --global-batch 16"),
+    Layout(
+        "all three", "2x4xh200", "short", f"--zero 3 --tp 2 --pp 2 {MIXED} --micro-batch 4 --global-batch 16", "fsdp2"
+    ),
+    Layout("expert, two copies", "4xh200", "mixtral", f"--zero 3 --ep 2 {MIXED} --micro-batch 4", "fsdp2"),
+    Layout("full", "2xh200", "short", f"--zero 3 --checkpoint full --loss chunked {MIXED} --micro-batch 8", "fsdp2"),
+    Layout(
+        "selective",
+        "2xh200",
+        "short",
+        f"--zero 3 --checkpoint selective --loss chunked {MIXED} --micro-batch 8",
+        "fsdp2",
+    ),
+    Layout(
+        "every-2", "2xh200", "short", f"--zero 2 --checkpoint every-2 --loss chunked {MIXED} --micro-batch 8", "fsdp2"
+    ),
+    Layout(
+        "full × pipe",
+        "4xh200",
+        "short",
+        f"--zero 2 --pp 2 --checkpoint full {MIXED} --micro-batch 4 --global-batch 32",
+        "fsdp2",
+    ),
+    Layout("chunked loss", "2xh200", "short", f"--zero 2 --loss chunked {MIXED} --micro-batch 8", "fsdp2"),
+    Layout("LoRA", "1xh200", "short", f"--zero 0 --lora 16 {MIXED} --micro-batch 8"),
+    Layout("LoRA, ZeRO-3", "2xh200", "short", f"--zero 3 --lora 16 {MIXED} --micro-batch 8", "fsdp2"),
+    Layout("LoRA, full", "2xh200", "short", f"--zero 3 --lora 16 --checkpoint full {MIXED} --micro-batch 8", "fsdp2"),
+    Layout("host optimizer", "1xh200", "short", f"--zero 0 --offload optimizer {MIXED} --micro-batch 2"),
+    Layout(
+        "host activations", "1xh200", "short", f"--zero 0 --offload activations --loss chunked {PURE} --micro-batch 8"
+    ),
+    Layout(
+        "host states", "2xh200", "short", f"--zero 3 --offload optimizer,parameters {MIXED} --micro-batch 2", "fsdp2"
+    ),
+    Layout(
+        "host inputs",
+        "2xh200",
+        "short",
+        f"--zero 3 --offload activations --checkpoint full --loss chunked {MIXED} --micro-batch 4",
+        "fsdp2",
+    ),
+    Layout(
+        "host all",
+        "2xh200",
+        "short",
+        f"--zero 3 --offload all --checkpoint full --loss chunked {MIXED} --micro-batch 4",
+        "fsdp2",
+    ),
 )
 
 
@@ -93,12 +155,19 @@ def main() -> None:
     kept: dict[str, Row] = json.loads(options.results.read_text()) if options.results.exists() else {}
     for layout in LAYOUTS:
         if not options.layouts or layout.name in options.layouts:
-            kept |= compare(layout, kept if options.plan_only else {})
+            kept |= compare(layout, kept if options.plan_only else {}) | {"made": versions()}
             options.results.write_text(json.dumps(kept, indent=1) + "\n")
     if options.zero:
         kept["ZeRO"] = zero_table()
         options.results.write_text(json.dumps(kept, indent=1) + "\n")
     show(kept)
+
+
+def versions() -> dict[str, str]:
+    """What the figures were last made with."""
+    asked = ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(asked, capture_output=True, text=True).stdout.strip()
+    return {"commit": commit} | {name: version(name) for name in ("torch", "transformers", "peft")}
 
 
 # -- layouts
@@ -126,9 +195,8 @@ def request(layout: Layout) -> str:
 
 def plan(layout: Layout) -> dict[str, Any]:
     """What the planner chooses where nothing is left to choose."""
-    degrees = [word for name in DEGREES if f"--{name}" not in layout.flags for word in (f"--{name}", "1")]
-    length = [] if "--seq" in layout.flags else ["--seq", "2048"]
-    words = [*layout.flags, *length, *degrees, *FIXED, "--framework", layout.framework]
+    fixed = [word for flag, value in FIXED.items() if flag not in layout.flags for word in (flag, value)]
+    words = [*layout.flags, *fixed, "--framework", layout.framework]
     return answer("plan", "train", str(model_of(layout)), "--gpus", layout.gpus, *words)
 
 
@@ -160,6 +228,7 @@ def answer(*words: str, script: tuple[str, ...] = ()) -> dict[str, Any]:
 def figures(layout: Layout, planned: dict[str, Any], end: End) -> dict[str, Any]:
     """The plan's peaks and ledger, of one end of a pipeline where that is asked for."""
     chosen = {name: value for name, value in planned["best"]["config"].items() if name != "offload"}
+    chosen["lora_targets"] = tuple(chosen["lora_targets"])  # JSON knows lists alone
     budget = training_budget(find_model(str(model_of(layout))), Configuration(**chosen), find_gpu("h200"), stage=end)
     sizes = [
         round(float(size)) for size in (budget.peak_allocated_bytes, budget.peak_reserved_bytes, budget.total_bytes)
@@ -169,6 +238,7 @@ def figures(layout: Layout, planned: dict[str, Any], end: End) -> dict[str, Any]
         "ledger": ledger_figures(budget.ledger_at(0), sizes[-1]),
         "moment": budget.moment_at(0),
         "terms": terms,
+        "config": chosen,
     }
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from tensor_plan import splits_loss
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
@@ -13,8 +14,9 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleIn
 class Stage(nn.Module):
     """Some blocks of a decoder; the first stage embeds, the last one has the head."""
 
-    def __init__(self, model: Any, number: int, stages: int) -> None:
+    def __init__(self, model: Any, number: int, stages: int, seq: int) -> None:
         super().__init__()
+        self.seq = seq  # hidden states may be split along it
         layers = model.model.layers
         each = -(-len(layers) // stages)
         self.embed = model.model.embed_tokens if number == 0 else None
@@ -26,7 +28,7 @@ class Stage(nn.Module):
         """Tokens or hidden states in, hidden states or logits out."""
         if self.embed is not None:
             hidden = self.embed(hidden)
-        positions = torch.arange(hidden.shape[1], device=hidden.device).unsqueeze(0)
+        positions = torch.arange(self.seq, device=hidden.device).unsqueeze(0)
         table = self.rotary_emb(hidden, positions)
         for layer in self.layers:
             hidden = layer(hidden, position_embeddings=table, position_ids=positions)
@@ -39,7 +41,9 @@ def pipelined(
     """This rank's stages, and what runs one step of the schedule."""
     number, ranks = mesh["pp"].get_local_rank(), mesh["pp"].size()
     count = ranks * options.pp_chunks
-    modules = nn.ModuleDict({str(n): materialized(Stage(model, n, count)) for n in range(number, count, ranks)})
+    modules = nn.ModuleDict(
+        {str(n): materialized(Stage(model, n, count, options.seq)) for n in range(number, count, ranks)}
+    )
     device = torch.device("cuda", torch.cuda.current_device())
     stages = [PipelineStage(part, int(n), count, device, group=mesh["pp"].get_group()) for n, part in modules.items()]
     batch = options.global_batch // (mesh["copies"].size() * mesh["shard"].size())
@@ -57,6 +61,7 @@ def pipelined(
     def step() -> None:
         ids = torch.randint(0, 1000, (batch, options.seq), device=device)
         inputs = (ids,) if number == 0 else ()
-        schedule.step(*inputs, target=ids if number == ranks - 1 else None, return_outputs=False)
+        with splits_loss(options.tp > 1):
+            schedule.step(*inputs, target=ids if number == ranks - 1 else None, return_outputs=False)
 
     return modules, step

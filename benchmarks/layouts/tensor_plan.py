@@ -3,6 +3,7 @@
 import contextlib
 from typing import Any
 
+from passes import blocks_of
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
@@ -17,16 +18,16 @@ from torch.distributed.tensor.parallel import (
 
 
 def split_tensors(model: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> None:
-    """In place; with `sequence`, what lies between the matrices is split along the sequence."""
+    """In place, a whole model or a stage of one; with `sequence`, what lies between the matrices is split along the sequence."""
     stream = Shard(1) if sequence else Replicate()
-    plan: dict[str, Any] = {
-        "model.embed_tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=stream),
-        "lm_head": ColwiseParallel(input_layouts=stream, output_layouts=Shard(-1), use_local_output=False),
-    }
+    embed = RowwiseParallel(input_layouts=Replicate(), output_layouts=stream)
+    head = ColwiseParallel(input_layouts=stream, output_layouts=Shard(-1), use_local_output=False)
+    plan: dict[str, Any] = {"model.embed_tokens": embed, "embed": embed, "lm_head": head, "head": head}
     if sequence:
-        plan["model.norm"] = SequenceParallel()
-    parallelize_module(model, mesh, plan)
-    for block in model.model.layers:
+        plan |= {"model.norm": SequenceParallel(), "norm": SequenceParallel()}
+    there = {name for name, _ in model.named_modules()}
+    parallelize_module(model, mesh, {name: style for name, style in plan.items() if name in there})
+    for block in blocks_of(model):
         parallelize_module(block, mesh, _block_plan(stream, sequence))
 
 

@@ -17,17 +17,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from experts import spread_experts
+from offloading import HostAdamW, saved_on_host
+from passes import ChunkedLoss, blocks_of, recompute
 from pipeline import pipelined
 from tensor_plan import split_tensors, splits_loss
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.experimental import context_parallel
 from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
-STEPS = 3
+STEPS = 2
+SHARDED = 2  # the ZeRO stage from which FSDP2 does it
 
 
 def words() -> argparse.Namespace:
@@ -37,15 +41,21 @@ def words() -> argparse.Namespace:
     add("--model", required=True, help="a config.json")
     add("--precision", default="bf16-mixed", choices=["fp32", "bf16", "bf16-mixed"])
     add("--optimizer-kernel", default="fused", choices=["fused", "foreach"])
-    add("--checkpoint", default="none", choices=["none", "full"])
-    add("--zero", type=int, default=0, choices=[0, 2, 3])
+    add("--checkpoint", default="none", metavar="{none,selective,full,every-K}")
+    add("--loss", default="full", choices=["full", "chunked"])
+    add("--zero", type=int, default=0, choices=range(4))
+    add("--offload", default="", help="some of optimizer, parameters, activations")
+    add("--lora", type=int, metavar="RANK", help="train adapters")
     add("--no-sequence-parallel", action="store_true")
     add("--shard", type=int, help="ranks that share one copy, where not all do")
     for name in ("tp", "pp", "cp", "ep", "pp-chunks", "micro-batch"):
         add(f"--{name}", type=int, default=1)
     add("--global-batch", type=int, help="sequences in a step: more than one pass of all ranks accumulates")
     add("--seq", type=int, default=2048)
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.offload == "all":
+        options.offload = "optimizer,parameters,activations"
+    return options
 
 
 def main() -> None:
@@ -55,7 +65,7 @@ def main() -> None:
     if "RANK" in os.environ:
         dist.init_process_group("nccl")
     model, step = build(options, mesh_of(options))
-    optimizer = optimizer_of(model, fused=options.optimizer_kernel == "fused")
+    optimizer = optimizer_of(model, options)
     for _ in range(STEPS):
         step()
         optimizer.step()
@@ -65,12 +75,19 @@ def main() -> None:
         dist.destroy_process_group()
 
 
-def optimizer_of(model: nn.Module, *, fused: bool) -> torch.optim.Optimizer:
+def optimizer_of(model: nn.Module, options: argparse.Namespace) -> Any:
     """A group for DTensors and one for plain tensors: one call of a fused kernel takes no mixture."""
-    split = [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]
-    whole = [parameter for parameter in model.parameters() if not isinstance(parameter, DTensor)]
+    fused = options.optimizer_kernel == "fused"
+    settings = {"lr": 1e-4, "fused": fused, "foreach": not fused}
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if "optimizer" in options.offload and not options.zero:
+        return HostAdamW(model)
+    if options.zero == 1:
+        return ZeroRedundancyOptimizer(trained, torch.optim.AdamW, **settings)
+    split = [parameter for parameter in trained if isinstance(parameter, DTensor)]
+    whole = [parameter for parameter in trained if not isinstance(parameter, DTensor)]
     groups = [{"params": group} for group in (split, whole) if group]
-    return torch.optim.AdamW(groups, lr=1e-4, fused=fused, foreach=not fused)
+    return torch.optim.AdamW(groups, **settings)
 
 
 def mesh_of(options: argparse.Namespace) -> DeviceMesh | None:
@@ -88,11 +105,10 @@ def mesh_of(options: argparse.Namespace) -> DeviceMesh | None:
 def build(options: argparse.Namespace, mesh: DeviceMesh | None) -> tuple[nn.Module, Callable[[], None]]:
     """The model in its layout, and what runs forward and backward of one step."""
     config = AutoConfig.for_model(**json.loads(Path(options.model).read_text()), use_cache=False)
-    dtype = torch.bfloat16 if options.precision == "bf16" else torch.float32
+    narrow = options.precision == "bf16" or (options.precision == "bf16-mixed" and options.lora)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    if options.checkpoint == "full":
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16 if narrow else torch.float32)
+    recompute(model, options.checkpoint, offload="activations" in options.offload)
     if options.pp > 1:
         assert mesh is not None
         return pipelined(model, mesh, options, lambda stage: placed(stage, mesh, options, config))
@@ -102,33 +118,57 @@ def build(options: argparse.Namespace, mesh: DeviceMesh | None) -> tuple[nn.Modu
         split_tensors(model, mesh["tp"], sequence=not options.no_sequence_parallel)  # type: ignore[index]
     if options.cp > 1:
         causal_only(model)
-    if options.zero:
-        shard_states(model, model.model.layers, mesh, options)
-    model = materialized(model, config)
-    if options.zero == 0 and mesh is not None and mesh["shards"].size() > 1:
+    if options.lora:
+        model = adapted(model, options)
+    if options.loss == "chunked":
+        model = ChunkedLoss(model)
+    if options.zero >= SHARDED:
+        shard_states(model, mesh, options)
+    model = materialized(model, config, options)
+    if options.zero < SHARDED and mesh is not None and mesh["shards"].size() > 1:
         return wrapped(model, mesh, options)
     return model, lambda: passes(model, mesh, options)
 
 
+def adapted(model: nn.Module, options: argparse.Namespace) -> nn.Module:
+    """LoRA by PEFT beside every linear layer but the head; adapters are as wide as the precision keeps parameters."""
+    from peft import LoraConfig, get_peft_model
+
+    settings = LoraConfig(r=options.lora, target_modules="all-linear", task_type="CAUSAL_LM")
+    with torch.device("meta"):
+        return get_peft_model(model, settings, autocast_adapter_dtype=options.precision != "bf16")
+
+
 def placed(stage: nn.Module, mesh: DeviceMesh, options: argparse.Namespace, config: PretrainedConfig) -> nn.Module:
-    """A stage of a pipeline on its card, sharded where that is asked for."""
-    if options.zero:
-        shard_states(stage, stage.layers, mesh, options)
-    return materialized(stage, config)
+    """A stage of a pipeline on its card, split and sharded where that is asked for."""
+    if options.tp > 1:
+        split_tensors(stage, mesh["tp"], sequence=not options.no_sequence_parallel)
+    if options.zero >= SHARDED:
+        shard_states(stage, mesh, options)
+    return materialized(stage, config, options)
 
 
-def materialized(model: nn.Module, config: PretrainedConfig) -> nn.Module:
-    """From the meta device onto the card, with weights and the rotary table."""
-    model.to_empty(device="cuda")
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.02)
+def materialized(model: nn.Module, config: PretrainedConfig, options: argparse.Namespace) -> nn.Module:
+    """From the meta device to where it lives, with weights and the rotary table."""
+    model.to_empty(device="cpu" if offloads_shards(options) else "cuda")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.is_cuda:
+                nn.init.normal_(parameter, std=0.02)
+            else:
+                parameter.zero_()
     for module in list(model.modules()):
         if hasattr(module, "rotary_emb"):
             module.rotary_emb = type(module.rotary_emb)(config).cuda()
     return model.train()
 
 
-def shard_states(model: nn.Module, blocks: Any, mesh: DeviceMesh | None, options: argparse.Namespace) -> None:
+def offloads_shards(options: argparse.Namespace) -> bool:
+    """FSDP2 moves parameters with their gradients and states, or nothing."""
+    return options.zero >= SHARDED and "parameters" in options.offload
+
+
+def shard_states(model: nn.Module, mesh: DeviceMesh | None, options: argparse.Namespace) -> None:
     """ZeRO-2 and ZeRO-3 by FSDP2, a unit for each block; experts that are spread have fewer copies to share."""
     assert mesh is not None
     policy = MixedPrecisionPolicy()
@@ -136,8 +176,9 @@ def shard_states(model: nn.Module, blocks: Any, mesh: DeviceMesh | None, options
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     hybrid = mesh["copies"].size() > 1
     over = mesh["copies", "shard"] if hybrid else mesh["shards"]
-    settings = {"mp_policy": policy, "reshard_after_forward": options.zero == 3}
-    for block in blocks:
+    offload = CPUOffloadPolicy() if offloads_shards(options) else OffloadPolicy()
+    settings = {"mp_policy": policy, "reshard_after_forward": options.zero == 3, "offload_policy": offload}
+    for block in blocks_of(model):
         if options.ep > 1:
             fully_shard(block.mlp.experts, mesh=block.mlp.experts.copies, **settings)
         fully_shard(block, mesh=over, **settings)
@@ -166,9 +207,10 @@ def one_pass(
     model: nn.Module, ids: torch.Tensor, positions: torch.Tensor, labels: torch.Tensor, options: argparse.Namespace
 ) -> None:
     """Forward and backward, as the precision asks."""
-    autocast = options.precision == "bf16-mixed" and options.zero == 0
+    autocast = options.precision == "bf16-mixed" and options.zero < SHARDED and not options.lora
+    saved = "activations" in options.offload and options.checkpoint == "none"
     with splits_loss(options.tp > 1):
-        with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+        with torch.autocast("cuda", torch.bfloat16, enabled=autocast), saved_on_host(model, saved):
             loss = model(input_ids=ids, position_ids=positions, labels=labels, shift_labels=labels).loss
         loss.backward()
 

@@ -136,7 +136,8 @@ def test_the_loss_dominates_a_large_vocabulary() -> None:
         by_category(budget(Configuration(precision="bf16", seq=8192, loss=loss)).terms)[Category.ACTIVATIONS]
         for loss in ("full", "chunked")
     )
-    assert full - chunked == pytest.approx(12 * 128256 * 8192 * 7 / 8)
+    # Chunks sum up the gradient of what the head reads.
+    assert full - chunked == pytest.approx(12 * 128256 * 8192 * 7 / 8 - 2 * 2048 * 8192)
 
 
 def test_offload_moves_states_to_the_host() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from tonnage.budget.adapters import ATTENTION, EXPERTS, MLP
 from tonnage.budget.configuration import Configuration, Number, Quantity
-from tonnage.budget.frameworks import framework_of
+from tonnage.budget.frameworks import framework_of, made_bytes
 from tonnage.budget.styles import Style, style_of
 from tonnage.models.shape import Attention, AttentionKind, FeedForward, Layer, ModelShape
 
@@ -50,14 +50,20 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One block: what it keeps by part, its input, what a selective policy keeps, and gradients alive at once in it."""
+    """One block: what it keeps by part, its input, what a selective policy keeps, and gradients alive at once in it.
+
+    `selective_only`: of what that policy keeps, what a block that is not recomputed does not.
+    `fetched`: of what it keeps, that which is there beside those gradients where tensors come back from the host one by one.
+    """
 
     norms: Kept
     attention: Kept
     feed_forward: Kept
     entry: Kept
     selective: Kept
+    selective_only: Kept
     backward: Kept
+    fetched: Kept
 
     @property
     def kept(self) -> Kept:
@@ -89,7 +95,8 @@ def block_of(shape: ModelShape, layer: Layer, hidden: int, configuration: Config
     if layer.frozen == "still":
         # PyTorch's checkpoint holds on to it, although no backward pass comes for it.
         entry = Kept(whole=configuration.compute_bytes * hidden)
-        return Block(Kept(), Kept(), Kept(), entry, entry, Kept())
+        nothing = Kept()
+        return Block(nothing, nothing, nothing, entry, entry, nothing, nothing, nothing)
     configuration = configuration_of(layer, configuration)
     style = style_of(shape, layer, configuration)
     widths = widths_of(layer, hidden, configuration)
@@ -99,7 +106,9 @@ def block_of(shape: ModelShape, layer: Layer, hidden: int, configuration: Config
         feed_forward=_tiled(layer, style, widths) if configuration.tiled_mlp else _feed_forward(layer, style, widths),
         entry=Kept(whole=widths.residual_bytes * hidden),
         selective=_selective(layer, style, widths, configuration),
-        backward=_backward(layer, style, widths, mlp_tiles(configuration, hidden)) + _exchanged(widths, configuration),
+        selective_only=_selective_only(layer, style, widths, configuration),
+        backward=_backward(layer, style, widths, configuration) + _exchanged(widths, configuration),
+        fetched=_fetched(layer, widths),
     )
 
 
@@ -132,11 +141,16 @@ def widths_of(layer: Layer, hidden: int, configuration: Configuration) -> Widths
         residual_bytes=FP32 if configuration.autocast and not layer.narrow else configuration.compute_bytes,
         compute_bytes=configuration.compute_bytes,
         autocast=configuration.autocast,
-        adapter_bytes=configuration.adapter_bytes if configuration.lora_rank else 0,
-        adapters_cast=configuration.parameter_bytes > configuration.compute_bytes,
+        adapter_bytes=_adapter_bytes(configuration) if configuration.lora_rank else 0,
+        adapters_cast=made_bytes(configuration) > configuration.compute_bytes,
         adapted=configuration.lora_targets,
         drops=configuration.lora_dropout,
     )
+
+
+def _adapter_bytes(configuration: Configuration) -> int:
+    """Of one number that an adapter reads: as wide as it is computed with, or as accelerate's autocast hands it over in TRL."""
+    return made_bytes(configuration) if configuration.objective.plain else configuration.compute_bytes
 
 
 def _keys(mixer: Attention | None) -> int:
@@ -351,6 +365,14 @@ def _selective(layer: Layer, style: Style, widths: Widths, configuration: Config
     return Kept(size * split + FP32 * widths.heads, size * whole + entry + scattered)
 
 
+def _selective_only(layer: Layer, style: Style, widths: Widths, configuration: Configuration) -> Kept:
+    """The block's input, and its last product where that is one of every other."""
+    if framework_of(configuration).selective == "scores":
+        return Kept()
+    last = len(_products(layer, style, widths)) % 2 and not configuration.compile
+    return Kept(whole=(widths.residual_bytes + widths.compute_bytes * bool(last)) * widths.hidden)
+
+
 def _scatters(configuration: Configuration) -> Quantity:
     """1 where tensor parallelism ends attention and MLP with a reduce-scatter, else 0."""
     return (np.asarray(configuration.tp) > 1) * float(configuration.sequence_parallel)
@@ -367,23 +389,47 @@ def _products(layer: Layer, style: Style, widths: Widths) -> list[int]:
     return [*attention, widths.hidden, *[between] * (2 if mlp.gated else 1), widths.hidden]
 
 
-def _backward(layer: Layer, style: Style, widths: Widths, tiles: Quantity) -> Kept:
-    """Gradients alive at once where they are most, in the MLP: of the product, of both its factors and of its input.
+def _backward(layer: Layer, style: Style, widths: Widths, configuration: Configuration) -> Kept:
+    """Gradients alive at once where they are most, in the MLP: of the product, of both its factors and of the block's output.
 
-    A tiled one has them of one tile, beside all that it keeps of it.
+    What the last matrix read is gone by then: its own gradients were the first to be made. A tiled one has them of one tile,
+    beside all that it keeps of it.
     """
     mlp = layer.feed_forward
     size = widths.compute_bytes
     if mlp is None:
         return Kept(whole=2 * widths.residual_bytes * widths.hidden)
-    between = mlp.intermediate * max(mlp.experts_per_token, 1) + mlp.shared_intermediate
-    gradients = (3 if mlp.gated else 2) * size
+    gradients = (3 if mlp.gated else 2) * size - _read_last(widths)
     if style.activation == "chain" and not style.fused:
         gradients = 3 * (FP32 if widths.autocast else size)
     stream = widths.residual_bytes * widths.hidden
+    # Where tensor parallelism splits it along the sequence, it is gathered for the last matrix.
+    gathered = stream * (np.asarray(configuration.tp) > 1)
+    tiles = mlp_tiles(configuration, widths.hidden)
     if not np.any(np.asarray(tiles) > 1):
-        return Kept(split=gradients * between, whole=stream, gathered=stream)
+        return Kept(split=gradients * _between(mlp), whole=stream, gathered=gathered)
     # So little that attention has more: what comes into it, what goes to queries, keys and values, and FP32 sums for the queries.
-    tile = (gradients + _mlp_bytes(mlp, style, widths)) * between / tiles
+    tile = (gradients + _mlp_bytes(mlp, style, widths)) * _between(mlp) / tiles
     attention = size * (widths.attended + widths.queries + widths.keys + widths.values) + FP32 * widths.queries
-    return Kept(split=np.maximum(tile, attention), whole=stream, gathered=stream)
+    return Kept(split=np.maximum(tile, attention), whole=stream, gathered=gathered)
+
+
+def _fetched(layer: Layer, widths: Widths) -> Kept:
+    """The factors of the product, or what the activation read; and what `_backward` takes to be gone of what was there."""
+    mlp = layer.feed_forward
+    if mlp is None:
+        return Kept()
+    factors = (2 if mlp.gated else 1) * widths.compute_bytes
+    return Kept(split=(factors + _read_last(widths)) * _between(mlp))
+
+
+def _read_last(widths: Widths) -> int:
+    """Bytes of an element that the last matrix of the MLP reads, as it or its adapter keeps it."""
+    if not widths.adapter_bytes:
+        return widths.compute_bytes
+    return widths.adapter_bytes + widths.drops if MLP[-1] in widths.adapted else 0
+
+
+def _between(mlp: FeedForward) -> int:
+    """Elements between the matrices of the MLP, of a token in all its experts."""
+    return mlp.intermediate * max(mlp.experts_per_token, 1) + mlp.shared_intermediate

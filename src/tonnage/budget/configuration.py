@@ -133,11 +133,6 @@ class Configuration:
         return 2 if self.precision == "bf16" else 4
 
     @property
-    def adapter_bytes(self) -> int:
-        """Of one number that an adapter reads: as wide as it is, or as accelerate's autocast hands it over in TRL."""
-        return self.parameter_bytes if self.objective.plain else self.compute_bytes
-
-    @property
     def compute_bytes(self) -> int:
         """Of one number in the forward pass."""
         return 4 if self.precision in ("fp32", "tf32") else 2

@@ -33,7 +33,7 @@ from tonnage.budget.objective_logits import similarities
 from tonnage.budget.sharding import Stage, block_parameters, sharded, trained_stage
 from tonnage.budget.states import States, sharded_parameters, states
 from tonnage.budget.styles import compiled_whole
-from tonnage.budget.terms import Term
+from tonnage.budget.terms import Term, total
 from tonnage.ledger import Category
 from tonnage.models.shape import ModelShape, Stack
 
@@ -92,21 +92,37 @@ def moments(shape: ModelShape, stage: Stage, configuration: Configuration) -> It
     elif compiled_whole(configuration):
         early = _head_gradient(scene)
     back = (*passing, *_casts(scene), *_held_logits(scene))
-    yield Moment("loss", (*back, *_gathered(scene, "loss"), *_logits(scene, "loss"), *early))
+    summed = _summed_chunks(scene)
+    yield Moment("loss", (*back, *_gathered(scene, "loss"), *_logits(scene, "loss"), *early, *summed))
     back = (*back, *gathered)
-    yield Moment("head", (*back, *_logits(scene, "head"), *_head_gradient(scene)))
+    yield Moment("head", (*back, *_logits(scene, "head"), *_head_gradient(scene), *summed))
     kept_head = [] if configuration.step_in_backward else _head_gradient(scene)
-    yield Moment("backward", (*back, *kept_head, *_inside_block(scene), *_unreduced(scene, ending=False)))
-    waiting = (*always, *_waiting(scene, kept), *_gathered(scene, "ending"), *_held_logits(scene))
-    inside = (*_inside_block(scene, last_kept=True), *_unreduced(scene, ending=True))
+    in_blocks = _kept(scene, final=False)
+    through = (*always, *_live_gradients(scene), *in_blocks, *_casts(scene), *_held_logits(scene), *gathered)
+    unreduced = _unreduced(scene, ending=False, kept=in_blocks)
+    yield Moment("backward", (*through, *kept_head, *_inside_block(scene), *unreduced))
+    waiting = (*always, *_waiting(scene, kept), *_held_logits(scene))
     made = made_gradients(shape, stage, configuration, ended=False)
-    yield Moment("first block", (*waiting, *_grown_gradients(scene), *made, *inside))
+    yield Moment("first block", (*waiting, *_gathered(scene, "ending"), *_first_block(scene), *made))
+    if configuration.framework == "fsdp2":
+        # One gathers the next block while it reduces the one before.
+        one = [
+            replace(term, name=f"{term.name} in the first block", size_bytes=term.size_bytes / _blocks(scene))
+            for term in in_blocks
+        ]
+        yield Moment("second block", (*waiting, *one, *gathered, *_first_block(scene, to_come=1)))
+    if np.any(np.asarray(configuration.pp) > 1):
+        # Of the last micro-batch: none waits, and all gradients are there.
+        added = (*_all_gradients(scene, _accumulates(configuration)), *_inside_block(scene, last_kept=True))
+        yield Moment("last micro-batch", (*always, *_held_logits(scene), *_gathered(scene, "ending"), *added))
     made = made_gradients(shape, stage, configuration, ended=True)
-    yield Moment("embedding", (*waiting, *_all_gradients(scene), *made, *_embedding(scene)))
+    rest = _rest_of_embedding(scene)
+    waiting = (*waiting, *_gathered(scene, "ending"))
+    yield Moment("embedding", (*waiting, *_all_gradients(scene), *made, *_embedding(scene), *rest))
     if np.any(reduces_once(configuration)):
         yield Moment("reduce", (*always, *_gathered(scene, "ending"), *_all_gradients(scene), *_reduced(scene)))
     flat = flat_copies(stage, configuration, in_use=True)
-    yield Moment("optimizer", (*states_and_buffers, scene.states.gradients, *flat, *_optimizer(scene)))
+    yield Moment("optimizer", (*states_and_buffers, scene.states.gradients, *rest, *flat, *_optimizer(scene)))
 
 
 def _objective_moments(scene: Scene, always: tuple[Term, ...], passed: tuple[Term, ...]) -> Iterator[Moment]:
@@ -145,8 +161,14 @@ def _buckets(scene: Scene) -> list[Term]:
 
 def _live_gradients(scene: Scene) -> list[Term]:
     """Gradients that exist while the forward pass runs, with all in flight that can be: more micro-batches went before."""
+    share = _live_share(scene)
+    return [*_all_gradients(scene, share), *_rest_of_embedding(scene, share)]
+
+
+def _live_share(scene: Scene) -> Quantity:
+    """1 where gradients of earlier micro-batches are there while all are in flight that can be, else 0."""
     more = np.asarray(scene.configuration.accumulate) > scene.stage.in_flight
-    return _all_gradients(scene, 1.0 if _always_there(scene.configuration) else more.astype(float)[()])
+    return 1.0 if _always_there(scene.configuration) else more.astype(float)[()]
 
 
 def _all_gradients(scene: Scene, share: Quantity = 1.0) -> list[Term]:
@@ -166,14 +188,45 @@ def _all_gradients(scene: Scene, share: Quantity = 1.0) -> list[Term]:
     return [here, replace(gradients, name="gradients until the last micro-batch", size_bytes=whole, numbers=numbers)]
 
 
-def _grown_gradients(scene: Scene) -> list[Term]:
-    """All but the embedding's, which is the last to come where no head shares it."""
-    shape = scene.shape
-    if shape.tied or scene.configuration.lora_rank or not shape.trains_table:
+def _first_block(scene: Scene, to_come: int = 0) -> list[Term]:
+    """The gradients that there are, and the block, while one is run backward that so many others precede."""
+    inside = _inside_block(scene, last_kept=True)
+    return [*_grown_gradients(scene, to_come), *inside, *_unreduced(scene, ending=True)]
+
+
+def _grown_gradients(scene: Scene, to_come: int = 0) -> list[Term]:
+    """All but the embedding's, which is the last to come where no head shares it, and those of the block but its last matrix.
+
+    FSDP2 reduces the head's with the embedding's, and those of a block when it is through.
+    """
+    shape, configuration = scene.shape, scene.configuration
+    if shape.tied or configuration.lora_rank or not shape.trains_table:
         return _all_gradients(scene)
-    embedding = scene.stage.embeds * shape.embedding_parameters / scene.configuration.tp
-    missing = (1 - _accumulates(scene.configuration)) * embedding / scene.trained.parameters
-    return _all_gradients(scene, 1 - missing)
+    there, block = _live_share(scene), block_parameters(shape, configuration, trained=True)
+    missing = scene.stage.embeds * shape.embedding_parameters / configuration.tp
+    if configuration.framework == "fsdp2":
+        missing = missing + (1 + to_come) * block + scene.stage.heads * head_weights(shape) / configuration.tp
+    elif configuration.framework == "torch":
+        missing = missing + block - largest_matrix(shape) / configuration.tp
+    share = 1 - (1 - there) * np.minimum(missing / scene.trained.parameters, 1.0)
+    return [*_all_gradients(scene, share), *_rest_of_embedding(scene, there)]
+
+
+def _rest_of_embedding(scene: Scene, share: Quantity = 1.0) -> list[Term]:
+    """DTensor makes the gradient of an embedding whose rows are split for all rows, and a rank's part is a view of that.
+
+    FSDP2 copies the part when it reduces it; a tied head adds its own gradient, which gives a new tensor.
+    """
+    configuration, shape = scene.configuration, scene.shape
+    if configuration.framework != "torch" or configuration.lora_rank or not shape.trains_table:
+        return []
+    alone = 1.0 if not shape.tied else (np.asarray(configuration.pp) > 1).astype(float)[()]
+    rows = shape.vocab * (1 - 1 / np.asarray(configuration.tp))[()] * scene.stage.embeds * alone * share
+    size = made_bytes(configuration) * rows * shape.hidden
+    numbers = {"bytes": made_bytes(configuration), "rows": rows, "hidden": shape.hidden}
+    return [
+        _term(Category.GRADIENTS, "other rows of the embedding's gradient", size, "bytes × rows × hidden", **numbers)
+    ]
 
 
 def _accumulates(configuration: Configuration) -> Quantity:
@@ -188,8 +241,8 @@ def _always_there(configuration: Configuration) -> bool:
 # -- what blocks keep
 
 
-def _kept(scene: Scene) -> list[Term]:
-    """All blocks of the stage, for every micro-batch in flight; and the norm before the head."""
+def _kept(scene: Scene, *, final: bool = True) -> list[Term]:
+    """All blocks of the stage, for every micro-batch in flight; and the `final` norm before the head, until it is through."""
     parts: dict[str, Quantity] = {"norms": 0.0, "attention": 0.0, "MLP": 0.0, "block inputs": 0.0}
     for stack in scene.shape.stacks:
         for name, size in _stack_kept(scene, stack).items():
@@ -197,7 +250,7 @@ def _kept(scene: Scene) -> list[Term]:
     if scene.configuration.objective.has_logits:
         # Where no logits follow it, it is through before the blocks are at their height.
         last = final_norm(scene.shape, scene.configuration).per_token(scene.configuration, scene.configuration.seq)
-        parts["norms"] = parts["norms"] + last * scene.tokens * scene.stage.heads
+        parts["norms"] = parts["norms"] + last * scene.tokens * scene.stage.heads * final
     terms = [_kept_term(scene, name, size) for name, size in parts.items() if np.any(size)]
     return [*terms, *_kept_by_projector(scene)]
 
@@ -288,16 +341,20 @@ def _inside_block(scene: Scene, *, last_kept: bool = False) -> list[Term]:
 
 
 def _present(scene: Scene, stack: Stack, block: Block, last_kept: bool) -> Quantity:
-    """Bytes of the block in use that are not among those kept by all."""
+    """Bytes of the block in use that are not among those kept by all; of one that is recomputed, its input too."""
     configuration, whole = scene.configuration, _bytes(scene, stack, block.kept)
-    if last_kept:
-        return whole
+    moved = configuration.activation_place != "gpu"
     if configuration.checkpoint == "selective":
-        return np.maximum(whole - _bytes(scene, stack, block.selective), 0.0)
+        among_kept = 0.0 if last_kept else _bytes(scene, stack, block.selective)
+        return np.maximum(whole + _bytes(scene, stack, block.selective_only) - among_kept, 0.0)
     if configuration.checkpoint != "none":
+        return whole + (_bytes(scene, stack, block.entry) if last_kept or moved else 0.0)
+    if last_kept and not moved:
         return whole
-    # Fetched from the host: one in use, one on its way.
-    return 0.0 if configuration.activation_place == "gpu" else 2 * whole
+    # PyTorch fetches tensor by tensor; others have one block in use and one on its way.
+    if framework_of(configuration).parallel == "torch" and moved:
+        return _bytes(scene, stack, block.fetched)
+    return 2 * whole if moved else 0.0
 
 
 # -- weights in another form
@@ -322,8 +379,9 @@ def _casts(scene: Scene, *, forward: bool = False) -> list[Term]:
 def _gathered(scene: Scene, moment: Literal["pass", "loss", "ending"] = "pass") -> list[Term]:
     """Parameters gathered from their shards: a block in use and the next, and what is outside of blocks.
 
-    Where a pipeline's schedule takes the loss, its stage is through and has none; a backward pass that does not shard again what
-    it gathered ends with all of them.
+    While the loss is taken no block is in use, but the buffer is there that the last one was gathered in. Where a pipeline's
+    schedule takes the loss, its stage is through and has none; a backward pass that does not shard again what it gathered ends
+    with all of them.
     """
     configuration, stage = scene.configuration, scene.stage
     if not sharded_parameters(configuration):
@@ -333,7 +391,8 @@ def _gathered(scene: Scene, moment: Literal["pass", "loss", "ending"] = "pass") 
     elif configuration.framework == "deepspeed":
         count = np.minimum(stage.parameters, MAX_LIVE_PARAMETERS)
     else:
-        count = np.minimum(stage.outside + 2 * block_parameters(scene.shape, configuration), stage.parameters)
+        blocks = 2 if moment == "pass" else 1
+        count = np.minimum(stage.outside + blocks * block_parameters(scene.shape, configuration), stage.parameters)
         if moment != "pass":
             count = np.where(reduces_once(configuration), stage.parameters * (moment == "ending"), count)[()]
     outside = np.minimum(stage.outside, count)
@@ -342,20 +401,29 @@ def _gathered(scene: Scene, moment: Literal["pass", "loss", "ending"] = "pass") 
     return [_term(Category.PARAMETERS, "gathered parameters", size, "bytes × parameters", **numbers)]
 
 
-def _unreduced(scene: Scene, *, ending: bool) -> list[Term]:
-    """Where gradients are sharded: those of a block before they are reduced, and the buffers they are reduced in."""
+def _unreduced(scene: Scene, *, ending: bool, kept: Sequence[Term] = ()) -> list[Term]:
+    """Where gradients are sharded: those of a block before they are reduced, and the buffers they are reduced in.
+
+    They are there once the block is through, and what it kept is not.
+    """
     configuration = scene.configuration
     if configuration.framework != "fsdp2" or configuration.zero == 0 or configuration.lora_rank:
         return []
     held = reduces_once(configuration)
     made, reduced = made_bytes(configuration), gradient_bytes(configuration)
-    block = block_parameters(scene.shape, configuration, trained=True)
-    # Added up once a block is through, gradients that are held back are not there at the height of its backward pass.
-    count = block + scene.trained.outside if ending else block * (1 - held)
-    block = block * (1 - held)
-    numbers = {"made": made, "parameters": count, "reduced": reduced, "block": block}
-    formula = "made bytes × parameters + reduced bytes × block"
-    return [_term(Category.GRADIENTS, "gradients not yet reduced", made * count + reduced * block, formula, **numbers)]
+    # The head's waits for the embedding's, with which it is reduced. Those that a pipeline holds back are added up at once.
+    head = head_weights(scene.shape) * scene.stage.heads / configuration.tp * (ending and scene.shape.trains_head)
+    block = block_parameters(scene.shape, configuration, trained=True) * (1 - held)
+    one_kept = total(kept) / _blocks(scene)
+    size = made * head + np.maximum(reduced * block - one_kept, 0.0)[()]
+    numbers = {"made": made, "head": head, "reduced": reduced, "block": block, "kept": one_kept}
+    formula = "made bytes × head + reduced bytes × block - what a block kept"
+    return [_term(Category.GRADIENTS, "gradients not yet reduced", size, formula, **numbers)]
+
+
+def _blocks(scene: Scene) -> Quantity:
+    """Of the stage, for every micro-batch in flight."""
+    return sum(len(stack.layers) for stack in scene.shape.stacks) * scene.stage.share * scene.stage.in_flight
 
 
 def _reduced(scene: Scene) -> list[Term]:
@@ -383,9 +451,21 @@ def _head_gradient(scene: Scene) -> list[Term]:
     if configuration.lora_rank or not scene.shape.trains_head:
         return []
     size = made_bytes(configuration) + (configuration.compute_bytes if configuration.autocast else 0)
-    total = size * head_weights(scene.shape) / configuration.tp * scene.stage.heads
+    whole = size * head_weights(scene.shape) / configuration.tp * scene.stage.heads
     numbers = {"bytes": size, "weights": head_weights(scene.shape), "tp": configuration.tp}
-    return [_term(Category.GRADIENTS, "the head's gradient", total, "bytes × weights ÷ tp", **numbers)]
+    return [_term(Category.GRADIENTS, "the head's gradient", whole, "bytes × weights ÷ tp", **numbers)]
+
+
+def _summed_chunks(scene: Scene) -> list[Term]:
+    """Of a loss that is taken in chunks: the head's gradient and that of what it reads, summed over the chunks before."""
+    configuration, stage = scene.configuration, scene.stage
+    if configuration.loss != "chunked":
+        return []
+    read = configuration.compute_bytes * scene.shape.hidden * scene.tokens * stage.heads
+    numbers = {"bytes": configuration.compute_bytes, "hidden": scene.shape.hidden, "tokens": scene.tokens}
+    formula = "bytes × hidden × tokens"
+    term = _term(Category.ACTIVATIONS, "gradient of what the head reads", read, formula, **numbers)
+    return [term, *(replace(head, name="the head's gradient so far") for head in _head_gradient(scene))]
 
 
 def _embedding(scene: Scene) -> list[Term]:
@@ -418,8 +498,8 @@ def _in_torch_pipeline(configuration: Configuration) -> Quantity:
 def _stage_buffers(scene: Scene) -> list[Term]:
     """PyTorch's stages make a buffer for every micro-batch of a step: gradients come into the first, inputs into the last.
 
-    Parts of an interleaved stage are stages to it, of which both come into those between; and what they send is held as well,
-    for that schedule waits for it at the end of a step.
+    What a stage puts out is held until its backward pass. Parts of an interleaved stage are stages to it, of which both come
+    into those between; and what they send is held as well, for that schedule waits for it at the end of a step.
     """
     configuration = scene.configuration
     pipeline = _in_torch_pipeline(configuration)
@@ -428,11 +508,12 @@ def _stage_buffers(scene: Scene) -> list[Term]:
     size = FP32 if configuration.autocast else configuration.compute_bytes
     tokens = scene.tokens / (configuration.tp if configuration.sequence_parallel else 1)
     chunks = configuration.chunks
-    buffers = configuration.accumulate * np.where(np.asarray(chunks) > 1, 2 * (2 * chunks - 1), 1)[()]
-    total = pipeline * buffers * size * scene.shape.hidden * tokens
+    alone = configuration.accumulate + scene.stage.in_flight * (1 - scene.stage.heads)
+    buffers = np.where(np.asarray(chunks) > 1, configuration.accumulate * 2 * (2 * chunks - 1), alone)[()]
+    whole = pipeline * buffers * size * scene.shape.hidden * tokens
     numbers = {"buffers": buffers, "bytes": size, "hidden": scene.shape.hidden, "tokens": tokens}
     formula = "buffers × bytes × hidden × tokens"
-    return [_term(Category.ACTIVATIONS, "buffers of the stage", total, formula, **numbers)]
+    return [_term(Category.ACTIVATIONS, "buffers of the stage", whole, formula, **numbers)]
 
 
 def _held_logits(scene: Scene) -> list[Term]:

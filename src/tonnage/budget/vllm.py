@@ -58,6 +58,7 @@ class Release:
     grouped: bool
     moe_workspace_kept: bool
     int4_kv: bool
+    quantizes_whole: bool
     chunked_beyond: int
     batched_tokens: dict[str, int]
     max_seqs: dict[str, int]

@@ -125,7 +125,7 @@ def _parser() -> ArgumentParser:
     add("--json", default="", metavar="FILE", help="write the figures as JSON ('-': standard output)")
     add("--force", action="store_true", help="replace files that are there")
     add_page_options(parser)
-    parser.set_defaults(drive=None)
+    parser.set_defaults(drive=None, beside=[])
     return parser
 
 

@@ -10,12 +10,14 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TextIO
 
+from tonnage.budget.loading import training_loading
 from tonnage.budget.roofline import peak_rate
 from tonnage.clock.ranges import comparison_error
 from tonnage.ledger import Category
 from tonnage.report.campaign import NONE, Campaign, campaign_words
 from tonnage.report.lengths import length_lines
 from tonnage.report.lines import bar, beside, column, cut, packed, report_width, table_unit, wrapped
+from tonnage.report.loading import loading_words
 from tonnage.report.objective import objective_notes
 from tonnage.report.parts import part_words
 from tonnage.units import GIB, format_bytes, percent
@@ -175,6 +177,7 @@ def notes(findings: Findings) -> Iterator[str]:
         ranks, pinned = findings.cluster.gpus_per_host, f"{plan.pinned_bytes / GIB:,.1f} of it pinned"
         used, there = (ranks * size / GIB for size in (plan.host_bytes, plan.host_capacity_bytes))
         yield f"host memory {plan.host_bytes / GIB:,.1f} GiB for each rank, {pinned}: {used:,.1f} of {there:,.0f} in a host"
+    yield from loading_words(training_loading(shape, chosen, findings.cluster), findings.cluster)
     if chosen.precision == "fp16-mixed" and not findings.cluster.gpu.has_bf16:
         yield f"{findings.cluster.gpu.name} has no BF16: it trains in FP16, whose gradients need their loss scaled"
     if shape.max_positions and chosen.seq > shape.max_positions:

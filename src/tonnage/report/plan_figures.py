@@ -4,6 +4,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from tonnage import __version__
+from tonnage.budget.loading import training_loading
 from tonnage.budget.objectives import NEXT_TOKEN
 from tonnage.ledger import Category, Ledger
 from tonnage.planner.offers import Offer
@@ -11,6 +12,7 @@ from tonnage.planner.reasons import Reason
 from tonnage.planner.remedies import Remedy
 from tonnage.planner.search import Findings, Plan
 from tonnage.report.campaign import NONE, Campaign, campaign_figures
+from tonnage.report.loading import loading_figures
 from tonnage.report.objective import frozen_bytes, objective_figures
 
 _KEYS = {
@@ -53,6 +55,7 @@ def plan_figures(
             "hosts": cluster.hosts,
             "host": cluster.host.name,
         },
+        "loading": loading_figures(training_loading(findings.shape, findings.closest.configuration, cluster), cluster),
         "best": one_figures(findings.closest)
         | (campaign_figures(findings.closest, campaign, gpus=cluster.gpus) if findings.fits else {}),
         "alternatives": [one_figures(plan) for plan in findings.alternatives],

@@ -12,6 +12,7 @@ from rich.text import Text
 from tonnage import __version__
 from tonnage.budget.kv_cache import average_waste
 from tonnage.budget.llama_cpp import DeviceBytes, LlamaBudget
+from tonnage.budget.loading import serving_loading
 from tonnage.budget.own_engine import BATCHED_TOKENS, MAX_SEQS
 from tonnage.budget.serving import ServingBudget, ServingConfiguration
 from tonnage.budget.terms import Term
@@ -34,6 +35,7 @@ from tonnage.report.lines import (
     table_unit,
     wrapped,
 )
+from tonnage.report.loading import loading_figures, loading_words
 from tonnage.units import format_bytes, percent
 
 OTHERS = 4
@@ -68,6 +70,10 @@ def serving_lines(plan: ServingPlan, *, explain: bool = False) -> Iterator[Text 
         yield from _shortage(plan)
     yield from _offers(plan)
     yield from _layouts(plan)
+    loading = serving_loading(plan.shape, plan.best.budget, plan.cluster.gpus_per_host)
+    yield ""
+    for words in loading_words(loading, plan.cluster):
+        yield from (Text(line, style="dim") for line in wrapped(words, rest="    "))
     for note in plan.best.budget.notes:
         yield from (Text(line, style="yellow") for line in wrapped(note))
     if plan.fits:
@@ -384,6 +390,7 @@ def serving_figures(plan: ServingPlan) -> dict[str, Any]:
         "available_bytes": budget.available_bytes,
         "config": _configuration(best) | {"users": plan.users, "replicas": best.replicas},
         "ledger": _ledger_figures(budget),
+        "loading": loading_figures(serving_loading(plan.shape, budget, plan.cluster.gpus_per_host), plan.cluster),
         "kv": _kv_figures(plan),
         "most_users": best.most_users,
         "longest_context": best.longest_context,

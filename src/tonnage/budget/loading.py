@@ -1,0 +1,164 @@
+"""What loading takes before the first step: memory of the host by rank, and of a card.
+
+| who loads                                      | on the host                               | on a card, beside what it keeps |
+|------------------------------------------------|-------------------------------------------|---------------------------------|
+| plain PyTorch, DeepSpeed below ZeRO 3          | every rank builds the whole model         |                                 |
+| FSDP2 as accelerate sets it up                 | the first rank of a host builds it        | one whole tensor                |
+| DeepSpeed's `zero.Init`                        | pages of the file                         | one whole tensor                |
+| FSDP2 with a pipeline or experts, Megatron     | one tensor at a time of each rank's part  |                                 |
+| a base that is quantised as it is read, vLLM   | pages of the file                         | one matrix in 16 bits           |
+
+Safetensors are mapped: a tensor that is used as wide as it is stored is pages of the file, which the host keeps once for all
+ranks and may drop. What is made wider is memory of the rank's own. The facts are from the sources of transformers 5.17,
+accelerate 1.15 and vLLM, which until 0.15 had all of a model on the card before it quantised it. How long reading takes is not
+known here.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from tonnage.budget.adapters import largest_matrix
+from tonnage.budget.weights import WEIGHT_FORMATS
+from tonnage.ledger import Category
+from tonnage.models.shape import ModelShape
+
+if TYPE_CHECKING:
+    from tonnage.budget.configuration import Configuration
+    from tonnage.budget.serving import ServingBudget
+    from tonnage.hardware import Cluster
+
+Way = Literal["every rank", "first rank", "own part", "mapped"]
+_HALF_BYTES = 2
+# Formats that a server makes of a wider checkpoint; for others it takes files that are quantised already.
+_QUANTIZED_ON_LOADING = {"vllm": ("fp8", "nf4"), "tonnage": ("fp8", "int8")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading:
+    """Bytes at the height of it: of each rank of one host, of the files, and of the fullest card."""
+
+    way: Way
+    host_bytes_by_rank: tuple[int, ...]
+    checkpoint_bytes: int
+    card_bytes: int
+
+    @property
+    def host_bytes(self) -> int:
+        """Of one host, pages of files left out."""
+        return sum(self.host_bytes_by_rank)
+
+    def too_large_for(self, cluster: "Cluster") -> Literal["", "host", "card"]:
+        """Which of the two it exceeds; where the host's memory is the card's own, both together count."""
+        memory = cluster.host_memory_bytes
+        if memory and self.host_bytes > memory:
+            return "host"
+        shared = 0 if memory else self.host_bytes
+        return "card" if self.card_bytes + shared > cluster.gpu.memory_bytes else ""
+
+
+def training_loading(shape: ModelShape, configuration: "Configuration", cluster: "Cluster") -> Loading:
+    """Of one configuration in plain numbers, as its framework loads a checkpoint."""
+    from tonnage.budget.overheads import context, nccl
+    from tonnage.budget.sharding import stages
+    from tonnage.budget.states import states
+    from tonnage.budget.terms import total
+
+    way = _way(configuration)
+    parts = [total(states(shape, end, configuration).parameters) for end in stages(shape, configuration)]
+    part = round(float(max(parts)))
+    on_card = part if configuration.parameter_place == "gpu" else 0
+    if configuration.quantized_base and configuration.framework == "fsdp2":
+        # bitsandbytes' weights cannot be moved back to the meta device: they are whole before they are sharded.
+        on_card = round(shape.parameters * configuration.base_bytes)
+    outside = float(context(cluster.gpu).size_bytes) + float(nccl(configuration).size_bytes)
+    by_rank = _host_by_rank(shape, configuration, way, part, cluster.gpus_per_host)
+    return Loading(
+        way=way if any(by_rank) else "mapped",
+        host_bytes_by_rank=by_rank,
+        checkpoint_bytes=checkpoint_bytes(shape),
+        card_bytes=on_card + _passing_bytes(shape, configuration, way) + round(outside),
+    )
+
+
+def _way(configuration: "Configuration") -> Way:
+    if configuration.quantized_base:
+        return "mapped"
+    if configuration.framework in ("megatron", "nanotron"):
+        return "own part"
+    if configuration.framework == "fsdp2":
+        # accelerate has no pipeline and splits no experts; torchtitan builds its parts on the meta device.
+        return "own part" if max(configuration.pp, configuration.ep) > 1 else "first rank"
+    if configuration.framework == "deepspeed" and configuration.zero == 3:
+        return "mapped"
+    return "every rank" if max(configuration.tp, configuration.pp, configuration.ep) == 1 else "own part"
+
+
+def _host_by_rank(
+    shape: ModelShape, configuration: "Configuration", way: Way, part: int, ranks: int
+) -> tuple[int, ...]:
+    """The whole model where a rank builds it; and each rank's part where parameters stay on the host."""
+    width = _loaded_bytes(configuration)
+    whole = shape.parameters * width if width != stored_bytes(shape) else 0
+    stays = part if configuration.parameter_place == "host" else 0
+    if way == "every rank":
+        return (max(whole, stays),) * ranks
+    if way == "own part":
+        return (largest_tensor(shape) * width // int(configuration.tp) + stays,) * ranks
+    first = whole if way == "first rank" else 0
+    return (first + stays, *(stays,) * (ranks - 1))
+
+
+def _loaded_bytes(configuration: "Configuration") -> int:
+    """Of a weight as it is loaded: those that are trained in mixed precision are FP32, those that are frozen 16 bits wide."""
+    return configuration.compute_bytes if configuration.lora_rank else configuration.parameter_bytes
+
+
+def _passing_bytes(shape: ModelShape, configuration: "Configuration", way: Way) -> int:
+    """What is on the card for a moment: a tensor before it is sharded or quantised."""
+    if configuration.quantized_base:
+        return _HALF_BYTES * largest_matrix(shape)
+    if way == "first rank" or (way == "mapped" and configuration.zero == 3):
+        return _loaded_bytes(configuration) * largest_tensor(shape)
+    return 0
+
+
+def serving_loading(shape: ModelShape, budget: "ServingBudget", gpus_per_host: int) -> Loading:
+    """Of a server: tensors go from mapped files to the card one by one, and are quantised there where the files are wider."""
+    from tonnage.budget.vllm import find_release
+
+    asked, ledger = budget.configuration, budget.ledger
+    form = WEIGHT_FORMATS[asked.weights]
+    kept, passing = ledger[Category.PARAMETERS], 0
+    narrower = form.quantized and 8 * stored_bytes(shape) > form.bits
+    quantizes = narrower and asked.weights in _QUANTIZED_ON_LOADING[asked.engine]
+    if quantizes:
+        passing = _HALF_BYTES * largest_matrix(shape) // asked.tp
+        if asked.engine == "vllm" and asked.weights == "fp8" and find_release(asked.engine_version).quantizes_whole:
+            passing = max(_HALF_BYTES * shape.parameters // asked.gpus - kept, 0)
+    return Loading(
+        way="mapped",
+        host_bytes_by_rank=(0,) * min(gpus_per_host, asked.gpus),
+        checkpoint_bytes=round(shape.parameters * form.bits / 8)
+        if narrower and not quantizes
+        else checkpoint_bytes(shape),
+        card_bytes=kept + passing + ledger[Category.CONTEXT],
+    )
+
+
+def stored_bytes(shape: ModelShape) -> float:
+    """Of a weight in the files."""
+    return WEIGHT_FORMATS[shape.dtype].bits / 8 if shape.dtype in WEIGHT_FORMATS else _HALF_BYTES
+
+
+def checkpoint_bytes(shape: ModelShape) -> int:
+    """Of the files, scales left out."""
+    return round(shape.parameters * stored_bytes(shape))
+
+
+def largest_tensor(shape: ModelShape) -> int:
+    """Weights of the largest parameter: the embedding, or all experts of a block, whose gates and up-projections are one."""
+    mlps = [(layer.feed_forward, stack.hidden) for stack in shape.stacks for layer, _ in stack.groups()]
+    experts = [
+        mlp.experts * (2 if mlp.gated else 1) * hidden * mlp.intermediate for mlp, hidden in mlps if mlp and mlp.experts
+    ]
+    return max([shape.vocab * shape.hidden, largest_matrix(shape), *experts])

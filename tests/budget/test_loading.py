@@ -1,0 +1,84 @@
+"""What loading takes, by who loads."""
+
+import pytest
+
+from tonnage.budget.configuration import Configuration
+from tonnage.budget.loading import Loading, largest_tensor, serving_loading, training_loading
+from tonnage.budget.serving import ServingConfiguration, serving_budget
+from tonnage.hardware import find_cluster
+from tonnage.models import find_model
+
+LLAMA, MIXTRAL = find_model("llama-3.1-8b"), find_model("mixtral-8x7b")
+EIGHT = find_cluster("8xh100")
+EMBEDDING = 128256 * 4096
+
+
+def loading(**choices: object) -> Loading:
+    return training_loading(LLAMA, Configuration(data=8, shard=8, **choices), EIGHT)  # type: ignore[arg-type]
+
+
+def test_every_rank_builds_what_it_makes_wider() -> None:
+    found = loading(framework="torch", zero=0)
+    assert found.host_bytes_by_rank == (4 * LLAMA.parameters,) * 8
+    assert found.host_bytes == 8 * 4 * LLAMA.parameters
+    assert loading(framework="deepspeed", zero=2).host_bytes == found.host_bytes
+
+
+def test_weights_as_wide_as_stored_are_pages_of_the_file() -> None:
+    found = loading(framework="torch", zero=0, precision="bf16")
+    assert (found.way, found.host_bytes, found.checkpoint_bytes) == ("mapped", 0, 2 * LLAMA.parameters)
+
+
+def test_accelerate_builds_it_once_a_host_and_hands_whole_tensors_on() -> None:
+    found = loading(framework="fsdp2", zero=3)
+    assert found.host_bytes_by_rank == (4 * LLAMA.parameters, *(0,) * 7)
+    kept = 4 * LLAMA.parameters / 8
+    assert kept + 4 * EMBEDDING < found.card_bytes < kept + 4 * EMBEDDING + 2 * 2**30
+
+
+def test_parameters_that_stay_on_the_host_are_there_beside_the_whole() -> None:
+    found = loading(framework="fsdp2", zero=3, parameter_place="host", optimizer_place="host")
+    part = round(4 * LLAMA.parameters / 8)
+    assert found.host_bytes_by_rank == (4 * LLAMA.parameters + part, *(part,) * 7)
+
+
+@pytest.mark.parametrize("choices", [{"framework": "megatron", "tp": 8}, {"framework": "fsdp2", "zero": 3, "pp": 8}])
+def test_a_rank_that_has_a_part_reads_that(choices: dict[str, object]) -> None:
+    found = training_loading(LLAMA, Configuration(**choices), EIGHT)  # type: ignore[arg-type]
+    assert found.way == "own part"
+    assert found.host_bytes == 8 * 4 * EMBEDDING // int(choices.get("tp", 1))  # type: ignore[call-overload]
+
+
+def test_a_base_in_four_bits_is_quantised_matrix_by_matrix() -> None:
+    single = find_cluster("rtx-4090")
+    found = training_loading(LLAMA, Configuration(lora_rank=16, base="nf4"), single)
+    assert found.way == "mapped" and found.host_bytes == 0
+    assert found.card_bytes < 2 * LLAMA.parameters / 2
+
+
+def test_experts_are_one_tensor() -> None:
+    assert largest_tensor(LLAMA) == EMBEDDING
+    assert largest_tensor(MIXTRAL) == 8 * 2 * 4096 * 14336
+
+
+def test_a_small_host_or_card_is_too_small() -> None:
+    found = loading(framework="torch", zero=0)
+    assert found.too_large_for(EIGHT) == ""
+    assert found.too_large_for(EIGHT.with_host(memory_bytes=128 * 2**30)) == "host"
+    assert found.too_large_for(find_cluster("8xrtx-4090").with_host(memory_bytes=2**40)) == "card"
+
+
+def test_a_server_of_vllm_quantises_layer_by_layer_since_0_15() -> None:
+    gpu = find_cluster("h100").gpu
+    cards = {}
+    for version in ("0.11.0", "0.20.0"):
+        asked = ServingConfiguration(weights="fp8", engine_version=version, context=4096)
+        cards[version] = serving_loading(LLAMA, serving_budget(LLAMA, asked, gpu), 1).card_bytes
+    assert cards["0.11.0"] > 2 * LLAMA.parameters > cards["0.20.0"]
+
+
+def test_files_that_are_quantised_already_are_smaller() -> None:
+    gpu = find_cluster("rtx-4090").gpu
+    asked = ServingConfiguration(weights="int4", context=4096)
+    found = serving_loading(LLAMA, serving_budget(LLAMA, asked, gpu), 1)
+    assert found.checkpoint_bytes == LLAMA.parameters // 2
