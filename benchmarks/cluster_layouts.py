@@ -12,7 +12,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -227,7 +227,8 @@ def answer(*words: str, script: tuple[str, ...] = ()) -> dict[str, Any]:
 
 def figures(layout: Layout, planned: dict[str, Any], end: End) -> dict[str, Any]:
     """The plan's peaks and ledger, of one end of a pipeline where that is asked for."""
-    chosen = {name: value for name, value in planned["best"]["config"].items() if name != "offload"}
+    names = {field.name for field in fields(Configuration)} - {"objective"}
+    chosen = {name: value for name, value in planned["best"]["config"].items() if name in names}
     chosen["lora_targets"] = tuple(chosen["lora_targets"])  # JSON knows lists alone
     budget = training_budget(find_model(str(model_of(layout))), Configuration(**chosen), find_gpu("h200"), stage=end)
     sizes = [

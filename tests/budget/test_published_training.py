@@ -70,7 +70,7 @@ def test_runs_that_others_published(published: tuple[list[Any], Counter[tuple[st
     assert np.quantile(full + adapters, 0.9) < 0.25
     for run in held:
         if run.piped and run.row["family"] in ("torchtitan", "megatron_golden"):
-            assert abs(run.error) < 0.1, run.row["id"]
+            assert abs(run.error) < 0.12, run.row["id"]
 
 
 def test_few_are_too_low_without_a_word(benchmark: ModuleType, published: tuple[list[Any], object]) -> None:

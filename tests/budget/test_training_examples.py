@@ -69,10 +69,10 @@ def test_gradients_decide_whether_a_70b_fits_eight_h200() -> None:
 @pytest.mark.parametrize(
     ("choices", "expected"),
     [
-        ({"framework": "deepspeed"}, 169.4),
+        ({"framework": "deepspeed"}, 170.4),
         ({"framework": "fsdp2", "precision": "bf16"}, 109.5),
         ({"framework": "fsdp2", "optimizer": "adamw-8bit"}, 129.1),
-        ({"framework": "deepspeed", "optimizer_place": "host"}, 45.9),
+        ({"framework": "deepspeed", "optimizer_place": "host"}, 46.9),
     ],
 )
 def test_what_fits_instead(choices: dict[str, str], expected: float) -> None:

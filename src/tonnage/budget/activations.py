@@ -392,14 +392,14 @@ def _products(layer: Layer, style: Style, widths: Widths) -> list[int]:
 def _backward(layer: Layer, style: Style, widths: Widths, configuration: Configuration) -> Kept:
     """Gradients alive at once where they are most, in the MLP: of the product, of both its factors and of the block's output.
 
-    What the last matrix read is gone by then: its own gradients were the first to be made. A tiled one has them of one tile,
+    What the last matrix of a gated one read is gone by then: its own gradients were the first to be made. A tiled one has them of one tile,
     beside all that it keeps of it.
     """
     mlp = layer.feed_forward
     size = widths.compute_bytes
     if mlp is None:
         return Kept(whole=2 * widths.residual_bytes * widths.hidden)
-    gradients = (3 if mlp.gated else 2) * size - _read_last(widths)
+    gradients = 3 * size - _read_last(widths) if mlp.gated else 2 * size
     if style.activation == "chain" and not style.fused:
         gradients = 3 * (FP32 if widths.autocast else size)
     stream = widths.residual_bytes * widths.hidden
@@ -420,7 +420,7 @@ def _fetched(layer: Layer, widths: Widths) -> Kept:
     if mlp is None:
         return Kept()
     factors = (2 if mlp.gated else 1) * widths.compute_bytes
-    return Kept(split=(factors + _read_last(widths)) * _between(mlp))
+    return Kept(split=(factors + _read_last(widths) * mlp.gated) * _between(mlp))
 
 
 def _read_last(widths: Widths) -> int:
