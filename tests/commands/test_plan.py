@@ -438,7 +438,7 @@ def test_a_tiled_mlp_keeps_its_input_alone_and_is_made_twice(capsys: pytest.Capt
         "activations",
     )
     whole, tiled = (figures(capsys, *common, *more)["best"] for more in ((), ("--tiled-mlp",)))
-    assert tiled["total_bytes"] < 0.8 * whole["total_bytes"]
+    assert tiled["total_bytes"] < 0.85 * whole["total_bytes"]
     assert tiled["tokens_per_s"] < whole["tokens_per_s"]
 
 

@@ -39,8 +39,10 @@ def test_prices_of_two_cards() -> None:
 
 # Q: How do I lay out a mixture of experts?
 def test_experts_stay_within_a_host() -> None:
-    config = answer("tonnage plan train mixtral-8x7b --gpus 2x8xh100 --seq 4k --offload none")["best"]["config"]
-    assert 1 < config["ep"] <= 8
+    words = "tonnage plan train mixtral-8x7b --gpus 2x8xh100 --seq 4k --offload none"
+    spread, sharded = answer(f"{words} --framework megatron")["best"], answer(words)["best"]
+    assert 1 < spread["config"]["ep"] <= 8
+    assert spread["tokens_per_s"] > 1.1 * sharded["tokens_per_s"]
 
 
 # Q: Can a cluster of 2,048 H100s train DeepSeek-V3?

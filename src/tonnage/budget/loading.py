@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Way = Literal["every rank", "first rank", "own part", "mapped"]
 _HALF_BYTES = 2
 # Formats that a server makes of a wider checkpoint; for others it takes files that are quantised already.
-_QUANTIZED_ON_LOADING = {"vllm": ("fp8", "nf4"), "tonnage": ("fp8", "int8")}
+_QUANTIZED_ON_LOADING = {"vllm": ("fp8", "nf4"), "sglang": ("fp8",), "tonnage": ("fp8", "int8")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +130,7 @@ def serving_loading(shape: ModelShape, budget: "ServingBudget", gpus_per_host: i
     form = WEIGHT_FORMATS[asked.weights]
     kept, passing = ledger[Category.PARAMETERS], 0
     narrower = form.quantized and 8 * stored_bytes(shape) > form.bits
-    quantizes = narrower and asked.weights in _QUANTIZED_ON_LOADING[asked.engine]
+    quantizes = narrower and asked.weights in _QUANTIZED_ON_LOADING.get(asked.engine, ())
     if quantizes:
         passing = _HALF_BYTES * largest_matrix(shape) // asked.tp
         if asked.engine == "vllm" and asked.weights == "fp8" and find_release(asked.engine_version).quantizes_whole:
