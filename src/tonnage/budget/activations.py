@@ -392,8 +392,8 @@ def _products(layer: Layer, style: Style, widths: Widths) -> list[int]:
 def _backward(layer: Layer, style: Style, widths: Widths, configuration: Configuration) -> Kept:
     """Gradients alive at once where they are most, in the MLP: of the product, of both its factors and of the block's output.
 
-    What the last matrix of a gated one read is gone by then: its own gradients were the first to be made. A tiled one has them of one tile,
-    beside all that it keeps of it.
+    What the last matrix of a gated one read is gone by then: its own gradients were the first to be made. A tiled one has them
+    of one tile, beside all that it keeps of it.
     """
     mlp = layer.feed_forward
     size = widths.compute_bytes
