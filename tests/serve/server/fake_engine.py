@@ -107,6 +107,7 @@ class FakeEngine(Engine):
         self._ids = count()
         self._flight = None
         self._stumbled = False
+        self._asleep = False
         self._last_s = 0.0
 
     @property
