@@ -62,6 +62,7 @@ class Scene:
     configuration: Configuration
     states: States
     trained: Stage  # what of the stage is
+    blocks: tuple[tuple[Stack, Block, Sequence[int]], ...]  # of each kind, with their places in the stack
 
     @property
     def tokens(self) -> Quantity:
@@ -72,7 +73,12 @@ class Scene:
 def moments(shape: ModelShape, stage: Stage, configuration: Configuration) -> Iterator[Moment]:
     """Of one stage, in the order of the step."""
     trained = trained_stage(shape, stage, configuration)
-    scene = Scene(shape, stage, configuration, states(shape, stage, configuration), trained)
+    blocks = tuple(
+        (stack, block_of(shape, layer, stack.hidden, configuration), places)
+        for stack in shape.stacks
+        for layer, places in stack.kinds()
+    )
+    scene = Scene(shape, stage, configuration, states(shape, stage, configuration), trained, blocks)
     buffers = (*_buckets(scene), *gather_buffers(shape, configuration, scene.tokens), *_stage_buffers(scene))
     states_and_buffers = (*scene.states.kept, *frozen_weights(shape, configuration), *buffers)
     always = (
@@ -244,8 +250,9 @@ def _always_there(configuration: Configuration) -> bool:
 def _kept(scene: Scene, *, final: bool = True) -> list[Term]:
     """All blocks of the stage, for every micro-batch in flight; and the `final` norm before the head, until it is through."""
     parts: dict[str, Quantity] = {"norms": 0.0, "attention": 0.0, "MLP": 0.0, "block inputs": 0.0}
-    for stack in scene.shape.stacks:
-        for name, size in _stack_kept(scene, stack).items():
+    for stack, block, places in scene.blocks:
+        for name, kept, count in _chosen(block, scene.configuration.checkpoint, places):
+            size = _bytes(scene, stack, kept) * count
             parts[name] = parts[name] + size * scene.stage.share * scene.stage.in_flight
     if scene.configuration.objective.has_logits:
         # Where no logits follow it, it is through before the blocks are at their height.
@@ -286,19 +293,8 @@ def _waiting(scene: Scene, kept: list[Term]) -> list[Term]:
     return [replace(term, size_bytes=term.size_bytes * share, numbers={**term.numbers, **numbers}) for term in kept]
 
 
-def _stack_kept(scene: Scene, stack: Stack) -> dict[str, Quantity]:
-    """By part, of all blocks of a stack, for one micro-batch."""
-    parts: dict[str, Quantity] = {}
-    for layer, places in stack.runs():
-        block = block_of(scene.shape, layer, stack.hidden, scene.configuration)
-        for name, kept, blocks in _chosen(block, scene.configuration.checkpoint, places):
-            size = _bytes(scene, stack, kept) * blocks
-            parts[name] = parts.get(name, 0.0) + size
-    return parts
-
-
-def _chosen(block: Block, checkpoint: str, places: range) -> Iterator[tuple[str, Kept, float]]:
-    """What of a run of like blocks is kept, and by how many of them."""
+def _chosen(block: Block, checkpoint: str, places: Sequence[int]) -> Iterator[tuple[str, Kept, float]]:
+    """What of like blocks is kept, and by how many of them."""
     recomputed = recomputed_blocks(checkpoint, places)
     kept = len(places) - recomputed
     yield "norms", block.norms, kept
@@ -327,11 +323,9 @@ def _inside_block(scene: Scene, *, last_kept: bool = False) -> list[Term]:
     """The block whose backward pass runs: recomputed, fetched, or the last one kept; and the gradients inside of it."""
     present: Quantity = 0.0
     gradients: Quantity = 0.0
-    for stack in scene.shape.stacks:
-        for layer, _ in stack.groups():
-            block = block_of(scene.shape, layer, stack.hidden, scene.configuration)
-            present = np.maximum(present, _present(scene, stack, block, last_kept))
-            gradients = np.maximum(gradients, _bytes(scene, stack, block.backward))
+    for stack, block, _ in scene.blocks:
+        present = np.maximum(present, _present(scene, stack, block, last_kept))
+        gradients = np.maximum(gradients, _bytes(scene, stack, block.backward))
     formula, tokens = "bytes of a token × tokens", scene.tokens / scene.configuration.objective.texts
     present, gradients = (size / scene.configuration.objective.texts for size in (present, gradients))
     return [

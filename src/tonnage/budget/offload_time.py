@@ -64,7 +64,7 @@ def kept_bytes(shape: ModelShape, stage: Stage, configuration: Configuration) ->
     """What one micro-batch keeps for the backward pass on this stage."""
     kept: Quantity = 0.0
     for stack in shape.stacks:
-        for layer, places in stack.runs():
+        for layer, places in stack.kinds():
             block = block_of(shape, layer, stack.hidden, configuration)
             again = recomputed_blocks(configuration.checkpoint, places)
             entry = block.selective if configuration.checkpoint == "selective" else block.entry

@@ -153,7 +153,7 @@ def sharded(stage: Stage, configuration: Configuration, from_stage: int) -> Quan
 
 def block_parameters(shape: ModelShape, configuration: Configuration, *, trained: bool = False) -> Quantity:
     """Of the largest block on one GPU before data-parallel sharding: what is gathered at once. Of those trained, if asked."""
-    layers = (layer for stack in shape.stacks for layer, _ in stack.groups() if not (trained and layer.frozen))
+    layers = (layer for stack in shape.stacks for layer, _ in stack.kinds() if not (trained and layer.frozen))
     sizes = [_block(layer, configuration) for layer in layers]
     largest: Quantity = 0.0
     for size in sizes:

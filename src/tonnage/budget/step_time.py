@@ -34,7 +34,7 @@ from tonnage.clock.power import limit_of, slowdown_of
 from tonnage.hardware import Gpu
 from tonnage.hardware.cluster import Cluster
 from tonnage.ledger import Category
-from tonnage.models.shape import Layer, ModelShape, Stack
+from tonnage.models.shape import ModelShape
 
 # What a layer's kernels depend on, of a configuration's numbers.
 _LAYER_NUMBERS = ("seq", "micro_batch", "tp", "cp", "ep")
@@ -91,7 +91,7 @@ class StepClock:
         self.shares = shares or calibration()
         self._network = Network(cluster, self.shares)
         self._slowest = _slowest(cluster.gpus, self.shares.card_spread)
-        self._census = [(stack, _census(stack)) for stack in shape.stacks]
+        self._census = [(stack, stack.kinds()) for stack in shape.stacks]
         self._known: dict[tuple[object, ...], _Known] = {}
         self._other: StepClock | None = None
         # With the configuration, whose arrays must live as long as they are known by their identity.
@@ -349,14 +349,6 @@ def _identity(configuration: Configuration) -> tuple[object, ...]:
     """Of the numbers, which may be arrays, and of all choices but for the ways to recompute."""
     chosen = (getattr(configuration, name) for name in _CHOICES)
     return (*(id(getattr(configuration, name)) for name in NUMBERS), *chosen)
-
-
-def _census(stack: Stack) -> list[tuple[Layer, list[int]]]:
-    """Each kind of layer, with the places of all that are alike."""
-    places: dict[Layer, list[int]] = {}
-    for place, layer in enumerate(stack.layers):
-        places.setdefault(layer, []).append(place)
-    return list(places.items())
 
 
 def _all_layers(layers: list[tuple[Work, list[int]]], configuration: Configuration) -> Pass:

@@ -132,17 +132,17 @@ class Stack:
     embedding_parameters: int = 0  # of a tower's patches and positions, among those of the model
     other_parameters: int = 0  # of its norms and poolers, among those of the model
 
-    def runs(self) -> Iterator[tuple[Layer, range]]:
-        """Runs of like layers, with their places."""
-        start = 0
-        for layer, run in groupby(self.layers):
-            places = range(start, start + len(list(run)))
-            yield layer, places
-            start = places.stop
+    def kinds(self) -> list[tuple[Layer, list[int]]]:
+        """Each kind of layer, with the places of all that are alike."""
+        places: dict[Layer, list[int]] = {}
+        for place, layer in enumerate(self.layers):
+            places.setdefault(layer, []).append(place)
+        return list(places.items())
 
     def groups(self) -> Iterator[tuple[Layer, int]]:
         """Runs of like layers, with their number."""
-        return ((layer, len(places)) for layer, places in self.runs())
+        for layer, run in groupby(self.layers):
+            yield layer, len(list(run))
 
     @property
     def parameters(self) -> int:

@@ -478,7 +478,9 @@ def _best(plans: list[Plan]) -> Plan:
     fitting = [plan for plan in plans if plan.fits]
     if not fitting:
         return min(plans, key=lambda plan: (not plan.host_fits, plan.total_bytes))
-    fitting = [plan for plan in fitting if plan.total_bytes <= (1 - HEADROOM) * plan.cluster.gpu.memory_bytes] or fitting
+    fitting = [
+        plan for plan in fitting if plan.total_bytes <= (1 - HEADROOM) * plan.cluster.gpu.memory_bytes
+    ] or fitting
     fastest = max(plan.images_per_s for plan in fitting)
     near = [plan for plan in fitting if plan.images_per_s >= fastest * (1 - comparison_error())]
     # Plans come in the order of what there is to them, and batches from small to large.
