@@ -86,7 +86,8 @@ def moments(shape: ModelShape, stage: Stage, configuration: Configuration) -> It
         *flat_copies(stage, configuration, in_use=False),
         *scattered(shape, stage, configuration, scene.tokens),
     )
-    kept = _kept(scene)
+    in_blocks = _kept(scene)
+    kept = _with_final_norm(scene, in_blocks)
     passing = (*always, *_live_gradients(scene), *kept)
     gathered = _gathered(scene)
     # A fused loss makes the head's gradient beside its logits; a loss that is compiled with the head, beside their gradient.
@@ -103,30 +104,31 @@ def moments(shape: ModelShape, stage: Stage, configuration: Configuration) -> It
     back = (*back, *gathered)
     yield Moment("head", (*back, *_logits(scene, "head"), *_head_gradient(scene), *summed))
     kept_head = [] if configuration.step_in_backward else _head_gradient(scene)
-    in_blocks = _kept(scene, final=False)
     through = (*always, *_live_gradients(scene), *in_blocks, *_casts(scene), *_held_logits(scene), *gathered)
     unreduced = _unreduced(scene, ending=False, kept=in_blocks)
     yield Moment("backward", (*through, *kept_head, *_inside_block(scene), *unreduced))
     waiting = (*always, *_waiting(scene, kept), *_held_logits(scene))
     made = made_gradients(shape, stage, configuration, ended=False)
-    yield Moment("first block", (*waiting, *_gathered(scene, "ending"), *_first_block(scene), *made))
+    inside, ended = _inside_block(scene, last_kept=True), _gathered(scene, "ending")
+    first = (*inside, *_unreduced(scene, ending=True))
+    yield Moment("first block", (*waiting, *ended, *_grown_gradients(scene), *first, *made))
     if configuration.framework == "fsdp2":
         # One gathers the next block while it reduces the one before.
         one = [
             replace(term, name=f"{term.name} in the first block", size_bytes=term.size_bytes / _blocks(scene))
             for term in in_blocks
         ]
-        yield Moment("second block", (*waiting, *one, *gathered, *_first_block(scene, to_come=1)))
+        yield Moment("second block", (*waiting, *one, *gathered, *_grown_gradients(scene, to_come=1), *first))
     if np.any(np.asarray(configuration.pp) > 1):
         # Of the last micro-batch: none waits, and all gradients are there.
-        added = (*_all_gradients(scene, _accumulates(configuration)), *_inside_block(scene, last_kept=True))
-        yield Moment("last micro-batch", (*always, *_held_logits(scene), *_gathered(scene, "ending"), *added))
+        added = (*_all_gradients(scene, _accumulates(configuration)), *inside)
+        yield Moment("last micro-batch", (*always, *_held_logits(scene), *ended, *added))
     made = made_gradients(shape, stage, configuration, ended=True)
     rest = _rest_of_embedding(scene)
-    waiting = (*waiting, *_gathered(scene, "ending"))
+    waiting = (*waiting, *ended)
     yield Moment("embedding", (*waiting, *_all_gradients(scene), *made, *_embedding(scene), *rest))
     if np.any(reduces_once(configuration)):
-        yield Moment("reduce", (*always, *_gathered(scene, "ending"), *_all_gradients(scene), *_reduced(scene)))
+        yield Moment("reduce", (*always, *ended, *_all_gradients(scene), *_reduced(scene)))
     flat = flat_copies(stage, configuration, in_use=True)
     yield Moment("optimizer", (*states_and_buffers, scene.states.gradients, *rest, *flat, *_optimizer(scene)))
 
@@ -194,14 +196,9 @@ def _all_gradients(scene: Scene, share: Quantity = 1.0) -> list[Term]:
     return [here, replace(gradients, name="gradients until the last micro-batch", size_bytes=whole, numbers=numbers)]
 
 
-def _first_block(scene: Scene, to_come: int = 0) -> list[Term]:
-    """The gradients that there are, and the block, while one is run backward that so many others precede."""
-    inside = _inside_block(scene, last_kept=True)
-    return [*_grown_gradients(scene, to_come), *inside, *_unreduced(scene, ending=True)]
-
-
 def _grown_gradients(scene: Scene, to_come: int = 0) -> list[Term]:
-    """All but the embedding's, which is the last to come where no head shares it, and those of the block but its last matrix.
+    """Those that there are while a block is run backward that `to_come` others precede: all but the embedding's, which is the
+    last to come where no head shares it, and those of the block but its last matrix.
 
     FSDP2 reduces the head's with the embedding's, and those of a block when it is through.
     """
@@ -247,19 +244,26 @@ def _always_there(configuration: Configuration) -> bool:
 # -- what blocks keep
 
 
-def _kept(scene: Scene, *, final: bool = True) -> list[Term]:
-    """All blocks of the stage, for every micro-batch in flight; and the `final` norm before the head, until it is through."""
+def _kept(scene: Scene) -> list[Term]:
+    """By all blocks of the stage, for every micro-batch in flight."""
     parts: dict[str, Quantity] = {"norms": 0.0, "attention": 0.0, "MLP": 0.0, "block inputs": 0.0}
     for stack, block, places in scene.blocks:
         for name, kept, count in _chosen(block, scene.configuration.checkpoint, places):
             size = _bytes(scene, stack, kept) * count
             parts[name] = parts[name] + size * scene.stage.share * scene.stage.in_flight
-    if scene.configuration.objective.has_logits:
-        # Where no logits follow it, it is through before the blocks are at their height.
-        last = final_norm(scene.shape, scene.configuration).per_token(scene.configuration, scene.configuration.seq)
-        parts["norms"] = parts["norms"] + last * scene.tokens * scene.stage.heads * final
     terms = [_kept_term(scene, name, size) for name, size in parts.items() if np.any(size)]
     return [*terms, *_kept_by_projector(scene)]
+
+
+def _with_final_norm(scene: Scene, kept: list[Term]) -> list[Term]:
+    """And by the norm before the head, until it is through; where no logits follow, before the blocks are at their height."""
+    if not scene.configuration.objective.has_logits:
+        return kept
+    last = final_norm(scene.shape, scene.configuration).per_token(scene.configuration, scene.configuration.seq)
+    norms = [term for term in kept if term.name == "kept by norms"]
+    size = last * scene.tokens * scene.stage.heads + sum(term.size_bytes for term in norms)
+    rest = [term for term in kept if term.name != "kept by norms"]
+    return [_kept_term(scene, "norms", size), *rest] if np.any(size) else kept
 
 
 def _kept_by_projector(scene: Scene) -> list[Term]:

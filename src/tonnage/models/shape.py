@@ -134,10 +134,14 @@ class Stack:
 
     def kinds(self) -> list[tuple[Layer, list[int]]]:
         """Each kind of layer, with the places of all that are alike."""
-        places: dict[Layer, list[int]] = {}
+        # Most are one object many times over, which is told without hashing each.
+        same: dict[int, list[int]] = {}
         for place, layer in enumerate(self.layers):
-            places.setdefault(layer, []).append(place)
-        return list(places.items())
+            same.setdefault(id(layer), []).append(place)
+        alike: dict[Layer, list[int]] = {}
+        for places in same.values():
+            alike.setdefault(self.layers[places[0]], []).extend(places)
+        return list(alike.items())
 
     def groups(self) -> Iterator[tuple[Layer, int]]:
         """Runs of like layers, with their number."""
