@@ -17,6 +17,11 @@ FEWER = {
     "pipeline": ("2xh200", "--zero 0 --pp 2 --precision bf16 --micro-batch 4 --global-batch 16"),
     "ZeRO-2 × pipe": ("4xh200", "--zero 2 --pp 2 --precision bf16-mixed --micro-batch 4 --global-batch 24"),
 }
+# Of a few layers, whose holes in the allocator the planner knows least: what tensors take agrees as everywhere.
+WASTED = {
+    "ZeRO-1", "all three, first stage", "tensor × pipe, first stage", "full", "selective", "every-2", "chunked loss",
+    "LoRA, full", "host optimizer", "host activations", "host states", "host inputs", "host all",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +57,8 @@ def test_kept_figures_agree(benchmark: ModuleType) -> None:
     for name, row in kept.items():
         if name not in ("ZeRO", "made"):
             assert abs(benchmark.difference(row, "peak_allocated_bytes")) <= 0.02, name
-            assert abs(benchmark.difference(row, "peak_process_bytes")) <= 0.18, name
+            bound = 0.18 if name in WASTED else 0.05
+            assert abs(benchmark.difference(row, "peak_process_bytes")) <= bound, name
 
 
 def test_kept_plans_are_those_of_today(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,7 +92,8 @@ def test_a_busy_engine_does_not_sleep() -> None:
 
 
 def test_adapters_are_served_once_they_are_merged() -> None:
-    peft = pytest.importorskip("peft")
+    import peft
+
     base = model_of("qwen3")
     prompts = random_prompts(3, 3, longest=20)
     plain = [reference(base, prompt) for prompt in prompts]
