@@ -5,6 +5,7 @@ import json
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -61,3 +62,15 @@ def test_on_the_virtual_gpu_every_phase_is_within_3_percent_of_its_plan(tmp_path
     for name, measured in found["measured"].items():
         assert found["planned"][name]["allocated_bytes"] == pytest.approx(measured["allocated_bytes"], rel=0.03), name
         assert found["planned"][name]["reserved_bytes"] == pytest.approx(measured["reserved_bytes"], rel=0.05), name
+
+
+MEASURED = json.loads((SCRIPT.parent / "results" / "grpo-h200.json").read_text())["runs"]
+
+
+@pytest.mark.parametrize("run", MEASURED, ids=lambda run: run["words"])
+def test_the_peak_is_what_an_h200_measured(benchmark: ModuleType, run: dict[str, Any]) -> None:
+    options = benchmark._parser().parse_args(run["words"].split())
+    planned = benchmark.planned_figures(benchmark.predicted(benchmark.find_model(options.model), options))
+    phase, measured = max(run["phases"].items(), key=lambda pair: pair[1]["allocated_mib"])
+    assert planned[phase]["allocated_bytes"] == pytest.approx(measured["allocated_mib"] * 2**20, rel=0.03)
+    assert planned[phase]["reserved_bytes"] == pytest.approx(measured["reserved_mib"] * 2**20, rel=0.06)
