@@ -13,6 +13,7 @@ from tonnage.allocator import OutOfMemory as AllocatorOutOfMemory
 from tonnage.allocator.replay import BOUNDLESS_BYTES
 from tonnage.hardware import Gpu
 from tonnage.ledger import Category
+from tonnage.recording.beyond import demand_of
 from tonnage.recording.recording import Recording
 from tonnage.recording.records import Allocation, Header, Mark, Outcome, OutOfMemory, SegmentEvent
 
@@ -34,13 +35,20 @@ class Outcomes:
 
 
 def demand(recording: Recording) -> Recording:
-    """All that the run is known to need: where it died, it ends with the request that failed."""
+    """All that the run is known to need: where it died and did not go on, it ends with the request that failed."""
+    if recording.whole is not None:
+        return demand_of(recording)
+    return until_refused(recording)
+
+
+def until_refused(recording: Recording) -> Recording:
+    """What the card saw, and the request that failed as its last."""
     oom = recording.oom
     if oom is None:
         return recording
     moment = _moment_of(oom, recording)
     kept = [_alive_after(a, moment) for a in recording.allocations if a.born <= moment]
-    return replace(recording, allocations=[*kept, _request(oom, recording, moment)], oom=None)
+    return replace(recording, allocations=[*kept, _request(oom, recording, moment)], oom=None, whole=None)
 
 
 def _moment_of(oom: OutOfMemory, recording: Recording) -> int:
@@ -74,17 +82,18 @@ def _request(oom: OutOfMemory, recording: Recording, moment: int) -> Allocation:
 
 def outcome_on(recording: Recording, gpu: Gpu | None = None, *, settings: str | None = None) -> Outcomes:
     """Whether all that the run is known to need fits a card, and what it reserves there."""
-    header = _header_on(recording.header, gpu, settings)
-    return _play(demand(recording), _allocator(header))
+    asked = demand(recording)
+    return _play(asked, _allocator(_header_on(asked.header, gpu, settings)))
 
 
 def replay_on(recording: Recording, gpu: Gpu | None = None, *, settings: str | None = None) -> Recording:
     """The recording as it would have been on a card (None: its own), up to the request that fails there."""
     asked = demand(recording)
-    header = _header_on(recording.header, gpu, settings)
+    header = _header_on(asked.header, gpu, settings)
     tape = _Tape(asked)
     outcomes = _play(asked, _allocator(header, tape.on_segment), tape)
-    header.outcome = _outcome(recording.header.outcome, outcomes)
+    whole = recording.whole or (recording if recording.oom is None else None)
+    header.outcome = _outcome((whole or recording).header.outcome, outcomes)
     return replace(
         recording,
         header=header,
@@ -92,6 +101,8 @@ def replay_on(recording: Recording, gpu: Gpu | None = None, *, settings: str | N
         segments=tape.segments,
         marks=[*tape.marks, *tape.marks_after(outcomes.failed)],
         oom=_oom(outcomes),
+        whole=whole if outcomes.failed else None,
+        captured=recording.captured or (whole.captured if whole else None),
     )
 
 
