@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from tonnage.allocator import AllocatorSettings, Block, CachingAllocator, Shortage
 from tonnage.allocator import OutOfMemory as AllocatorOutOfMemory
 from tonnage.allocator.replay import BOUNDLESS_BYTES
+from tonnage.allocator.segments import DRIVER_RESERVE_BYTES
 from tonnage.hardware import Gpu
 from tonnage.ledger import Category
 from tonnage.recording.beyond import demand_of
@@ -84,6 +85,24 @@ def outcome_on(recording: Recording, gpu: Gpu | None = None, *, settings: str | 
     """Whether all that the run is known to need fits a card, and what it reserves there."""
     asked = demand(recording)
     return _play(asked, _allocator(_header_on(asked.header, gpu, settings)))
+
+
+def least_bytes(recording: Recording) -> int:
+    """The memory of the smallest card that would hold all of it, to 1 part in 200: found by replays at ever closer limits."""
+    asked = demand(recording)
+    header = asked.header
+
+    def holds(capacity_bytes: int) -> bool:
+        return _play(asked, _allocator(replace(header, capacity_bytes=capacity_bytes))).failed is None
+
+    unlimited = _play(asked, _allocator(replace(header, capacity_bytes=BOUNDLESS_BYTES))).peak_reserved_bytes
+    low, high = (size + header.overhead_bytes + DRIVER_RESERVE_BYTES for size in (asked.peak_allocated_bytes, unlimited))
+    if low < high and holds(low):
+        return low
+    while high - low > high // 200:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
 
 
 def replay_on(recording: Recording, gpu: Gpu | None = None, *, settings: str | None = None) -> Recording:

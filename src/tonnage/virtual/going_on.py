@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tonnage.virtual.recorded import RecordedDevice
 
 _ALIKE_STEPS = 3
-_REPEATING_S = 30  # that steps which repeat may go on: what comes after them (evaluation, saving) counts too
+_REPEATING_S = 20  # that steps which repeat may go on: what comes after them (evaluation, saving) counts too
 _PATIENCE_S = 300
 _HERE = "tonnage: here it runs out of memory. It goes on without a limit, to see how much it needs in all."
 

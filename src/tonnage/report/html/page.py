@@ -64,7 +64,7 @@ def render_page(
 
 def _advice(diagnosis: Diagnosis) -> Advice:
     """Its sentence is said in a section of its own."""
-    return Advice(diagnosis.fixes, diagnosis.larger_card)
+    return Advice(diagnosis.fixes, diagnosis.larger_card, total=diagnosis.total)
 
 
 def _failure(recording: Recording) -> dict[str, int] | None:
