@@ -67,7 +67,9 @@ def batch_of(needed: Recording) -> int | None:
 def largest_batch(needed: Recording, of_batch: int) -> int | None:
     """The largest smaller batch with which the whole run fits the card; None where none does."""
     weights = {shape for a in needed.allocations if a.category is Category.PARAMETERS for shape in _either_way(a)}
-    results = {a.shape for a in needed.allocations if a.phase == "forward" and a.category in _BATCHED and not _is_cast(a)}
+    results = {
+        a.shape for a in needed.allocations if a.phase == "forward" and a.category in _BATCHED and not _is_cast(a)
+    }
 
     def is_of_batch(a: Allocation) -> bool:
         if a.category not in _BATCHED or not a.shape:

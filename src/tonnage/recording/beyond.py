@@ -19,9 +19,16 @@ def parted(whole: Recording, oom: OutOfMemory, since: int, ending: str) -> Recor
     # Libraries that were first used later held nothing yet.
     outside_bytes = whole.header.capacity_bytes - oom.free_bytes - oom.reserved_bytes
     sums = accumulate(whole.header.overhead_parts.values())
-    parts = dict(item for item, held in zip(whole.header.overhead_parts.items(), sums, strict=True) if held <= outside_bytes)
+    parts = dict(
+        item for item, held in zip(whole.header.overhead_parts.items(), sums, strict=True) if held <= outside_bytes
+    )
     died = replace(
-        whole.header, outcome="oom", exit_status=1, error=oom.message, overhead_bytes=outside_bytes, overhead_parts=parts
+        whole.header,
+        outcome="oom",
+        exit_status=1,
+        error=oom.message,
+        overhead_bytes=outside_bytes,
+        overhead_parts=parts,
     )
     kept = [mark for mark in whole.marks if mark.kind != "beyond"]
     beyond = Mark(since + 1, "beyond", ending)

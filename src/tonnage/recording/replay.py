@@ -14,7 +14,7 @@ from tonnage.allocator.replay import BOUNDLESS_BYTES
 from tonnage.allocator.segments import DRIVER_RESERVE_BYTES
 from tonnage.hardware import Gpu
 from tonnage.ledger import Category
-from tonnage.recording.beyond import demand_of
+from tonnage.recording.beyond import TO_ITS_END, demand_of, parted
 from tonnage.recording.recording import Recording
 from tonnage.recording.records import Allocation, Header, Mark, Outcome, OutOfMemory, SegmentEvent
 
@@ -96,13 +96,33 @@ def least_bytes(recording: Recording) -> int:
         return _play(asked, _allocator(replace(header, capacity_bytes=capacity_bytes))).failed is None
 
     unlimited = _play(asked, _allocator(replace(header, capacity_bytes=BOUNDLESS_BYTES))).peak_reserved_bytes
-    low, high = (size + header.overhead_bytes + DRIVER_RESERVE_BYTES for size in (asked.peak_allocated_bytes, unlimited))
+    low, high = (
+        size + header.overhead_bytes + DRIVER_RESERVE_BYTES for size in (asked.peak_allocated_bytes, unlimited)
+    )
     if low < high and holds(low):
         return low
     while high - low > high // 200:
         middle = (low + high) // 2
         low, high = (low, middle) if holds(middle) else (middle, high)
     return high
+
+
+def outside_on(recording: Recording, gpu: Gpu) -> int:
+    """What the process holds on a card beside the allocator."""
+    return _header_on(demand(recording).header, gpu, None).overhead_bytes
+
+
+def as_its_card_saw_it(recording: Recording) -> Recording:
+    """A run that was made without a limit, up to the request that its card refuses; its `whole` is all of it."""
+    outcomes = outcome_on(recording)
+    oom = refused(outcomes)
+    if oom is None or outcomes.failed is None:
+        return recording
+    acquired = {event.sequence for event in recording.segments if event.action in ("segment_alloc", "segment_map")}
+    since = outcomes.failed.born - 1
+    while since in acquired:  # for that very request
+        since -= 1
+    return parted(recording, oom, since, recording.header.error or TO_ITS_END)
 
 
 def replay_on(recording: Recording, gpu: Gpu | None = None, *, settings: str | None = None) -> Recording:
@@ -119,7 +139,7 @@ def replay_on(recording: Recording, gpu: Gpu | None = None, *, settings: str | N
         allocations=tape.allocations,
         segments=tape.segments,
         marks=[*tape.marks, *tape.marks_after(outcomes.failed)],
-        oom=_oom(outcomes),
+        oom=refused(outcomes),
         whole=whole if outcomes.failed else None,
         captured=recording.captured or (whole.captured if whole else None),
     )
@@ -216,7 +236,8 @@ class _Tape:
         self._by_origin.pop((origin.index, origin.born)).died = self._take()
 
 
-def _oom(outcomes: Outcomes) -> OutOfMemory | None:
+def refused(outcomes: Outcomes) -> OutOfMemory | None:
+    """The request that failed in a replay, as that of a run."""
     failed, shortage = outcomes.failed, outcomes.shortage
     if failed is None or shortage is None:
         return None

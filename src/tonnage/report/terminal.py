@@ -10,10 +10,12 @@ from typing import TextIO
 from rich.text import Text
 
 from tonnage.explain import Advice
+from tonnage.explain.cards import AllCards
 from tonnage.explain.case import is_limited_by_itself
 from tonnage.ledger import Category
 from tonnage.recording import Allocation, Group, OutOfMemory, Recording, telling_lines
 from tonnage.recording.timeline import name_at
+from tonnage.report.all_cards import all_cards_sections
 from tonnage.report.campaign import NONE, Campaign
 from tonnage.report.fixes import fix_lines
 from tonnage.report.lines import (
@@ -58,9 +60,11 @@ def print_report(
     stream: TextIO,
     verbose: bool,
     campaign: Campaign = NONE,
+    cards: AllCards | None = None,
 ) -> None:
     """All cards in a table where there are several, then the card that ran in full."""
     sections = [cards_table(answers)] if len(answers) > 1 else []
+    sections += all_cards_sections(cards) if cards else []
     sections += report_sections(ran, advice, verbose=verbose, campaign=campaign)
     print_sections(sections, stream)
 

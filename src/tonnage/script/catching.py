@@ -87,7 +87,9 @@ def _matches(kind: ast.expr | None, errors: tuple[type[BaseException], ...], fra
     found = _value(kind, frame)
     kinds = found if isinstance(found, tuple) else (found,)
     for each in kinds:
-        if not isinstance(each, type) or any(issubclass(e, each) or (e is Exception and issubclass(each, e)) for e in errors):
+        if not isinstance(each, type) or any(
+            issubclass(e, each) or (e is Exception and issubclass(each, e)) for e in errors
+        ):
             return True
     return False
 
@@ -144,7 +146,9 @@ def _item_catches(item: ast.expr, errors: tuple[type[BaseException], ...], frame
     flat = [kind for value in given for kind in (value if isinstance(value, tuple) else (value,))]
     if any(isinstance(kind, type) and issubclass(kind, BaseException) and issubclass(errors[0], kind) for kind in flat):
         return True
-    return _generator_catches(inspect.unwrap(made) if callable(made := _value(item.func, frame)) else None, errors, frame)
+    return _generator_catches(
+        inspect.unwrap(made) if callable(made := _value(item.func, frame)) else None, errors, frame
+    )
 
 
 def _generator_catches(made: Any, errors: tuple[type[BaseException], ...], frame: FrameType) -> bool:

@@ -162,7 +162,11 @@ class DriverDevice(RecordedDevice):
                         dtype_name = _DTYPES[dtype] if 0 <= dtype < len(_DTYPES) else ""
                         extents = tuple(shape[:dims]) if dtype >= 0 else None
                         self.ooms[-1] = replace(
-                            self.ooms[-1], requested_bytes=size, operator=self._operator(operation), shape=extents, dtype=dtype_name
+                            self.ooms[-1],
+                            requested_bytes=size,
+                            operator=self._operator(operation),
+                            shape=extents,
+                            dtype=dtype_name,
                         )
                     if place is None:
                         place, module = self.attribution.place(), self._module()
