@@ -98,10 +98,16 @@ class CachingAllocator:
         self.allowed_bytes = int(fraction * self.capacity_bytes) if fraction < 1 else None
         self._update_modes()
 
+    def lift_limit(self) -> None:
+        """From now on the device gives whatever is asked for within reason; what the program is told of it stays the same."""
+        self._segments.is_unlimited = True
+        self._update_modes()
+
     def _update_modes(self) -> None:
         for pool in self._block_pools():
             pool.set_expandable(self._settings.expandable_segments)
-        self._collects = self.allowed_bytes is not None and self._settings.garbage_collection_threshold > 0
+        is_limited = self.allowed_bytes is not None and not self._segments.is_unlimited
+        self._collects = is_limited and self._settings.garbage_collection_threshold > 0
 
     @property
     def capacity_bytes(self) -> int:
@@ -293,7 +299,8 @@ class CachingAllocator:
         return block
 
     def _from_device(self, pool: BlockPool, size: int, segment_bytes: int, stream: int) -> Block | None:
-        if self.allowed_bytes is not None and self.counters.reserved_bytes + segment_bytes > self.allowed_bytes:
+        is_limited = self.allowed_bytes is not None and not self._segments.is_unlimited
+        if is_limited and self.counters.reserved_bytes + segment_bytes > (self.allowed_bytes or 0):
             return None
         if self._settings.expandable_segments:
             return self._segments.grow(pool, size, stream)

@@ -18,6 +18,9 @@ from tonnage.units import MIB
 # Measured on an H200 (driver 580) filled to the last page: of what cudaMemGetInfo calls free, this much cannot be had.
 DRIVER_RESERVE_BYTES = 2 * MIB
 
+# The most that is reserved once the limit is lifted: sixty times what the largest card has.
+UNLIMITED_BYTES = 2**44
+
 Observer = Callable[[str, int, int, int], None]
 Placement = Callable[[int], int]
 
@@ -57,6 +60,7 @@ class Segments:
         self.capacity_bytes = capacity_bytes
         self.outside_bytes = outside_bytes
         self.settings = settings
+        self.is_unlimited = False
         self.counters = Counters()
         self._addresses = AddressSpace()
         self._place = placement or self._addresses.take
@@ -69,6 +73,8 @@ class Segments:
         return self.capacity_bytes - self.outside_bytes - self.counters.reserved_bytes
 
     def _fits(self, size: int) -> bool:
+        if self.is_unlimited:
+            return self.counters.reserved_bytes + size <= UNLIMITED_BYTES
         return size <= self.free_bytes - DRIVER_RESERVE_BYTES
 
     def allocate(self, pool: BlockPool, size: int, stream: int) -> Block | None:
@@ -109,7 +115,7 @@ class Segments:
 
     def grow(self, pool: BlockPool, size: int, stream: int) -> Block | None:
         """A block of at least this size, made by mapping pages at the lowest address that has room."""
-        block = self._growable(pool, size, stream) or self._new_range(pool, stream)
+        block = self._growable(pool, size, stream) or self._new_range(pool, size, stream)
         if block.state == UNMAPPED and not self._map(block, min(block.size, size)):
             return None
         while block.size < size:
@@ -160,10 +166,13 @@ class Segments:
                 return start
         return None
 
-    def _new_range(self, pool: BlockPool, stream: int) -> Block:
+    def _new_range(self, pool: BlockPool, needed: int, stream: int) -> Block:
         page = SMALL_SEGMENT_BYTES if pool.is_small else self.settings.large_segment_bytes
         # An eighth more than the device has, so that pages can move to the end of a segment.
-        size = -(-(self.capacity_bytes + self.capacity_bytes // 8) // page) * page
+        size = self.capacity_bytes + self.capacity_bytes // 8
+        if self.is_unlimited:
+            size = max(size, needed)
+        size = -(-size // page) * page
         segment = ExpandableSegment(self._place(size), size, page)
         block = Block(segment.address, size, stream, pool, segment, UNMAPPED)
         pool.add_unmapped(block)

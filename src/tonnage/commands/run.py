@@ -17,9 +17,11 @@ from tonnage.hardware import Gpu, find_cuda_gpu
 from tonnage.hardware.cluster import Cluster, find_cuda_cluster
 
 if TYPE_CHECKING:
+    from tonnage.explain.cards import AllCards
     from tonnage.recording import Recording
     from tonnage.script.launchers import Launch
 
+ALL_CARDS = "all"
 SUMMARY = "Run a script on a GPU that is not there, and report what it would allocate."
 _EXIT_STATUS = (
     "Exits with the script's own status where it failed for its own reasons, 1 where it does not fit, else 0."
@@ -35,12 +37,13 @@ def command(words: list[str]) -> int:
     if bool(options.gpu) == bool(options.gpus):
         parser.error("name the card with --gpu, or a cluster of them with --gpus")
     names = options.gpu.split(",")
-    cards = list(dict.fromkeys(map(find_cuda_gpu, filter(None, names))))
+    on_all = options.gpu == ALL_CARDS
+    cards = [] if on_all else list(dict.fromkeys(map(find_cuda_gpu, filter(None, names))))
     cluster = find_cuda_cluster(options.gpus) if options.gpus else None
     page = page_of(options)
     launch = read(options, gpus=cluster.gpus_per_host if cluster else 1)
     if launch.has_ranks:
-        if len(cards) > 1:
+        if len(cards) > 1 or on_all:
             parser.error("name one card with --gpu: a launcher's processes run on cards of one kind")
         return _on_cluster(options, launch, launch.cluster(names[0], cluster), page)
     if cluster:
@@ -48,6 +51,8 @@ def command(words: list[str]) -> int:
 
     from tonnage.report.streams import data_on_stdout
 
+    if on_all:
+        return _on_all_cards(options, launch, page)
     with data_on_stdout(options.json == "-"):
         recording = _record(options, launch, max(cards, key=lambda card: card.memory_bytes))
     answers = _answers(recording, cards)
@@ -57,12 +62,12 @@ def command(words: list[str]) -> int:
 
 def _parser() -> ArgumentParser:
     usage = (
-        "tonnage run --gpu NAME[,NAME] | --gpus NxNAME [OPTION]... SCRIPT | NOTEBOOK | -m MODULE [ARG]...\n"
+        "tonnage run --gpu NAME[,NAME] | --gpu all | --gpus NxNAME [OPTION]... SCRIPT | NOTEBOOK | -m MODULE [ARG]...\n"
         "       tonnage run --gpu NAME [OPTION]... torchrun | accelerate launch | deepspeed | python [ARG]..."
     )
     parser = ArgumentParser("tonnage run", usage=usage, description=SUMMARY, epilog=_EXIT_STATUS, allow_abbrev=False)
     add = parser.add_argument
-    add("--gpu", default="", metavar="NAME[,NAME]", help="the card to run on, or several to compare")
+    add("--gpu", default="", metavar="NAME[,NAME]", help="the card to run on, several to compare, or all")
     add("--gpus", default="", metavar="NxNAME", help="a cluster for a torchrun script: 8xh200, or 64x8xh100")
     add("--torch", metavar="VERSION", help="the torch whose kernels are modelled (default: the installed one)")
     add("-o", "--output", type=Path, metavar="FILE", help="keep the recording for `tonnage show`")
@@ -116,14 +121,31 @@ def _check_writable(path: Path) -> None:
     raise RequestError(f"Cannot write {path}: {why}.", hint="Name a file in a folder that you can write to.")
 
 
-def _record(options: Namespace, launch: "Launch", card: Gpu) -> "Recording":
+def _record(options: Namespace, launch: "Launch", card: Gpu, *, unlimited: bool = False) -> "Recording":
     from tonnage.report.progress import live_progress
     from tonnage.virtual import run_script
 
     with live_progress(card.memory_bytes) as progress:
         return run_script(
-            launch.program, list(launch.arguments), gpu=card, torch_version=options.torch, progress=progress
-        )
+            launch.program, list(launch.arguments), gpu=card, torch_version=options.torch, progress=progress,
+            unlimited=unlimited,
+        )  # fmt: skip
+
+
+def _on_all_cards(options: Namespace, launch: "Launch", page: Path | None) -> int:
+    """One run without a limit, and which cards of the catalogue hold it."""
+    from tonnage.explain.cards import MEASURED_CARD, on_all_cards
+    from tonnage.recording.replay import as_its_card_saw_it
+    from tonnage.report.streams import data_on_stdout
+
+    with data_on_stdout(options.json == "-"):
+        recording = _record(options, launch, find_cuda_gpu(MEASURED_CARD), unlimited=True)
+    cards = on_all_cards(recording)
+    recording = as_its_card_saw_it(recording)
+    _keep(recording, [recording], options, page, cards)
+    if recording.header.outcome == "error":
+        return recording.header.exit_status or 1
+    return int(cards.smallest is None)
 
 
 def _on_cluster(options: Namespace, launch: "Launch", cards: Cluster, page: Path | None) -> int:
@@ -153,7 +175,13 @@ def _answers(recording: "Recording", cards: list[Gpu]) -> "list[Recording]":
     return [recording if card.key == recording.header.gpu else replay_on(recording, card) for card in cards]
 
 
-def _keep(recording: "Recording", answers: "list[Recording]", options: Namespace, page: Path | None) -> None:
+def _keep(
+    recording: "Recording",
+    answers: "list[Recording]",
+    options: Namespace,
+    page: Path | None,
+    cards: "AllCards | None" = None,
+) -> None:
     from tonnage.recording import write_recording
     from tonnage.report.output import publish
 
@@ -161,7 +189,10 @@ def _keep(recording: "Recording", answers: "list[Recording]", options: Namespace
         write_recording(options.output, recording, force=options.force)
         tell_failed(recording.header.outcome, options)
     planned = campaign_of(options)
-    publish(answers, json_target=options.json, page=page, opens=options.open, verbose=options.verbose, campaign=planned)
+    publish(
+        answers, json_target=options.json, page=page, opens=options.open, verbose=options.verbose, campaign=planned,
+        cards=cards,
+    )  # fmt: skip
 
 
 def tell_failed(outcome: str, options: Namespace) -> None:

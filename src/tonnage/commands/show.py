@@ -1,8 +1,13 @@
 """`tonnage show`: the report of a recording or of a PyTorch snapshot."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
+
+if TYPE_CHECKING:
+    from tonnage.explain.cards import AllCards
+    from tonnage.recording import Recording
 
 
 def show(
@@ -10,6 +15,7 @@ def show(
     json: str = typer.Option("", "--json", metavar="FILE", help="Write the figures as JSON ('-': standard output)."),
     html: Path = typer.Option(None, "--html", metavar="FILE", help="Write a page that opens offline."),
     opens: bool = typer.Option(False, "--open", help="Show the page in the browser."),
+    gpu: str = typer.Option("", "--gpu", metavar="NAME", help="Answer for this card, several, or all that there are."),
     rank: int = typer.Option(None, "--rank", min=0, help="Of a cluster's recording: this rank alone, in full."),
     force: bool = typer.Option(False, "--force", help="Replace the page that is there."),
     verbose: bool = typer.Option(False, "--verbose", "-v", help="Show every stand-in, assumption and step."),
@@ -20,6 +26,10 @@ def show(
 
     page = page_target(html, opens=opens, force=force)
     cluster = open_cluster(file)
+    if gpu:
+        answers, cards = _on_cards(file, gpu, rank)
+        publish(answers, json_target=json, page=page, opens=opens, verbose=verbose, cards=cards)
+        return
     if cluster is None:
         publish([open_recording(file, rank)], json_target=json, page=page, opens=opens, verbose=verbose)
         return
@@ -31,3 +41,23 @@ def show(
     recording = open_recording(file, rank)
     tell_rank(cluster.summary, rank)
     publish([recording], json_target=json, page=page, opens=opens, verbose=verbose)
+
+
+def _on_cards(file: Path, names: str, rank: int | None) -> "tuple[list[Recording], AllCards | None]":
+    """The run replayed on other cards: in full on those named, in a table of all."""
+    from tonnage.errors import RequestError
+    from tonnage.explain.cards import on_all_cards
+    from tonnage.hardware import find_cuda_gpu
+    from tonnage.recording import open_recording
+    from tonnage.recording.replay import replay_on
+
+    recording = open_recording(file, rank)
+    if recording.oom is not None and recording.whole is None:
+        raise RequestError(
+            f"{file} ends where its run ran out of memory: what other cards would need is not known.",
+            hint="Run it again on a card without a limit: tonnage run --gpu all SCRIPT",
+        )
+    if names == "all":
+        return [recording], on_all_cards(recording)
+    cards = dict.fromkeys(map(find_cuda_gpu, filter(None, names.split(","))))
+    return [replay_on(recording, card) for card in cards], None

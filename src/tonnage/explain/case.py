@@ -10,7 +10,7 @@ from functools import cached_property
 
 from tonnage.explain.turns import turns
 from tonnage.recording import Allocation, OutOfMemory, Recording
-from tonnage.recording.replay import demand
+from tonnage.recording.replay import demand, until_refused
 from tonnage.units import parse_bytes
 
 # The note of a snapshot, which has no message.
@@ -93,20 +93,25 @@ class Case:
 
     @cached_property
     def needed(self) -> Recording:
-        """All that the run is known to need: where it died, the request that failed too."""
+        """All that the run is known to need: where it died, the request that failed too, and what came after it if known."""
         return demand(self.recording)
+
+    @cached_property
+    def until_death(self) -> Recording:
+        """What it needed until it died, with the request that failed as its last."""
+        return until_refused(self.recording)
 
     @cached_property
     def moment(self) -> int:
         """The last event before it died, else the event of the peak."""
         if self.recording.oom is None:
             return self.recording.timeline.peak_sequence
-        return self.needed.allocations[-1].born
+        return self.until_death.allocations[-1].born
 
     @cached_property
     def live(self) -> list[Allocation]:
         """The blocks at that moment; where it died, with the request that failed."""
-        return live_at(self.needed, self.moment)
+        return live_at(self.until_death, self.moment)
 
     @cached_property
     def turns(self) -> list[int]:
@@ -115,5 +120,5 @@ class Case:
 
     @property
     def peak_bytes(self) -> int:
-        """What it needed at once, as far as is known."""
-        return max(1, self.needed.peak_allocated_bytes)
+        """What it needed at once until it died or ended."""
+        return max(1, self.until_death.peak_allocated_bytes)

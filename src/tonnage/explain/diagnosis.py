@@ -11,6 +11,7 @@ from tonnage.explain.case import Case
 from tonnage.explain.causes import RULES
 from tonnage.explain.findings import Cause, Finding
 from tonnage.explain.fixes import Advice, Fix, advise
+from tonnage.explain.total import Total
 from tonnage.recording import Recording
 from tonnage.units import format_bytes
 
@@ -26,6 +27,7 @@ class Diagnosis:
     evidence: tuple[Finding, ...]
     fixes: tuple[Fix, ...]
     larger_card: str | None = None
+    total: Total | None = None
 
 
 def diagnose(recording: Recording) -> Diagnosis:
@@ -39,7 +41,7 @@ def diagnose(recording: Recording) -> Diagnosis:
     advice = advise(recording)
     cause: Cause = named.cause if named and named.cause else "none"
     sentence, fixes = _sentence(case, named, findings), _fixes(named, findings, advice)
-    return Diagnosis(cause, sentence, tuple(findings), fixes, advice.larger_card)
+    return Diagnosis(cause, sentence, tuple(findings), fixes, advice.larger_card, advice.total)
 
 
 def advice_for(recording: Recording) -> Advice:
@@ -47,7 +49,7 @@ def advice_for(recording: Recording) -> Advice:
     if recording.oom is None:
         return advise(recording)
     found = diagnose(recording)
-    return Advice(found.fixes, found.larger_card, found.sentence)
+    return Advice(found.fixes, found.larger_card, found.sentence, found.total)
 
 
 def _fatal(case: Case, findings: list[Finding]) -> Finding | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from tonnage.explain.case import is_limited_by_itself
 from tonnage.explain.rewrites import REWRITES, Rewrite
+from tonnage.explain.total import Total, total_of
 from tonnage.hardware import Gpu, all_gpus
 from tonnage.recording import Recording
 from tonnage.recording.replay import demand, outcome_on
@@ -28,7 +29,8 @@ _EXPANDABLE = "expandable_segments:True"
 class Fix:
     """A change, the bytes that it takes off the peak, what it costs and how to make it.
 
-    `rescues` is whether the run gets past the request that killed it; None where it did not die. `was_run` is whether
+    `rescues` is whether the whole run fits with it or, where only its beginning is known, whether it gets past the request
+    that killed it; None where it did not die. `was_run` is whether
     the script was run with the change (`explain.trial`); else the figures are computed from the recording.
     """
 
@@ -42,11 +44,15 @@ class Fix:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Fixes, best first; of a run that died the smallest card known to get past its last request, and why it died."""
+    """Fixes, best first; of a run that died the smallest card that holds it, why it died, and what the whole of it needs.
+
+    Where the whole is not known, the card gets past the request that failed.
+    """
 
     fixes: tuple[Fix, ...] = ()
     larger_card: str | None = None
     why: str = ""
+    total: Total | None = None
 
 
 def advise(recording: Recording) -> Advice:
@@ -55,7 +61,7 @@ def advise(recording: Recording) -> Advice:
     found = [*_rewritten(needed), expandable_segments(recording)]
     fixes = sorted(filter(None, found), key=lambda fix: (not fix.rescues, -fix.saves_bytes))
     needs_larger = _died(needed) and not is_limited_by_itself(recording)
-    return Advice(tuple(fixes), _larger_card(needed) if needs_larger else None)
+    return Advice(tuple(fixes), _larger_card(needed) if needs_larger else None, total=total_of(recording))
 
 
 def _died(needed: Recording) -> bool:

@@ -44,6 +44,8 @@ class Recording:
     notes: list[Note] = field(default_factory=list)
     oom: OutOfMemory | None = None
     captured: CapturedStep | None = None
+    # Of a run that ran out of memory, all of it on a card without a limit, where that is known (`recording.beyond`).
+    whole: "Recording | None" = None
 
     @cached_property
     def step_time(self) -> "StepTime | None":

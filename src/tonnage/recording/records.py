@@ -13,7 +13,7 @@ from tonnage.ledger import Category
 
 Outcome = Literal["ok", "oom", "error"]
 Source = Literal["virtual", "cuda", "snapshot"]
-MarkKind = Literal["phase", "step", "empty_cache", "begin"]
+MarkKind = Literal["phase", "step", "empty_cache", "begin", "beyond"]
 SegmentAction = Literal["segment_alloc", "segment_free", "segment_map", "segment_unmap"]
 NoteKind = Literal["not_modelled", "assumption"]
 
@@ -44,7 +44,8 @@ class Allocation:
 class Mark:
     """From `sequence` on, this phase or step runs; or, at it, the cache was emptied. Steps are named "1", "2", ...
 
-    "begin": the recording began here, in mid-run; what stands before it is what there was already.
+    "begin": the recording began here, in mid-run; what stands before it is what there was already. "beyond": the request that
+    follows did not fit, and was granted all the same; the name says how what follows ended (`recording.beyond`).
     """
 
     sequence: int

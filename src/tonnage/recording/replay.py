@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 from tonnage.allocator import AllocatorSettings, Block, CachingAllocator, Shortage
 from tonnage.allocator import OutOfMemory as AllocatorOutOfMemory
 from tonnage.allocator.replay import BOUNDLESS_BYTES
+from tonnage.allocator.segments import DRIVER_RESERVE_BYTES
 from tonnage.hardware import Gpu
 from tonnage.ledger import Category
+from tonnage.recording.beyond import TO_ITS_END, demand_of, parted
 from tonnage.recording.recording import Recording
 from tonnage.recording.records import Allocation, Header, Mark, Outcome, OutOfMemory, SegmentEvent
 
@@ -34,13 +36,20 @@ class Outcomes:
 
 
 def demand(recording: Recording) -> Recording:
-    """All that the run is known to need: where it died, it ends with the request that failed."""
+    """All that the run is known to need: where it died and did not go on, it ends with the request that failed."""
+    if recording.whole is not None:
+        return demand_of(recording)
+    return until_refused(recording)
+
+
+def until_refused(recording: Recording) -> Recording:
+    """What the card saw, and the request that failed as its last."""
     oom = recording.oom
     if oom is None:
         return recording
     moment = _moment_of(oom, recording)
     kept = [_alive_after(a, moment) for a in recording.allocations if a.born <= moment]
-    return replace(recording, allocations=[*kept, _request(oom, recording, moment)], oom=None)
+    return replace(recording, allocations=[*kept, _request(oom, recording, moment)], oom=None, whole=None)
 
 
 def _moment_of(oom: OutOfMemory, recording: Recording) -> int:
@@ -74,24 +83,65 @@ def _request(oom: OutOfMemory, recording: Recording, moment: int) -> Allocation:
 
 def outcome_on(recording: Recording, gpu: Gpu | None = None, *, settings: str | None = None) -> Outcomes:
     """Whether all that the run is known to need fits a card, and what it reserves there."""
-    header = _header_on(recording.header, gpu, settings)
-    return _play(demand(recording), _allocator(header))
+    asked = demand(recording)
+    return _play(asked, _allocator(_header_on(asked.header, gpu, settings)))
+
+
+def least_bytes(recording: Recording) -> int:
+    """The memory of the smallest card that would hold all of it, to 1 part in 200: found by replays at ever closer limits."""
+    asked = demand(recording)
+    header = asked.header
+
+    def holds(capacity_bytes: int) -> bool:
+        return _play(asked, _allocator(replace(header, capacity_bytes=capacity_bytes))).failed is None
+
+    unlimited = _play(asked, _allocator(replace(header, capacity_bytes=BOUNDLESS_BYTES))).peak_reserved_bytes
+    low, high = (
+        size + header.overhead_bytes + DRIVER_RESERVE_BYTES for size in (asked.peak_allocated_bytes, unlimited)
+    )
+    if low < high and holds(low):
+        return low
+    while high - low > high // 200:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
+
+
+def outside_on(recording: Recording, gpu: Gpu) -> int:
+    """What the process holds on a card beside the allocator."""
+    return _header_on(demand(recording).header, gpu, None).overhead_bytes
+
+
+def as_its_card_saw_it(recording: Recording) -> Recording:
+    """A run that was made without a limit, up to the request that its card refuses; its `whole` is all of it."""
+    outcomes = outcome_on(recording)
+    oom = refused(outcomes)
+    if oom is None or outcomes.failed is None:
+        return recording
+    acquired = {event.sequence for event in recording.segments if event.action in ("segment_alloc", "segment_map")}
+    since = outcomes.failed.born - 1
+    while since in acquired:  # for that very request
+        since -= 1
+    return parted(recording, oom, since, recording.header.error or TO_ITS_END)
 
 
 def replay_on(recording: Recording, gpu: Gpu | None = None, *, settings: str | None = None) -> Recording:
     """The recording as it would have been on a card (None: its own), up to the request that fails there."""
     asked = demand(recording)
-    header = _header_on(recording.header, gpu, settings)
+    header = _header_on(asked.header, gpu, settings)
     tape = _Tape(asked)
     outcomes = _play(asked, _allocator(header, tape.on_segment), tape)
-    header.outcome = _outcome(recording.header.outcome, outcomes)
+    whole = recording.whole or (recording if recording.oom is None else None)
+    header.outcome = _outcome((whole or recording).header.outcome, outcomes)
     return replace(
         recording,
         header=header,
         allocations=tape.allocations,
         segments=tape.segments,
         marks=[*tape.marks, *tape.marks_after(outcomes.failed)],
-        oom=_oom(outcomes),
+        oom=refused(outcomes),
+        whole=whole if outcomes.failed else None,
+        captured=recording.captured or (whole.captured if whole else None),
     )
 
 
@@ -186,7 +236,8 @@ class _Tape:
         self._by_origin.pop((origin.index, origin.born)).died = self._take()
 
 
-def _oom(outcomes: Outcomes) -> OutOfMemory | None:
+def refused(outcomes: Outcomes) -> OutOfMemory | None:
+    """The request that failed in a replay, as that of a run."""
     failed, shortage = outcomes.failed, outcomes.shortage
     if failed is None or shortage is None:
         return None

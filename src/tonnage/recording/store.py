@@ -13,6 +13,7 @@ from typing import Any
 
 from tonnage.errors import BadRecording
 from tonnage.ledger import Category
+from tonnage.recording.beyond import as_kept, as_read
 from tonnage.recording.captured_step import packed, unpacked
 from tonnage.recording.checks import HEADER_KINDS, OOM_KINDS, check_values, is_shape, is_word_list
 from tonnage.recording.layout import LAYOUT_VERSION, is_of_cluster, opened, written
@@ -32,6 +33,7 @@ from tonnage.untrusted import Unreadable, parse_json
 
 def write_recording(path: str | Path, recording: Recording, *, force: bool = False) -> None:
     """Write all or nothing; an existing file stays as it is unless `force`."""
+    recording = as_kept(recording)
     with written(Path(path), LAYOUT_VERSION, force=force) as database:
         contexts: Contexts = {}
         insert_run(database, recording, contexts)
@@ -49,7 +51,7 @@ def read_recording(path: str | Path, rank: int | None = None) -> Recording:
             return read_run(database, _kept_under(database, path, rank))
         if rank is not None:
             raise BadRecording(f"{path} holds the run of one GPU, not that of rank {rank}.", hint="Leave out the rank.")
-        return read_run(database)
+        return as_read(read_run(database))
 
 
 def _kept_under(database: sqlite3.Connection, path: Path, rank: int | None) -> int:

@@ -6,11 +6,12 @@ from typing import Any, TextIO
 
 from rich.text import Text
 
-from tonnage.explain import Diagnosis, Finding, Fix
+from tonnage.explain import Advice, Diagnosis, Finding, Fix
 from tonnage.explain.findings import Guilty
 from tonnage.recording import Recording
 from tonnage.report.fixes import fix_lines
 from tonnage.report.lines import cut, heading, print_sections, report_width, spread, table, wrapped
+from tonnage.report.total import larger_card_words, total_lines
 from tonnage.units import format_bytes
 
 _FINDINGS = 4
@@ -26,7 +27,13 @@ def print_diagnosis(recording: Recording, diagnosis: Diagnosis, *, stream: TextI
 
 def diagnosis_sections(recording: Recording, diagnosis: Diagnosis, *, verbose: bool) -> list[Iterator[Text]]:
     """The sections of the report, in order."""
-    return [_cause(recording, diagnosis), _evidence(diagnosis, verbose), _what_to_do(diagnosis, verbose)]
+    total = Advice(larger_card=diagnosis.larger_card, total=diagnosis.total)
+    return [
+        _cause(recording, diagnosis),
+        total_lines(recording, total),
+        _evidence(diagnosis, verbose),
+        _what_to_do(recording, diagnosis, verbose),
+    ]
 
 
 def _cause(recording: Recording, diagnosis: Diagnosis) -> Iterator[Text]:
@@ -64,11 +71,11 @@ def _tensors(guilty: Guilty) -> str:
     return f"{guilty.count:,} × {guilty.what}" if guilty.count > 1 else guilty.what
 
 
-def _what_to_do(diagnosis: Diagnosis, verbose: bool) -> Iterator[Text]:
+def _what_to_do(recording: Recording, diagnosis: Diagnosis, verbose: bool) -> Iterator[Text]:
     fixes = diagnosis.fixes if verbose else diagnosis.fixes[:_FIXES]
     yield from fix_lines("what to do", fixes, how_below=True)
     if diagnosis.larger_card:
-        yield Text(f"  a larger card: the {diagnosis.larger_card} gets past that line")
+        yield Text(f"  {larger_card_words(recording, diagnosis.larger_card)}")
 
 
 def explain_figures(recording: Recording, diagnosis: Diagnosis) -> dict[str, object]:
@@ -79,6 +86,7 @@ def explain_figures(recording: Recording, diagnosis: Diagnosis) -> dict[str, obj
         "evidence": [_finding_figures(finding) for finding in diagnosis.evidence],
         "fixes": [_fix_figures(fix) for fix in diagnosis.fixes],
         "larger_card": diagnosis.larger_card,
+        "total": asdict(diagnosis.total) if diagnosis.total else None,
         "outcome": recording.header.outcome,
         "peak_allocated_bytes": recording.peak_allocated_bytes,
         "peak_reserved_bytes": recording.peak_reserved_bytes,

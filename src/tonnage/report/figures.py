@@ -37,6 +37,7 @@ def card_figures(recording: Recording, advice: Advice, campaign: Campaign = NONE
         "oom": _oom_figures(recording),
         "fixes": [asdict(fix) for fix in advice.fixes],
         "larger_card": advice.larger_card,
+        "total": asdict(advice.total) if advice.total else None,
         "stand_ins": [asdict(stand_in) for stand_in in recording.stand_ins],
         "not_modelled": [asdict(note) for note in recording.notes if note.kind == "not_modelled"],
         "assumptions": [asdict(note) for note in recording.notes if note.kind == "assumption"],

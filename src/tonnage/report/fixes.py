@@ -15,7 +15,7 @@ _COSTS = 15
 
 
 def fix_lines(title: str, fixes: Sequence[Fix], *, how_below: bool = False) -> Iterator[Text]:
-    """A heading, then the changes; nothing where there are none. "✓": a run that died gets past its line with it.
+    """A heading, then the changes; nothing where there are none. "✓": a run that died fits with it.
 
     How to make a change stands behind it where there is room and `how_below` does not say otherwise.
     """

@@ -11,6 +11,7 @@ from tonnage.errors import OutputExists, RequestError
 from tonnage.recording import Recording
 
 if TYPE_CHECKING:
+    from tonnage.explain.cards import AllCards
     from tonnage.report.campaign import Campaign
 
 STANDARD_OUTPUT = "-"
@@ -24,9 +25,12 @@ def publish(
     opens: bool = False,
     verbose: bool = False,
     campaign: "Campaign | None" = None,
+    cards: "AllCards | None" = None,
 ) -> None:
-    """One run's answers, a card each: a report for people, or what was asked for instead of it."""
+    """One run's answers, a card each: a report for people, or what was asked for instead of it; before it, of which `cards`
+    hold it."""
     from tonnage.explain import Advice, advice_for
+    from tonnage.report.all_cards import all_cards_figures
     from tonnage.report.campaign import NONE
     from tonnage.report.figures import figures_of
     from tonnage.report.terminal import print_report
@@ -37,13 +41,17 @@ def publish(
     # A card that holds the run needs no advice of its own: it is that of the card that ran.
     advice = [advice_for(answer) if answer is ran or answer.oom else Advice() for answer in answers]
     if json_target:
-        write_json(json_target, figures_of(answers, advice, planned))
+        write_json(json_target, figures_of(answers, advice, planned) | (all_cards_figures(cards) if cards else {}))
     if wants_report(json_target, page):
-        print_report(answers, ran, advice[answers.index(ran)], stream=sys.stdout, verbose=verbose, campaign=planned)
+        print_report(
+            answers, ran, advice[answers.index(ran)], stream=sys.stdout, verbose=verbose, campaign=planned, cards=cards
+        )
     if page is not None:
         from tonnage.report.html import render_page
 
-        write_page(page, render_page(ran, advice[answers.index(ran)]), opens=opens, json_target=json_target)
+        write_page(
+            page, render_page(ran, advice[answers.index(ran)], cards=cards), opens=opens, json_target=json_target
+        )
 
 
 def wants_report(json_target: str, page: Path | None) -> bool:

@@ -10,10 +10,12 @@ from typing import TextIO
 from rich.text import Text
 
 from tonnage.explain import Advice
+from tonnage.explain.cards import AllCards
 from tonnage.explain.case import is_limited_by_itself
 from tonnage.ledger import Category
 from tonnage.recording import Allocation, Group, OutOfMemory, Recording, telling_lines
 from tonnage.recording.timeline import name_at
+from tonnage.report.all_cards import all_cards_sections
 from tonnage.report.campaign import NONE, Campaign
 from tonnage.report.fixes import fix_lines
 from tonnage.report.lines import (
@@ -30,6 +32,7 @@ from tonnage.report.lines import (
     wrapped,
 )
 from tonnage.report.step_time import time_lines, time_words
+from tonnage.report.total import larger_card_words, total_lines
 from tonnage.script.notebook import source_line
 from tonnage.units import format_bytes, percent
 from tonnage.untrusted import clipped
@@ -57,9 +60,11 @@ def print_report(
     stream: TextIO,
     verbose: bool,
     campaign: Campaign = NONE,
+    cards: AllCards | None = None,
 ) -> None:
     """All cards in a table where there are several, then the card that ran in full."""
     sections = [cards_table(answers)] if len(answers) > 1 else []
+    sections += all_cards_sections(cards) if cards else []
     sections += report_sections(ran, advice, verbose=verbose, campaign=campaign)
     print_sections(sections, stream)
 
@@ -73,6 +78,7 @@ def report_sections(
         iter(()) if campaign is None else time_lines(recording, campaign),
         failure(recording),
         out_of_memory(recording),
+        total_lines(recording, advice, alone=campaign is not None),
         ledger(recording),
         course(recording, verbose),
         largest(recording),
@@ -211,15 +217,12 @@ def _in_two_lines(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
 
 
 def to_save_memory(recording: Recording, advice: Advice) -> Iterator[Text]:
-    """The changes that save most; of a run that died, whether each gets it past the line."""
+    """The changes that save most; of a run that died, whether the whole of it fits with each."""
     died = recording.header.outcome == "oom"
     yield from map(Text, wrapped(advice.why))
     yield from fix_lines("what would save it" if died else "to save memory", advice.fixes[:_FIXES])
     if died and not is_limited_by_itself(recording):
-        larger = (
-            f"the {advice.larger_card} gets past that line" if advice.larger_card else "no known card is large enough"
-        )
-        yield Text(f"  a larger card: {larger}")
+        yield Text(f"  {larger_card_words(recording, advice.larger_card)}")
 
 
 def footnotes(recording: Recording, verbose: bool) -> Iterator[Text]:

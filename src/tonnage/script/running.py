@@ -17,6 +17,7 @@ _NO_TRITON = (
     "virtual one its kernels are counted and not run."
 )
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+RUNNER = os.path.abspath(__file__)  # frames of this file and below started us, and are not the script's
 
 
 @dataclass(frozen=True)
@@ -84,12 +85,13 @@ def _show(error: BaseException) -> None:
     shown = traceback.TracebackException.from_exception(error)
     part: traceback.TracebackException | None = shown
     while part is not None:
-        part.stack = traceback.StackSummary.from_list([frame for frame in part.stack if not _is_ours(frame.filename)])
+        part.stack = traceback.StackSummary.from_list([frame for frame in part.stack if not is_ours(frame.filename)])
         part = part.__cause__ or part.__context__
     sys.stderr.write("".join(shown.format()))
     if isinstance(error, ModuleNotFoundError) and error.name == "triton":
         print(_NO_TRITON, file=sys.stderr)
 
 
-def _is_ours(path: str) -> bool:
+def is_ours(path: str) -> bool:
+    """Whether frames of this file are none of the script's."""
     return path.startswith(_OWN) or path == "<frozen runpy>" or os.path.basename(path) == "runpy.py"

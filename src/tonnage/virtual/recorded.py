@@ -14,6 +14,7 @@ from tonnage.recording.records import Allocation, Mark, MarkKind, SegmentAction,
 from tonnage.recording.records import OutOfMemory as OutOfMemoryRecord
 from tonnage.script.attribution import Attribution
 from tonnage.script.lines import Place
+from tonnage.virtual.going_on import GoingOn
 
 Shape = tuple[int, ...]
 
@@ -36,6 +37,7 @@ class RecordedDevice(ABC):
         self.ooms: list[OutOfMemoryRecord] = []
         self.on_progress: Callable[[], None] | None = None
         self.on_request: Callable[[], None] | None = None
+        self.going_on: GoingOn | None = None  # beyond a request that the card cannot hold
 
     @abstractmethod
     def memory_stats(self) -> dict[str, int]:
@@ -45,6 +47,10 @@ class RecordedDevice(ABC):
     @abstractmethod
     def overhead_parts(self) -> dict[str, int]:
         """What the process holds beside the allocator, by part."""
+
+    @abstractmethod
+    def lift_limit(self) -> None:
+        """From now on the card holds whatever is asked for, within reason."""
 
     @abstractmethod
     def synchronize(self) -> None:
@@ -107,6 +113,8 @@ class RecordedDevice(ABC):
     def mark(self, kind: MarkKind, name: str = "") -> None:
         """A phase or step begins with the next event, or the cache was emptied."""
         self.marks.append(Mark(self.sequence + 1, kind, name))
+        if self.going_on is not None:
+            self.going_on.check(kind)
 
     @abstractmethod
     def at_module(self, context: int) -> None:

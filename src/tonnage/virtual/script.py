@@ -6,19 +6,30 @@ from typing import Any
 
 from tonnage.hardware import Gpu
 from tonnage.recording import Recording
+from tonnage.recording.beyond import TO_ITS_END, parted
 from tonnage.script.program import Program
 from tonnage.script.running import Ending, run_as_main
 from tonnage.virtual.builds import new_session
 from tonnage.virtual.cuda.patches import Patches
+from tonnage.virtual.going_on import GoingOn, Stopped
 from tonnage.virtual.imports import quick_imports
 from tonnage.virtual.recorded import RecordedDevice
 from tonnage.virtual.session import Session
 
 
 def run_script(
-    script: Program | Path, arguments: list[str], *, gpu: Gpu, torch_version: str | None = None, progress: Any = None
+    script: Program | Path,
+    arguments: list[str],
+    *,
+    gpu: Gpu,
+    torch_version: str | None = None,
+    progress: Any = None,
+    unlimited: bool = False,
 ) -> Recording:
-    """Run the script to its end, whatever that is, and return what was recorded."""
+    """Run the script to its end, whatever that is, and return what was recorded.
+
+    A run that the card cannot hold goes on without its limit; where it is `unlimited`, there is none from the start.
+    """
     program = script if isinstance(script, Program) else Program.of_file(script)
     session = new_session(gpu, torch_version)
     session.open(capture=True)
@@ -26,10 +37,14 @@ def run_script(
         session.device.on_progress = lambda: _tell(progress, session.device)
     from tonnage.virtual.cluster import alone  # imports torch, and so not before the session is open
 
+    if unlimited:
+        session.device.lift_limit()
+    else:
+        session.device.going_on = GoingOn(session.device, session.torch.OutOfMemoryError)
     patches = Patches()
     alone.install(session, patches)
     try:
-        ending = run_as_main(program, arguments, session.torch, quick_imports())
+        ending = run_as_main(program, arguments, session.torch, quick_imports(), told_elsewhere=(Stopped,))
     finally:
         patches.undo()
         session.close()
@@ -38,6 +53,9 @@ def run_script(
 
 def recorded(session: Session, ending: Ending, program: Program, arguments: Sequence[str]) -> Recording:
     """What happened until a script ended, with how it ended."""
+    going_on = session.device.going_on
+    if going_on is not None and going_on.since is not None:
+        return _gone_on(session, going_on, ending, program, arguments)
     recording = session.recording(
         outcome=ending.outcome, **program.header, arguments=tuple(arguments), exit_status=ending.exit_status, error=ending.error,
         ooms_caught=len(session.device.ooms) - (ending.outcome == "oom"),
@@ -45,6 +63,18 @@ def recorded(session: Session, ending: Ending, program: Program, arguments: Sequ
     if ending.outcome == "oom" and session.device.ooms:
         recording.oom = session.device.ooms[-1]
     return recording
+
+
+def _gone_on(
+    session: Session, going_on: GoingOn, ending: Ending, program: Program, arguments: Sequence[str]
+) -> Recording:
+    """A run that went on beyond the request that failed: what the card saw of it, and the whole."""
+    failed = bool(ending.error) and not going_on.stopped_by
+    whole = session.recording(
+        outcome="error" if failed else "ok", **program.header, arguments=tuple(arguments), ooms_caught=going_on.at_oom - 1,
+    )  # fmt: skip
+    ended = going_on.stopped_by or (ending.error.partition("\n")[0] if failed else TO_ITS_END)
+    return parted(whole, session.device.ooms[going_on.at_oom - 1], going_on.since or 0, ended)
 
 
 def _tell(progress: Any, device: RecordedDevice) -> None:

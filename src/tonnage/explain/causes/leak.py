@@ -217,6 +217,9 @@ def _common_line(kept: Kept) -> str:
 
 def _fix(case: Case, kept: Kept, keeper: Keeper | None) -> Fix | None:
     """The same run with each block freed in time: what backward uses, as backward comes to it; else with its turn."""
+    if case.recording.whole is not None:  # what it left behind after it died counts too
+        case = Case(case.needed)
+        kept = kept_blocks(case) or kept
     due = _freed_by_backward(case, kept) if _keeps_graph(kept) else _freed_with_turn(case, kept)
     freed = [replace(a, died=due[a.index]) if a.index in due else a for a in case.needed.allocations]
     return fix_of(case.needed, Rewrite("keep nothing across steps", "nothing", _how(kept, keeper), freed))

@@ -8,6 +8,7 @@ their hashes) and nothing else, so whatever a recording says cannot run or fetch
 from string import Template
 
 from tonnage.explain import Advice, Diagnosis
+from tonnage.explain.cards import AllCards
 from tonnage.recording import Recording
 from tonnage.recording.failure import moment_of_failure, until_failure
 from tonnage.report.html import sections
@@ -38,6 +39,7 @@ def render_page(
     *,
     diagnosis: Diagnosis | None = None,
     stretches: int = STRETCHES,
+    cards: AllCards | None = None,
 ) -> str:
     """The page; of a long run the chart keeps the highest and lowest moments of so many stretches."""
     style, script = page_style(), page_script()
@@ -48,7 +50,8 @@ def render_page(
         style=style,
         header=sections.header_section(recording),
         cause=cause_section(diagnosis) if diagnosis else "",
-        advice=sections.advice_section(recording, _advice(diagnosis) if diagnosis else advice or Advice()),
+        advice=sections.advice_section(recording, _advice(diagnosis) if diagnosis else advice or Advice())
+        + (sections.all_cards_section(cards) if cards else ""),
         step_time=step_section(recording.step_time),
         ledger=sections.ledger_section(recording),
         outside=sections.outside_section(recording),
@@ -64,7 +67,7 @@ def render_page(
 
 def _advice(diagnosis: Diagnosis) -> Advice:
     """Its sentence is said in a section of its own."""
-    return Advice(diagnosis.fixes, diagnosis.larger_card)
+    return Advice(diagnosis.fixes, diagnosis.larger_card, total=diagnosis.total)
 
 
 def _failure(recording: Recording) -> dict[str, int] | None:

@@ -6,10 +6,13 @@ from dataclasses import fields
 from tonnage import __version__
 from tonnage.allocator import AllocatorSettings, BadAllocatorSettings
 from tonnage.explain import Advice, Fix
+from tonnage.explain.cards import AllCards
 from tonnage.recording import Recording
+from tonnage.report.all_cards import place_words
 from tonnage.report.html import markup
 from tonnage.report.html.markup import share, size, text
 from tonnage.report.lines import table_unit
+from tonnage.report.total import caveat_words, larger_card_words, total_words
 
 VERDICTS = {"ok": "fits", "oom": "does not fit", "error": "script failed"}
 SOURCES = {
@@ -162,17 +165,45 @@ def course_section(recording: Recording) -> str:
 
 def advice_section(recording: Recording, advice: Advice, *, of: str = "") -> str:
     """What would save memory, most first; `of` names whose memory, where there are several."""
-    if not advice.fixes and not advice.larger_card:
+    if not advice.fixes and not advice.larger_card and not advice.total:
         return ""
     died = recording.header.outcome == "oom"
     rows = [_fix(fix) for fix in advice.fixes[:MOST_ROWS]]
     parts = [f"<p>{text(advice.why, 2000)}</p>"] if advice.why else []
+    if advice.total:
+        words = total_words(recording, advice)
+        parts.append(f'<p id="total"><strong>It {text(words)}.</strong> {text(caveat_words(advice.total), 1000)}</p>')
     columns = ("", "change", "saves", "costs", "how")
     parts += [markup.folded(rows, _FIXES, columns, name="fixes", numbers=(2,), kind="fixes")] if rows else []
     if died and advice.larger_card:
-        parts.append(f"<p>A larger card: the {text(advice.larger_card)} gets past that line.</p>")
-    note = "✓ would get it past the line that died, ✗ would not." if died else ""
+        parts.append(
+            f"<p>{text(larger_card_words(recording, advice.larger_card)[:1].upper() + larger_card_words(recording, advice.larger_card)[1:])}.</p>"
+        )
+    what = "the whole run fits with it" if recording.whole else "it gets past the line that died"
+    note = f"✓: {what}. ✗: it does not." if died else ""
     return markup.section(f"What to do for {of}" if of else "What to do", *parts, name="advice", note=note)
+
+
+def all_cards_section(cards: AllCards) -> str:
+    """Which cards of the catalogue hold the run."""
+    rows = [
+        (
+            text(", ".join(a.gpu.key for a in row)),
+            size(row[0].gpu.memory_bytes, "GiB"),
+            size(row[0].process_bytes, "GiB"),
+        )
+        + (
+            ("✓", f"{size(row[0].left_bytes, 'GiB')} left")
+            if row[0].oom is None
+            else ("✗", text(f"dies in {place_words(row[0])}"))
+        )
+        for row in cards.rows()
+    ]
+    columns = ("cards", "memory", "it takes", "", "")
+    body = markup.table(columns, rows, name="card-rows", numbers=(1, 2))
+    return markup.section(
+        "Which cards hold it", body, name="cards", note=f"It needs {size(cards.needed_bytes)} in all."
+    )
 
 
 def _fix(fix: Fix) -> tuple[str, ...]:

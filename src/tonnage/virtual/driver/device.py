@@ -6,13 +6,17 @@ torch's own history of memory knows better (the bytes requested, the stream) is 
 """
 
 import ctypes
+import os
 import struct
 import threading
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
+from tonnage.allocator import Shortage
+from tonnage.garbage import no_collection
 from tonnage.hardware import Gpu
 from tonnage.ledger import Category
 from tonnage.recording.records import MarkKind, SegmentAction
@@ -31,6 +35,7 @@ _DTYPES = (
     "quint4x2 quint2x4 bits1x8 bits2x4 bits4x2 bits8 bits16 float8_e5m2 float8_e4m3fn float8_e5m2fnuz float8_e4m3fnuz uint16 "
     "uint32 uint64"
 ).split()
+_ACQUIRING = ("segment_alloc", "segment_map")
 _NO_NODE = 2**63  # gradients are accumulated by nodes that no operator made
 
 
@@ -45,6 +50,7 @@ class DriverDevice(RecordedDevice):
         self._buffer = ctypes.create_string_buffer(_EVENT.size * _AT_ONCE)
         self._operators: list[str] = []
         self._communicators: dict[str, int] = {}
+        self._granted = False
         self.on_freed: Callable[[int], None] = lambda address: None
         core.tn_name.restype = ctypes.c_char_p
         core.tn_new_stream.restype = ctypes.c_void_p
@@ -54,6 +60,33 @@ class DriverDevice(RecordedDevice):
         # By thread: the modules at work, by the sequence number that autograd gave to the first node of each.
         self._nodes: dict[int, list[int]] = defaultdict(list)
         self._contexts: dict[int, list[int]] = defaultdict(list)
+
+    def lift_limit(self) -> None:
+        """From now on the card holds whatever is asked for, within reason."""
+        self._core.tn_lift_limit(1)
+
+    def grants(self, segment_bytes: int) -> bool:
+        """Whether a request that the card cannot hold is granted; torch has given its cache back already."""
+        if self.going_on is None or "max_split_size" in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "") + os.environ.get(
+            "PYTORCH_ALLOC_CONF", ""
+        ):
+            return False  # with a limit to splitting there may be a third try
+        with no_collection():
+            self.drain()
+            allocated = sum(a.block_bytes for a in self.live.values())
+            reserved = sum(s.size_bytes if s.action in _ACQUIRING else -s.size_bytes for s in self.segments)
+            outside = sum(self.overhead_parts.values())
+            shortage = Shortage(
+                device=0, requested_bytes=segment_bytes, segment_bytes=segment_bytes, capacity_bytes=self.gpu.memory_bytes,
+                free_bytes=max(0, self.gpu.memory_bytes - outside - reserved), allowed_bytes=None,
+                process_bytes=outside + reserved, allocated_bytes=allocated, reserved_bytes=reserved, private_pool_bytes=0,
+            )  # fmt: skip
+            self._note_oom(segment_bytes, "", [allocated, reserved], shortage)
+            if self.going_on.grants(shortage):
+                self._granted = True  # what asked for it is told with its block
+                return True
+            self.ooms.pop()
+        return False
 
     def memory_stats(self) -> dict[str, int]:
         """Torch's own figures."""
@@ -124,6 +157,17 @@ class DriverDevice(RecordedDevice):
                     self.cards.add(card)
                     if self.on_request is not None:
                         self.on_request()
+                    if self._granted:
+                        self._granted = False
+                        dtype_name = _DTYPES[dtype] if 0 <= dtype < len(_DTYPES) else ""
+                        extents = tuple(shape[:dims]) if dtype >= 0 else None
+                        self.ooms[-1] = replace(
+                            self.ooms[-1],
+                            requested_bytes=size,
+                            operator=self._operator(operation),
+                            shape=extents,
+                            dtype=dtype_name,
+                        )
                     if place is None:
                         place, module = self.attribution.place(), self._module()
                     self.allocated(
@@ -157,7 +201,7 @@ class DriverDevice(RecordedDevice):
                 return who.contexts[self._contexts[thread][at]]
         return ""
 
-    def _note_oom(self, size: int, operator: str, figures: list[int]) -> None:
+    def _note_oom(self, size: int, operator: str, figures: list[int], shortage: Shortage | None = None) -> None:
         """A request failed; the allocator's own figures of that moment come with it."""
         who = self.attribution
         place = who.place()
@@ -165,13 +209,14 @@ class DriverDevice(RecordedDevice):
             OutOfMemoryRecord(
                 line=place.line,
                 requested_bytes=size,
-                free_bytes=self._core.tn_free_bytes(0),
+                free_bytes=shortage.free_bytes if shortage else self._core.tn_free_bytes(0),
                 allocated_bytes=figures[0],
                 reserved_bytes=figures[1],
                 operator=operator,
                 module=self._module(),
                 phase=who.phase,
                 step=who.step,
+                message=shortage.message if shortage else "",
                 stack=place.stack,
             )
         )

@@ -49,6 +49,7 @@ uint64_t tn_take_memory(int device, int64_t size);
 int64_t tn_give_memory(uint64_t address);           // its size, 0: unknown address
 int tn_hold(int device, int64_t size);              // physical memory without an address; 0: not enough
 void tn_release(int device, int64_t size);
+void tn_end_request(void);                          // torch has its block, or gave up
 uint64_t tn_reserve_addresses(int64_t size, int64_t alignment);
 void tn_free_addresses(uint64_t address, int64_t size);
 int64_t tn_free_bytes(int device);

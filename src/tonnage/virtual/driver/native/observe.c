@@ -160,6 +160,7 @@ typedef void Report(void *, int64_t, size_t, size_t, uint16_t);
 TN_EXPORT void report_memory(void *, int64_t, size_t, size_t, uint16_t) __asm__("_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE");
 void report_memory(void *pointer, int64_t size, size_t allocated, size_t reserved, uint16_t device) {
   static Report *plain;
+  if (size > 0) tn_end_request();
   if ((device & 0xff) == CUDA_DEVICE) tn_log(size > 0 ? TN_ALLOC : TN_FREE, device >> 8, (uint64_t)pointer, size);
   if (!plain) plain = (Report *)own("libc10.so", "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE");
   if (plain) plain(pointer, size, allocated, reserved, device);
@@ -174,6 +175,7 @@ void report_oom(int64_t size, size_t allocated, size_t reserved, uint16_t device
     // The allocator's figures of the moment travel in the place of a shape.
     tensor.dtype = -1, tensor.dims = 2, tensor.shape[0] = (int64_t)allocated, tensor.shape[1] = (int64_t)reserved;
     tn_log(TN_OOM, device >> 8, 0, size);
+    tn_end_request();
   }
   if (!plain) plain = (OutOfMemory *)own("libc10.so", "_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE");
   if (plain) plain(size, allocated, reserved, device);

@@ -1,0 +1,98 @@
+"""How much a run needs in all: of one that ran out of memory and went on, the card and the batch that would hold the whole of it.
+
+Nothing is scaled or added up here and then believed: each card and each batch that is named was replayed, every event of the
+whole run through the allocator at that card's limit.
+"""
+
+from bisect import bisect_left
+from dataclasses import dataclass, replace
+
+from tonnage.explain.rewrites import resized
+from tonnage.ledger import Category
+from tonnage.recording import Allocation, Recording
+from tonnage.recording.beyond import ending_of
+from tonnage.recording.replay import demand, least_bytes, outcome_on
+
+_BATCHED = {Category.ACTIVATIONS, Category.INPUTS, Category.KV_CACHE}
+_MOST_SHARE = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """What the whole run needs.
+
+    `needed_bytes` is the memory of the smallest card that would hold it; `ending` is how the run ended (`recording.beyond`).
+    `batch` is the largest that fits the card, of `of_batch`; None where the run does not tell.
+    """
+
+    needed_bytes: int
+    peak_allocated_bytes: int
+    step: int
+    phase: str
+    line: str
+    ending: str
+    batch: int | None = None
+    of_batch: int | None = None
+
+
+def total_of(recording: Recording) -> Total | None:
+    """None where the run died and nobody knows what would have come after it, or where it did not die."""
+    if recording.oom is None or recording.whole is None:
+        return None
+    needed = demand(recording)
+    at, of_batch = needed.peak_allocation, batch_of(needed)
+    batch = largest_batch(needed, of_batch) if of_batch else None
+    return Total(
+        needed_bytes=least_bytes(needed),
+        peak_allocated_bytes=needed.peak_allocated_bytes,
+        step=at.step if at else 0,
+        phase=at.phase if at else "",
+        line=at.line if at else "",
+        ending=ending_of(recording),
+        batch=batch,
+        of_batch=of_batch if batch else None,
+    )
+
+
+def batch_of(needed: Recording) -> int | None:
+    """What most bytes of the model's inputs have as their first extent; None where they do not agree."""
+    by_extent: dict[int, int] = {}
+    for a in needed.allocations:
+        if a.category is Category.INPUTS and a.shape and len(a.shape) > 1:
+            by_extent[a.shape[0]] = by_extent.get(a.shape[0], 0) + a.block_bytes
+    extent = max(by_extent, key=by_extent.__getitem__, default=0)
+    return extent if extent > 1 and by_extent[extent] >= _MOST_SHARE * sum(by_extent.values()) else None
+
+
+def largest_batch(needed: Recording, of_batch: int) -> int | None:
+    """The largest smaller batch with which the whole run fits the card; None where none does."""
+    weights = {shape for a in needed.allocations if a.category is Category.PARAMETERS for shape in _either_way(a)}
+    results = {
+        a.shape for a in needed.allocations if a.phase == "forward" and a.category in _BATCHED and not _is_cast(a)
+    }
+
+    def is_of_batch(a: Allocation) -> bool:
+        if a.category not in _BATCHED or not a.shape:
+            return False
+        # Copies of weights in another precision, and their gradients before they are added up, have the shape of weights.
+        if a.shape in weights and (_is_cast(a) or a.shape not in results):
+            return False
+        return a.shape[0] % of_batch == 0 or of_batch in a.shape
+
+    def fails(spared: int) -> bool:
+        share = (of_batch - spared) / of_batch
+        smaller = resized(needed, lambda a: share if is_of_batch(a) else 1.0)
+        return outcome_on(replace(needed, allocations=smaller)).failed is not None
+
+    # What fits with a batch fits with a smaller one: halving the list spares most replays.
+    spared = bisect_left(range(1, of_batch), True, key=lambda count: not fails(count)) + 1
+    return of_batch - spared if spared < of_batch else None
+
+
+def _is_cast(a: Allocation) -> bool:
+    return a.operator.removeprefix("aten::") in ("to", "_to_copy", "copy_", "clone")
+
+
+def _either_way(a: Allocation) -> tuple[tuple[int, ...], ...]:
+    """A weight's shape, and that of its transpose."""
+    return (a.shape, a.shape[::-1]) if a.shape else ()

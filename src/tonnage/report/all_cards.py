@@ -1,0 +1,93 @@
+"""Which cards hold a run: a row for cards of about the same memory, for people and for programs. It computes nothing."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from rich.text import Text
+
+from tonnage.explain.cards import AllCards, CardAnswer
+from tonnage.report.lines import report_width, table, wrapped
+from tonnage.units import GIB, format_bytes
+
+
+def all_cards_sections(cards: AllCards) -> list[Iterator[Text]]:
+    """What it needs, the cards that hold it with what they have left, and the others with the line that dies there."""
+    rows = list(cards.rows())
+    holding = [row for row in rows if row[0].oom is None]
+    others = [row for row in rows if row[0].oom is not None]
+    held = [
+        (_names(row, 36), _memory(row), _gib(max(a.process_bytes for a in row)), _gib(min(a.left_bytes for a in row)))
+        for row in holding
+    ]
+    died = [(_names(row, 26), _gib(row[0].gpu.memory_bytes), place_words(row[0])) for row in others]
+    return [
+        (Text(line, style="bold") for line in wrapped(_sentence(cards))),
+        _table(("these hold it", "memory", "it takes", "left"), held, "<>>>", ()),
+        _table(("these do not", "memory", "it dies"), died, "<><", (2,)),
+    ]
+
+
+def _sentence(cards: AllCards) -> str:
+    smallest = cards.smallest
+    holder = f"the {smallest.gpu.key} is the smallest card that holds it" if smallest else "no known card holds it"
+    return f"needs {format_bytes(cards.needed_bytes)} in all; {holder}"
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]], align: str, names: tuple[int, ...]) -> Iterator[Text]:
+    if not rows:
+        return
+    first, *rest = table([head, *rows], align=align, names=names)
+    yield Text(first, style="bold")
+    yield from map(Text, rest)
+
+
+def _names(row: list[CardAnswer], of_80: int) -> str:
+    """As many names as there is room for, and how many more there are."""
+    names = [answer.gpu.key for answer in row]
+    room = of_80 * report_width() // 80 - 4
+    shown = names[:1]
+    for name in names[1:]:
+        if len(", ".join([*shown, name])) > room:
+            break
+        shown.append(name)
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f", +{more}" if more else "")
+
+
+def _memory(row: list[CardAnswer]) -> str:
+    low, high = (f"{pick(a.gpu.memory_bytes for a in row) / GIB:.1f}" for pick in (min, max))
+    return f"{low} GiB" if low == high else f"{low}–{high} GiB"
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / GIB:.1f} GiB"
+
+
+def place_words(answer: CardAnswer) -> str:
+    """ "in step 2, forward, at train.py:10"; nothing of a card that holds it."""
+    oom = answer.oom
+    if oom is None:
+        return ""
+    when = ", ".join(filter(None, [f"step {oom.step}" if oom.step else "", oom.phase])) or "before any step"
+    return f"{when}, at {oom.line}" if oom.line else when
+
+
+def all_cards_figures(cards: AllCards) -> dict[str, Any]:
+    """The same for programs."""
+    smallest = cards.smallest
+    return {
+        "needed_bytes": cards.needed_bytes,
+        "smallest_card": smallest.gpu.key if smallest else None,
+        "cards": [
+            {
+                "gpu": answer.gpu.name,
+                "gpu_key": answer.gpu.key,
+                "capacity_bytes": answer.gpu.memory_bytes,
+                "fits": answer.oom is None,
+                "peak_process_bytes": answer.process_bytes,
+                "oom": asdict(answer.oom) if answer.oom else None,
+            }
+            for answer in cards.answers
+        ],
+    }

@@ -1,0 +1,80 @@
+"""What a run that ran out of memory needs in all, in words. It computes nothing."""
+
+from collections.abc import Iterator
+
+from rich.text import Text
+
+from tonnage.allocator.segments import UNLIMITED_BYTES
+from tonnage.explain import Advice
+from tonnage.explain.case import is_limited_by_itself
+from tonnage.explain.total import Total
+from tonnage.recording import Recording
+from tonnage.recording.beyond import PATIENCE, REPEATS, TO_ITS_END
+from tonnage.report.lines import wrapped
+from tonnage.units import format_bytes
+from tonnage.untrusted import clipped
+
+_LONGEST_REASON = 160  # characters
+_STOPPED = {
+    REPEATS: "it was stopped when its steps repeated: what it would do after them is not in this",
+    PATIENCE: "it was stopped after five minutes: what it would do later is not in this",
+}
+
+
+def total_lines(recording: Recording, advice: Advice, *, alone: bool = False) -> Iterator[Text]:
+    """ "needs 33.70 GiB in all; the a100-40 holds it; batch 5 of 8 fits here", and how far that was seen.
+
+    Of a run that was `alone` on its card, where to learn it if it is not known.
+    """
+    total = advice.total
+    if total is None:
+        yield from map(Text, wrapped(_unknown(recording, alone)))
+        return
+    yield from (Text(line, style="bold") for line in wrapped(total_words(recording, advice)))
+    yield from map(Text, wrapped(_where(total)))
+    if words := caveat_words(total):
+        yield from (Text(line, style="yellow") for line in wrapped(words))
+
+
+def total_words(recording: Recording, advice: Advice) -> str:
+    """The one sentence of it."""
+    total = advice.total
+    assert total
+    least = "at least " if total.ending not in (TO_ITS_END, REPEATS) else ""
+    words = [f"needs {least}{format_bytes(total.needed_bytes)} in all"]
+    if not is_limited_by_itself(recording):
+        words.append(f"the {advice.larger_card} holds it" if advice.larger_card else "no known card holds it")
+    if total.batch:
+        words.append(f"batch {total.batch} of {total.of_batch} fits here")
+    return "; ".join(words)
+
+
+def caveat_words(total: Total) -> str:
+    """What of the run is not in its total; nothing where it went on to its end."""
+    if total.ending == TO_ITS_END:
+        return ""
+    return _STOPPED.get(total.ending) or f"without the limit it failed later: {clipped(total.ending, _LONGEST_REASON)}"
+
+
+def larger_card_words(recording: Recording, card: str | None) -> str:
+    """What is said of the next larger card: that it holds all of the run, or as much of it as is known."""
+    if card is None:
+        return "a larger card: no known card is large enough"
+    return f"a larger card: the {card} " + ("holds the whole run" if recording.whole else "gets past that line")
+
+
+def _where(total: Total) -> str:
+    place = ", ".join(filter(None, [f"step {total.step}" if total.step else "", total.phase]))
+    at = f", at {total.line}" if total.line else ""
+    return f"most of it in {place or 'no step'}{at}: {format_bytes(total.peak_allocated_bytes)} allocated"
+
+
+def _unknown(recording: Recording, alone: bool) -> str:
+    """What to say where nobody knows what comes after the line that died."""
+    oom = recording.oom
+    if oom is None or recording.whole:
+        return ""
+    if oom.requested_bytes > UNLIMITED_BYTES:
+        return "no card will ever hold that one tensor: look at its extents"
+    is_known = not alone or recording.header.source != "virtual"
+    return "" if is_known else "what it needs in all is not known: tonnage run --gpu all tells"

@@ -1,0 +1,171 @@
+"""Whether a program would catch an error that is about to be raised: read from the source of the frames on its stack.
+
+A handler counts where it may match and may go on afterwards. One that always raises again or exits ends the program all the
+same, and does not count. `with suppress(...)` counts, as does any `with` that is given a matching type, and a context manager
+made of a generator whose `yield` stands in such a `try`. Classes with an `__exit__` of their own are taken to pass errors on.
+A file without source cannot be read: its frames are taken to catch nothing.
+"""
+
+import ast
+import builtins
+import inspect
+import linecache
+import sys
+from collections.abc import Iterable, Iterator
+from types import FrameType
+from typing import Any
+
+_EXITS = {"exit", "_exit", "quit", "abort"}
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_Block = ast.Try | ast.With | ast.AsyncWith
+_trees: dict[str, ast.Module | None] = {}
+
+
+def stacks(of: FrameType | None, waiting: int) -> Iterator[FrameType]:
+    """The frames of this thread, innermost first, then those of the thread that waits for it (of backward, the main one)."""
+    seen = set()
+    for frame in (of, sys._current_frames().get(waiting)):
+        while frame is not None and id(frame) not in seen:
+            seen.add(id(frame))
+            yield frame
+            frame = frame.f_back
+
+
+def is_caught(error: type[BaseException], frames: Iterable[FrameType]) -> bool:
+    """Whether one of these frames, innermost first, would catch an error of this type and go on."""
+    kinds: tuple[type[BaseException], ...] = (error,)
+    for frame in frames:
+        for block in _around(frame):
+            if isinstance(block, ast.Try):
+                handler = next((h for h in block.handlers if _matches(h.type, kinds, frame)), None)
+                if handler is None:
+                    continue
+                if not _ends(handler.body):
+                    return True
+                if _raises_another(handler):
+                    kinds = (Exception,)  # of whatever type it is now
+            elif any(_item_catches(item.context_expr, kinds, frame) for item in block.items):
+                return True
+    return False
+
+
+def _around(frame: FrameType) -> list[_Block]:
+    """The `try` and `with` blocks of a frame's own function around the line that it is at, innermost first."""
+    node: ast.AST | None = _tree(frame.f_code.co_filename, frame.f_globals)
+    blocks: list[_Block] = []
+    while node is not None:
+        if isinstance(node, _FUNCTIONS):
+            blocks = []  # what stands around a function is not around its calls
+        elif isinstance(node, (ast.With, ast.AsyncWith)) or (
+            isinstance(node, ast.Try) and any(_covers(statement, frame.f_lineno) for statement in node.body)
+        ):
+            blocks.append(node)
+        node = next((child for child in ast.iter_child_nodes(node) if _covers(child, frame.f_lineno)), None)
+    return blocks[::-1]
+
+
+def _covers(node: ast.AST, line: int) -> bool:
+    if isinstance(node, ast.match_case):
+        return any(_covers(statement, line) for statement in node.body)
+    return getattr(node, "lineno", line + 1) <= line <= (getattr(node, "end_lineno", None) or 0)
+
+
+def _tree(file: str, variables: dict[str, Any]) -> ast.Module | None:
+    if file not in _trees:
+        try:
+            _trees[file] = ast.parse("".join(linecache.getlines(file, variables)))
+        except (SyntaxError, ValueError, RecursionError):
+            _trees[file] = None
+    return _trees[file]
+
+
+def _matches(kind: ast.expr | None, errors: tuple[type[BaseException], ...], frame: FrameType) -> bool:
+    """Whether `except kind` may take one of these errors; what cannot be told may."""
+    if kind is None:
+        return True
+    found = _value(kind, frame)
+    kinds = found if isinstance(found, tuple) else (found,)
+    for each in kinds:
+        if not isinstance(each, type) or any(
+            issubclass(e, each) or (e is Exception and issubclass(each, e)) for e in errors
+        ):
+            return True
+    return False
+
+
+def _value(node: ast.expr, frame: FrameType) -> Any:
+    """What a name or a dotted name stands for in a frame; None where it is anything else."""
+    if isinstance(node, ast.Name):
+        for names in (frame.f_locals, frame.f_globals, vars(builtins)):
+            if node.id in names:
+                return names[node.id]
+    if isinstance(node, ast.Attribute):
+        return getattr(_value(node.value, frame), node.attr, None)
+    if isinstance(node, ast.Tuple):
+        return tuple(_value(each, frame) for each in node.elts)
+    return None
+
+
+def _ends(body: list[ast.stmt]) -> bool:
+    """Whether a handler always raises or exits."""
+    last = body[-1]
+    if isinstance(last, ast.If):
+        ends = bool(last.orelse) and _ends(last.body) and _ends(last.orelse)
+    elif isinstance(last, (ast.With, ast.AsyncWith)):
+        ends = _ends(last.body)
+    elif isinstance(last, ast.Expr) and isinstance(last.value, ast.Call):
+        called = last.value.func
+        ends = (called.id if isinstance(called, ast.Name) else getattr(called, "attr", "")) in _EXITS
+    else:
+        ends = isinstance(last, ast.Raise)
+    return ends and not any(map(_leaves, body))
+
+
+def _leaves(node: ast.AST, in_loop: bool = False) -> bool:
+    """Whether a statement may leave the handler otherwise than by an error."""
+    if isinstance(node, ast.Return) or (isinstance(node, (ast.Break, ast.Continue)) and not in_loop):
+        return True
+    if isinstance(node, _FUNCTIONS):
+        return False
+    inside = in_loop or isinstance(node, _LOOPS)
+    return any(_leaves(child, inside) for child in ast.iter_child_nodes(node))
+
+
+def _raises_another(handler: ast.ExceptHandler) -> bool:
+    """Whether what it raises is an error of its own, not the one that it caught."""
+    raised = [node.exc for node in ast.walk(handler) if isinstance(node, ast.Raise)]
+    return any(error and not (isinstance(error, ast.Name) and error.id == handler.name) for error in raised)
+
+
+def _item_catches(item: ast.expr, errors: tuple[type[BaseException], ...], frame: FrameType) -> bool:
+    """Whether a `with` of this context manager goes on after such an error."""
+    if not isinstance(item, ast.Call):
+        return False
+    given = [value for argument in item.args if (value := _value(argument, frame)) is not None]
+    flat = [kind for value in given for kind in (value if isinstance(value, tuple) else (value,))]
+    if any(isinstance(kind, type) and issubclass(kind, BaseException) and issubclass(errors[0], kind) for kind in flat):
+        return True
+    return _generator_catches(
+        inspect.unwrap(made) if callable(made := _value(item.func, frame)) else None, errors, frame
+    )
+
+
+def _generator_catches(made: Any, errors: tuple[type[BaseException], ...], frame: FrameType) -> bool:
+    """Whether the `yield` of a context manager that is a generator stands in a `try` that catches them."""
+    code = getattr(made, "__code__", None)
+    if code is None or not inspect.isgeneratorfunction(made):
+        return False
+    tree = _tree(code.co_filename, made.__globals__)
+    for node in ast.walk(tree) if tree else ():
+        if not isinstance(node, ast.Try) or not code.co_firstlineno <= node.lineno <= max(_lines_of(code)):
+            continue
+        has_yield = any(isinstance(inner, ast.Yield) for statement in node.body for inner in ast.walk(statement))
+        handler = next((h for h in node.handlers if _matches(h.type, errors, frame)), None)
+        if has_yield and handler and not _ends(handler.body):
+            return True
+    return False
+
+
+def _lines_of(code: Any) -> list[int]:
+    return [line for *_, line in code.co_lines() if line]
