@@ -1,0 +1,249 @@
+"""Lets an allocator live through a program: natively where there is a C compiler, else in Python, a hundred times as slow."""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from array import array
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from tonnage.allocator import AllocatorSettings, CachingAllocator, OutOfMemory
+from tonnage.allocator.blocks import Block
+from tonnage.certify.program import (
+    ALLOWED,
+    CALL,
+    EMPTY,
+    GIVE,
+    GIVE_SLOT,
+    OUTSIDE,
+    PART,
+    TAKE,
+    TEMPLATE_GIVE,
+    TEMPLATE_GIVE_ARGUMENT,
+    TEMPLATE_TAKE,
+    Program,
+)
+from tonnage.virtual.cache import cache_folder, check_code, make_safe
+
+SOURCE = Path(__file__).parent / "native" / "replay.c"
+_FLAGS = ("-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-std=gnu11", "-Wall", "-Wextra", "-Werror")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The request that a card cannot hold."""
+
+    part: int
+    line: str
+    requested_bytes: int
+    segment_bytes: int
+    free_bytes: int  # of the card, or below the cap
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+@dataclass(frozen=True)
+class Lived:
+    """What became of a program on a card: the peaks of each part that was reached, and where it ended."""
+
+    allocated_bytes: list[int]
+    reserved_bytes: list[int]
+    failure: Failure | None
+    unknown_frees: int = 0
+    outside_bytes: int = 0
+
+    @property
+    def peak_part(self) -> int:
+        """The part that needs most."""
+        return max(range(len(self.reserved_bytes)), key=lambda at: (self.reserved_bytes[at], self.allocated_bytes[at]))
+
+
+def live_through(program: Program, capacity_bytes: int, settings: AllocatorSettings) -> Lived:
+    """Run all of it, until it ends or a request cannot be had."""
+    library = native_library()
+    return _natively(library, program, capacity_bytes, settings) if library else in_python(program, capacity_bytes, settings)
+
+
+# -- natively
+
+
+@cache
+def native_library() -> ctypes.CDLL | None:
+    """The compiled replay; None without a C compiler."""
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    source = SOURCE.read_bytes()
+    target = cache_folder() / f"replay-{hashlib.sha256(source + platform.machine().encode()).hexdigest()[:20]}.so"
+    if not target.exists():
+        if compiler is None:
+            return None
+        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+            built = Path(scratch) / target.name
+            done = subprocess.run([compiler, *_FLAGS, "-o", str(built), str(SOURCE)], capture_output=True, check=False)
+            if done.returncode:
+                return None
+            make_safe(built)
+            built.replace(target)
+    library = ctypes.CDLL(str(check_code(target)))
+    library.tn_new.restype = ctypes.c_void_p
+    library.tn_run.restype = ctypes.c_int64
+    return library
+
+
+def _natively(library: ctypes.CDLL, program: Program, capacity_bytes: int, settings: AllocatorSettings) -> Lived:
+    size, pointer = ctypes.c_uint64, ctypes.c_void_p
+    machine = pointer(
+        library.tn_new(
+            size(capacity_bytes), size(settings.max_split_bytes), size(settings.max_non_split_rounding_bytes),
+            size(settings.large_segment_bytes), ctypes.c_double(settings.garbage_collection_threshold),
+            ctypes.c_int(settings.expandable_segments),
+        )
+    )  # fmt: skip
+    rounded = _rounding(settings)
+    kept = []
+    for template in program.templates:
+        events = array("q", template.events)
+        for at in range(0, len(events), 4):
+            if events[at] == TEMPLATE_TAKE:
+                events[at + 2] = rounded(events[at + 2])
+        kept.append(events)
+        address, count = events.buffer_info()
+        library.tn_template(
+            machine, ctypes.c_int64(template.number), pointer(address), ctypes.c_int64(count // 4), ctypes.c_int64(template.slots)
+        )
+    operations = _rounded_operations(program, rounded)
+    address, count = operations.buffer_info()
+    parts = len(program.parts) + 1
+    allocated, reserved, result = (size * parts)(), (size * parts)(), (ctypes.c_int64 * 9)()
+    try:
+        end = library.tn_run(machine, pointer(address), ctypes.c_int64(count), allocated, reserved, result)
+    finally:
+        library.tn_delete(machine)
+    event, last, requested, segment, free, held, taken, unknown, _ = result
+    failure = None
+    if end < count:
+        line = _line(program, operations, end, event)
+        allowed, outside = _limits(operations, end)
+        free = free if allowed < 0 else min(free, max(allowed - taken, 0))
+        failure = Failure(last, line, requested, segment, free, held, taken)
+    outside = _limits(operations, end)[1]
+    return Lived(list(allocated[: last + 1]), list(reserved[: last + 1]), failure, unknown, outside)
+
+
+def _rounding(settings: AllocatorSettings):  # type: ignore[no-untyped-def]
+    if settings.rounds_to_divisions:
+        return settings.rounded_bytes
+    return lambda size: (size + 511) & -512 or 512
+
+
+def operations_of(operations: "array[int]"):  # type: ignore[no-untyped-def]
+    """Where each operation begins."""
+    lengths = {TAKE: 4, GIVE: 2, GIVE_SLOT: 3, PART: 1, EMPTY: 1, OUTSIDE: 2, ALLOWED: 2}
+    at = 0
+    while at < len(operations):
+        yield at
+        at += lengths[operations[at]] if operations[at] != CALL else 4 + operations[at + 3]
+
+
+def _rounded_operations(program: Program, rounded) -> "array[int]":  # type: ignore[no-untyped-def]
+    operations = array("q", program.operations)
+    for at in operations_of(operations):
+        if operations[at] == TAKE:
+            operations[at + 2] = rounded(operations[at + 2])
+    return operations
+
+
+def _limits(operations: "array[int]", end: int) -> tuple[int, int]:
+    """The cap and the bytes beside the allocator at an operation."""
+    allowed, outside = -1, 0
+    for at in operations_of(operations):
+        if at >= end:
+            break
+        if operations[at] == ALLOWED:
+            allowed = operations[at + 1]
+        elif operations[at] == OUTSIDE:
+            outside = operations[at + 1]
+    return allowed, outside
+
+
+def _line(program: Program, operations: "array[int]", at: int, event: int) -> str:
+    if operations[at] == CALL:
+        template = program.templates[operations[at + 1]]
+        return program.lines[template.lines[template.events[4 * event + 1]]]
+    return program.lines[program.block_lines[operations[at + 1]]]
+
+
+# -- in Python
+
+
+def in_python(program: Program, capacity_bytes: int, settings: AllocatorSettings) -> Lived:
+    """The same by the model of the allocator itself."""
+    allocator = CachingAllocator(capacity_bytes, settings)
+    counters, operations = allocator.counters, program.operations
+    blocks: dict[tuple[int, int], Block] = {}
+    allocated, reserved = [0], [0]
+    unknown = outside = 0
+
+    def take(owner: tuple[int, int], size: int, stream: int) -> None:
+        blocks[owner] = allocator.malloc(size, stream)
+        allocated[-1] = max(allocated[-1], counters.allocated_bytes)
+        reserved[-1] = max(reserved[-1], counters.reserved_bytes)
+
+    def give(owner: tuple[int, int]) -> None:
+        nonlocal unknown
+        block = blocks.pop(owner, None)
+        if block is None:
+            unknown += 1
+        else:
+            allocator.free(block)
+
+    line = ""
+    try:
+        for at in operations_of(operations):
+            operation = operations[at]
+            if operation == TAKE:
+                line = program.lines[program.block_lines[operations[at + 1]]]
+                take((-1, operations[at + 1]), operations[at + 2], operations[at + 3])
+            elif operation == GIVE:
+                give((-1, operations[at + 1]))
+            elif operation == CALL:
+                template, instance = program.templates[operations[at + 1]], operations[at + 2]
+                events = template.events
+                for row in range(0, len(events), 4):
+                    kind, slot, size, stream = events[row : row + 4]
+                    if kind == TEMPLATE_TAKE:
+                        line = program.lines[template.lines[slot]]
+                        take((instance, slot), size, stream)
+                    elif kind == TEMPLATE_GIVE:
+                        give((instance, slot))
+                    elif kind == TEMPLATE_GIVE_ARGUMENT:
+                        give((operations[at + 4 + slot], size))
+                    else:
+                        allocator.empty_cache()
+            elif operation == GIVE_SLOT:
+                give((operations[at + 1], operations[at + 2]))
+            elif operation == PART:
+                allocated.append(counters.allocated_bytes)
+                reserved.append(counters.reserved_bytes)
+            elif operation == EMPTY:
+                allocator.empty_cache()
+            elif operation == OUTSIDE:
+                allocator.outside_bytes = outside = operations[at + 1]
+            elif operation == ALLOWED:
+                allocator.allowed_bytes = None if operations[at + 1] < 0 else operations[at + 1]
+                allocator.set_memory_fraction(1.0) if operations[at + 1] < 0 else None
+    except OutOfMemory as error:
+        short = error.shortage
+        free = short.free_bytes
+        if short.allowed_bytes is not None:
+            free = min(free, max(short.allowed_bytes - short.reserved_bytes, 0))
+        rounded = settings.rounded_bytes(short.requested_bytes)
+        failure = Failure(
+            len(allocated) - 1, line, rounded, short.segment_bytes, free, short.allocated_bytes, short.reserved_bytes
+        )
+        return Lived(allocated, reserved, failure, unknown, outside)
+    return Lived(allocated, reserved, None, unknown, outside)

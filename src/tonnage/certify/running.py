@@ -1,0 +1,56 @@
+"""Runs a training on a virtual GPU without a limit, and hands over the program of its memory events."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tonnage.certify.memo import Memo, Unfaithful
+from tonnage.certify.program import Program
+from tonnage.hardware import Gpu
+from tonnage.script.program import Program as Script
+from tonnage.script.running import Ending, run_as_main
+from tonnage.virtual.builds import new_session
+from tonnage.virtual.cuda.patches import Patches
+from tonnage.virtual.going_on import Stopped
+from tonnage.virtual.imports import quick_imports
+
+
+@dataclass
+class Training:
+    """What a script did on a card without a limit."""
+
+    program: Program
+    ending: Ending
+    steps: int
+    replayed_parts: int
+    differing_parts: int
+    notes: list[str]
+    torch: str
+    torch_version: tuple[int, int]
+
+
+def run_training(
+    script: Script, arguments: list[str], *, gpu: Gpu, torch_version: str | None = None, epochs: int = 0, steps: int = 0,
+    replays: bool = True, progress: Callable[[Memo], None] | None = None,
+) -> Training:  # fmt: skip
+    """Run the script to its end, or for some passes over its data or some steps."""
+    session = new_session(gpu, torch_version)
+    session.open()
+    session.device.lift_limit()
+    from tonnage.virtual.cluster import alone  # imports torch, and so not before the session is open
+
+    program, patches = Program(), Patches()
+    alone.install(session, patches)
+    memo = Memo(session, program, replays=replays, most_epochs=epochs, most_steps=steps)
+    if progress is not None:
+        memo.on_step = lambda: progress(memo)
+    restore = memo.install()
+    try:
+        ending = run_as_main(script, arguments, session.torch, quick_imports(), told_elsewhere=(Stopped, Unfaithful))
+    finally:
+        restore()
+        patches.undo()
+        session.close()
+    return Training(
+        program, ending, memo.step, memo.replayed_parts, memo.differing_parts, sorted(memo.notes), session.modelled,
+        session.device.torch_version,
+    )  # fmt: skip
