@@ -39,7 +39,7 @@ def predicted(name: str) -> dict[str, Any]:
     settings = AllocatorSettings.parse(case.get("settings", ""), (2, 11))
     began = time.perf_counter()
     with contextlib.redirect_stdout(io.StringIO()):
-        training = run_training(Program.of_file(HERE / script), words, gpu=gpu)
+        training = run_training(Program.of_file(HERE / script), words, gpu=gpu, torch_version="2.11.0")
     seconds = time.perf_counter() - began
     found: dict[str, Any] = {
         "name": name, "judged": case.get("judged", False), "seconds": round(seconds, 1), "error": training.ending.error, "replayed": training.replayed_parts,

@@ -7,11 +7,13 @@ blocks but no tensors, until something that is run needs them.
 """
 
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from math import prod
+from types import MethodType
 from typing import Any
 
 from tonnage.certify.outputs import CannotRepeat, Output, TensorLayout, tensors_within
@@ -31,8 +33,10 @@ from tonnage.certify.program import (
 from tonnage.recording.records import Allocation
 from tonnage.script.attribution import address_of
 from tonnage.script.lines import Place
+from tonnage.virtual.device import _WITHOUT_KERNELS
 
 _FEW = 16
+_APART = 4096  # addresses need only differ
 _TRUSTED_RUN = 3  # what a call leaves behind even then is its own
 Key = tuple[Any, ...]
 Undo = Callable[[], None]
@@ -84,6 +88,7 @@ class Memo:
         self._session, self._device, self._torch = session, session.device, session.torch
         self._drain = getattr(session.device, "drain", lambda: None)
         self._owners: dict[int, Owner] = {}
+        self._address = 0
         self._calls: dict[Key, Call] = {}
         self._by_instance: dict[int, Call] = {}  # of calls that were run, while their blocks live
         self._template: Template | None = None
@@ -128,6 +133,43 @@ class Memo:
 
     # -- events of the card
 
+    def take_over(self) -> None:
+        """On a CPU build, hand out addresses in place of the card's allocator, before the card is opened: nobody asks it."""
+        device = self._device
+        if hasattr(device, "allocator"):
+            device.malloc, device.free, device.record_stream = self._malloc, self._free, lambda address, stream: None
+
+    def _malloc(
+        self, size: int, index: int, stream: int, operator: str, context: int, serial: int, shape: Any, dtype: str
+    ) -> int:
+        self._address += _APART
+        if not self._muted:
+            device = self._device
+            line = "" if self._binding else device.attribution.place().line
+            self._take(self._address, size, stream, line)
+            device.cards.add(index)
+            if device._no_kernel_yet and operator not in _WITHOUT_KERNELS:
+                device._no_kernel_yet = False
+                device.use("kernels")
+        return self._address
+
+    def _free(self, address: int, serial: int) -> None:
+        owner = self._owners.pop(address, None)
+        if owner is not None:
+            self._drop(owner)
+
+    def _take(self, address: int, size: int, stream: int, line: str) -> None:
+        if self._binding:
+            self._owners[address] = self._binding.pop(0)
+        elif self._template is not None:
+            slot = self._template.slots
+            self._template.lines.append(self.program.line(line))
+            self._template.events.extend((TEMPLATE_TAKE, slot, size, stream))
+            self._owners[address] = (self._instance, slot)
+        else:
+            self._takes += 1
+            self._owners[address] = self.program.take(size, stream, line)
+
     def _allocated(
         self, address: int, size: int, block_size: int, stream: int, operator: str, module: str, serial: int, shape: Any,
         dtype: str, place: Place,
@@ -144,16 +186,7 @@ class Memo:
             return allocation
         if shape is not None and dtype in self._itemsize and size == block_size:
             size = self._requested(size, shape, dtype)
-        if self._binding:
-            self._owners[address] = self._binding.pop(0)
-        elif self._template is not None:
-            slot = self._template.slots
-            self._template.lines.append(self.program.line(place.line))
-            self._template.events.extend((TEMPLATE_TAKE, slot, size, stream))
-            self._owners[address] = (self._instance, slot)
-        else:
-            self._takes += 1
-            self._owners[address] = self.program.take(size, stream, place.line)
+        self._take(address, size, stream, place.line)
         return allocation
 
     def _requested(self, block_bytes: int, shape: tuple[int, ...], dtype: str) -> int:
@@ -166,9 +199,12 @@ class Memo:
         allocation = device.live.pop(address, None)
         device.serials.pop(address, None)
         owner = self._owners.pop(address, None)
-        if owner is None:
-            return allocation
-        device.sequence += 1
+        if owner is not None:
+            device.sequence += 1
+            self._drop(owner)
+        return allocation
+
+    def _drop(self, owner: Owner) -> None:
         if self._template is None:
             self._give(owner)
         elif owner[0] == self._instance:
@@ -178,7 +214,6 @@ class Memo:
         else:
             self._template.repeats &= owner[0] < 0  # one of the script's own is dropped by the script in a replay, too
             self._deferred.append(owner)
-        return allocation
 
     def _give(self, owner: Owner) -> None:
         """The script dropped a block. Of a call that was run it is noted, so that a replay drops it, too."""
@@ -237,7 +272,9 @@ class Memo:
                 raise CannotRepeat("its result lies in memory that was there before")
             return TensorLayout(
                 owner[1], tensor.untyped_storage().nbytes(), tuple(tensor.shape), tensor.stride(), tensor.storage_offset(),
-                tensor.dtype, tensor.requires_grad, self._values(tensor),
+                tensor.dtype, tensor.requires_grad,
+                tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size(),
+                self._values(tensor),
             )  # fmt: skip
 
         return layout
@@ -263,11 +300,18 @@ class Memo:
         """New tensors in the blocks of a call that is replayed."""
         torch, layouts = self._torch, call.output.layouts if call.output else []
         storages: dict[int, Any] = {}
-        found = []
+        shared = Counter(one.slot for one in layouts)
+        found: list[Any] = []
         self._drain()
         for one in layouts:
             if one.slot < 0:
                 found.append(one.kept if one.argument < 0 else arguments[one.argument])
+                continue
+            if one.is_whole and shared[one.slot] == 1:
+                self._binding.append((instance, one.slot))
+                found.append(torch.empty(one.shape, dtype=one.dtype, device="cuda"))
+                self._drain()
+                self._know(found[-1], one.values)
                 continue
             if one.slot not in storages:
                 self._binding.append((instance, one.slot))
@@ -277,10 +321,13 @@ class Memo:
                 del whole
             tensor = torch.empty(0, dtype=one.dtype, device="cuda")
             found.append(tensor.set_(storages[one.slot], one.offset, one.shape, one.stride))
-            if one.values is not None:
-                with self._unseen():
-                    tensor.copy_(one.values)
+            self._know(tensor, one.values)
         return found
+
+    def _know(self, tensor: Any, values: Any) -> None:
+        if values is not None:
+            with self._unseen():
+                tensor.copy_(values)
 
     def _replay(self, call: Call, arguments: list[int]) -> int:
         instance = self.program.new_instance()
@@ -627,10 +674,10 @@ class Memo:
             step = type(optimizer).step
 
             @wraps(step)
-            def stepping(*given: Any, **named: Any) -> Any:
+            def stepping(optimizer: Any, *given: Any, **named: Any) -> Any:
                 return memo._step(optimizer, lambda: step(optimizer, *given, **named), repeats=not given and not named)
 
-            optimizer.step = stepping
+            optimizer.step = MethodType(stepping, optimizer)
 
         def zero(plain: Any) -> Any:
             @wraps(plain)
@@ -689,9 +736,9 @@ class Memo:
             def clipped(parameters: Any, *arguments: Any, **keywords: Any) -> Any:
                 if self._template is not None:
                     return plain(parameters, *arguments, **keywords)
-                chosen = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-                key = ("clip", plain.__name__, len(chosen), self._has_gradients(chosen), len(arguments), tuple(keywords))
-                return self._memoised(key, "clipping", lambda: plain(chosen, *arguments, **keywords))
+                present = any(self._has_gradients(some) for some in self._parameters.values())
+                key = ("clip", plain.__name__, present, len(arguments), tuple(keywords))
+                return self._memoised(key, "clipping", lambda: plain(parameters, *arguments, **keywords))
 
             return clipped
 

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-_DEPTH = 6
+_DEPTH = 8
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
 
 
@@ -24,6 +24,7 @@ class TensorLayout:
     offset: int = 0
     dtype: Any = None
     differentiable: bool = False
+    is_whole: bool = False  # the tensor is all of its block, in order
     values: Any = None  # of a few numbers that are known, which the script may read
     argument: int = -1  # the tensor is this one of the call's arguments
     kept: Any = None
@@ -62,7 +63,7 @@ class Output:
         if isinstance(value, self._tensor_type):
             number = self._number(value)
             return lambda tensors: tensors[number]
-        if isinstance(value, _PLAIN):
+        if isinstance(value, _PLAIN) or isinstance(value, type) or callable(value):
             return lambda tensors: value
         if not depth:
             raise CannotRepeat("its result is nested too deeply")
@@ -78,14 +79,25 @@ class Output:
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             parts = [self._read(one, depth - 1) for one in value]
             return lambda tensors: kind(*(part(tensors) for part in parts))
-        return self._read_object(value)
+        return self._read_object(value, depth)
 
-    def _read_object(self, value: Any) -> Callable[[list[Any]], Any]:
+    def _read_object(self, value: Any, depth: int) -> Callable[[list[Any]], Any]:
         """An object of any class: a copy of it, with places where tensors were."""
         found: list[Any] = []
         tensors_within(value, self._tensor_type, found, _DEPTH)
         if not found:
             return lambda tensors: value
+        kind = type(value)
+        slotted = any(getattr(base, "__slots__", ()) for base in kind.__mro__)
+        if kind.__reduce__ is object.__reduce__ and not hasattr(kind, "__deepcopy__") and not slotted:
+            fields = {name: self._read(one, depth - 1) for name, one in vars(value).items()}
+
+            def build(tensors: list[Any]) -> Any:
+                new = kind.__new__(kind)
+                new.__dict__.update({name: part(tensors) for name, part in fields.items()})
+                return new
+
+            return build
         numbers = [self._number(tensor) for tensor in found]
         places = [_Place(number) for number in numbers]
         try:

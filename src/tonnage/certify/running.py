@@ -33,14 +33,15 @@ def run_training(
     replays: bool = True, progress: Callable[[Memo], None] | None = None,
 ) -> Training:  # fmt: skip
     """Run the script to its end, or for some passes over its data or some steps."""
-    session = new_session(gpu, torch_version)
+    session, program = new_session(gpu, torch_version), Program()
+    memo = Memo(session, program, replays=replays, most_epochs=epochs, most_steps=steps)
+    memo.take_over()
     session.open()
     session.device.lift_limit()
     from tonnage.virtual.cluster import alone  # imports torch, and so not before the session is open
 
-    program, patches = Program(), Patches()
+    patches = Patches()
     alone.install(session, patches)
-    memo = Memo(session, program, replays=replays, most_epochs=epochs, most_steps=steps)
     if progress is not None:
         memo.on_step = lambda: progress(memo)
     restore = memo.install()
@@ -50,6 +51,8 @@ def run_training(
         restore()
         patches.undo()
         session.close()
+    if ending.error.startswith(Stopped.__name__):
+        ending = Ending("ok")
     return Training(
         program, ending, memo.step, memo.replayed_parts, memo.differing_parts, sorted(memo.notes), session.modelled,
         session.device.torch_version,

@@ -5,7 +5,7 @@ from inspect import getdoc
 import typer
 
 from tonnage import __version__
-from tonnage.commands import diff, explain, gpu, plan, record, replay, roofline, run, serve, show, watch
+from tonnage.commands import certify, diff, explain, gpu, plan, record, replay, roofline, run, serve, show, watch
 from tonnage.commands.completion import parsed_by, values_of
 from tonnage.report.lines import report_width
 
@@ -32,6 +32,12 @@ def options(version: bool = typer.Option(False, "--version", help="Print the ver
 def run_command(words: list[str] = typer.Argument(None, autocompletion=values_of(run._parser))) -> None:
     """Listed for `tonnage --help`; `commands.main` calls the command itself."""
     raise typer.Exit(run.command(words))
+
+
+@app.command("certify", short_help=certify.SUMMARY, cls=parsed_by(certify._parser), context_settings=_OWN_WORDS)
+def certify_command(words: list[str] = typer.Argument(None, autocompletion=values_of(certify._parser))) -> None:
+    """Listed for `tonnage --help`; `commands.main` calls the command itself."""
+    raise typer.Exit(certify.command(words))
 
 
 @app.command("record", short_help=record.SUMMARY, cls=parsed_by(record._parser), context_settings=_OWN_WORDS)

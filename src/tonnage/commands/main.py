@@ -70,6 +70,10 @@ def _run(words: list[str]) -> int | None:
         from tonnage.commands import run
 
         leave(run.command(words[1:]))
+    if words[:1] == ["certify"]:
+        from tonnage.commands import certify
+
+        leave(certify.command(words[1:]))
     if words[:1] == ["record"]:
         from tonnage.commands import record
 

@@ -40,7 +40,7 @@ class Workspaces:
         size = self.size_bytes(library)
         held = torch.empty(size, dtype=torch.uint8, device="cuda") if size else None
         if held is not None:
-            self._device.live[held.data_ptr()].category = Category.WORKSPACE
+            self._device.categorise(Category.WORKSPACE, [held.data_ptr()], None)
         self._held[key] = held if is_kept else None
 
     def clear(self) -> None:

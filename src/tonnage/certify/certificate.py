@@ -1,0 +1,212 @@
+"""What a program means for a card: whether all of it survives, which steps need most, and which limits would make it safe."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+
+from tonnage.allocator import AllocatorSettings
+from tonnage.certify.program import CALL, PART, TAKE, Part, Program
+from tonnage.certify.replay import Lived, live_through, operations_of
+from tonnage.hardware import Gpu
+
+_UNLIMITED_BYTES = 2**43
+_SHOWN = 5
+_BUCKETS = 6
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something that would make it safe, and what became of the training with it."""
+
+    words: str
+    cost: str
+    lived: Lived
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """The verdict on one card."""
+
+    gpu: Gpu
+    program: Program
+    settings: AllocatorSettings
+    lived: Lived
+
+    @property
+    def safe(self) -> bool:
+        """Whether nothing fails."""
+        return self.lived.failure is None
+
+    @property
+    def part(self) -> Part:
+        """Where it dies, or else where it needs most."""
+        at = self.lived.failure.part if self.lived.failure else self.lived.peak_part
+        return self.program.parts[at]
+
+    @cached_property
+    def in_all(self) -> Lived:
+        """The same without any limit."""
+        return self.lived if self.safe else live_through(_uncapped(self.program), _UNLIMITED_BYTES, self.settings)
+
+    @cached_property
+    def heaviest(self) -> list[tuple[Part, int, int]]:
+        """The parts that need most, one for each shape: what was allocated and what was reserved in each."""
+        lived, shapes, found = self.in_all, set(), []
+        for at in sorted(range(len(lived.allocated_bytes)), key=lambda at: -lived.allocated_bytes[at]):
+            part = self.program.parts[at]
+            if (part.kind, part.shape) not in shapes and part.kind in ("step", "evaluation", "between"):
+                shapes.add((part.kind, part.shape))
+                found.append((part, lived.allocated_bytes[at], lived.reserved_bytes[at]))
+                if len(found) == _SHOWN:
+                    break
+        return found
+
+    @cached_property
+    def changes(self) -> list[Change]:
+        """What makes it safe, each lived through; only what does is told."""
+        return [] if self.safe else [change for change in self._tried() if change.lived.failure is None]
+
+    def _tried(self) -> list[Change]:
+        found = []
+        settings = self.settings
+        if not settings.expandable_segments:
+            settings = replace(settings, expandable_segments=True)
+            lived = self._live(self.program, settings)
+            found.append(Change("PYTORCH_ALLOC_CONF=expandable_segments:True", "nothing", lived))
+        bucketed = _bucketed(self.program)
+        if bucketed is not None:
+            sizes, program = bucketed
+            found.append(Change(f"pad to {sizes}", "computing on more padding", self._live(program, self.settings)))
+        limit = self._limit()
+        if limit is not None:
+            found.append(limit)
+        return found
+
+    def _live(self, program: Program, settings: AllocatorSettings) -> Lived:
+        return live_through(program, self.gpu.memory_bytes, settings)
+
+    def _limit(self) -> Change | None:
+        """The largest size of a sample with which it is safe, of those that were seen."""
+        parts = [part for part in self.program.parts if part.kind == "step" and len(part.shape) in (2, 4)]
+        sizes = sorted({_size(part) for part in parts})
+        low, high, best = 0, len(sizes) - 2, None
+        while low <= high:
+            middle = (low + high) // 2
+            program = substituted(self.program, _at_most(self.program, sizes[middle]))
+            lived = self._live(program, self.settings) if program else None
+            if lived is not None and lived.failure is None:
+                best, low = (sizes[middle], lived), middle + 1
+            else:
+                high = middle - 1
+        if best is None:
+            return None
+        longer = sum(_size(part) > best[0] for part in parts)
+        shape = next(part.shape for part in parts if _size(part) == best[0])
+        words = f"max_length={best[0]}" if len(shape) == 2 else f"images of at most {shape[2]} × {shape[3]}"
+        return Change(words, f"{longer:,} of {len(parts):,} batches are cut", best[1])
+
+
+def certify(program: Program, gpu: Gpu, settings: AllocatorSettings) -> Certificate:
+    """Let the training live on a card."""
+    return Certificate(gpu, program, settings, live_through(program, gpu.memory_bytes, settings))
+
+
+def _uncapped(program: Program) -> Program:
+    from tonnage.certify.program import ALLOWED
+
+    operations = program.operations[:]
+    for at in operations_of(operations):
+        if operations[at] == ALLOWED:
+            operations[at + 1] = -1
+    return replace(program, operations=operations)
+
+
+# -- the same training with other batches
+
+
+def substituted(program: Program, donor_of: Callable[[int], int | None]) -> Program | None:
+    """The program with the blocks of other parts in place of some; None where these do not do the same things.
+
+    A part takes the sizes and templates of its donor, and keeps its own blocks' names, so that what follows drops the right ones.
+    """
+    spans = _spans(program)
+    operations = program.operations[:]
+    parts = list(program.parts)
+    for number in range(len(spans)):
+        donor = donor_of(number)
+        if donor is None or donor == number:
+            continue
+        theirs = [at for at in spans[donor] if operations[at] in (TAKE, CALL)]
+        ours = [at for at in spans[number] if operations[at] in (TAKE, CALL)]
+        if len(theirs) != len(ours):
+            return None
+        for at, other in zip(ours, theirs, strict=True):
+            if program.operations[at] != program.operations[other]:
+                return None
+            if program.operations[at] == TAKE:
+                operations[at + 2] = program.operations[other + 2]
+                continue
+            mine, new = (program.templates[program.operations[one + 1]] for one in (at, other))
+            if mine.name != new.name or mine.slots != new.slots:
+                return None
+            operations[at + 1] = new.number
+        parts[number] = replace(parts[number], shape=parts[donor].shape)
+    return replace(program, operations=operations, parts=parts)
+
+
+def _spans(program: Program) -> list[list[int]]:
+    """Where the operations of each part begin."""
+    spans: list[list[int]] = [[]]
+    for at in operations_of(program.operations):
+        if program.operations[at] == PART:
+            spans.append([])
+        else:
+            spans[-1].append(at)
+    return spans
+
+
+def _size(part: Part) -> int:
+    return prod(part.shape[1:])
+
+
+def _donors(program: Program) -> dict[tuple[int, bool], dict[int, int]]:
+    """By samples in a batch and whether gradients are there already: a part for each size, the last of them."""
+    found: dict[tuple[int, bool], dict[int, int]] = {}
+    for number, part in enumerate(program.parts):
+        if part.kind == "step" and len(part.shape) in (2, 4) and part.step > 2:
+            found.setdefault((part.shape[0], part.micro_batch > 1), {})[_size(part)] = number
+    return found
+
+
+def _at_most(program: Program, size: int) -> Callable[[int], int | None]:
+    donors = _donors(program)
+
+    def donor_of(number: int) -> int | None:
+        part = program.parts[number]
+        if part.kind != "step" or len(part.shape) not in (2, 4) or _size(part) <= size:
+            return None
+        known = donors.get((part.shape[0], part.micro_batch > 1), {})
+        return known.get(max((one for one in known if one <= size), default=-1))
+
+    return donor_of
+
+
+def _bucketed(program: Program) -> tuple[str, Program] | None:
+    """All batches padded up to a few lengths that were seen."""
+    donors = _donors(program)
+    lengths = sorted({size for known in donors.values() for size in known})
+    if len(lengths) <= _BUCKETS or any(len(part.shape) == 4 for part in program.parts):
+        return None
+    wanted = {lengths[-1] * (number + 1) // _BUCKETS for number in range(_BUCKETS)}
+    buckets = sorted({min(one for one in lengths if one >= least) for least in wanted})
+
+    def donor_of(number: int) -> int | None:
+        part = program.parts[number]
+        if part.kind != "step" or len(part.shape) != 2:
+            return None
+        known = donors.get((part.shape[0], part.micro_batch > 1), {})
+        return known.get(min((one for one in buckets if one >= _size(part) and one in known), default=-1))
+
+    changed = substituted(program, donor_of)
+    return (", ".join(f"{one:,}" for one in buckets), changed) if changed else None

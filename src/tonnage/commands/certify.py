@@ -1,0 +1,136 @@
+"""`tonnage certify`: will the whole training survive on a card?"""
+
+import subprocess
+import sys
+from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING
+
+from tonnage.commands.run import add_program
+from tonnage.errors import RequestError
+from tonnage.hardware import Gpu, find_cuda_gpu
+
+if TYPE_CHECKING:
+    from tonnage.certify.certificate import Certificate
+    from tonnage.certify.running import Training
+    from tonnage.script.launchers import Launch
+
+SUMMARY = "Walk through a whole training on a GPU that is not there: does every step survive?"
+_EXIT_STATUS = "Exits with the script's own status where it failed for its own reasons, 1 where a step dies, else 0."
+
+
+def command(words: list[str]) -> int:
+    """Parse the words after `tonnage certify`, walk through the training, report; the exit status."""
+    from tonnage.report.streams import data_on_stdout
+
+    options = _parser().parse_args(words)
+    if options.epochs < 0 or options.steps < 0:
+        raise RequestError("A number of epochs or steps is 1 or more.", hint="Leave it out to certify all of them.")
+    gpu = find_cuda_gpu(options.gpu)
+    launch = _launch(options)
+    with data_on_stdout(True):  # the script's own words, a line for each of many steps, go to standard error
+        training = _run(options, launch, gpu)
+    if training.ending.error.startswith("Unfaithful") or (training.differing_parts and not options.every_step):
+        return _run_every_step(words, training)
+    if not training.steps:
+        return _no_steps(training)
+    from tonnage.certify.certificate import certify
+
+    settings = _settings(training)
+    certificate = certify(training.program, gpu, settings)
+    _publish(options, certificate, training, "" if certificate.safe else _larger_card(certificate))
+    if training.ending.outcome == "error" and training.ending.error:
+        print(f"tonnage: the script failed: {training.ending.error}", file=sys.stderr)
+        return training.ending.exit_status or 1
+    return int(not certificate.safe)
+
+
+def _parser() -> ArgumentParser:
+    usage = "tonnage certify --gpu NAME [OPTION]... SCRIPT | -m MODULE [ARG]..."
+    parser = ArgumentParser("tonnage certify", usage=usage, description=SUMMARY, epilog=_EXIT_STATUS, allow_abbrev=False)
+    add = parser.add_argument
+    add("--gpu", required=True, metavar="NAME", help="the card to run on")
+    add("--epochs", type=int, default=0, metavar="N", help="stop after so many passes over the training data")
+    add("--steps", type=int, default=0, metavar="N", help="stop after so many steps")
+    add("--every-step", action="store_true", help="run every step, also those of a shape that has been seen (slow)")
+    add("--torch", metavar="VERSION", help="the torch whose kernels are modelled (default: the installed one)")
+    add("--json", default="", metavar="FILE", help="write the figures as JSON ('-': standard output)")
+    add_program(parser)
+    return parser
+
+
+def _launch(options: Namespace) -> "Launch":
+    import os
+
+    from tonnage.script.launchers import read_launch
+
+    launch = read_launch([options.script, *options.arguments], is_module=options.module, gpus=1)
+    if launch.has_ranks:
+        raise RequestError(
+            "certify walks through the training of one process, and this launches several.",
+            hint="Certify the script itself on one card, and run the launcher's command with `tonnage run --gpus`.",
+        )
+    os.environ.update(launch.environment)
+    return launch
+
+
+def _run(options: Namespace, launch: "Launch", gpu: Gpu) -> "Training":
+    from tonnage.certify.running import run_training
+    from tonnage.report.certify import StepProgress
+
+    progress = StepProgress()
+    try:
+        return run_training(
+            launch.program, list(launch.arguments), gpu=gpu, torch_version=options.torch, epochs=options.epochs,
+            steps=options.steps, replays=not options.every_step, progress=progress,
+        )  # fmt: skip
+    finally:
+        progress.wipe()
+
+
+def _run_every_step(words: list[str], training: "Training") -> int:
+    """Begin again without replays: the script does something between its steps that replays would miss."""
+    why = training.ending.error.partition(": ")[2] or "a replayed step asked for other blocks than the one that was run"
+    print(f"tonnage: {why}; every step is run instead, which takes longer.", file=sys.stderr)
+    return subprocess.run([sys.executable, "-m", "tonnage", "certify", "--every-step", *words], check=False).returncode
+
+
+def _no_steps(training: "Training") -> int:
+    ending = training.ending
+    if ending.outcome != "ok":
+        print(f"tonnage: the script failed before its first step: {ending.error}", file=sys.stderr)
+        return ending.exit_status or 1
+    raise RequestError(
+        "The script trained nothing on the GPU: no model was called with gradients.",
+        hint="certify is for trainings; for anything else there is `tonnage run`.",
+    )
+
+
+def _settings(training: "Training"):  # type: ignore[no-untyped-def]
+    import os
+
+    from tonnage.allocator import AllocatorSettings
+
+    return AllocatorSettings.from_environment(os.environ, training.torch_version)
+
+
+def _larger_card(certificate: "Certificate") -> str:
+    """The smallest known card that holds all of it."""
+    from tonnage.certify.certificate import certify
+    from tonnage.hardware import all_gpus
+
+    larger = [card for card in all_gpus() if card.memory_bytes > certificate.gpu.memory_bytes and card.overheads]
+    for card in sorted(larger, key=lambda card: card.memory_bytes):
+        if certify(certificate.program, card, certificate.settings).safe:
+            return card.key
+    return ""
+
+
+def _publish(options: Namespace, certificate: "Certificate", training: "Training", larger_card: str) -> None:
+    from tonnage.report.certify import certificate_figures, certificate_lines
+    from tonnage.report.lines import print_lines
+    from tonnage.report.output import write_json
+
+    if options.json:
+        write_json(options.json, certificate_figures(certificate, training, larger_card))
+    if options.json != "-":
+        print_lines(certificate_lines(certificate, training, larger_card), sys.stdout)

@@ -1,0 +1,163 @@
+"""A certificate in the terminal and as figures. It computes nothing."""
+
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, TextIO
+
+from tonnage import __version__
+from tonnage.report.lines import report_width, table, wrapped
+from tonnage.units import format_bytes
+
+if TYPE_CHECKING:
+    from tonnage.certify.certificate import Certificate
+    from tonnage.certify.memo import Memo
+    from tonnage.certify.program import Part
+    from tonnage.certify.running import Training
+
+_WIPE = "\r\x1b[2K"
+
+
+def certificate_lines(certificate: "Certificate", training: "Training", larger_card: str) -> Iterator[str]:
+    """The verdict, the parts that need most, and what would make it safe."""
+    gpu = certificate.gpu
+    verdict = "safe" if certificate.safe else "dies"
+    title = f"  {gpu.name}, {gpu.memory_bytes / 2**30:.1f} GiB · torch {training.torch} · virtual"
+    yield ""
+    yield f"{title:<{report_width() - len(verdict) - 2}}{verdict}"
+    yield from wrapped(verdict_words(certificate))
+    if not certificate.safe:
+        in_all = max(certificate.in_all.reserved_bytes) + certificate.lived.outside_bytes
+        holds = f"the {larger_card} holds it" if larger_card else "no known card holds it"
+        yield from wrapped(f"needs {format_bytes(in_all)} in all; {holds}")
+    yield from wrapped(_counts(training))
+    yield ""
+    rows = [("needs most", "batch", "allocated", "reserved")]
+    for part, allocated, reserved in certificate.heaviest:
+        rows.append((_where(part), _batch(part), format_bytes(allocated), format_bytes(reserved)))
+    yield from table(rows, align="<<>>")
+    yield ""
+    if first := next((part for part, _, _ in certificate.heaviest if part.kind == "step" and part.step > 1), None):
+        yield from wrapped(f"to test a card or a change in one step, put the batch of {_where(first)} first")
+    if not certificate.safe:
+        yield from _change_lines(certificate)
+    for note in training.notes:
+        yield from wrapped(note)
+    yield ""
+
+
+def _change_lines(certificate: "Certificate") -> Iterator[str]:
+    if not certificate.changes:
+        yield from wrapped("no limit on lengths that was tried makes it safe here: take a smaller batch, or `tonnage run` for advice")
+        return
+    yield "  with one of these all of it survives"
+    for change in certificate.changes:
+        most = max(change.lived.reserved_bytes) + change.lived.outside_bytes
+        yield from wrapped(f"{change.words}: at most {format_bytes(most)}; costs {change.cost}", first=" ✓ ", rest="   ")
+
+
+def verdict_words(certificate: "Certificate") -> str:
+    """ "safe, at most 22.10 GiB in step 8,113 (a batch of 8 × 3,981)", or where it dies and how much is missing."""
+    lived, part, failure = certificate.lived, certificate.part, certificate.lived.failure
+    batch = f" (a batch of {_batch(part)})" if part.shape else ""
+    if failure is None:
+        most = max(lived.reserved_bytes) + lived.outside_bytes
+        return f"safe, at most {format_bytes(most)} in {_where(part)}{batch}"
+    short = format_bytes(max(failure.segment_bytes - failure.free_bytes, 1))
+    asked = f"asked for {format_bytes(failure.requested_bytes)} on top of {format_bytes(failure.allocated_bytes)}"
+    return f"dies in {_where(part)}{batch}, at {failure.line}: {asked}, {short} short"
+
+
+def _where(part: "Part") -> str:
+    if part.kind == "evaluation":
+        return f"evaluation after step {part.step:,}" if part.step else "evaluation before the first step"
+    if part.kind in ("between", "data"):
+        return f"what follows step {part.step:,}"
+    if part.kind == "setup":
+        return "setup"
+    return f"step {part.step:,}" + (f", micro-batch {part.micro_batch}" if part.micro_batch > 1 else "")
+
+
+def _batch(part: "Part") -> str:
+    return " × ".join(f"{one:,}" for one in part.shape)
+
+
+def _counts(training: "Training") -> str:
+    parts = training.program.parts
+    steps = [part for part in parts if part.kind == "step"]
+    evaluated = sum(part.kind == "evaluation" for part in parts)
+    shapes = len({part.shape for part in steps})
+    words = [f"{training.steps:,} steps with batches of {shapes:,} shapes"]
+    if evaluated:
+        words.append(f"{evaluated:,} batches of evaluation")
+    words.append(f"{training.replayed_parts:,} of them replayed")
+    return ", ".join(words)
+
+
+def certificate_figures(certificate: "Certificate", training: "Training", larger_card: str) -> dict[str, Any]:
+    """The same for programs."""
+    lived, failure = certificate.lived, certificate.lived.failure
+    return {
+        "version": __version__,
+        "gpu": certificate.gpu.key,
+        "torch": training.torch,
+        "safe": certificate.safe,
+        "steps": training.steps,
+        "replayed": training.replayed_parts,
+        "words": verdict_words(certificate),
+        "part": _part_figures(certificate.part),
+        "peak_allocated_bytes": max(lived.allocated_bytes),
+        "peak_reserved_bytes": max(lived.reserved_bytes),
+        "peak_process_bytes": max(lived.reserved_bytes) + lived.outside_bytes,
+        "needs_bytes": max(certificate.in_all.reserved_bytes) + lived.outside_bytes,
+        "failure": None
+        if failure is None
+        else {
+            "line": failure.line,
+            "requested_bytes": failure.requested_bytes,
+            "free_bytes": failure.free_bytes,
+            "short_bytes": max(failure.segment_bytes - failure.free_bytes, 1),
+        },
+        "heaviest": [
+            _part_figures(part) | {"allocated_bytes": allocated, "reserved_bytes": reserved}
+            for part, allocated, reserved in certificate.heaviest
+        ],
+        "changes": [
+            {
+                "words": change.words,
+                "costs": change.cost,
+                "peak_process_bytes": max(change.lived.reserved_bytes) + change.lived.outside_bytes,
+            }
+            for change in certificate.changes
+        ],
+        "larger_card": larger_card or None,
+        "notes": training.notes,
+    }
+
+
+def _part_figures(part: "Part") -> dict[str, Any]:
+    return {"kind": part.kind, "step": part.step, "micro_batch": part.micro_batch, "shape": list(part.shape)}
+
+
+class StepProgress:
+    """A line on the terminal while steps are walked through: drawn twice a second at most, and only on a terminal."""
+
+    def __init__(self, stream: TextIO = sys.stderr) -> None:
+        self._stream, self._began = stream, time.monotonic()
+        self._next = self._began + 0.5 if stream.isatty() else float("inf")
+        self._drawn = False
+
+    def __call__(self, memo: "Memo") -> None:
+        """Show how far it is."""
+        now = time.monotonic()
+        if now >= self._next:
+            self._next, self._drawn = now + 0.5, True
+            shown = f"  step {memo.step:,} · {memo.replayed_parts:,} replayed · {now - self._began:.0f} s"
+            self._stream.write(_WIPE + shown)
+            self._stream.flush()
+
+    def wipe(self) -> None:
+        """Leave the terminal as it was."""
+        if self._drawn:
+            self._stream.write(_WIPE)
+            self._stream.flush()
