@@ -4,6 +4,7 @@ Every batch has one size, drawn by a seed, as multi-scale training has. With `--
 """
 
 import argparse
+import importlib
 import random
 from contextlib import suppress
 
@@ -11,8 +12,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 with suppress(ImportError):
-    import torchvision_names  # noqa: F401: where torchvision is not installed, the names that timm imports from it
-import timm
+    importlib.import_module(
+        "torchvision_names"
+    )  # where torchvision is not installed, the names that timm imports from it
+timm = importlib.import_module("timm")
 
 parser = argparse.ArgumentParser()
 add = parser.add_argument

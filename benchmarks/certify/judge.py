@@ -51,11 +51,24 @@ def predicted(name: str) -> dict[str, Any]:
         cap = int(was["cap_gib"] * GIB / gpu.memory_bytes * gpu.memory_bytes) if was["cap_gib"] else -1
         training.program.operations = type(training.program.operations)("q", [ALLOWED, cap, *plain])
         lived = live_through(training.program, gpu.memory_bytes, settings)
-        said: dict[str, Any] = {"allocated": max(lived.allocated_bytes), "reserved": max(lived.reserved_bytes), "died": lived.failure is not None}
+        said: dict[str, Any] = {
+            "allocated": max(lived.allocated_bytes),
+            "reserved": max(lived.reserved_bytes),
+            "died": lived.failure is not None,
+        }
+        said["verdict"] = "dies" if lived.failure else "tight" if lived.retries else "safe"
         if lived.failure is not None:
             part = training.program.parts[lived.failure.part]
-            number = (part.step - 1) * accumulate + part.micro_batch
-            said |= {"kind": part.kind, "steps": number - 1 if part.kind == "step" else part.step * accumulate if part.kind == "between" else number}
+            # text.py counts micro-batches, the Trainer steps of the optimizer.
+            number = (part.step - 1) * accumulate + part.micro_batch if script == "text.py" else part.step
+            said |= {
+                "kind": part.kind,
+                "steps": number - 1
+                if part.kind == "step"
+                else part.step * accumulate
+                if part.kind == "between"
+                else number,
+            }
             if part.kind == "data":
                 said["steps"] = number
             said |= {"line": lived.failure.line.split()[0].partition(":")[2], "shape": part.shape}
@@ -72,7 +85,7 @@ def verdict(row: dict[str, Any]) -> str:
     """Right, wrong by how many steps, or the dangerous kind."""
     was, said = row["measured"], row["predicted"]
     if was["died"] != said["died"]:
-        return "CALLED SAFE" if was["died"] else "called deadly"
+        return ("CALLED SAFE" if said["verdict"] == "safe" else "called tight") if was["died"] else "called deadly"
     return "right" if not was["died"] or was["steps"] == said["steps"] else f"step {said['steps']} for {was['steps']}"
 
 
@@ -80,9 +93,20 @@ def show(found: dict[str, Any]) -> None:
     """A line for each cap."""
     for row in found["rows"]:
         was, said = row["measured"], row["predicted"]
-        exact = "" if was["cap_gib"] else f"allocated {said['allocated'] / was['allocated_bytes.all.peak'] - 1:+.2%} reserved {said['reserved'] / was['reserved_bytes.all.peak'] - 1:+.2%}"
-        line = f"line {said.get('line')} for {was.get('line', [['', '']])[-1][1] if was.get('line') else ''}" if was["died"] else ""
-        print(f"{found['name']:<28}{was['cap_gib']:>8}  {verdict(row):<22} {was['steps']:>4} {said.get('kind', ''):<10} {line} {exact}", flush=True)
+        exact = (
+            ""
+            if was["cap_gib"]
+            else f"allocated {said['allocated'] / was['allocated_bytes.all.peak'] - 1:+.2%} reserved {said['reserved'] / was['reserved_bytes.all.peak'] - 1:+.2%}"
+        )
+        line = (
+            f"line {said.get('line')} for {was.get('line', [['', '']])[-1][1] if was.get('line') else ''}"
+            if was["died"]
+            else ""
+        )
+        print(
+            f"{found['name']:<28}{was['cap_gib']:>8}  {verdict(row):<22} {was['steps']:>4} {said.get('kind', ''):<10} {line} {exact}",
+            flush=True,
+        )
 
 
 def main() -> None:
@@ -101,7 +125,9 @@ def main() -> None:
         if row["judged"] != options.judged or options.only not in name:
             continue
         command = [sys.executable, __file__, "--one", name]
-        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT / "tests")}, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT / "tests")}, check=False
+        )
         if done.returncode:
             print(f"{name}: {done.stderr[-800:]}", flush=True)
             continue
@@ -111,7 +137,9 @@ def main() -> None:
             options.out.write_text(json.dumps(rows, indent=1) + "\n")
     capped = [row for one in rows for row in one["rows"] if row["measured"]["cap_gib"]]
     right = sum(verdict(row) == "right" for row in capped)
-    print(f"{right} of {len(capped)} right, {sum(verdict(row) == 'CALLED SAFE' for row in capped)} called safe that died")
+    print(
+        f"{right} of {len(capped)} right, {sum(verdict(row) == 'CALLED SAFE' for row in capped)} called safe that died"
+    )
 
 
 if __name__ == "__main__":

@@ -61,7 +61,13 @@ def all_of(name: str, case: dict[str, Any]) -> dict[str, Any]:
     free = measured(case, 0.0)
     peak = free.get("allocated_bytes.all.peak", 0)
     capped = [measured(case, round(share * peak / GIB, 4)) for share in case["caps"]]
-    print(name, free["steps"], round(peak / GIB, 2), [(one["cap_gib"], one["died"], one["steps"]) for one in capped], flush=True)
+    print(
+        name,
+        free["steps"],
+        round(peak / GIB, 2),
+        [(one["cap_gib"], one["died"], one["steps"]) for one in capped],
+        flush=True,
+    )
     return {"name": name, "judged": case.get("judged", False), "uncapped": free, "capped": capped}
 
 

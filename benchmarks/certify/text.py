@@ -188,7 +188,12 @@ def main():
     else:
         shuffled = torch.Generator().manual_seed(options.seed) if options.batching == "plain" else None
         loader = DataLoader(
-            data, options.batch, shuffle=shuffled is not None, generator=shuffled, collate_fn=collate, drop_last=options.drop_last
+            data,
+            options.batch,
+            shuffle=shuffled is not None,
+            generator=shuffled,
+            collate_fn=collate,
+            drop_last=options.drop_last,
         )
     validation = DataLoader(held_out, options.eval_batch, collate_fn=padded)
     step, losses = 0, []

@@ -34,9 +34,16 @@ class Certificate:
     lived: Lived
 
     @property
-    def safe(self) -> bool:
+    def survives(self) -> bool:
         """Whether nothing fails."""
         return self.lived.failure is None
+
+    @property
+    def verdict(self) -> str:
+        """Tight: it survives because the allocator empties its cache where a request does not fit beside it, which is slow."""
+        if not self.survives:
+            return "dies"
+        return "tight" if self.lived.retries else "safe"
 
     @property
     def part(self) -> Part:
@@ -47,7 +54,7 @@ class Certificate:
     @cached_property
     def in_all(self) -> Lived:
         """The same without any limit."""
-        return self.lived if self.safe else live_through(_uncapped(self.program), _UNLIMITED_BYTES, self.settings)
+        return self.lived if self.survives else live_through(_uncapped(self.program), _UNLIMITED_BYTES, self.settings)
 
     @cached_property
     def heaviest(self) -> list[tuple[Part, int, int]]:
@@ -65,7 +72,7 @@ class Certificate:
     @cached_property
     def changes(self) -> list[Change]:
         """What makes it safe, each lived through; only what does is told."""
-        return [] if self.safe else [change for change in self._tried() if change.lived.failure is None]
+        return [] if self.survives else [change for change in self._tried() if change.lived.failure is None]
 
     def _tried(self) -> list[Change]:
         found = []

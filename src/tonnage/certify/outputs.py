@@ -1,4 +1,4 @@
-"""What a call returned, so that it can be returned again without the call: the same structure with new tensors of the same layout."""
+"""Keeps what a call returned, so that it can be returned again without the call: the structure, with new tensors in its places."""
 
 import copy
 import dataclasses
@@ -89,11 +89,12 @@ class Output:
             return lambda tensors: value
         kind = type(value)
         slotted = any(getattr(base, "__slots__", ()) for base in kind.__mro__)
-        if kind.__reduce__ is object.__reduce__ and not hasattr(kind, "__deepcopy__") and not slotted:
+        own_reduce = getattr(kind, "__reduce__", None) is not object.__reduce__
+        if not own_reduce and not hasattr(kind, "__deepcopy__") and not slotted:
             fields = {name: self._read(one, depth - 1) for name, one in vars(value).items()}
 
             def build(tensors: list[Any]) -> Any:
-                new = kind.__new__(kind)
+                new = object.__new__(kind)
                 new.__dict__.update({name: part(tensors) for name, part in fields.items()})
                 return new
 

@@ -1,7 +1,7 @@
 """The memory events of a whole training, with what repeats written once.
 
-A program is a sequence of numbers: an operation and its operands. What a call of a model, a backward or an optimizer's step does is a
-template, which the program names each time. A block belongs to the script (an id) or to one call of a template (instance and slot).
+A program is a sequence of numbers: an operation and its operands. What a call of a model, a backward or an optimizer's step does
+is a template, which the program names each time. A block belongs to the script (an id) or to one call of a template (instance, slot).
 
 | operation  | operands                                  | means                                                        |
 |------------|-------------------------------------------|--------------------------------------------------------------|
@@ -14,8 +14,8 @@ template, which the program names each time. A block belongs to the script (an i
 | OUTSIDE    | bytes                                     | what the process holds beside the allocator                  |
 | ALLOWED    | bytes or -1                               | `set_per_process_memory_fraction`                            |
 
-Events of a template are rows of four numbers: (0, slot, bytes, stream) takes, (1, slot) gives back, (2, argument, slot) gives back
-what an earlier call took, (3) empties the cache.
+Events of a template are rows of four numbers: (0, slot, bytes, stream) takes, (1, slot) gives back, (2, argument, slot) gives
+back what an earlier call took, (3) empties the cache.
 """
 
 from array import array

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tempfile
 from array import array
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -56,6 +57,8 @@ class Lived:
     failure: Failure | None
     unknown_frees: int = 0
     outside_bytes: int = 0
+    retries: int = 0  # times that the cache was emptied because a request did not fit beside it
+    first_retry: int = -1  # the part
 
     @property
     def peak_part(self) -> int:
@@ -66,7 +69,11 @@ class Lived:
 def live_through(program: Program, capacity_bytes: int, settings: AllocatorSettings) -> Lived:
     """Run all of it, until it ends or a request cannot be had."""
     library = native_library()
-    return _natively(library, program, capacity_bytes, settings) if library else in_python(program, capacity_bytes, settings)
+    return (
+        _natively(library, program, capacity_bytes, settings)
+        if library
+        else in_python(program, capacity_bytes, settings)
+    )
 
 
 # -- natively
@@ -113,17 +120,21 @@ def _natively(library: ctypes.CDLL, program: Program, capacity_bytes: int, setti
         kept.append(events)
         address, count = events.buffer_info()
         library.tn_template(
-            machine, ctypes.c_int64(template.number), pointer(address), ctypes.c_int64(count // 4), ctypes.c_int64(template.slots)
+            machine,
+            ctypes.c_int64(template.number),
+            pointer(address),
+            ctypes.c_int64(count // 4),
+            ctypes.c_int64(template.slots),
         )
     operations = _rounded_operations(program, rounded)
     address, count = operations.buffer_info()
     parts = len(program.parts) + 1
-    allocated, reserved, result = (size * parts)(), (size * parts)(), (ctypes.c_int64 * 9)()
+    allocated, reserved, result = (size * parts)(), (size * parts)(), (ctypes.c_int64 * 10)()
     try:
         end = library.tn_run(machine, pointer(address), ctypes.c_int64(count), allocated, reserved, result)
     finally:
         library.tn_delete(machine)
-    event, last, requested, segment, free, held, taken, unknown, _ = result
+    event, last, requested, segment, free, held, taken, unknown, retries, first_retry = result
     failure = None
     if end < count:
         line = _line(program, operations, end, event)
@@ -131,16 +142,18 @@ def _natively(library: ctypes.CDLL, program: Program, capacity_bytes: int, setti
         free = free if allowed < 0 else min(free, max(allowed - taken, 0))
         failure = Failure(last, line, requested, segment, free, held, taken)
     outside = _limits(operations, end)[1]
-    return Lived(list(allocated[: last + 1]), list(reserved[: last + 1]), failure, unknown, outside)
+    return Lived(
+        list(allocated[: last + 1]), list(reserved[: last + 1]), failure, unknown, outside, retries, first_retry
+    )
 
 
-def _rounding(settings: AllocatorSettings):  # type: ignore[no-untyped-def]
+def _rounding(settings: AllocatorSettings) -> Callable[[int], int]:
     if settings.rounds_to_divisions:
         return settings.rounded_bytes
     return lambda size: (size + 511) & -512 or 512
 
 
-def operations_of(operations: "array[int]"):  # type: ignore[no-untyped-def]
+def operations_of(operations: "array[int]") -> Iterator[int]:
     """Where each operation begins."""
     lengths = {TAKE: 4, GIVE: 2, GIVE_SLOT: 3, PART: 1, EMPTY: 1, OUTSIDE: 2, ALLOWED: 2}
     at = 0
@@ -149,7 +162,7 @@ def operations_of(operations: "array[int]"):  # type: ignore[no-untyped-def]
         at += lengths[operations[at]] if operations[at] != CALL else 4 + operations[at + 3]
 
 
-def _rounded_operations(program: Program, rounded) -> "array[int]":  # type: ignore[no-untyped-def]
+def _rounded_operations(program: Program, rounded: Callable[[int], int]) -> "array[int]":
     operations = array("q", program.operations)
     for at in operations_of(operations):
         if operations[at] == TAKE:
@@ -187,9 +200,13 @@ def in_python(program: Program, capacity_bytes: int, settings: AllocatorSettings
     blocks: dict[tuple[int, int], Block] = {}
     allocated, reserved = [0], [0]
     unknown = outside = 0
+    first_retry = -1
 
     def take(owner: tuple[int, int], size: int, stream: int) -> None:
+        nonlocal first_retry
         blocks[owner] = allocator.malloc(size, stream)
+        if first_retry < 0 and counters.alloc_retries:
+            first_retry = len(allocated) - 1
         allocated[-1] = max(allocated[-1], counters.allocated_bytes)
         reserved[-1] = max(reserved[-1], counters.reserved_bytes)
 
@@ -235,7 +252,7 @@ def in_python(program: Program, capacity_bytes: int, settings: AllocatorSettings
                 allocator.outside_bytes = outside = operations[at + 1]
             elif operation == ALLOWED:
                 allocator.allowed_bytes = None if operations[at + 1] < 0 else operations[at + 1]
-                allocator.set_memory_fraction(1.0) if operations[at + 1] < 0 else None
+                allocator.settings = settings  # which also looks whether there is a limit to collect garbage for
     except OutOfMemory as error:
         short = error.shortage
         free = short.free_bytes
@@ -245,5 +262,5 @@ def in_python(program: Program, capacity_bytes: int, settings: AllocatorSettings
         failure = Failure(
             len(allocated) - 1, line, rounded, short.segment_bytes, free, short.allocated_bytes, short.reserved_bytes
         )
-        return Lived(allocated, reserved, failure, unknown, outside)
-    return Lived(allocated, reserved, None, unknown, outside)
+        return Lived(allocated, reserved, failure, unknown, outside, counters.alloc_retries, first_retry)
+    return Lived(allocated, reserved, None, unknown, outside, counters.alloc_retries, first_retry)

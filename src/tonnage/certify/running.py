@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tonnage.certify.memo import Memo, Unfaithful
+from tonnage.certify.calls import Unfaithful
+from tonnage.certify.memo import Memo
 from tonnage.certify.program import Program
 from tonnage.hardware import Gpu
 from tonnage.script.program import Program as Script

@@ -1,5 +1,6 @@
 """`tonnage certify`: will the whole training survive on a card?"""
 
+import os
 import subprocess
 import sys
 from argparse import ArgumentParser, Namespace
@@ -10,6 +11,7 @@ from tonnage.errors import RequestError
 from tonnage.hardware import Gpu, find_cuda_gpu
 
 if TYPE_CHECKING:
+    from tonnage.allocator import AllocatorSettings
     from tonnage.certify.certificate import Certificate
     from tonnage.certify.running import Training
     from tonnage.script.launchers import Launch
@@ -37,16 +39,18 @@ def command(words: list[str]) -> int:
 
     settings = _settings(training)
     certificate = certify(training.program, gpu, settings)
-    _publish(options, certificate, training, "" if certificate.safe else _larger_card(certificate))
+    _publish(options, certificate, training, "" if certificate.survives else _larger_card(certificate))
     if training.ending.outcome == "error" and training.ending.error:
         print(f"tonnage: the script failed: {training.ending.error}", file=sys.stderr)
         return training.ending.exit_status or 1
-    return int(not certificate.safe)
+    return int(not certificate.survives)
 
 
 def _parser() -> ArgumentParser:
     usage = "tonnage certify --gpu NAME [OPTION]... SCRIPT | -m MODULE [ARG]..."
-    parser = ArgumentParser("tonnage certify", usage=usage, description=SUMMARY, epilog=_EXIT_STATUS, allow_abbrev=False)
+    parser = ArgumentParser(
+        "tonnage certify", usage=usage, description=SUMMARY, epilog=_EXIT_STATUS, allow_abbrev=False
+    )
     add = parser.add_argument
     add("--gpu", required=True, metavar="NAME", help="the card to run on")
     add("--epochs", type=int, default=0, metavar="N", help="stop after so many passes over the training data")
@@ -59,8 +63,6 @@ def _parser() -> ArgumentParser:
 
 
 def _launch(options: Namespace) -> "Launch":
-    import os
-
     from tonnage.script.launchers import read_launch
 
     launch = read_launch([options.script, *options.arguments], is_module=options.module, gpus=1)
@@ -105,9 +107,7 @@ def _no_steps(training: "Training") -> int:
     )
 
 
-def _settings(training: "Training"):  # type: ignore[no-untyped-def]
-    import os
-
+def _settings(training: "Training") -> "AllocatorSettings":
     from tonnage.allocator import AllocatorSettings
 
     return AllocatorSettings.from_environment(os.environ, training.torch_version)
@@ -120,7 +120,7 @@ def _larger_card(certificate: "Certificate") -> str:
 
     larger = [card for card in all_gpus() if card.memory_bytes > certificate.gpu.memory_bytes and card.overheads]
     for card in sorted(larger, key=lambda card: card.memory_bytes):
-        if certify(certificate.program, card, certificate.settings).safe:
+        if certify(certificate.program, card, certificate.settings).verdict == "safe":
             return card.key
     return ""
 

@@ -21,12 +21,12 @@ _WIPE = "\r\x1b[2K"
 def certificate_lines(certificate: "Certificate", training: "Training", larger_card: str) -> Iterator[str]:
     """The verdict, the parts that need most, and what would make it safe."""
     gpu = certificate.gpu
-    verdict = "safe" if certificate.safe else "dies"
+    verdict = certificate.verdict
     title = f"  {gpu.name}, {gpu.memory_bytes / 2**30:.1f} GiB · torch {training.torch} · virtual"
     yield ""
     yield f"{title:<{report_width() - len(verdict) - 2}}{verdict}"
     yield from wrapped(verdict_words(certificate))
-    if not certificate.safe:
+    if not certificate.survives:
         in_all = max(certificate.in_all.reserved_bytes) + certificate.lived.outside_bytes
         holds = f"the {larger_card} holds it" if larger_card else "no known card holds it"
         yield from wrapped(f"needs {format_bytes(in_all)} in all; {holds}")
@@ -39,7 +39,7 @@ def certificate_lines(certificate: "Certificate", training: "Training", larger_c
     yield ""
     if first := next((part for part, _, _ in certificate.heaviest if part.kind == "step" and part.step > 1), None):
         yield from wrapped(f"to test a card or a change in one step, put the batch of {_where(first)} first")
-    if not certificate.safe:
+    if not certificate.survives:
         yield from _change_lines(certificate)
     for note in training.notes:
         yield from wrapped(note)
@@ -48,12 +48,16 @@ def certificate_lines(certificate: "Certificate", training: "Training", larger_c
 
 def _change_lines(certificate: "Certificate") -> Iterator[str]:
     if not certificate.changes:
-        yield from wrapped("no limit on lengths that was tried makes it safe here: take a smaller batch, or `tonnage run` for advice")
+        yield from wrapped(
+            "no limit on lengths that was tried makes it safe here: take a smaller batch, or `tonnage run` for advice"
+        )
         return
     yield "  with one of these all of it survives"
     for change in certificate.changes:
         most = max(change.lived.reserved_bytes) + change.lived.outside_bytes
-        yield from wrapped(f"{change.words}: at most {format_bytes(most)}; costs {change.cost}", first=" ✓ ", rest="   ")
+        yield from wrapped(
+            f"{change.words}: at most {format_bytes(most)}; costs {change.cost}", first=" ✓ ", rest="   "
+        )
 
 
 def verdict_words(certificate: "Certificate") -> str:
@@ -62,7 +66,11 @@ def verdict_words(certificate: "Certificate") -> str:
     batch = f" (a batch of {_batch(part)})" if part.shape else ""
     if failure is None:
         most = max(lived.reserved_bytes) + lived.outside_bytes
-        return f"safe, at most {format_bytes(most)} in {_where(part)}{batch}"
+        words = f"{certificate.verdict}, at most {format_bytes(most)} in {_where(part)}{batch}"
+        if lived.retries:
+            first = _where(certificate.program.parts[lived.first_retry])
+            words += f"; the cache is emptied {lived.retries:,} times to make room, first in {first}"
+        return words
     short = format_bytes(max(failure.segment_bytes - failure.free_bytes, 1))
     asked = f"asked for {format_bytes(failure.requested_bytes)} on top of {format_bytes(failure.allocated_bytes)}"
     return f"dies in {_where(part)}{batch}, at {failure.line}: {asked}, {short} short"
@@ -101,7 +109,8 @@ def certificate_figures(certificate: "Certificate", training: "Training", larger
         "version": __version__,
         "gpu": certificate.gpu.key,
         "torch": training.torch,
-        "safe": certificate.safe,
+        "verdict": certificate.verdict,
+        "retries": lived.retries,
         "steps": training.steps,
         "replayed": training.replayed_parts,
         "words": verdict_words(certificate),

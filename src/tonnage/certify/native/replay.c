@@ -607,9 +607,9 @@ static i64 run_template(Machine *m, i64 number, i64 instance, const i64 *argumen
   return -1;
 }
 
-/* From `at` on; the index of the operation that failed, or `count`. `result`: the event within it, the step's number in order. */
+/* The index of the operation that failed, or `count`; the peaks of each part; figures of the end in `result`. */
 EXPORT i64 tn_run(Machine *m, const i64 *p, i64 count, u64 *allocated, u64 *reserved, i64 *result) {
-  i64 at = 0, step = 0;
+  i64 at = 0, step = 0, first_retry = -1;
   while (at < count) {
     i64 event = -1;
     switch (p[at]) {
@@ -664,6 +664,7 @@ EXPORT i64 tn_run(Machine *m, const i64 *p, i64 count, u64 *allocated, u64 *rese
       result[0] = event;
       break;
     }
+    if (m->retries && first_retry < 0) first_retry = step;
   }
   allocated[step] = m->peak_allocated;
   reserved[step] = m->peak_reserved;
@@ -675,6 +676,7 @@ EXPORT i64 tn_run(Machine *m, const i64 *p, i64 count, u64 *allocated, u64 *rese
   result[6] = (i64)m->reserved;
   result[7] = m->unknown_frees;
   result[8] = m->retries;
+  result[9] = first_retry;
   return at;
 }
 
