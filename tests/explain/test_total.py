@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from support import gone_on, training_run
+from support import Run, gone_on, training_run
 from tonnage.explain import Advice, advice_for
 from tonnage.explain.total import batch_of, largest_batch, total_of
 from tonnage.ledger import Category
@@ -64,3 +64,28 @@ def test_the_larger_card_holds_the_whole_run(recording: Recording, advice: Advic
     card = find_gpu(advice.larger_card)
     assert outcome_on(recording, card).failed is None
     assert card.memory_bytes >= advice.total.needed_bytes
+
+
+def test_a_limit_of_its_own_counts_as_the_card_s() -> None:
+    """A process that may have 6 GiB of a card that would hold it: the batch that fits is one that its limit holds."""
+    from tonnage.allocator import OutOfMemory
+    from tonnage.recording.beyond import TO_ITS_END, parted
+
+    run = Run("4090")
+    run.allocator.set_memory_fraction(0.25)
+    with pytest.raises(OutOfMemory) as refused:
+        for _ in range(20):
+            run.alloc(2**29, Category.ACTIVATIONS, shape=(8, 2**26), line="a.py:1")
+    oom = run.dies(refused.value, line="a.py:1").oom
+    since = run._next - 1
+    run.recording.header.outcome = "ok"
+    run.allocator.lift_limit()
+    run.alloc(2**25, Category.INPUTS, shape=(8, 2**22))
+    for _ in range(3):
+        run.alloc(2**29, Category.ACTIVATIONS, shape=(8, 2**26), line="a.py:2")
+    assert oom
+    advice = advice_for(parted(run.recording, oom, since, TO_ITS_END))
+    assert advice.total and advice.larger_card is None
+    held = 11 * 2**29 + 3 * 2**29 + 2**25
+    assert 6 * 2**30 < held < advice.total.needed_bytes < 8 * 2**30
+    assert advice.total.of_batch == 8 and advice.total.batch in (5, 6)

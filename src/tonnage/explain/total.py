@@ -7,11 +7,12 @@ whole run through the allocator at that card's limit.
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 
+from tonnage.explain.case import needed_of
 from tonnage.explain.rewrites import resized
 from tonnage.ledger import Category
 from tonnage.recording import Allocation, Recording
 from tonnage.recording.beyond import ending_of
-from tonnage.recording.replay import demand, least_bytes, outcome_on
+from tonnage.recording.replay import least_bytes, outcome_on
 
 _BATCHED = {Category.ACTIVATIONS, Category.INPUTS, Category.KV_CACHE}
 _MOST_SHARE = 0.9
@@ -39,7 +40,7 @@ def total_of(recording: Recording) -> Total | None:
     """None where the run died and nobody knows what would have come after it, or where it did not die."""
     if recording.oom is None or recording.whole is None:
         return None
-    needed = demand(recording)
+    needed = needed_of(recording)
     at, of_batch = needed.peak_allocation, batch_of(needed)
     batch = largest_batch(needed, of_batch) if of_batch else None
     return Total(
