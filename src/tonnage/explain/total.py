@@ -11,7 +11,7 @@ from tonnage.explain.case import needed_of
 from tonnage.explain.rewrites import resized
 from tonnage.ledger import Category
 from tonnage.recording import Allocation, Recording
-from tonnage.recording.beyond import ending_of
+from tonnage.recording.beyond import REPEATS, TO_ITS_END, ending_of
 from tonnage.recording.replay import least_bytes, outcome_on
 
 _BATCHED = {Category.ACTIVATIONS, Category.INPUTS, Category.KV_CACHE}
@@ -41,15 +41,16 @@ def total_of(recording: Recording) -> Total | None:
     if recording.oom is None or recording.whole is None:
         return None
     needed = needed_of(recording)
-    at, of_batch = needed.peak_allocation, batch_of(needed)
-    batch = largest_batch(needed, of_batch) if of_batch else None
+    at, of_batch, ending = needed.peak_allocation, batch_of(needed), ending_of(recording)
+    # Of a run that was cut off or failed, what a smaller batch would need later is not known.
+    batch = largest_batch(needed, of_batch) if of_batch and ending in (TO_ITS_END, REPEATS) else None
     return Total(
         needed_bytes=least_bytes(needed),
         peak_allocated_bytes=needed.peak_allocated_bytes,
         step=at.step if at else 0,
         phase=at.phase if at else "",
         line=at.line if at else "",
-        ending=ending_of(recording),
+        ending=ending,
         batch=batch,
         of_batch=of_batch if batch else None,
     )
