@@ -7,6 +7,7 @@ from tonnage.hardware import find_gpu
 from tonnage.ledger import Category
 from tonnage.recording import Allocation, Header, Mark, Recording, SegmentEvent
 from tonnage.recording import OutOfMemory as RecordedOutOfMemory
+from tonnage.recording.replay import as_its_card_saw_it
 
 MIB = 2**20
 
@@ -100,6 +101,17 @@ def training_run(*, batch: int = 8, layers: int = 4, steps: int = 2, gpu: str = 
     except OutOfMemory as error:
         return run.dies(error, line="train.py:87", operator="linear", module="lm_head")
     return run.recording
+
+
+def gone_on(gpu: str = "4090", **words) -> Recording:
+    """A training that a card cannot hold, with all of it known."""
+    whole = training_run(**words)
+    card = find_gpu(gpu)
+    whole.header = replace(
+        whole.header, gpu=card.key, gpu_name=card.name, capacity_bytes=card.memory_bytes,
+        overhead_bytes=600 * 2**20, overhead_parts={"context": 500 * 2**20, "cublas": 100 * 2**20},
+    )  # fmt: skip
+    return as_its_card_saw_it(whole)
 
 
 def _train(run: Run, batch: int, layers: int, steps: int) -> None:

@@ -24,7 +24,7 @@ class Virtual(types.ModuleType):
         self.options = options
         self.asked: dict = {}
 
-    def run_script(self, script, arguments, *, gpu, torch_version, progress) -> Recording:
+    def run_script(self, script, arguments, *, gpu, torch_version, progress, unlimited=False) -> Recording:
         self.asked = {"script": Path(script.name), "arguments": arguments, "gpu": gpu.key, "torch": torch_version}
         print("the script's own words")
         return training_run(gpu=gpu.key, **self.options)
@@ -86,6 +86,18 @@ def test_several_cards_are_answered_from_the_run_on_the_largest(invoke, script: 
     assert done.exit_code == 1
     cards = json.loads(answer.read_text())["cards"]
     assert [(card["gpu_key"], card["fits"]) for card in cards] == [("t4", False), ("h200", True), ("rtx-4090", True)]
+
+
+def test_all_cards_are_answered_from_one_run_without_a_limit(invoke, script: str, tmp_path: Path) -> None:
+    done = invoke("--gpu", "all", "--json", str(tmp_path / "all.json"), script, batch=32, layers=12)
+    assert done.exit_code == 0, done.output
+    assert "these hold it" in done.output and "these do not" in done.output
+    figures = json.loads((tmp_path / "all.json").read_text())
+    assert figures["smallest_card"] in {row["gpu_key"] for row in figures["cards"] if row["fits"]}
+    assert figures["gpu_key"] == done.virtual.asked["gpu"] == "h200"
+    page = tmp_path / "all.html"
+    assert invoke("--gpu", "all", "--html", str(page), script, batch=32, layers=12).exit_code == 0
+    assert "Which cards hold it" in page.read_text()
 
 
 def test_the_recording_is_kept_and_shown_again(invoke, script: str, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from support import training_run
+from support import gone_on, training_run
 from tonnage.commands.app import app
 from tonnage.errors import OutputExists, RequestError
 from tonnage.recording import write_recording
@@ -23,6 +23,19 @@ def test_show_of_a_run_that_died_still_worked(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["show", str(tmp_path / "run.tonnage")])
     assert done.exit_code == 0
     assert "what would save it" in done.output
+
+
+def test_show_says_what_a_run_needs_in_all_and_which_cards_hold_it(tmp_path: Path) -> None:
+    path = tmp_path / "run.tonnage"
+    write_recording(path, gone_on(batch=96, layers=12))
+    assert "in all" in CliRunner().invoke(app, ["show", str(path)]).output
+    done = CliRunner().invoke(app, ["show", str(path), "--gpu", "all"])
+    assert done.exit_code == 0 and "these hold it" in done.output
+    done = CliRunner().invoke(app, ["show", str(path), "--gpu", "l40s,4090"])
+    assert done.exit_code == 0 and "l40s" in done.output and "rtx-4090" in done.output
+    write_recording(path, training_run(gpu="t4", batch=64), force=True)
+    with pytest.raises(RequestError, match="ends where its run ran out of memory"):
+        CliRunner().invoke(app, ["show", str(path), "--gpu", "all"], catch_exceptions=False)
 
 
 def test_show_writes_a_page_and_never_over_another(tmp_path: Path) -> None:

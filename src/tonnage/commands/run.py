@@ -39,6 +39,8 @@ def command(words: list[str]) -> int:
     names = options.gpu.split(",")
     on_all = options.gpu == ALL_CARDS
     cards = [] if on_all else list(dict.fromkeys(map(find_cuda_gpu, filter(None, names))))
+    if options.gpu and not cards and not on_all:
+        parser.error(f"--gpu {options.gpu} names no card")
     cluster = find_cuda_cluster(options.gpus) if options.gpus else None
     page = page_of(options)
     launch = read(options, gpus=cluster.gpus_per_host if cluster else 1)

@@ -60,4 +60,6 @@ def _on_cards(file: Path, names: str, rank: int | None) -> "tuple[list[Recording
     if names == "all":
         return [recording], on_all_cards(recording)
     cards = dict.fromkeys(map(find_cuda_gpu, filter(None, names.split(","))))
+    if not cards:
+        raise RequestError(f"--gpu {names} names no card.", hint="Name one of: tonnage gpu")
     return [replay_on(recording, card) for card in cards], None

@@ -5,9 +5,10 @@ itself, which only PyTorch's message says.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+from tonnage.allocator.segments import DRIVER_RESERVE_BYTES
 from tonnage.explain.turns import turns
 from tonnage.recording import Allocation, OutOfMemory, Recording
 from tonnage.recording.replay import demand, until_refused
@@ -84,6 +85,15 @@ def live_at(recording: Recording, moment: int) -> list[Allocation]:
     return [a for a in recording.allocations if a.born <= moment and (a.died is None or a.died > moment)]
 
 
+def needed_of(recording: Recording) -> Recording:
+    """All that the run is known to need. Where it went on beyond a limit of its own, that limit is the card's here."""
+    needed, death = demand(recording), death_of(recording)
+    if recording.whole is None or death is None or not death.is_limited:
+        return needed
+    limit = death.reserved_bytes + death.free_bytes + needed.header.overhead_bytes + DRIVER_RESERVE_BYTES
+    return replace(needed, header=replace(needed.header, capacity_bytes=limit))
+
+
 class Case:
     """What every rule asks of a recording, answered once."""
 
@@ -94,7 +104,7 @@ class Case:
     @cached_property
     def needed(self) -> Recording:
         """All that the run is known to need: where it died, the request that failed too, and what came after it if known."""
-        return demand(self.recording)
+        return needed_of(self.recording)
 
     @cached_property
     def until_death(self) -> Recording:

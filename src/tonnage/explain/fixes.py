@@ -11,12 +11,12 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from tonnage.explain.case import is_limited_by_itself
+from tonnage.explain.case import is_limited_by_itself, needed_of
 from tonnage.explain.rewrites import REWRITES, Rewrite
 from tonnage.explain.total import Total, total_of
 from tonnage.hardware import Gpu, all_gpus
 from tonnage.recording import Recording
-from tonnage.recording.replay import demand, outcome_on
+from tonnage.recording.replay import outcome_on
 from tonnage.recording.timeline import Timeline
 from tonnage.units import MIB
 
@@ -57,7 +57,7 @@ class Advice:
 
 def advise(recording: Recording) -> Advice:
     """The changes that are worth making; those that rescue the run first, then by bytes saved."""
-    needed = demand(recording)
+    needed = needed_of(recording)
     found = [*_rewritten(needed), expandable_segments(recording)]
     fixes = sorted(filter(None, found), key=lambda fix: (not fix.rescues, -fix.saves_bytes))
     needs_larger = _died(needed) and not is_limited_by_itself(recording)
@@ -113,7 +113,7 @@ def expandable_segments(recording: Recording) -> Fix | None:
 
 def allocator_fix(recording: Recording, configuration: str) -> Fix | None:
     """What a setting takes off the most that was reserved, by every request replayed under it; None where too little."""
-    needed, died = demand(recording), _died(recording)
+    needed, died = needed_of(recording), _died(recording)
     settings = ",".join(filter(None, [needed.header.settings, configuration]))
     after = outcome_on(needed, settings=settings)
     rescues = after.failed is None if died else None

@@ -7,11 +7,12 @@ whole run through the allocator at that card's limit.
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 
+from tonnage.explain.case import needed_of
 from tonnage.explain.rewrites import resized
 from tonnage.ledger import Category
 from tonnage.recording import Allocation, Recording
-from tonnage.recording.beyond import ending_of
-from tonnage.recording.replay import demand, least_bytes, outcome_on
+from tonnage.recording.beyond import REPEATS, TO_ITS_END, ending_of
+from tonnage.recording.replay import least_bytes, outcome_on
 
 _BATCHED = {Category.ACTIVATIONS, Category.INPUTS, Category.KV_CACHE}
 _MOST_SHARE = 0.9
@@ -39,27 +40,31 @@ def total_of(recording: Recording) -> Total | None:
     """None where the run died and nobody knows what would have come after it, or where it did not die."""
     if recording.oom is None or recording.whole is None:
         return None
-    needed = demand(recording)
-    at, of_batch = needed.peak_allocation, batch_of(needed)
-    batch = largest_batch(needed, of_batch) if of_batch else None
+    needed = needed_of(recording)
+    at, of_batch, ending = needed.peak_allocation, batch_of(needed), ending_of(recording)
+    # Of a run that was cut off or failed, what a smaller batch would need later is not known.
+    batch = largest_batch(needed, of_batch) if of_batch and ending in (TO_ITS_END, REPEATS) else None
     return Total(
         needed_bytes=least_bytes(needed),
         peak_allocated_bytes=needed.peak_allocated_bytes,
         step=at.step if at else 0,
         phase=at.phase if at else "",
         line=at.line if at else "",
-        ending=ending_of(recording),
+        ending=ending,
         batch=batch,
         of_batch=of_batch if batch else None,
     )
 
 
 def batch_of(needed: Recording) -> int | None:
-    """What most bytes of the model's inputs have as their first extent; None where they do not agree."""
+    """What the model's inputs at the peak (where none is left there, all of them) have as their first extent; None where they
+    do not agree."""
+    inputs = [a for a in needed.allocations if a.category is Category.INPUTS and a.shape and len(a.shape) > 1]
+    at_peak = {a.index for a in needed.live_at_peak}
     by_extent: dict[int, int] = {}
-    for a in needed.allocations:
-        if a.category is Category.INPUTS and a.shape and len(a.shape) > 1:
-            by_extent[a.shape[0]] = by_extent.get(a.shape[0], 0) + a.block_bytes
+    for a in [a for a in inputs if a.index in at_peak] or inputs:
+        assert a.shape
+        by_extent[a.shape[0]] = by_extent.get(a.shape[0], 0) + a.block_bytes
     extent = max(by_extent, key=by_extent.__getitem__, default=0)
     return extent if extent > 1 and by_extent[extent] >= _MOST_SHARE * sum(by_extent.values()) else None
 
@@ -67,12 +72,14 @@ def batch_of(needed: Recording) -> int | None:
 def largest_batch(needed: Recording, of_batch: int) -> int | None:
     """The largest smaller batch with which the whole run fits the card; None where none does."""
     weights = {shape for a in needed.allocations if a.category is Category.PARAMETERS for shape in _either_way(a)}
+    evaluates = needed.peak_allocation is not None and needed.peak_allocation.phase == "evaluation"
     results = {
         a.shape for a in needed.allocations if a.phase == "forward" and a.category in _BATCHED and not _is_cast(a)
     }
 
     def is_of_batch(a: Allocation) -> bool:
-        if a.category not in _BATCHED or not a.shape:
+        # Evaluation has a batch of its own.
+        if a.category not in _BATCHED or not a.shape or (a.phase == "evaluation") != evaluates:
             return False
         # Copies of weights in another precision, and their gradients before they are added up, have the shape of weights.
         if a.shape in weights and (_is_cast(a) or a.shape not in results):

@@ -82,9 +82,13 @@ def _measured(recording: Recording, fix: Fix, figures: dict[str, Any] | None) ->
     if figures is None:
         return fix
     died = recording.header.outcome == "oom"
-    if figures["outcome"] == "oom":
-        return replace(fix, rescues=False if died else fix.rescues, was_run=True)
     is_setting = _SETTINGS.fullmatch(fix.how) is not None
+    if figures["outcome"] == "oom":
+        # A run that died went on, and tells what it would have needed.
+        total = None if is_setting or recording.whole is None else figures.get("total")
+        peak = total["peak_allocated_bytes"] if total else demand(recording).peak_allocated_bytes - fix.saves_bytes
+        saved = max(0, demand(recording).peak_allocated_bytes - peak)
+        return replace(fix, saves_bytes=saved, rescues=False if died else fix.rescues, was_run=True)
     before = recording.peak_reserved_bytes if is_setting else demand(recording).peak_allocated_bytes
     now = figures["peak_reserved_bytes"] if is_setting else figures["peak_allocated_bytes"]
     return replace(fix, saves_bytes=max(0, before - now), rescues=True if died else None, was_run=True)

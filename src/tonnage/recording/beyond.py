@@ -17,7 +17,7 @@ TO_ITS_END, REPEATS, PATIENCE = "ended", "repeats", "patience"
 def parted(whole: Recording, oom: OutOfMemory, since: int, ending: str) -> Recording:
     """What the card saw of a run, up to the event `since`; its `whole` is all of it."""
     # Libraries that were first used later held nothing yet.
-    outside_bytes = whole.header.capacity_bytes - oom.free_bytes - oom.reserved_bytes
+    outside_bytes = max(0, whole.header.capacity_bytes - oom.free_bytes - oom.reserved_bytes)
     sums = accumulate(whole.header.overhead_parts.values())
     parts = dict(
         item for item, held in zip(whole.header.overhead_parts.items(), sums, strict=True) if held <= outside_bytes

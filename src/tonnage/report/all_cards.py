@@ -1,6 +1,6 @@
 """Which cards hold a run: a row for cards of about the same memory, for people and for programs. It computes nothing."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -34,7 +34,9 @@ def _sentence(cards: AllCards) -> str:
     return f"needs {format_bytes(cards.needed_bytes)} in all; {holder}"
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]], align: str, names: tuple[int, ...]) -> Iterator[Text]:
+def _table(
+    head: tuple[str, ...], rows: Sequence[tuple[str, ...]], align: str, names: tuple[int, ...]
+) -> Iterator[Text]:
     if not rows:
         return
     first, *rest = table([head, *rows], align=align, names=names)

@@ -42,8 +42,9 @@ def total_words(recording: Recording, advice: Advice) -> str:
     assert total
     least = "at least " if total.ending not in (TO_ITS_END, REPEATS) else ""
     words = [f"needs {least}{format_bytes(total.needed_bytes)} in all"]
+    it = "that much" if least else "it"
     if not is_limited_by_itself(recording):
-        words.append(f"the {advice.larger_card} holds it" if advice.larger_card else "no known card holds it")
+        words.append(f"the {advice.larger_card} holds {it}" if advice.larger_card else f"no known card holds {it}")
     if total.batch:
         words.append(f"batch {total.batch} of {total.of_batch} fits here")
     return "; ".join(words)

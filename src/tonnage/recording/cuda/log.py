@@ -11,7 +11,7 @@ from tonnage.ledger import Category
 from tonnage.recording.records import MarkKind
 
 MOST_ENTRIES = 2_000_000
-Kind = Literal["phase", "step", "empty_cache", "begin", "module", "category"]
+Kind = MarkKind | Literal["module", "category"]
 
 
 class Entry(NamedTuple):

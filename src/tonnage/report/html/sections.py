@@ -176,9 +176,8 @@ def advice_section(recording: Recording, advice: Advice, *, of: str = "") -> str
     columns = ("", "change", "saves", "costs", "how")
     parts += [markup.folded(rows, _FIXES, columns, name="fixes", numbers=(2,), kind="fixes")] if rows else []
     if died and advice.larger_card:
-        parts.append(
-            f"<p>{text(larger_card_words(recording, advice.larger_card)[:1].upper() + larger_card_words(recording, advice.larger_card)[1:])}.</p>"
-        )
+        words = larger_card_words(recording, advice.larger_card)
+        parts.append(f"<p>{text(words[:1].upper() + words[1:])}.</p>")
     what = "the whole run fits with it" if recording.whole else "it gets past the line that died"
     note = f"✓: {what}. ✗: it does not." if died else ""
     return markup.section(f"What to do for {of}" if of else "What to do", *parts, name="advice", note=note)
