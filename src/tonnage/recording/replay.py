@@ -19,6 +19,7 @@ from tonnage.recording.records import Allocation, Header, Mark, Outcome, OutOfMe
 _CATEGORY_BY_PHASE = {
     "forward": Category.ACTIVATIONS,
     "evaluation": Category.ACTIVATIONS,
+    "generation": Category.ACTIVATIONS,
     "backward": Category.ACTIVATIONS,
     "optimizer": Category.OPTIMIZER_STATES,
 }
