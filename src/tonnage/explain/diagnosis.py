@@ -2,7 +2,8 @@
 
 A run died of what would have left room for the request that failed, had it not been there; of several such the largest
 names the cause, and if there is none the card was too small. A run that went on has a cause only where it would not go on
-for ever (a leak, a cache without a bound) or where most of what it holds lies unused.
+for ever (a leak, a cache without a bound), where most of what it holds lies unused, or where its peak is not in what it is
+for but in an evaluation, a checkpoint or batches that wait, and a tenth of it need not be there.
 """
 
 from dataclasses import dataclass
@@ -14,7 +15,10 @@ from tonnage.explain.fixes import Advice, Fix, advise
 from tonnage.recording import Recording
 from tonnage.units import format_bytes
 
-_OF_RUNS_THAT_WENT_ON = ("leak", "unbounded-cache", "fragmentation", "pinned-host")
+_WITHOUT_END = ("leak", "unbounded-cache")
+_OF_RUNS_THAT_WENT_ON = ("fragmentation", "pinned-host")
+_OF_PHASES = ("evaluation", "saving", "loading", "data")
+_PHASE_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,7 @@ def diagnose(recording: Recording) -> Diagnosis:
     """Every rule, the cause that they name, and all fixes."""
     case = Case(recording)
     findings = [finding for rule in RULES if (finding := rule(case))]
-    named = _fatal(case, findings) if case.death else _chronic(findings)
+    named = _fatal(case, findings) if case.death else _chronic(case, findings)
     findings.sort(
         key=lambda finding: (finding is not named, finding.rule not in ("capacity", "peak"), -finding.size_bytes)
     )
@@ -59,8 +63,12 @@ def _fatal(case: Case, findings: list[Finding]) -> Finding | None:
     return max(enough, key=lambda finding: finding.waste_bytes, default=capacity)
 
 
-def _chronic(findings: list[Finding]) -> Finding | None:
-    ranked = [f for cause in _OF_RUNS_THAT_WENT_ON for f in findings if f.cause == cause]
+def _chronic(case: Case, findings: list[Finding]) -> Finding | None:
+    of_phases = [f for f in findings if f.cause in _OF_PHASES and f.fixes]
+    of_phases.sort(key=lambda finding: -finding.fixes[0].saves_bytes)
+    ranked = [f for f in findings if f.cause in _WITHOUT_END]
+    ranked += [f for f in of_phases if f.fixes[0].saves_bytes >= _PHASE_SHARE * case.peak_bytes]
+    ranked += [f for cause in _OF_RUNS_THAT_WENT_ON for f in findings if f.cause == cause]
     return ranked[0] if ranked else None
 
 
@@ -83,6 +91,11 @@ _TITLES: dict[Cause, str] = {
     "other-process": "Another process",
     "pinned-host": "Pinned host memory",
     "unbounded-cache": "A cache without a bound",
+    "evaluation": "Evaluation holds too much",
+    "generation": "Generation",
+    "saving": "Saving takes room on the GPU",
+    "loading": "A checkpoint is held twice",
+    "data": "Batches wait on the GPU",
     "none": "Nothing is wrong",
 }
 

@@ -132,7 +132,9 @@ def _long_lived(case: Case, edges: list[int]) -> dict[_Key, list[tuple[int, Allo
         if not 0 <= turn < len(edges) - 2 or a.category in _MEANT_TO_STAY:
             continue
         if a.died is None or a.died > edges[turn + 2]:
-            found.setdefault((a.line, a.operator, a.module, a.category), []).append((turn, a))
+            # A batch is an input once it is used: those that a loader has fetched ahead are of one kind with it.
+            category = Category.OTHER if a.category is Category.INPUTS else a.category
+            found.setdefault((a.line, a.operator, a.module, category), []).append((turn, a))
     return found
 
 

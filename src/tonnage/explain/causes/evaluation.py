@@ -1,0 +1,133 @@
+"""Evaluation that needs more than one batch does: what it keeps of every batch, of a backward that never comes, and what
+training left behind.
+
+Outputs are kept in a list (blocks of one line, alive together) or in one tensor that is longer after every batch, as the
+transformers Trainer does without `eval_accumulation_steps`. Without `no_grad` the outputs of most modules are alive at once.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+from tonnage.explain.case import Case
+from tonnage.explain.findings import Finding, guilty_lines, lines_words
+from tonnage.explain.fixes import fix_of
+from tonnage.explain.phases import is_worth, live_in, spans_of, waste_of
+from tonnage.explain.rewrites import Rewrite
+from tonnage.ledger import Category
+from tonnage.recording import Allocation
+from tonnage.units import format_bytes
+
+_EVALUATION = ("evaluation",)
+_BATCHES = 3
+_GRAPH_MODULES = 4
+_GRAPH_SHARE = 0.5
+_TRAINER = "transformers/trainer"
+_Place = tuple[int, str, tuple[str, ...], str]  # number of the evaluation, module, stack, operator
+
+
+def kept_predictions(case: Case) -> Finding | None:
+    """What evaluation keeps of every batch, and what keeping it on the host saves."""
+    alive, made = {a.index for a in live_in(case, _EVALUATION)}, _kept(case)
+    kept = [a for a in made if a.index in alive]
+    size = sum(a.block_bytes for a in kept)
+    if not is_worth(case, size):
+        return None
+    gone = {a.index for a in made}
+    lines = guilty_lines(kept)
+    is_trainer = any(frame.startswith(_TRAINER) for a in kept for frame in a.stack)
+    how = "eval_accumulation_steps=1, or preprocess_logits_for_metrics=lambda logits, _: logits.argmax(-1)"
+    fix = fix_of(
+        case.needed,
+        Rewrite(
+            "predictions on the host", "a copy each batch",
+            how if is_trainer else "append(output.cpu()), or what the metric needs of it",
+            [a for a in case.needed.allocations if a.index not in gone],
+        ),
+    )  # fmt: skip
+    sentence = f"the outputs of all evaluation batches are kept on the GPU, {format_bytes(size)}{lines_words(lines)}"
+    return Finding(
+        "kept-predictions", sentence, size, "evaluation", waste_of(case, kept), lines, (fix,) if fix else ()
+    )
+
+
+def _kept(case: Case) -> list[Allocation]:
+    """Of blocks that one place made in an evaluation: several that were alive together, or ever longer ones."""
+    starts = [start for start, _ in spans_of(case, _EVALUATION)]
+    by_place: dict[_Place, list[Allocation]] = {}
+    for a in case.needed.allocations:
+        if a.phase in _EVALUATION and a.category is not Category.PARAMETERS:
+            which = bisect_right(starts, a.born)
+            by_place.setdefault((which, a.module, a.stack or (a.line,), a.operator), []).append(a)
+    return [a for members in by_place.values() if _piles_up(members) or _grows(members) for a in members]
+
+
+def _piles_up(members: list[Allocation]) -> bool:
+    """When the last was made, those of as many batches before it were all there."""
+    last = members[-1].born
+    return len(members) >= _BATCHES and all(a.died is None or a.died > last for a in members)
+
+
+def _grows(members: list[Allocation]) -> bool:
+    joins = len(members) >= _BATCHES and "cat" in members[0].operator
+    return joins and all(before.block_bytes < after.block_bytes for before, after in pairwise(members))
+
+
+def graph_in_evaluation(case: Case) -> Finding | None:
+    """The outputs of modules that a backward would use, where none follows: `no_grad` was forgotten."""
+    live = [a for a in live_in(case, _EVALUATION) if a.phase in _EVALUATION and a.category is Category.ACTIVATIONS]
+    alive = {a.module for a in live if a.module}
+    called = {a.module for a in case.needed.allocations if a.phase in _EVALUATION and a.module}
+    size = sum(a.block_bytes for a in live)
+    if len(alive) < max(_GRAPH_MODULES, _GRAPH_SHARE * len(called)) or not is_worth(case, size):
+        return None
+    without = [
+        replace(a, died=a.born + 1) if a.phase in _EVALUATION and a.module and a.died != a.born + 1 else a
+        for a in case.needed.allocations
+    ]
+    fix = fix_of(case.needed, Rewrite("evaluate without gradients", "nothing", "with torch.inference_mode():", without))
+    sentence = f"an evaluation keeps {format_bytes(size)} for a backward that never comes: torch.no_grad() is missing"
+    lines = guilty_lines(live)
+    return Finding(
+        "graph-in-evaluation", sentence, size, "evaluation", waste_of(case, live), lines, (fix,) if fix else ()
+    )
+
+
+def training_in_evaluation(case: Case) -> Finding | None:
+    """Gradients and activations of the last step that are there while it evaluates."""
+    held = [a for a in live_in(case, _EVALUATION) if _is_of_training(a)]
+    size = sum(a.block_bytes for a in held)
+    if not is_worth(case, size):
+        return None
+    gaps = spans_of(case, _EVALUATION)
+    apart = [part for a in case.needed.allocations for part in _outside(a, gaps)]
+    has_gradients = any(a.category is Category.GRADIENTS for a in held)
+    how = "optimizer.zero_grad(set_to_none=True)" if has_gradients else "del loss, output"
+    rewrite = Rewrite("free training's memory before evaluating", "nothing", f"{how} before the evaluation", apart)
+    fix = fix_of(case.needed, rewrite)
+    what = "gradients" if has_gradients else "activations of the last step"
+    sentence = f"{format_bytes(size)} of training are still held while it evaluates: {what} were not freed"
+    lines = guilty_lines(held)
+    return Finding(
+        "training-in-evaluation", sentence, size, "evaluation", waste_of(case, held), lines, (fix,) if fix else ()
+    )
+
+
+def _is_of_training(a: Allocation) -> bool:
+    made = a.category is Category.ACTIVATIONS and a.phase in ("forward", "backward")
+    return a.category is Category.GRADIENTS or made
+
+
+def _outside(a: Allocation, gaps: list[tuple[int, int]]) -> Iterator[Allocation]:
+    """What training made, in parts outside of evaluations."""
+    born = a.born
+    if _is_of_training(a):
+        for start, end in gaps[bisect_right(gaps, (born, born)) :]:
+            if a.died is not None and a.died <= start:
+                break
+            yield replace(a, born=born, died=start)
+            if a.died is not None and a.died <= end:
+                return
+            born = end
+    yield a if born == a.born else replace(a, born=born)
