@@ -6,12 +6,13 @@ for ever (a leak, a cache without a bound), where most of what it holds lies unu
 for but in an evaluation, a checkpoint or batches that wait, and a tenth of it need not be there.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tonnage.explain.case import Case
 from tonnage.explain.causes import RULES
 from tonnage.explain.findings import Cause, Finding
 from tonnage.explain.fixes import Advice, Fix, advise
+from tonnage.explain.outlook import outlook_of
 from tonnage.recording import Recording
 from tonnage.units import format_bytes
 
@@ -47,9 +48,15 @@ def diagnose(recording: Recording) -> Diagnosis:
 
 
 def advice_for(recording: Recording) -> Advice:
-    """What a report of a run ends with: of one that died, why it did and all that would help."""
+    """What a report of a run ends with: of one that died, why it did and all that would help.
+
+    Of one that climbs, only what stops that: what takes less of a card is no help to it.
+    """
     if recording.oom is None:
-        return advise(recording)
+        ahead, advice = outlook_of(recording), advise(recording)
+        others = () if ahead.climb and ahead.fixes else advice.fixes
+        by_how = {fix.how: fix for fix in reversed((*ahead.fixes, *others))}
+        return replace(advice, fixes=tuple(reversed(by_how.values())), outlook=ahead)
     found = diagnose(recording)
     return Advice(found.fixes, found.larger_card, found.sentence)
 

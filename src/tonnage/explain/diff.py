@@ -34,6 +34,7 @@ class Difference:
     """Two runs side by side; each list by how much its entries changed, most first."""
 
     peaks: tuple[Growth, ...]
+    phases: tuple[Growth, ...]
     categories: tuple[Growth, ...]
     modules: tuple[Growth, ...]
     lines: tuple[Growth, ...]
@@ -78,6 +79,7 @@ def compare(before: Recording, after: Recording) -> Difference:
             Growth("reserved", before.peak_reserved_bytes, after.peak_reserved_bytes),
             Growth("process", before.peak_process_bytes, after.peak_process_bytes),
         ),
+        phases=_phases(before, after),
         categories=_by(before, after, lambda a: a.category.value),
         modules=_by(before, after, lambda a: module_pattern(a.module)),
         lines=_by(before, after, _line_of(before, after)),
@@ -87,6 +89,12 @@ def compare(before: Recording, after: Recording) -> Difference:
 def passes(difference: Difference, limit: GrowthLimit) -> bool:
     """Whether a peak, of allocated or of reserved memory, grew by more than the limit."""
     return any(limit.is_passed_by(growth) for growth in difference.peaks[:2])
+
+
+def _phases(before: Recording, after: Recording) -> tuple[Growth, ...]:
+    """The peak of each phase of either run, in order of appearance."""
+    first, second = ({phase.name: phase.peak_allocated_bytes for phase in run.phases} for run in (before, after))
+    return tuple(Growth(name, first.get(name, 0), second.get(name, 0)) for name in {**first, **second})
 
 
 def _by(before: Recording, after: Recording, name_of: Callable[[Allocation], str]) -> tuple[Growth, ...]:

@@ -32,6 +32,7 @@ def print_difference(
     sections = [
         _headline(names, runs, difference),
         _table("peak", difference.peaks, unit, len(difference.peaks)),
+        _table("peak of each phase", difference.phases, unit, rows),
         _table("at the peak, by category", _labelled(difference.categories), unit, rows),
         _table("by module", difference.modules, unit, rows),
         _table("by line", difference.lines, unit, rows),
@@ -113,6 +114,7 @@ def diff_figures(
         "a": _run_figures(names[0], runs[0]),
         "b": _run_figures(names[1], runs[1]),
         "peaks": _growths(difference.peaks),
+        "phases": _growths(difference.phases),
         "categories": _growths(difference.categories),
         "modules": _growths(difference.modules),
         "lines": _growths(difference.lines),

@@ -34,7 +34,9 @@ def unbounded_cache(case: Case) -> Finding | None:
         return None
     each = (levels[-1] - levels[0]) // (len(levels) - 1)
     sentence = f"the KV cache holds {format_bytes(size)} and grew by {format_bytes(each)} at every step"
-    fixes = tuple(filter(None, [fix_of(case.needed, bounded(case, "bound the KV cache", "what lies further back", _HOW))]))
+    fixes = tuple(
+        filter(None, [fix_of(case.needed, bounded(case, "bound the KV cache", "what lies further back", _HOW))])
+    )
     return Finding("unbounded-cache", sentence, size, "unbounded-cache", size, guilty_lines(cached), fixes)
 
 

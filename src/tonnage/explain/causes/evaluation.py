@@ -47,9 +47,7 @@ def kept_predictions(case: Case) -> Finding | None:
         ),
     )  # fmt: skip
     sentence = f"the outputs of all evaluation batches are kept on the GPU, {format_bytes(size)}{lines_words(lines)}"
-    return Finding(
-        "kept-predictions", sentence, size, "evaluation", waste_of(case, kept), lines, (fix,) if fix else ()
-    )
+    return Finding("kept-predictions", sentence, size, "evaluation", waste_of(case, kept), lines, (fix,) if fix else ())
 
 
 def _kept(case: Case) -> list[Allocation]:

@@ -34,7 +34,9 @@ def checkpoint_held_twice(case: Case) -> Finding | None:
     how = 'torch.load(..., map_location="cpu"), and del the checkpoint once it is loaded'
     fix = fix_of(case.needed, Rewrite("load through the host", "a copy at the start", how, kept))
     when = "are still" if still and not case.death else "are"
-    sentence = f"{format_bytes(size)} of a checkpoint {when} on the GPU beside what they are loaded into{lines_words(lines)}"
+    sentence = (
+        f"{format_bytes(size)} of a checkpoint {when} on the GPU beside what they are loaded into{lines_words(lines)}"
+    )
     return Finding("checkpoint-twice", sentence, size, "loading", waste_of(case, held), lines, (fix,) if fix else ())
 
 
