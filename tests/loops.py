@@ -271,24 +271,20 @@ def evaluates_and_joins(batches: int = 24) -> Any:
     return outputs
 
 
-def evaluates_with_gradients(batches: int = 3) -> None:
+def evaluates_with_gradients(batches: int = 3, no_grad: bool = False) -> None:
+    import torch
+
     model, _ = trained()
     model.eval()
     for _ in range(batches):
-        output = torch_cat(model, 8)  # evaluates
-        del output
-
-
-def torch_cat(model: Any, times: int) -> Any:
-    import torch
-
-    return model(torch.cat([batch() for _ in range(times)]))
+        with torch.set_grad_enabled(not no_grad):
+            model(torch.randn(8 * BATCH, 512, device="cuda"))
 
 
 def evaluates_beside_gradients() -> None:
     import torch
 
-    model, optimizer = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048) for _ in range(8))).cuda(), None
+    model = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048) for _ in range(8))).cuda()
     optimizer = torch.optim.SGD(model.parameters())
     for _ in range(3):
         optimizer.zero_grad()
@@ -302,11 +298,7 @@ def evaluates_beside_gradients() -> None:
 def saves_copies(folder: Path) -> None:
     import torch
 
-    class Doubled(torch.nn.Sequential):
-        def state_dict(self, *arguments: Any, **keywords: Any) -> Any:
-            return super().state_dict(*arguments, **keywords)
-
-    model = Doubled(*(torch.nn.Linear(2048, 2048) for _ in range(8))).cuda()
+    model = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048) for _ in range(8))).cuda()
     model.register_state_dict_post_hook(
         lambda _, state, prefix, local: state.update({k: v.double() for k, v in state.items()})  # saves copies
     )
@@ -317,10 +309,7 @@ def saves_copies(folder: Path) -> None:
 def resumes(folder: Path, where: str) -> None:
     import torch
 
-    model, optimizer = (
-        torch.nn.Sequential(*(torch.nn.Linear(2048, 2048) for _ in range(4))).cuda(),
-        None,
-    )
+    model = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048) for _ in range(4))).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     for step in range(3):
         if step == 2:

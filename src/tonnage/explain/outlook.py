@@ -124,7 +124,7 @@ def _lengths(case: Case) -> Iterator[str]:
     largest: dict[int, tuple[int, tuple[int, ...]]] = {}
     for a in recording.allocations:
         if a.category is Category.INPUTS and a.shape and a.phase not in ("evaluation", "generation"):
-            step = bisect_right(case.turns, a.born - 1)
+            step = bisect_right(case.turns, a.born)
             largest[step] = max(largest.get(step, (0, ())), (a.requested_bytes, a.shape))
     shapes = sorted(largest.values())
     if len(set(shapes)) < _LENGTHS or len({len(shape) for _, shape in shapes}) > 1:

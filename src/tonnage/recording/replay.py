@@ -68,6 +68,7 @@ def _request(oom: OutOfMemory, recording: Recording, moment: int) -> Allocation:
         phase=oom.phase,
         step=oom.step,
         line=oom.line,
+        stack=oom.stack,
         shape=oom.shape,
         dtype=oom.dtype,
     )

@@ -80,16 +80,22 @@ def graph_in_evaluation(case: Case) -> Finding | None:
     size = sum(a.block_bytes for a in live)
     if len(alive) < max(_GRAPH_MODULES, _GRAPH_SHARE * len(called)) or not is_worth(case, size):
         return None
-    without = [
-        replace(a, died=a.born + 1) if a.phase in _EVALUATION and a.module and a.died != a.born + 1 else a
-        for a in case.needed.allocations
-    ]
-    fix = fix_of(case.needed, Rewrite("evaluate without gradients", "nothing", "with torch.inference_mode():", without))
+    rewrite = Rewrite("evaluate without gradients", "nothing", "with torch.inference_mode():", list(_freed_soon(case)))
+    fix = fix_of(case.needed, rewrite)
     sentence = f"an evaluation keeps {format_bytes(size)} for a backward that never comes: torch.no_grad() is missing"
     lines = guilty_lines(live)
     return Finding(
         "graph-in-evaluation", sentence, size, "evaluation", waste_of(case, live), lines, (fix,) if fix else ()
     )
+
+
+def _freed_soon(case: Case) -> Iterator[Allocation]:
+    """What modules make in an evaluation goes once its successor is used: when the block after the next is made."""
+    births = sorted(a.born for a in case.needed.allocations if a.phase in _EVALUATION and a.module)
+    for a in case.needed.allocations:
+        ahead = bisect_right(births, a.born) + 1
+        is_made_there = a.phase in _EVALUATION and a.module and ahead < len(births)
+        yield replace(a, died=births[ahead]) if is_made_there and (a.died is None or a.died > births[ahead]) else a
 
 
 def training_in_evaluation(case: Case) -> Finding | None:
