@@ -92,13 +92,17 @@ def passes(difference: Difference, limit: GrowthLimit) -> bool:
 
 
 def _phases(before: Recording, after: Recording) -> tuple[Growth, ...]:
-    """The peak of each phase of either run, in order of appearance."""
+    """The peak of each phase of either run."""
     first, second = ({phase.name: phase.peak_allocated_bytes for phase in run.phases} for run in (before, after))
-    return tuple(Growth(name, first.get(name, 0), second.get(name, 0)) for name in {**first, **second})
+    return _ranked(first, second)
 
 
 def _by(before: Recording, after: Recording, name_of: Callable[[Allocation], str]) -> tuple[Growth, ...]:
     first, second = (_sums(recording.live_at_peak, name_of) for recording in (before, after))
+    return _ranked(first, second)
+
+
+def _ranked(first: dict[str, int], second: dict[str, int]) -> tuple[Growth, ...]:
     rows = [Growth(name, first.get(name, 0), second.get(name, 0)) for name in {**first, **second}]
     return tuple(sorted(rows, key=lambda row: (-abs(row.grew_bytes), -row.after_bytes, row.name)))
 
