@@ -7,25 +7,11 @@ import pytest
 
 import loops
 from loops import line_of, recorded
-from support import MIB, Run, training_run
+from support import MIB, Run, climbing_run, training_run
 from tonnage.explain import advice_for
 from tonnage.explain.outlook import outlook_of
 from tonnage.ledger import Category
 from tonnage.recording import Recording
-
-
-def climbing(steps: int, capacity_bytes: int, each_bytes: int = 64 * MIB) -> Recording:
-    """A training that keeps so much of every step, up to its end or its death."""
-    run = Run(capacity_bytes=capacity_bytes)
-    run.alloc(64 * MIB, Category.PARAMETERS)
-    for step in range(1, steps + 1):
-        run.step(step)
-        run.phase("forward")
-        run.alloc(each_bytes, Category.ACTIVATIONS, line="train.py:31", operator="addmm")
-        passing = run.alloc(32 * MIB, Category.ACTIVATIONS, line="train.py:30", operator="mul")
-        run.phase("backward")
-        run.free(passing)
-    return run.recording
 
 
 def test_steps_that_climb_say_by_how_much_why_and_until_when() -> None:
@@ -41,11 +27,11 @@ def test_steps_that_climb_say_by_how_much_why_and_until_when() -> None:
 def test_it_dies_in_the_step_that_was_told(capacity_bytes: int) -> None:
     from tonnage.allocator import OutOfMemory
 
-    climb = outlook_of(climbing(5, capacity_bytes)).climb
+    climb = outlook_of(climbing_run(5, capacity_bytes)).climb
     assert climb is not None and climb.dies_at_step is not None
-    climbing(climb.dies_at_step - 1, capacity_bytes)
+    climbing_run(climb.dies_at_step - 1, capacity_bytes)
     with pytest.raises(OutOfMemory):
-        climbing(climb.dies_at_step + 1, capacity_bytes)
+        climbing_run(climb.dies_at_step + 1, capacity_bytes)
 
 
 def test_advice_to_one_that_climbs_is_to_stop_that() -> None:

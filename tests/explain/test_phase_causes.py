@@ -74,7 +74,9 @@ def test_an_evaluation_without_no_grad() -> None:
     assert diagnosis.cause == "evaluation"
     assert "no_grad" in diagnosis.sentence
     promised = recording.peak_allocated_bytes - diagnosis.fixes[0].saves_bytes
-    assert recorded(loops.evaluates_with_gradients, no_grad=True).peak_allocated_bytes == pytest.approx(promised, rel=0.1)
+    assert recorded(loops.evaluates_with_gradients, no_grad=True).peak_allocated_bytes == pytest.approx(
+        promised, rel=0.1
+    )
 
 
 def test_gradients_that_are_held_while_it_evaluates() -> None:

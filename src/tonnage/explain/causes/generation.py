@@ -18,7 +18,7 @@ def growing_generation(case: Case) -> Finding | None:
     cached = [a for a in live_in(case, _GENERATION) if a.category is Category.KV_CACHE]
     size = sum(a.block_bytes for a in cached)
     longest = max((a.shape for a in cached if a.shape and len(a.shape) == 4), key=lambda s: s[2], default=None)
-    if not is_worth(case, size) or longest is None:
+    if not is_worth(case, size) or longest is None or not longest[2]:
         return None
     sequences, tokens = longest[0], longest[2]
     sentence = (
