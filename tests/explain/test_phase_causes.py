@@ -64,9 +64,22 @@ def test_the_trainer_is_told_its_own_argument() -> None:
     run.phase("evaluation")
     stack = ("transformers/trainer_pt_utils.py:87", "train.py:8")
     for _ in range(4):
+        run.free(run.alloc(8 * MIB, Category.ACTIVATIONS, module="model", operator="embedding"))
         run.alloc(64 * MIB, Category.ACTIVATIONS, stack=stack)
     kept = finding(diagnose(run.recording), "kept-predictions")
     assert "eval_accumulation_steps" in kept.fixes[0].how
+
+
+def test_what_one_batch_makes_in_a_loop_is_not_kept_of_all() -> None:
+    run = Run()
+    run.phase("evaluation")
+    for _ in range(4):
+        run.free(run.alloc(8 * MIB, Category.ACTIVATIONS, module="model", operator="embedding"))
+        heads = [
+            run.alloc(64 * MIB, Category.ACTIVATIONS, module="model", operator="mm", line="a.py:3") for _ in range(4)
+        ]
+        run.free(*heads)
+    assert "kept-predictions" not in {found.rule for found in diagnose(run.recording).evidence}
 
 
 def test_an_evaluation_without_no_grad() -> None:

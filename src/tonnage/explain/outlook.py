@@ -70,7 +70,11 @@ def _leak(case: Case) -> Outlook | None:
         return None
     each = kept.size_bytes // _turns_spanned(case, kept)
     climb = Climb(each, _dies_at(case, each))
-    ahead = "" if climb.dies_at_step is None else f": it will die about step {climb.dies_at_step:,} on this card"
+    ahead = ""
+    if climb.dies_at_step is not None and case.recording.begins_at:  # nobody knows how many steps went before
+        ahead = f": the card is full after about {climb.dies_at_step - len(case.turns):,} more"
+    elif climb.dies_at_step is not None:
+        ahead = f": it will die about step {climb.dies_at_step:,} on this card"
     words = f"the steps climb by {format_bytes(each)} each ({kept_words(case, kept)}){ahead}"
     return Outlook((words,), climb, finding.fixes)
 

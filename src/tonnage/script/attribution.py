@@ -135,7 +135,10 @@ class Attribution:
 
     @contextmanager
     def within(self, region: str) -> Iterator[None]:
-        """What runs inside is this phase, unless a function further out says more."""
+        """What runs inside is this phase, unless a function further out says more, or it runs beside the script."""
+        if threading.get_ident() != self.main_thread:
+            yield
+            return
         before = self.place().phase
         self._region = before or region
         self._settle()

@@ -58,17 +58,22 @@ def _kept(case: Case) -> list[Allocation]:
         if a.phase in _EVALUATION and a.category is not Category.PARAMETERS:
             which = bisect_right(starts, a.born)
             by_place.setdefault((which, a.module, a.stack or (a.line,), a.operator), []).append(a)
-    return [a for members in by_place.values() if _piles_up(members) or _grows(members) for a in members]
+    batches: dict[int, list[int]] = {}  # of each evaluation, when each begins: what a module does first comes again
+    for (which, module, *_), members in by_place.items():
+        if module and which not in batches:
+            batches[which] = [a.born for a in members]
+    kept = (m for (which, *_), m in by_place.items() if _is_kept(m, batches.get(which, [])))
+    return [a for members in kept for a in members]
 
 
-def _piles_up(members: list[Allocation]) -> bool:
-    """When the last was made, those of as many batches before it were all there."""
+def _is_kept(members: list[Allocation], batches: list[int]) -> bool:
+    """Made in several batches, and all there when the last was made; or joined to what was there, ever longer."""
+    if len({bisect_right(batches, a.born) for a in members}) < _BATCHES:
+        return False
     last = members[-1].born
-    return len(members) >= _BATCHES and all(a.died is None or a.died > last for a in members)
-
-
-def _grows(members: list[Allocation]) -> bool:
-    joins = len(members) >= _BATCHES and "cat" in members[0].operator
+    if all(a.died is None or a.died > last for a in members):
+        return True
+    joins = "cat" in members[0].operator and not members[0].module  # within a module it is a cache
     return joins and all(before.block_bytes < after.block_bytes for before, after in pairwise(members))
 
 
