@@ -224,3 +224,123 @@ def varies_lengths(steps: int = 40) -> Any:
                 kept.append(torch.empty(700_000 + 7000 * step, device="cuda"))
             del x, y
     return kept
+
+
+def trained(steps: int = 3) -> Any:
+    """A model that has trained, with its optimizer."""
+    model, optimizer = model_and_optimizer()
+    for _ in range(steps):
+        model(batch()).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
+def evaluates(batches: int = 24) -> None:
+    import torch
+
+    model, _ = trained()
+    model.eval()
+    with torch.no_grad():
+        for _ in range(batches):
+            model(batch())
+
+
+def evaluates_and_keeps(batches: int = 24) -> Any:
+    import torch
+
+    model, _ = trained()
+    model.eval()
+    outputs = []
+    with torch.no_grad():
+        for _ in range(batches):
+            outputs.append(model(batch()))  # keeps the predictions
+    return torch.cat(outputs)
+
+
+def evaluates_and_joins(batches: int = 24) -> Any:
+    import torch
+
+    model, _ = trained()
+    model.eval()
+    outputs = None
+    with torch.no_grad():
+        for _ in range(batches):
+            output = model(batch())
+            outputs = output if outputs is None else torch.cat((outputs, output))  # joins the predictions
+    return outputs
+
+
+def evaluates_with_gradients(batches: int = 3, no_grad: bool = False) -> None:
+    import torch
+
+    model, _ = trained()
+    model.eval()
+    for _ in range(batches):
+        with torch.set_grad_enabled(not no_grad):
+            model(torch.randn(8 * BATCH, 512, device="cuda"))
+
+
+def evaluates_beside_gradients() -> None:
+    import torch
+
+    model = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048) for _ in range(8))).cuda()
+    optimizer = torch.optim.SGD(model.parameters())
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(64, 2048, device="cuda")).square().mean().backward()
+        optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        model(torch.randn(32768, 2048, device="cuda"))
+
+
+def saves_copies(folder: Path) -> None:
+    import torch
+
+    model = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048) for _ in range(8))).cuda()
+    model.register_state_dict_post_hook(
+        lambda _, state, prefix, local: state.update({k: v.double() for k, v in state.items()})  # saves copies
+    )
+    model(torch.randn(16, 2048, device="cuda"))
+    torch.save(model.state_dict(), folder / "model.pt")
+
+
+def resumes(folder: Path, where: str) -> None:
+    import torch
+
+    model = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048) for _ in range(4))).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    for step in range(3):
+        if step == 2:
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, folder / "last.pt")
+            optimizer.state.clear()
+            checkpoint = torch.load(folder / "last.pt", map_location=where)  # loads the checkpoint
+            model.load_state_dict(checkpoint["model"])
+            optimizer.load_state_dict(checkpoint["optimizer"])
+        model(torch.randn(16, 2048, device="cuda")).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def fetches_ahead(ahead: int = 4) -> None:
+    import torch
+
+    model, optimizer = model_and_optimizer()
+    waiting: deque[Any] = deque()
+    for _ in range(8):
+        while len(waiting) < ahead:
+            waiting.append(torch.randn(8 * BATCH, 512).to("cuda", non_blocking=True))  # fetches ahead
+        model(waiting.popleft()).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def generates(tokens: int = 96) -> None:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 4, "vocab_size": 128}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=2)).cuda().eval()
+    prompt = torch.ones(64, 32, dtype=torch.long, device="cuda")
+    model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=tokens, do_sample=False)

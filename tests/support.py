@@ -151,3 +151,17 @@ def _train(run: Run, batch: int, layers: int, steps: int) -> None:
         temporaries = [tensor(Category.WORKSPACE, "_foreach_sqrt", module, shape, "90") for module, shape in weights]
         run.free(*temporaries)
         run.free(*gradients)
+
+
+def climbing_run(steps: int = 5, capacity_bytes: int | None = None, each_bytes: int = 64 * MIB) -> Recording:
+    """A training that keeps so much of every step, up to its end or its death."""
+    run = Run(capacity_bytes=capacity_bytes)
+    run.alloc(64 * MIB, Category.PARAMETERS)
+    for step in range(1, steps + 1):
+        run.step(step)
+        run.phase("forward")
+        run.alloc(each_bytes, Category.ACTIVATIONS, line="train.py:31", operator="addmm")
+        passing = run.alloc(32 * MIB, Category.ACTIVATIONS, line="train.py:30", operator="mul")
+        run.phase("backward")
+        run.free(passing)
+    return run.recording

@@ -2,9 +2,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support import training_run
+from support import Run, training_run
 from tonnage.errors import BadSize
 from tonnage.explain.diff import Growth, GrowthLimit, compare, passes
+from tonnage.ledger import Category
+from tonnage.recording import Recording
 from tonnage.units import MIB
 
 
@@ -56,3 +58,15 @@ def test_what_is_neither_is_refused_with_an_example(text: str) -> None:
 def test_less_passes_no_limit() -> None:
     assert not passes(compare(training_run(batch=8), training_run(batch=4)), GrowthLimit.parse("0%"))
     assert passes(compare(training_run(batch=4), training_run(batch=8)), GrowthLimit.parse("0%"))
+
+
+def test_phases_are_compared_by_their_peaks() -> None:
+    def evaluating(size: int) -> Recording:
+        run = Run()
+        run.alloc(64 * MIB, Category.PARAMETERS)
+        run.phase("evaluation")
+        run.alloc(size, Category.ACTIVATIONS)
+        return run.recording
+
+    found = compare(evaluating(8 * MIB), evaluating(40 * MIB)).phases
+    assert [(growth.name, growth.grew_bytes) for growth in found] == [("evaluation", 32 * MIB), ("setup", 0)]

@@ -130,3 +130,24 @@ def test_fits_is_unknown_where_the_script_failed() -> None:
     assert training_run().fits is True
     assert training_run(outcome="error").fits is None
     assert training_run(gpu="t4", batch=64).fits is False
+
+
+def test_saving_has_a_peak_even_if_it_allocates_nothing() -> None:
+    run = Run()
+    run.step(1)
+    kept = run.alloc(20 * MIB)
+    run.phase("saving")
+    run.phase("other")
+    run.free(kept)
+    run.phase("loading")
+    assert {p.name: p.peak_allocated_bytes for p in run.recording.phases}["saving"] == 20 * MIB
+    assert "loading" not in {p.name for p in run.recording.phases}  # nothing is there
+    assert "saving" in {p.name for p in run.recording.steps[-1].phases}
+
+
+def test_batches_from_the_host_are_data_on_its_way() -> None:
+    run = Run()
+    run.alloc(20 * MIB, Category.PARAMETERS)
+    run.alloc(8 * MIB, Category.INPUTS, operator="aten::_to_copy")
+    run.alloc(50 * MIB, Category.INPUTS, operator="aten::randn")
+    assert {p.name: p.peak_allocated_bytes for p in run.recording.phases}["data"] == 28 * MIB

@@ -7,7 +7,7 @@ import pytest
 
 import chromium
 from chromium import Browser
-from support import Run, training_run
+from support import Run, climbing_run, training_run
 from tonnage.ledger import Category
 from tonnage.report.cell import cell_html, cell_text
 from tonnage.report.html.shell import colours
@@ -101,3 +101,9 @@ def test_it_is_no_wider_than_a_narrow_notebook_and_its_words_keep_their_width(tm
         browser.open(page)
         assert browser.evaluate("document.documentElement.scrollWidth") <= 420
         assert browser.evaluate("Math.max(...[...document.querySelectorAll('tr')].map(r => r.clientHeight))") < 150
+
+
+def test_a_cell_whose_steps_climb_says_so() -> None:
+    for words in (Words(cell_html(climbing_run())).text, cell_text(climbing_run())):
+        assert "fits so far, but climbs" in words
+        assert "the steps climb by 64.00 MiB each" in words

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support import MIB, training_run
+from support import MIB, climbing_run, training_run
 from tonnage.errors import RequestError
 from tonnage.hardware import find_gpu
 from tonnage.recording import Note, StandIn
@@ -139,3 +139,12 @@ def test_stdout_comes_back_after_a_failure(capfd: pytest.CaptureFixture[str]) ->
         raise ValueError
     os.write(1, b"back")
     assert capfd.readouterr().out == "back"
+
+
+def test_a_run_that_climbs_says_so_to_programs(tmp_path: Path) -> None:
+    said = figures(tmp_path, climbing_run(capacity_bytes=1024 * MIB))
+    assert (said["outcome"], said["verdict"]) == ("ok", "fits so far, but climbs")
+    assert said["climbs"] == {"each_bytes": 64 * MIB, "dies_at_step": 15}
+    assert "about step 15" in said["outlook"][0]
+    healthy = figures(tmp_path, training_run())
+    assert (healthy["verdict"], healthy["climbs"], healthy["outlook"]) == ("fits", None, [])

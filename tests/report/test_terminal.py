@@ -1,9 +1,10 @@
 import io
+import re
 
 import pytest
 
-from support import MIB, Run, training_run
-from tonnage.explain import advise
+from support import MIB, Run, climbing_run, training_run
+from tonnage.explain import advice_for, advise
 from tonnage.hardware import find_gpu
 from tonnage.ledger import Category
 from tonnage.recording import Note, Recording, StandIn
@@ -159,3 +160,33 @@ def test_several_cards_are_one_table() -> None:
 )
 def test_bars_are_drawn_to_an_eighth(share: float, drawn: str) -> None:
     assert bar(share, 4) == drawn
+
+
+def test_a_run_that_climbs_is_not_called_a_fit() -> None:
+    recording = climbing_run()
+    advice = advice_for(recording)
+    stream = io.StringIO()
+    print_report([recording], recording, advice, stream=stream, verbose=False)
+    lines = stream.getvalue().splitlines()
+    assert lines[1].endswith("fits so far, but climbs")
+    assert "the steps climb by 64.00 MiB each" in stream.getvalue()
+    assert "keep nothing across steps" in stream.getvalue()
+    assert "half the batch" not in stream.getvalue()
+    assert max(map(len, lines)) <= 80
+    cards = io.StringIO()
+    print_report([replay_on(recording, find_gpu("t4")), recording], recording, advice, stream=cards, verbose=False)
+    assert re.search(r"t4 .* fits so far, but climbs", cards.getvalue())
+
+
+def test_phases_that_people_name_have_peaks_and_batches_one_where_it_is_the_highest() -> None:
+    run = Run()
+    run.alloc(64 * MIB, Category.PARAMETERS)
+    run.phase("evaluation")
+    run.free(run.alloc(32 * MIB, Category.ACTIVATIONS))
+    run.phase("saving")
+    run.phase("other")
+    run.free(run.alloc(8 * MIB, Category.INPUTS, operator="aten::_to_copy"))
+    assert "peak of   evaluation 96.00 MiB   saving 64.00 MiB" in report(run.recording)
+    run.free(run.alloc(64 * MIB, Category.INPUTS, operator="aten::_to_copy"))
+    del run.recording.__dict__["timeline"], run.recording.__dict__["phases"]
+    assert "saving 64.00 MiB   data 128.00 MiB" in report(run.recording)

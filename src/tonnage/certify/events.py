@@ -1,7 +1,7 @@
 """Writes the events of a virtual GPU into a program: whose block is taken or dropped, within which call, in which part.
 
-A call is written down between `_start` and `_stop`. One that is replayed (`_replay`) takes the blocks that it took when it was run,
-and tensors that are made for its result are bound to them (`_tensors`).
+A call is written down between `_start` and `_stop`. One that is replayed (`_replay`) takes the blocks that it took when it was
+run, and tensors that are made for its result are bound to them (`_tensors`).
 """
 
 from collections import Counter
@@ -189,6 +189,7 @@ class Events:
         self._drain()
         template, self._template = self._template, None
         assert template is not None
+        self._note_outside()
         self.program.call(template, self._instance, self._arguments)
         for owner in self._deferred:
             self._give(owner)
@@ -297,7 +298,12 @@ class Events:
             self.program.give(owner)
         self._loose_later = []
         self.program.begin(part)
-        outside = sum(self._device.overhead_parts.values()) if self._present_is_real else self._outside
+        if self._present_is_real:
+            self._note_outside()
+
+    def _note_outside(self) -> None:
+        """What the process holds beside the allocator: libraries are loaded by the call that first needs them."""
+        outside = sum(self._device.overhead_parts.values())
         if outside != self._outside:
             self._outside = outside
             self.program.operations.extend((OUTSIDE, outside))

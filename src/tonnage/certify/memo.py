@@ -1,8 +1,8 @@
 """Runs what is new and replays what has been seen: calls of models, backwards, optimizers' steps and what works on gradients.
 
 The script itself runs, with its loops, counters, data and everything between those calls. A call that has been seen with tensors
-of the same shapes, in the same state (gradients there or not, autocast, training or evaluation), is not run again: the blocks that
-it took and dropped are written into the program as they were, and tensors of the same layout are returned.
+of the same shapes, in the same state (gradients there or not, autocast, training or evaluation), is not run again: the blocks
+that it took and dropped are written into the program as they were, and tensors of the same layout are returned.
 """
 
 import weakref
@@ -241,9 +241,9 @@ class Memo(Gradients):
         for parameters in self._parameters.values():
             for parameter in parameters:
                 owner = self._owners.get(address_of(parameter.grad)) if parameter.grad is not None else None
-                if owner is not None and owner[0] == instance and owner[1] in call.left:
-                    if all(slot != owner[1] for _, slot in call.gradients):
-                        call.gradients.append((weakref.ref(parameter), owner[1]))
+                seen = {slot for _, slot in call.gradients}
+                if owner is not None and owner[0] == instance and owner[1] in call.left and owner[1] not in seen:
+                    call.gradients.append((weakref.ref(parameter), owner[1]))
         kept = {slot for _, slot in call.gradients}
         call.left = [slot for slot in call.left if slot in kept]
         if all(one.call is not None for one in pending):

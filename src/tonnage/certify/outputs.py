@@ -1,4 +1,4 @@
-"""Keeps what a call returned, so that it can be returned again without the call: the structure, with new tensors in its places."""
+"""Keeps what a call returned, so that it can be returned again without the call: the structure, with new tensors in place."""
 
 import copy
 import dataclasses
@@ -63,7 +63,7 @@ class Output:
         if isinstance(value, self._tensor_type):
             number = self._number(value)
             return lambda tensors: tensors[number]
-        if isinstance(value, _PLAIN) or isinstance(value, type) or callable(value):
+        if isinstance(value, (*_PLAIN, type)) or callable(value):
             return lambda tensors: value
         if not depth:
             raise CannotRepeat("its result is nested too deeply")

@@ -1,7 +1,8 @@
 """The memory events of a whole training, with what repeats written once.
 
 A program is a sequence of numbers: an operation and its operands. What a call of a model, a backward or an optimizer's step does
-is a template, which the program names each time. A block belongs to the script (an id) or to one call of a template (instance, slot).
+is a template, which the program names each time. A block belongs to the script (an id) or to one call of a template (instance
+and slot).
 
 | operation  | operands                                  | means                                                        |
 |------------|-------------------------------------------|--------------------------------------------------------------|

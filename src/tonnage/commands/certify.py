@@ -118,7 +118,7 @@ def _larger_card(certificate: "Certificate") -> str:
     from tonnage.certify.certificate import certify
     from tonnage.hardware import all_gpus
 
-    larger = [card for card in all_gpus() if card.memory_bytes > certificate.gpu.memory_bytes and card.overheads]
+    larger = [card for card in all_gpus() if card.runs_cuda and card.memory_bytes > certificate.gpu.memory_bytes]
     for card in sorted(larger, key=lambda card: card.memory_bytes):
         if certify(certificate.program, card, certificate.settings).verdict == "safe":
             return card.key

@@ -3,17 +3,19 @@
 from tonnage.explain.diagnosis import Diagnosis, advice_for, diagnose
 from tonnage.explain.diff import Difference, Growth, compare
 from tonnage.explain.findings import Cause, Finding, Guilty
-from tonnage.explain.fixes import Advice, Fix, advise
+from tonnage.explain.fixes import Advice, Climb, Fix, Outlook, advise
 
 __all__ = [
     "Advice",
     "Cause",
+    "Climb",
     "Diagnosis",
     "Difference",
     "Finding",
     "Fix",
     "Growth",
     "Guilty",
+    "Outlook",
     "advice_for",
     "advise",
     "compare",

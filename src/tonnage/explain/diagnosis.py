@@ -2,20 +2,25 @@
 
 A run died of what would have left room for the request that failed, had it not been there; of several such the largest
 names the cause, and if there is none the card was too small. A run that went on has a cause only where it would not go on
-for ever (a leak, a cache without a bound) or where most of what it holds lies unused.
+for ever (a leak, a cache without a bound), where most of what it holds lies unused, or where its peak is not in what it is
+for but in an evaluation, a checkpoint or batches that wait, and a tenth of it need not be there.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tonnage.explain.case import Case
 from tonnage.explain.causes import RULES
 from tonnage.explain.findings import Cause, Finding
 from tonnage.explain.fixes import Advice, Fix, advise
+from tonnage.explain.outlook import outlook_of
 from tonnage.explain.total import Total
 from tonnage.recording import Recording
 from tonnage.units import format_bytes
 
-_OF_RUNS_THAT_WENT_ON = ("leak", "unbounded-cache", "fragmentation", "pinned-host")
+_WITHOUT_END = ("leak", "unbounded-cache")
+_OF_RUNS_THAT_WENT_ON = ("fragmentation", "pinned-host")
+_OF_PHASES = ("evaluation", "saving", "loading", "data")
+_PHASE_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +39,7 @@ def diagnose(recording: Recording) -> Diagnosis:
     """Every rule, the cause that they name, and all fixes."""
     case = Case(recording)
     findings = [finding for rule in RULES if (finding := rule(case))]
-    named = _fatal(case, findings) if case.death else _chronic(findings)
+    named = _fatal(case, findings) if case.death else _chronic(case, findings)
     findings.sort(
         key=lambda finding: (finding is not named, finding.rule not in ("capacity", "peak"), -finding.size_bytes)
     )
@@ -45,9 +50,15 @@ def diagnose(recording: Recording) -> Diagnosis:
 
 
 def advice_for(recording: Recording) -> Advice:
-    """What a report of a run ends with: of one that died, why it did and all that would help."""
+    """What a report of a run ends with: of one that died, why it did and all that would help.
+
+    Of one that climbs, only what stops that: what takes less of a card is no help to it.
+    """
     if recording.oom is None:
-        return advise(recording)
+        ahead, advice = outlook_of(recording), advise(recording)
+        others = () if ahead.climb and ahead.fixes else advice.fixes
+        by_how = {fix.how: fix for fix in reversed((*ahead.fixes, *others))}
+        return replace(advice, fixes=tuple(reversed(by_how.values())), outlook=ahead)
     found = diagnose(recording)
     return Advice(found.fixes, found.larger_card, found.sentence, found.total)
 
@@ -61,8 +72,12 @@ def _fatal(case: Case, findings: list[Finding]) -> Finding | None:
     return max(enough, key=lambda finding: finding.waste_bytes, default=capacity)
 
 
-def _chronic(findings: list[Finding]) -> Finding | None:
-    ranked = [f for cause in _OF_RUNS_THAT_WENT_ON for f in findings if f.cause == cause]
+def _chronic(case: Case, findings: list[Finding]) -> Finding | None:
+    of_phases = [f for f in findings if f.cause in _OF_PHASES and f.fixes]
+    of_phases.sort(key=lambda finding: -finding.fixes[0].saves_bytes)
+    ranked = [f for f in findings if f.cause in _WITHOUT_END]
+    ranked += [f for f in of_phases if f.fixes[0].saves_bytes >= _PHASE_SHARE * case.peak_bytes]
+    ranked += [f for cause in _OF_RUNS_THAT_WENT_ON for f in findings if f.cause == cause]
     return ranked[0] if ranked else None
 
 
@@ -85,6 +100,11 @@ _TITLES: dict[Cause, str] = {
     "other-process": "Another process",
     "pinned-host": "Pinned host memory",
     "unbounded-cache": "A cache without a bound",
+    "evaluation": "Evaluation holds too much",
+    "generation": "Generation",
+    "saving": "Saving takes room on the GPU",
+    "loading": "A checkpoint is held twice",
+    "data": "Batches wait on the GPU",
     "none": "Nothing is wrong",
 }
 

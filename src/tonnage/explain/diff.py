@@ -34,6 +34,7 @@ class Difference:
     """Two runs side by side; each list by how much its entries changed, most first."""
 
     peaks: tuple[Growth, ...]
+    phases: tuple[Growth, ...]
     categories: tuple[Growth, ...]
     modules: tuple[Growth, ...]
     lines: tuple[Growth, ...]
@@ -78,6 +79,7 @@ def compare(before: Recording, after: Recording) -> Difference:
             Growth("reserved", before.peak_reserved_bytes, after.peak_reserved_bytes),
             Growth("process", before.peak_process_bytes, after.peak_process_bytes),
         ),
+        phases=_phases(before, after),
         categories=_by(before, after, lambda a: a.category.value),
         modules=_by(before, after, lambda a: module_pattern(a.module)),
         lines=_by(before, after, _line_of(before, after)),
@@ -89,8 +91,18 @@ def passes(difference: Difference, limit: GrowthLimit) -> bool:
     return any(limit.is_passed_by(growth) for growth in difference.peaks[:2])
 
 
+def _phases(before: Recording, after: Recording) -> tuple[Growth, ...]:
+    """The peak of each phase of either run."""
+    first, second = ({phase.name: phase.peak_allocated_bytes for phase in run.phases} for run in (before, after))
+    return _ranked(first, second)
+
+
 def _by(before: Recording, after: Recording, name_of: Callable[[Allocation], str]) -> tuple[Growth, ...]:
     first, second = (_sums(recording.live_at_peak, name_of) for recording in (before, after))
+    return _ranked(first, second)
+
+
+def _ranked(first: dict[str, int], second: dict[str, int]) -> tuple[Growth, ...]:
     rows = [Growth(name, first.get(name, 0), second.get(name, 0)) for name in {**first, **second}]
     return tuple(sorted(rows, key=lambda row: (-abs(row.grew_bytes), -row.after_bytes, row.name)))
 

@@ -11,8 +11,9 @@ from tonnage.explain.fixes import Fix
 from tonnage.recording import Allocation, telling_lines
 
 Cause = Literal[
-    "capacity", "fragmentation", "leak", "outside", "other-process", "pinned-host", "unbounded-cache", "none"
-]
+    "capacity", "fragmentation", "leak", "outside", "other-process", "pinned-host", "unbounded-cache",
+    "evaluation", "generation", "saving", "loading", "data", "none",
+]  # fmt: skip
 
 LINES = 5
 

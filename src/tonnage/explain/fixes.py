@@ -43,16 +43,34 @@ class Fix:
 
 
 @dataclass(frozen=True, slots=True)
+class Climb:
+    """Steps that each need more than the one before: by how much, and the step that the card has no room for, if known."""
+
+    each_bytes: int
+    dies_at_step: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What is to be said of a run that went on (`explain.outlook`): sentences, whether it climbs, and what to do about it."""
+
+    lines: tuple[str, ...] = ()
+    climb: Climb | None = None
+    fixes: tuple[Fix, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Advice:
     """Fixes, best first; of a run that died the smallest card that holds it, why it died, and what the whole of it needs.
 
-    Where the whole is not known, the card gets past the request that failed.
+    Where the whole is not known, the card gets past the request that failed. Of one that went on, what lies ahead.
     """
 
     fixes: tuple[Fix, ...] = ()
     larger_card: str | None = None
     why: str = ""
     total: Total | None = None
+    outlook: Outlook = Outlook()
 
 
 def advise(recording: Recording) -> Advice:

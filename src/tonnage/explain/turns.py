@@ -34,7 +34,7 @@ def _is_loop_over_layers(recording: Recording, starts: list[int]) -> bool:
     """Every turn calls modules that no other turn calls."""
     by_turn: list[set[str]] = [set() for _ in range(len(starts) + 1)]
     for a in recording.allocations:
-        if a.module and a.phase == "forward":
+        if a.module and a.phase in ("forward", "generation", "evaluation"):
             by_turn[bisect_right(starts, a.born)].add(a.module)
     called = [modules for modules in by_turn[1:] if modules]
     return len(called) > 1 and sum(map(len, called)) == len(set().union(*called))

@@ -17,7 +17,7 @@ from tonnage.garbage import no_collection
 from tonnage.hardware import Gpu, find_gpu
 from tonnage.hardware.cluster import Cluster
 from tonnage.hardware.host import read_host
-from tonnage.ledger import Ledger
+from tonnage.ledger import Category, Ledger
 from tonnage.recording.groups import Group, group_alike
 from tonnage.recording.records import Allocation, Header, Mark, Note, OutOfMemory, SegmentEvent, StandIn
 from tonnage.recording.timeline import PhasePeak, StepPeak, Timeline, peaks_by_phase, peaks_by_step
@@ -28,8 +28,14 @@ if TYPE_CHECKING:
 
 # Settings of a step that a rank of a cluster called: "2x8" for hosts × cards, and the kind of host.
 HOSTS, HOST = "hosts", "host"
+_COPIES = ("_to_copy", "to", "copy_", "empty_strided")
 _ACQUIRING = ("segment_alloc", "segment_map")
 Event = tuple[int, Literal["alloc", "free", "empty_cache"], Allocation | None]
+
+
+def is_copied_batch(a: Allocation) -> bool:
+    """Whether a block is an input of a model that came from the host."""
+    return a.category is Category.INPUTS and a.operator.removeprefix("aten::") in _COPIES
 
 
 @dataclass
@@ -147,8 +153,10 @@ class Recording:
 
     @cached_property
     def phases(self) -> list[PhasePeak]:
-        """The peak of each phase over the whole run, in order of first appearance."""
-        return peaks_by_phase(self.timeline, self.marks)
+        """The peak of each phase over the whole run, in order of first appearance; last, of batches on their way."""
+        arriving = [self.timeline.allocated_bytes[a.born] for a in self.allocations if is_copied_batch(a)]
+        data = [PhasePeak("data", max(arriving))] if arriving else []
+        return [*peaks_by_phase(self.timeline, self.marks), *data]
 
     @cached_property
     def steps(self) -> list[StepPeak]:

@@ -21,6 +21,7 @@ from tonnage.recording.records import Allocation, Header, Mark, Outcome, OutOfMe
 _CATEGORY_BY_PHASE = {
     "forward": Category.ACTIVATIONS,
     "evaluation": Category.ACTIVATIONS,
+    "generation": Category.ACTIVATIONS,
     "backward": Category.ACTIVATIONS,
     "optimizer": Category.OPTIMIZER_STATES,
 }
@@ -76,6 +77,7 @@ def _request(oom: OutOfMemory, recording: Recording, moment: int) -> Allocation:
         phase=oom.phase,
         step=oom.step,
         line=oom.line,
+        stack=oom.stack,
         shape=oom.shape,
         dtype=oom.dtype,
     )

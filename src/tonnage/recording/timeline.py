@@ -9,6 +9,8 @@ from itertools import accumulate
 
 from tonnage.recording.records import Allocation, Mark, MarkKind, SegmentEvent
 
+# Phases that count where they allocate nothing themselves: what is there while they run is their peak.
+_EVEN_IF_EMPTY = ("saving", "loading", "model loading")
 _SIGN = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 
 
@@ -96,22 +98,27 @@ def peaks_by_step(timeline: Timeline, marks: Sequence[Mark]) -> list[StepPeak]:
 
 def _phase_peaks(timeline: Timeline, marks: Sequence[Mark], start: int, end: int) -> list[PhasePeak]:
     peaks: dict[str, int] = {}
-    for name, first, last in spans(marks, "phase", len(timeline.allocated_bytes)):
+    for name, first, last in _stretches(marks, "phase", len(timeline.allocated_bytes)):
+        is_empty = first == last and name in _EVEN_IF_EMPTY and start < first <= end
         first, last = max(first, start), min(last, end)
-        if first < last:
+        peak = timeline.peak_between(first, last)
+        if first < last or (is_empty and peak):
             phase = name or "setup"
-            peaks[phase] = max(peaks.get(phase, 0), timeline.peak_between(first, last))
+            peaks[phase] = max(peaks.get(phase, 0), peak)
     return [PhasePeak(phase, peak) for phase, peak in peaks.items()]
 
 
 def spans(marks: Sequence[Mark], kind: MarkKind, length: int) -> Iterator[tuple[str, int, int]]:
     """(name, first event, event after the last) of each stretch between marks of a kind; before the first it is ""."""
+    return (stretch for stretch in _stretches(marks, kind, length) if stretch[1] < stretch[2])
+
+
+def _stretches(marks: Sequence[Mark], kind: MarkKind, length: int) -> Iterator[tuple[str, int, int]]:
     turns = sorted((m for m in marks if m.kind == kind), key=lambda m: m.sequence)
     starts = [("", 0), *((m.name, m.sequence) for m in turns)]
     ends = [*(sequence for _, sequence in starts[1:]), length]
     for (name, start), end in zip(starts, ends, strict=True):
-        if start < end:
-            yield name, start, end
+        yield name, start, end
 
 
 def name_at(marks: Sequence[Mark], kind: MarkKind, sequence: int) -> str:

@@ -9,13 +9,14 @@ from collections.abc import Iterable, Iterator
 from html import escape
 from itertools import accumulate
 
-from tonnage.explain import Advice, advise
+from tonnage.explain import Advice, Outlook, advice_for, advise
 from tonnage.recording import Group, Recording, telling_lines
 from tonnage.recording.failure import until_failure
 from tonnage.report.html import markup
 from tonnage.report.html.series import series_of
 from tonnage.report.html.shell import colours
 from tonnage.report.terminal import print_report
+from tonnage.report.verdict import CLIMBS
 from tonnage.units import format_bytes, percent
 
 _LARGEST = 5
@@ -28,19 +29,25 @@ _VERDICTS = {"ok": "fits", "oom": "does not fit", "error": "the cell failed"}
 def cell_text(recording: Recording) -> str:
     """The report of the terminal."""
     stream = io.StringIO()
-    print_report([recording], recording, advise(recording), stream=stream, verbose=False)
+    print_report([recording], recording, _advice(recording), stream=stream, verbose=False)
     return stream.getvalue().rstrip()
 
 
 def cell_html(recording: Recording) -> str:
     """Headline, timeline, ledger, the largest tensors and what would save memory."""
-    parts = [_headline(recording)]
+    advice = _advice(recording) if recording.allocations else Advice()
+    parts = [_headline(recording, advice.outlook)]
     if recording.allocations:
-        parts += [_timeline(recording), _ledger(recording), _largest(recording), _fixes(advise(recording))]
+        parts += [_timeline(recording), _ledger(recording), _largest(recording), _fixes(advice)]
     return f'<div class="tonnage" style="max-width:{_WIDTH}px;line-height:1.4">{"".join(parts)}</div>'
 
 
-def _headline(recording: Recording) -> str:
+def _advice(recording: Recording) -> Advice:
+    """Of a cell that died, without the cause: the traceback stands above it."""
+    return advise(recording) if recording.oom else advice_for(recording)
+
+
+def _headline(recording: Recording, ahead: Outlook) -> str:
     header = recording.header
     if not recording.allocations:
         return f"<p><b>{escape(header.gpu_name)}</b>: nothing was allocated on the GPU</p>"
@@ -51,8 +58,11 @@ def _headline(recording: Recording) -> str:
     at = recording.oom or recording.peak_allocation
     what = "out of memory" if recording.oom else "peak"
     where = f"<br>{what} in {escape(at.phase or 'setup')} at <code>{escape(at.line)}</code>" if at and at.line else ""
-    verdict = _VERDICTS[header.outcome]
-    return f"<p><b>{escape(header.gpu_name)}</b> ({escape(header.source)}): <b>{verdict}</b><br>{peaks}{where}</p>"
+    verdict = CLIMBS if ahead.climb and header.outcome == "ok" else _VERDICTS[header.outcome]
+    said = "".join(f"<br>{escape(line)}" for line in ahead.lines)
+    return (
+        f"<p><b>{escape(header.gpu_name)}</b> ({escape(header.source)}): <b>{verdict}</b><br>{peaks}{where}{said}</p>"
+    )
 
 
 def _timeline(recording: Recording) -> str:

@@ -12,6 +12,7 @@ from tonnage.report.lines import beside, column, cut, print_sections, report_wid
 from tonnage.units import format_bytes, percent
 
 _NAME_CELLS = 34
+_BESIDE = ("setup", "other")
 _SIZE_CELLS = 11 + 1 + 11 + 13
 _Names = tuple[str, str]
 _Runs = tuple[Recording, Recording]
@@ -29,9 +30,11 @@ def print_difference(
 ) -> None:
     """The peaks, then what changed in each table."""
     unit = table_unit(max(growth.after_bytes for growth in difference.peaks))
+    phases = [growth for growth in difference.phases if growth.name not in _BESIDE]
     sections = [
         _headline(names, runs, difference),
         _table("peak", difference.peaks, unit, len(difference.peaks)),
+        _table("peak of each phase", phases, unit, len(phases)),
         _table("at the peak, by category", _labelled(difference.categories), unit, rows),
         _table("by module", difference.modules, unit, rows),
         _table("by line", difference.lines, unit, rows),
@@ -113,6 +116,7 @@ def diff_figures(
         "a": _run_figures(names[0], runs[0]),
         "b": _run_figures(names[1], runs[1]),
         "peaks": _growths(difference.peaks),
+        "phases": _growths(difference.phases),
         "categories": _growths(difference.categories),
         "modules": _growths(difference.modules),
         "lines": _growths(difference.lines),

@@ -9,6 +9,7 @@ from tonnage.explain import Advice
 from tonnage.recording import Group, Recording
 from tonnage.report.campaign import NONE, Campaign
 from tonnage.report.step_time import time_figures
+from tonnage.report.verdict import verdict_words
 
 LARGEST = 20
 
@@ -24,6 +25,9 @@ def card_figures(recording: Recording, advice: Advice, campaign: Campaign = NONE
     return {
         **_header_figures(recording),
         "fits": recording.fits,
+        "verdict": verdict_words(recording.header.outcome, advice.outlook.climb is not None),
+        "climbs": asdict(advice.outlook.climb) if advice.outlook.climb else None,
+        "outlook": list(advice.outlook.lines),
         "peak_allocated_bytes": recording.peak_allocated_bytes,
         "peak_reserved_bytes": recording.peak_reserved_bytes,
         "peak_process_bytes": recording.peak_process_bytes,

@@ -21,6 +21,7 @@ from tonnage.report.odd_ranks import Comparison, Kind, compare_ranks, spans_of
 from tonnage.report.output import wants_report, write_json, write_page
 from tonnage.report.step_time import rank_time_lines, time_figures
 from tonnage.report.terminal import report_sections
+from tonnage.report.verdict import CLIMBS
 from tonnage.units import format_bytes
 
 _VERDICTS = {"ok": ("fits", "bold green"), "oom": ("does not fit", "bold red"), "error": ("failed", "bold yellow")}
@@ -108,7 +109,12 @@ def rank_figures(rank: RankSummary) -> dict[str, object]:
 def print_ranks(cluster: ClusterRecording, advice: Advice, *, stream: TextIO, verbose: bool) -> None:
     """The cluster, its ranks, what went wrong between them, and one rank in full."""
     summary, found = cluster.summary, compare_ranks(cluster.summary)
-    sections = [_headline(summary), _trouble(summary), rank_time_lines(cluster), _table(found)]
+    sections = [
+        _headline(summary, climbs=bool(advice.outlook.climb)),
+        _trouble(summary),
+        rank_time_lines(cluster),
+        _table(found),
+    ]
     sections.append(_engines(summary.worst_rank))
     if summary.worst is not None:
         full = report_sections(cluster.recording_of(summary.worst), advice, verbose=verbose)
@@ -116,8 +122,9 @@ def print_ranks(cluster: ClusterRecording, advice: Advice, *, stream: TextIO, ve
     print_sections(sections, stream)
 
 
-def _headline(summary: ClusterSummary) -> Iterator[Text]:
-    yield from spread(Text(f"  {summary.words}", style="bold"), Text(*_VERDICTS[summary.outcome]))
+def _headline(summary: ClusterSummary, *, climbs: bool = False) -> Iterator[Text]:
+    verdict = (CLIMBS, "bold yellow") if climbs and summary.outcome == "ok" else _VERDICTS[summary.outcome]
+    yield from spread(Text(f"  {summary.words}", style="bold"), Text(*verdict))
     if summary.ranks and summary.outcome != "error":
         ran, every = len(summary.ranks), summary.gpus
         yield Text(f"  {ran} of {every} ranks ran and stand for all" if ran < every else "  every rank ran")

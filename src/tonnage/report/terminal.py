@@ -9,7 +9,7 @@ from typing import TextIO
 
 from rich.text import Text
 
-from tonnage.explain import Advice
+from tonnage.explain import Advice, Outlook
 from tonnage.explain.cards import AllCards
 from tonnage.explain.case import is_limited_by_itself
 from tonnage.ledger import Category
@@ -33,6 +33,7 @@ from tonnage.report.lines import (
 )
 from tonnage.report.step_time import time_lines, time_words
 from tonnage.report.total import larger_card_words, total_lines
+from tonnage.report.verdict import verdict_words
 from tonnage.script.notebook import source_line
 from tonnage.units import format_bytes, percent
 from tonnage.untrusted import clipped
@@ -44,12 +45,8 @@ _STEPS = 6
 _LONGEST_REASON = 320  # characters
 _WORTH_SAYING = 0.01
 # Phases that are not worth a word beside the others.
-_BESIDE = ("setup", "other")
-_VERDICTS = {
-    "ok": ("fits", "bold green"),
-    "oom": ("does not fit", "bold red"),
-    "error": ("script failed", "bold yellow"),
-}
+_BESIDE = ("setup", "other", "data")
+_STYLES = {"ok": "bold green", "oom": "bold red", "error": "bold yellow"}
 
 
 def print_report(
@@ -63,7 +60,7 @@ def print_report(
     cards: AllCards | None = None,
 ) -> None:
     """All cards in a table where there are several, then the card that ran in full."""
-    sections = [cards_table(answers)] if len(answers) > 1 else []
+    sections = [cards_table(answers, climbs=bool(advice.outlook.climb))] if len(answers) > 1 else []
     sections += all_cards_sections(cards) if cards else []
     sections += report_sections(ran, advice, verbose=verbose, campaign=campaign)
     print_sections(sections, stream)
@@ -74,7 +71,7 @@ def report_sections(
 ) -> list[Iterator[Text]]:
     """The sections of one card's report, in order; without a campaign, nothing is said of time."""
     return [
-        headline(recording),
+        headline(recording, advice.outlook),
         iter(()) if campaign is None else time_lines(recording, campaign),
         failure(recording),
         out_of_memory(recording),
@@ -87,10 +84,10 @@ def report_sections(
     ]
 
 
-def headline(recording: Recording) -> Iterator[Text]:
-    """The card, the verdict, the peaks and where the peak is."""
+def headline(recording: Recording, ahead: Outlook) -> Iterator[Text]:
+    """The card, the verdict, the peaks, where the peak is, and what lies ahead."""
     header = recording.header
-    yield from spread(Text(f"  {_card(recording)}", style="bold"), Text(*_VERDICTS[header.outcome]))
+    yield from spread(Text(f"  {_card(recording)}", style="bold"), Text(*_verdict(recording, bool(ahead.climb))))
     process = recording.peak_process_bytes
     share = f" ({percent(process / header.capacity_bytes, 0)})" if header.capacity_bytes else ""
     sizes = (
@@ -102,6 +99,13 @@ def headline(recording: Recording) -> Iterator[Text]:
     at = recording.peak_allocation
     if at is not None:
         yield from _place_lines(recording, "peak", at)
+    style = "bold yellow" if ahead.climb else "yellow"
+    yield from (Text(line, style=style) for words in ahead.lines for line in wrapped(words, rest="    "))
+
+
+def _verdict(recording: Recording, climbs: bool) -> tuple[str, str]:
+    outcome = recording.header.outcome
+    return verdict_words(outcome, climbs), "bold yellow" if climbs and outcome == "ok" else _STYLES[outcome]
 
 
 def _card(recording: Recording) -> str:
@@ -158,6 +162,8 @@ def course(recording: Recording, verbose: bool) -> Iterator[Text]:
         return
     unit = table_unit(recording.peak_allocated_bytes)
     named = [phase for phase in recording.phases if phase.name not in _BESIDE] or recording.phases
+    highest = max(phase.peak_allocated_bytes for phase in recording.phases)
+    named += [p for p in recording.phases if p.name == "data" and p.peak_allocated_bytes == highest and p not in named]
     phases = [f"{p.name} {format_bytes(p.peak_allocated_bytes, unit)}" for p in named]
     steps = list(_alike_steps(recording, unit))
     shown = steps if verbose else steps[:_STEPS]
@@ -260,24 +266,25 @@ def _stand_ins(recording: Recording, verbose: bool) -> Iterator[Text]:
     yield from (Text(row, style="dim") for row in table(rows, align="<<<<", names=(1, 2, 3), first="   "))
 
 
-def cards_table(answers: Sequence[Recording]) -> Iterator[Text]:
+def cards_table(answers: Sequence[Recording], *, climbs: bool = False) -> Iterator[Text]:
     """One run on several cards."""
+    cells = [_card_cells(answer, climbs) for answer in answers]
     head, *rows = table(
-        [("card", "memory", "allocated", "reserved", "process", "step", "verdict"), *map(_card_cells, answers)],
+        [("card", "memory", "allocated", "reserved", "process", "step", "verdict"), *cells],
         align="<>>>>><", names=(6,), spare=(1, 2),
     )  # fmt: skip
     yield Text(head.removesuffix("verdict").rstrip(), style="bold")
     for answer, row in zip(answers, rows, strict=True):
-        text, verdict = Text(row), _VERDICTS[answer.header.outcome]
-        text.stylize(verdict[1], start=row.rindex("  ") + 2)
+        text, (_, style) = Text(row), _verdict(answer, climbs)
+        text.stylize(style, start=row.rindex("  ") + 2)
         yield text
     if any(answer.oom for answer in answers):
         yield Text("  a card that cannot hold it shows the line that dies there", style="dim")
 
 
-def _card_cells(answer: Recording) -> tuple[str, ...]:
+def _card_cells(answer: Recording, climbs: bool) -> tuple[str, ...]:
     sizes = (answer.header.capacity_bytes, *_peaks(answer))
-    verdict = (answer.oom.line or "dies") if answer.oom else _VERDICTS[answer.header.outcome][0]
+    verdict = (answer.oom.line or "dies") if answer.oom else _verdict(answer, climbs)[0]
     step = time_words(answer.step_time.step_s) if answer.step_time else ""
     return answer.header.gpu, *(format_bytes(size, "GiB") for size in sizes), step, verdict
 

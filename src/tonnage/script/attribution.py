@@ -8,7 +8,8 @@ blocks are allocated, nor whether the GPU is virtual.
 import sys
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from tonnage.ledger import Category
@@ -19,10 +20,12 @@ _BY_PHASE = {
     "setup": Category.OTHER,
     "forward": Category.ACTIVATIONS,
     "evaluation": Category.ACTIVATIONS,
+    "generation": Category.ACTIVATIONS,
     "backward": Category.ACTIVATIONS,
     "optimizer": Category.WORKSPACE,
-    "other": Category.OTHER,
 }
+# Whatever function they run in, a backward pass and an optimizer's step are told as such.
+_PLAIN = ("backward", "optimizer")
 
 
 class Sink(Protocol):
@@ -78,6 +81,10 @@ class Attribution:
         self._frugal = frugal
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
         self.phase = "setup"
+        self._base = "setup"  # by hooks alone
+        self._region = ""  # by the functions that are at work: saving, generation, ...
+        self._is_marking = False
+        self._trained: weakref.WeakSet[Any] = weakref.WeakSet()  # outermost modules that ran in training mode
         self.step = 0
         self.category = Category.OTHER
         self.lines = LineFinder()
@@ -112,14 +119,49 @@ class Attribution:
         found = self.lines.find(sys._getframe().f_back)
         if found.line:
             return found
-        return Place(self._held.line or self.lines.last, found.stack + self._held.stack)
+        return Place(self._held.line or self.lines.last, found.stack + self._held.stack, found.phase or self._region)
 
     def enter(self, phase: str) -> None:
-        """From here on, this phase runs."""
+        """From here on, this phase runs, unless a function that is at work says more."""
+        self._base = phase
+        self._settle()
+
+    def at(self, place: Place) -> None:
+        """A block is asked for here: functions on its stack may say what for."""
+        if place.phase != self._region and not self._is_marking:
+            self._leave(self._region)
+            self._region = place.phase
+            self._settle()
+
+    @contextmanager
+    def within(self, region: str) -> Iterator[None]:
+        """What runs inside is this phase, unless a function further out says more, or it runs beside the script."""
+        if threading.get_ident() != self.main_thread:
+            yield
+            return
+        before = self.place().phase
+        self._region = before or region
+        self._settle()
+        try:
+            yield
+        finally:
+            self._leave(self._region)
+            self._region = before
+            self._settle()
+
+    def _leave(self, region: str) -> None:
+        """A function that evaluated has ended, or what it evaluated was saved: the evaluation is over."""
+        if region in ("evaluation", "saving") and self._base == "evaluation":
+            self._base = "other"
+
+    def _settle(self) -> None:
+        phase = self._base if self._base in _PLAIN else self._region or self._base
         if phase != self.phase:
             self.phase = phase
-            self.category = _BY_PHASE[phase]
+            self.category = _BY_PHASE.get(phase, Category.OTHER)
+            self._is_marking = True
             self.sink.mark("phase", phase)
+            self._is_marking = False
             if self.observer:
                 self.observer.phase_begins(phase)
 
@@ -127,7 +169,7 @@ class Attribution:
 
     def module_starts(self, module: Any, arguments: tuple[Any, ...]) -> None:
         """A module's forward begins; the outermost one begins a forward phase, and maybe a step."""
-        if not self.modules and self.phase != "backward":
+        if not self.modules and self._base != "backward":
             self._root_starts(module, (*arguments, *self.keywords.values()))
             if self.observer:
                 self.observer.root_starts(module, arguments, self.keywords)
@@ -154,12 +196,17 @@ class Attribution:
     def _root_starts(self, module: Any, given: tuple[Any, ...]) -> None:
         import torch
 
+        self.at(self.place())
         infers = not torch.is_grad_enabled()
-        if infers and self.trains and not module.training:
-            # Validation between the steps of a training: no step of its own.
-            self.enter(self.phase if self.phase == "forward" else "evaluation")
+        # Without gradients, or (as people forget `no_grad`) in the evaluation mode of a module that also trains.
+        evaluates = not module.training and (infers or module in self._trained)
+        if self.trains and (evaluates or (infers and self._region == "generation")):
+            # Between the steps of a training: no step of its own.
+            self.enter(self._base if self._base == "forward" else "evaluation")
         else:
-            if self._stepped or (infers and self.phase != "forward"):
+            if module.training and not infers:
+                self._trained.add(module)
+            if self._stepped or (infers and self._base != "forward"):
                 self._stepped = False
                 self.step += 1
                 self.sink.mark("step", str(self.step))
@@ -188,6 +235,7 @@ class Attribution:
         """The autograd engine runs; its threads have no Python frames of the script, so the line is held."""
         if not self._backward_depth:
             self._held = self.place()
+            self.at(self._held)
             self.sink.held_line = self._held.line
             self.enter("backward")
         self._backward_depth += 1
@@ -208,6 +256,7 @@ class Attribution:
     def step_starts(self, optimizer: Any) -> None:
         """An optimizer steps, perhaps inside backward."""
         self.trains = self.stepping = True
+        self.at(self.place())
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         if not self._frugal or optimizer not in self._seen:
             self._remember(parameters)

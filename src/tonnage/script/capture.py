@@ -127,7 +127,8 @@ class StepCapture:
             self._next_step()
         if self._profiling:
             self._steps[-1].number = who.step
-            self._steps[-1].call(module, arguments, keywords, evaluates=who.phase == "evaluation", again=who.stepping)
+            evaluates = who.trains and who.phase in ("evaluation", "generation")
+            self._steps[-1].call(module, arguments, keywords, evaluates=evaluates, again=who.stepping)
 
     @_harmless
     def root_ends(self, output: Any) -> None:

@@ -20,6 +20,16 @@ def install_hooks(who: Attribution, *, modules: bool = True) -> Callable[[], Non
     ]
     _leave_to_python(who.module_starts, who.module_ends, who.step_starts, who.step_ends, who.mark_model)
     undo = [_wrap_engine(who), _wrap_apply(who), _wrap_optimizer(who), _wrap_call(who, outermost_only=not modules)]
+    undo += [
+        _wrap_phase(who, owner, name, phase)
+        for owners, name, phase in (
+            ((torch, torch.serialization), "save", "saving"),
+            ((torch, torch.serialization), "load", "loading"),
+            ((torch.nn.Module,), "load_state_dict", "loading"),
+            ((optim.Optimizer,), "load_state_dict", "loading"),
+        )
+        for owner in owners
+    ]
 
     def uninstall() -> None:
         for handle in handles:
@@ -101,6 +111,21 @@ def _wrap_optimizer(who: Attribution) -> Callable[[], None]:
         optim.Optimizer.__init__ = plain
 
     return restore
+
+
+def _wrap_phase(who: Attribution, owner: Any, name: str, phase: str) -> Callable[[], None]:
+    """Checkpoints come and go without a block of their own: that they do is worth a mark all the same."""
+    plain = getattr(owner, name)
+
+    @wraps(plain)
+    def within(*arguments: Any, **keywords: Any) -> Any:
+        if any(isinstance(given, dict) and given.get("state") == {} for given in arguments):
+            return plain(*arguments, **keywords)  # of an optimizer that has not stepped: accelerate moves each so
+        with who.within(phase):
+            return plain(*arguments, **keywords)
+
+    setattr(owner, name, within)
+    return lambda: setattr(owner, name, plain)
 
 
 def _wrap_call(who: Attribution, *, outermost_only: bool) -> Callable[[], None]:

@@ -1,16 +1,23 @@
-"""Finds the script's own line in a stack of frames: not a library's, not Python's, not ours."""
+"""Finds the script's own line in a stack of frames: not a library's, not Python's, not ours.
+
+Frames of some functions also say what the program is about (`torch.save`, `generate`): `data/phases.toml` lists them.
+"""
 
 import os
 import site
 import sys
 import sysconfig
+import tomllib
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _RUNNER = os.path.join(_OURS, "script", "running.py")  # what is below it started us, and not the script
 _OF_TORCH = ("torch", "functorch", "triton")
+_PHASES = Path(__file__).parent / "data" / "phases.toml"
 
 
 class Place(NamedTuple):
@@ -20,6 +27,23 @@ class Place(NamedTuple):
     # Lines of the script ("train.py:88") and of libraries ("transformers/trainer.py:1894"), innermost first. PyTorch's own,
     # dozens deep for every module, are left out.
     stack: tuple[str, ...]
+    # What a function on the stack says that it is about: "saving", "generation", ...
+    phase: str = ""
+
+
+@cache
+def telling_functions() -> dict[str, dict[str, str]]:
+    """The phase that a function's frame stands for, by file and name."""
+    found: dict[str, dict[str, str]] = {}
+    for phase, files in _phases().items():
+        for file, names in files.items():
+            found.setdefault(file, {}).update(dict.fromkeys(names, phase))
+    return found
+
+
+@cache
+def _phases() -> dict[str, dict[str, list[str]]]:
+    return tomllib.loads(_PHASES.read_text("utf-8"))
 
 
 NOWHERE = Place("", ())
@@ -35,51 +59,57 @@ class LineFinder:
         paths = sysconfig.get_paths()
         self._packages = _roots(paths["purelib"], paths["platlib"], *site.getsitepackages())
         self._foreign = (*self._packages, *_roots(paths["stdlib"], paths["platstdlib"], _OURS, *_torch_folder()))
-        # What a file is called, and whether it is the script's; the name is empty where its lines are left out. Files are
-        # the keys and not code objects, some of which have no hash: torch.compile makes code with dictionaries in it.
-        self._files: dict[str, tuple[str, bool]] = {}
+        # What a file is called, whether it is the script's, and which of its functions tell a phase; the name is empty where
+        # its lines are left out. Files are the keys and not code objects, some of which have no hash: torch.compile makes code
+        # with dictionaries in it.
+        self._files: dict[str, tuple[str, bool, dict[str, str] | None]] = {}
+        self._ranks = {phase: rank for rank, phase in enumerate(_phases())}
         self._places: dict[tuple[str | int, ...], Place] = {}
 
     def find(self, frame: FrameType | None) -> Place:
         """The place that this stack of frames is at."""
         files = self._files
         seen: list[Any] = []
+        phase = ""
         while frame is not None and (file := frame.f_code.co_filename) != _RUNNER:
             name = files.get(file)
             if name is None:
                 name = files[file] = self._name(file)
             if name[0]:
                 seen += (file, frame.f_lineno)
+            if name[2] is not None and (told := name[2].get(frame.f_code.co_name)):
+                phase = min(phase or told, told, key=self._ranks.__getitem__)
             frame = frame.f_back
-        key = tuple(seen)
+        key = (*seen, phase)
         place = self._places.get(key)
         if place is None:
-            place = self._places[key] = self._place(seen[::2], seen[1::2])
+            place = self._places[key] = self._place(seen[::2], seen[1::2], phase)
         self.last = place.line or self.last
         return place
 
-    def _place(self, files: list[str], numbers: list[int]) -> Place:
+    def _place(self, files: list[str], numbers: list[int], phase: str) -> Place:
         """Of code that a compiler generated, the script's own line behind it counts, if there is one."""
         line, stack = "", []
         for file, number in zip(files, numbers, strict=True):
-            name, is_own = self._files[file]
+            name, is_own, _ = self._files[file]
             made_from = self.source_of(file, number) if self.source_of and is_own else None
             if at := f"{name}:{number}" if made_from is None else made_from[0]:
                 stack.append(at)
                 line = line or (at if is_own else "")
-        return Place(line, tuple(stack))
+        return Place(line, tuple(stack), phase)
 
     def is_own(self, path: str) -> bool:
         """Whether a file is the script's."""
         return not (path.startswith("<") or os.path.realpath(path).startswith(self._foreign))
 
-    def _name(self, path: str) -> tuple[str, bool]:
+    def _name(self, path: str) -> tuple[str, bool, dict[str, str] | None]:
         if self.is_own(path):
-            return os.path.basename(path), True
+            return os.path.basename(path), True, None
         real = os.path.realpath(path)
         root = max((root for root in self._packages if real.startswith(root)), key=len, default="")
         name = real.removeprefix(root).replace(os.sep, "/") if root and not real.startswith(_OURS) else ""
-        return ("" if name.startswith(tuple(f"{package}/" for package in _OF_TORCH)) else name), False
+        is_left_out = name.startswith(tuple(f"{package}/" for package in _OF_TORCH))
+        return "" if is_left_out else name, False, telling_functions().get(name)
 
 
 def _roots(*paths: str) -> tuple[str, ...]:

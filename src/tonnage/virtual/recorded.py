@@ -76,6 +76,7 @@ class RecordedDevice(ABC):
     ) -> Allocation:  # fmt: skip
         """A block was handed out; `serial` numbers the outermost operator that asked for it."""
         who = self.attribution
+        who.at(place)
         self.sequence += 1
         allocation = Allocation(
             len(self.allocations), address, size, block_size, stream, self.sequence, None, who.category, operator, module,

@@ -8,8 +8,8 @@ import pytest
 
 from hostile_recordings import hostile_recording
 from html_tags import Tags
-from support import MIB, Run, training_run
-from tonnage.explain import advise
+from support import MIB, Run, climbing_run, training_run
+from tonnage.explain import advice_for, advise, diagnose
 from tonnage.ledger import Category
 from tonnage.recording import Recording
 from tonnage.report.html import render_page
@@ -157,3 +157,12 @@ def test_arguments_are_part_of_the_title() -> None:
     recording = training_run()
     recording = replace(recording, header=replace(recording.header, arguments=("--batch", "8 & more")))
     assert "<title>train.py --batch 8 &amp; more</title>" in render_page(recording)
+
+
+def test_a_run_that_climbs_says_so_on_its_page() -> None:
+    recording = climbing_run()
+    page = render_page(recording, advice_for(recording))
+    assert '<span id="verdict" class="verdict error">fits so far, but climbs</span>' in page
+    assert "the steps climb by 64.00 MiB each" in page
+    explained = render_page(recording, diagnosis=diagnose(recording))
+    assert "fits so far, but climbs" in explained

@@ -7,17 +7,22 @@ from tonnage.explain.causes.attention import attention_matrices
 from tonnage.explain.causes.cache import unbounded_cache
 from tonnage.explain.causes.capacity import capacity
 from tonnage.explain.causes.compiling import compile_peak
+from tonnage.explain.causes.data import waiting_batches
 from tonnage.explain.causes.ddp import ddp_accumulation
+from tonnage.explain.causes.evaluation import graph_in_evaluation, kept_predictions, training_in_evaluation
 from tonnage.explain.causes.fragmentation import fragmentation
+from tonnage.explain.causes.generation import growing_generation
 from tonnage.explain.causes.gradients import kept_gradients
 from tonnage.explain.causes.leak import leak
 from tonnage.explain.causes.lengths import varying_lengths
+from tonnage.explain.causes.loading import checkpoint_held_twice
 from tonnage.explain.causes.logits import wide_logits
 from tonnage.explain.causes.optimizer import optimizer_temporaries
 from tonnage.explain.causes.outside import another_process, outside_pytorch
 from tonnage.explain.causes.own_limit import own_limit
 from tonnage.explain.causes.pinned import pinned_host
 from tonnage.explain.causes.resident import resident_data
+from tonnage.explain.causes.saving import saving_on_gpu
 from tonnage.explain.causes.surprise import surprising_tensor
 from tonnage.explain.findings import Finding
 
@@ -32,6 +37,13 @@ RULES: tuple[Callable[[Case], Finding | None], ...] = (
     outside_pytorch,
     another_process,
     pinned_host,
+    kept_predictions,
+    graph_in_evaluation,
+    training_in_evaluation,
+    growing_generation,
+    saving_on_gpu,
+    checkpoint_held_twice,
+    waiting_batches,
     own_limit,
     surprising_tensor,
     compile_peak,

@@ -18,25 +18,31 @@ _TURNS = 4
 _MUCH_SHARE = 0.5
 _FATAL_SHARE = 0.25
 _BOUND_SHARE = 0.5
+_HOW = "a static or sliding-window cache of half the length reached"
 
 
 def unbounded_cache(case: Case) -> Finding | None:
     """The cache at the moment that matters, if it has grown at every turn and is much."""
-    cached = [a for a in case.live if _is_cached(a)]
+    cached = [a for a in case.live if is_cached(a)]
     size = sum(a.block_bytes for a in cached)
     if size < (_FATAL_SHARE if case.death else _MUCH_SHARE) * case.peak_bytes:
         return None
+    if sum(a.block_bytes for a in cached if a.phase == "generation") > size / 2:
+        return None  # it ends with max_new_tokens
     levels = _levels(case)
     if not _always_grew(levels):
         return None
     each = (levels[-1] - levels[0]) // (len(levels) - 1)
     sentence = f"the KV cache holds {format_bytes(size)} and grew by {format_bytes(each)} at every step"
-    fixes = tuple(filter(None, [fix_of(case.needed, _bounded(case))]))
+    fixes = tuple(
+        filter(None, [fix_of(case.needed, bounded(case, "bound the KV cache", "what lies further back", _HOW))])
+    )
     return Finding("unbounded-cache", sentence, size, "unbounded-cache", size, guilty_lines(cached), fixes)
 
 
-def _is_cached(a: Allocation) -> bool:
-    joined = a.operator.removeprefix("aten::") == "cat" and a.phase == "forward"
+def is_cached(a: Allocation) -> bool:
+    """Of a KV cache, or joined to what was there as one is."""
+    joined = a.operator.removeprefix("aten::") == "cat" and a.phase in ("forward", "generation")
     return a.category is Category.KV_CACHE or (joined and a.category is Category.ACTIVATIONS)
 
 
@@ -45,7 +51,7 @@ def _levels(case: Case) -> list[int]:
     starts = [start for start in case.turns if start <= case.moment]
     changes = [0] * (len(starts) + 1)
     for a in case.recording.allocations:
-        if _is_cached(a):
+        if is_cached(a):
             changes[bisect_right(starts, a.born - 1)] += a.block_bytes
             if a.died is not None and a.died <= case.moment:
                 changes[bisect_right(starts, a.died - 1)] -= a.block_bytes
@@ -60,9 +66,9 @@ def _always_grew(levels: list[int]) -> bool:
     return all(after > before for before, after in pairwise(quarters))
 
 
-def _bounded(case: Case) -> Rewrite:
-    longest = max((a.block_bytes for a in case.needed.allocations if _is_cached(a)), default=0)
+def bounded(case: Case, change: str, costs: str, how: str) -> Rewrite:
+    """The run with a cache of half the length that it reached."""
+    longest = max((a.block_bytes for a in case.needed.allocations if is_cached(a)), default=0)
     bound = int(_BOUND_SHARE * longest)
-    smaller = resized(case.needed, lambda a: min(1.0, bound / a.block_bytes) if _is_cached(a) and bound else 1.0)
-    how = "a static or sliding-window cache of half the length reached"
-    return Rewrite("bound the KV cache", "what lies further back", how, smaller)
+    smaller = resized(case.needed, lambda a: min(1.0, bound / a.block_bytes) if is_cached(a) and bound else 1.0)
+    return Rewrite(change, costs, how, smaller)

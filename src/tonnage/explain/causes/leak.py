@@ -132,7 +132,9 @@ def _long_lived(case: Case, edges: list[int]) -> dict[_Key, list[tuple[int, Allo
         if not 0 <= turn < len(edges) - 2 or a.category in _MEANT_TO_STAY:
             continue
         if a.died is None or a.died > edges[turn + 2]:
-            found.setdefault((a.line, a.operator, a.module, a.category), []).append((turn, a))
+            # A batch is an input once it is used: those that a loader has fetched ahead are of one kind with it.
+            category = Category.OTHER if a.category is Category.INPUTS else a.category
+            found.setdefault((a.line, a.operator, a.module, category), []).append((turn, a))
     return found
 
 
@@ -192,12 +194,19 @@ def _sentence(kept: Kept, keeper: Keeper | None, lines: tuple[Guilty, ...]) -> s
     if kept.in_cycle:
         held = f"what {lines[0].line} makes hangs in a reference cycle, or in a list that is emptied late"
         return f"{made}, until those of many turns are freed together: {held}"
+    return f"{made}: {_holder(kept, keeper, lines)}"
+
+
+def kept_words(case: Case, kept: Kept) -> str:
+    """ "train.py:31 keeps a graph that backward would have freed": who keeps what."""
+    return _holder(kept, _keeper(case, kept), guilty_lines(kept.blocks))
+
+
+def _holder(kept: Kept, keeper: Keeper | None, lines: tuple[Guilty, ...]) -> str:
     what = "a graph that backward would have freed" if _keeps_graph(kept) else "what it made"
-    if keeper and keeper.is_hook:
-        return f"{made}: the hook at {keeper.line} keeps {what}"
     if keeper:
-        return f"{made}: {keeper.line} keeps {what}"
-    return f"{made}: {what} is kept, made at {_common_line(kept) or lines[0].line or 'a line that is not known'}"
+        return f"{'the hook at ' if keeper.is_hook else ''}{keeper.line} keeps {what}"
+    return f"{what} is kept, made at {_common_line(kept) or lines[0].line or 'a line that is not known'}"
 
 
 def _common_line(kept: Kept) -> str:

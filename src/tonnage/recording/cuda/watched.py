@@ -16,6 +16,7 @@ BY_PHASE = {
     "setup": Category.OTHER,
     "forward": Category.ACTIVATIONS,
     "evaluation": Category.ACTIVATIONS,
+    "generation": Category.ACTIVATIONS,
     "backward": Category.ACTIVATIONS,
     "optimizer": Category.WORKSPACE,
     "other": Category.OTHER,

@@ -41,7 +41,9 @@ def render_cluster_page(cluster: ClusterRecording, advice: Advice | None = None)
         title=text(sections.title_of(summary)),
         style=style,
         tabs=sections.tabs(shown, found),
-        header=sections.header_section(summary, found, worst, _step_words(cluster)),
+        header=sections.header_section(
+            summary, found, worst, _step_words(cluster), climbs=bool(advice and advice.outlook.climb)
+        ),
         ranks=sections.ranks_section(summary, shown, found),
         hidden="" if shown else " hidden",
         engines=sections.engines_section(shown),

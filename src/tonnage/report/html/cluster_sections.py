@@ -6,10 +6,11 @@ from tonnage.recording import ClusterSummary, Recording
 from tonnage.recording.cluster import COMMUNICATORS
 from tonnage.report.html import markup
 from tonnage.report.html.markup import share, size, text
-from tonnage.report.html.sections import SOURCES, VERDICTS, failure, where
+from tonnage.report.html.sections import SOURCES, failure, where
 from tonnage.report.html.series import STACKING
 from tonnage.report.lines import table_unit
 from tonnage.report.odd_ranks import BEYOND, LABELS, OUTSIDE, Comparison, Kind, name_of, signed, spans_of
+from tonnage.report.verdict import verdict_words
 from tonnage.units import format_bytes
 
 PARTS = (*map(str, STACKING), BEYOND, OUTSIDE)
@@ -28,16 +29,19 @@ def title_of(summary: ClusterSummary) -> str:
 # The head
 
 
-def header_section(summary: ClusterSummary, found: Comparison, worst: Recording | None, step_words: str = "") -> str:
+def header_section(
+    summary: ClusterSummary, found: Comparison, worst: Recording | None, step_words: str = "", *, climbs: bool = False
+) -> str:
     """The run, the cluster, the verdict, how long a step takes, and which rank decides."""
     capacity = f"{summary.capacity_bytes / 2**30:.1f} GiB each" if summary.capacity_bytes else ""
     torch = worst.header.torch_modelled.partition("+")[0] if worst else ""
     facts = [summary.words, capacity, f"torch {torch}" if torch else "", SOURCES[worst.header.source] if worst else ""]
     trouble = f'<p class="failure" id="trouble">{text(summary.trouble, 2000)}</p>' if summary.trouble else ""
+    kind = "error" if climbs and summary.outcome == "ok" else summary.outcome
     step = f'<p id="step-words">{text(step_words)}</p>' if step_words else ""
     return (
         f'<header><div class="head"><h1>{text(title_of(summary))}</h1>'
-        f'<span id="verdict" class="verdict {summary.outcome}">{VERDICTS[summary.outcome]}</span></div>'
+        f'<span id="verdict" class="verdict {kind}">{verdict_words(summary.outcome, climbs)}</span></div>'
         f'<p id="card">{text(" · ".join(filter(None, facts)))}</p>{trouble}'
         f'<dl class="tiles">{"".join(_tiles(summary, found))}</dl>{step}{_decides(summary, found, worst)}</header>'
     )

@@ -10,8 +10,9 @@ from tonnage.report.diff import growth_percent, signed
 from tonnage.report.html import markup
 from tonnage.report.html.cluster_series import line_of
 from tonnage.report.html.markup import size, text
-from tonnage.report.html.sections import SOURCES, VERDICTS
+from tonnage.report.html.sections import SOURCES
 from tonnage.report.html.shell import read_part, simple_page
+from tonnage.report.verdict import verdict_words
 
 _SAMPLES = 3_000
 _ROWS, _MOST_ROWS = 15, 400
@@ -35,6 +36,7 @@ def render_diff_page(
         text(f"{names[0]} → {names[1]}"),
         _header(names, runs, peaks, limit, failed),
         Template(read_part("lines.html")).substitute(note=_NOTE),
+        _table("Peaks of phases", difference.phases, "phases"),
         _table("At the peak, by category", [_labelled(growth) for growth in difference.categories], "categories"),
         _table("By module", difference.modules, "modules"),
         _table("By line", difference.lines, "lines-of-code"),
@@ -74,7 +76,7 @@ def _header(
 
 def _facts(run: Recording) -> tuple[str, ...]:
     header = run.header
-    return header.gpu_name, SOURCES[header.source], VERDICTS[header.outcome]
+    return header.gpu_name, SOURCES[header.source], verdict_words(header.outcome)
 
 
 def _limit_words(limit: GrowthLimit, failed: bool) -> str:

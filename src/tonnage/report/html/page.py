@@ -7,8 +7,9 @@ their hashes) and nothing else, so whatever a recording says cannot run or fetch
 
 from string import Template
 
-from tonnage.explain import Advice, Diagnosis
+from tonnage.explain import Advice, Diagnosis, Outlook
 from tonnage.explain.cards import AllCards
+from tonnage.explain.outlook import outlook_of
 from tonnage.recording import Recording
 from tonnage.recording.failure import moment_of_failure, until_failure
 from tonnage.report.html import sections
@@ -48,7 +49,7 @@ def render_page(
         policy=policy([style], [script]),
         title=text(sections.title_of(recording)),
         style=style,
-        header=sections.header_section(recording),
+        header=sections.header_section(recording, _ahead(recording, advice, diagnosis)),
         cause=cause_section(diagnosis) if diagnosis else "",
         advice=sections.advice_section(recording, _advice(diagnosis) if diagnosis else advice or Advice())
         + (sections.all_cards_section(cards) if cards else ""),
@@ -68,6 +69,13 @@ def render_page(
 def _advice(diagnosis: Diagnosis) -> Advice:
     """Its sentence is said in a section of its own."""
     return Advice(diagnosis.fixes, diagnosis.larger_card, total=diagnosis.total)
+
+
+def _ahead(recording: Recording, advice: Advice | None, diagnosis: Diagnosis | None) -> Outlook:
+    """What lies ahead; above a diagnosis only that it climbs, for the cause says the rest."""
+    if diagnosis is None:
+        return advice.outlook if advice else Outlook()
+    return Outlook(climb=outlook_of(recording).climb)
 
 
 def _failure(recording: Recording) -> dict[str, int] | None:

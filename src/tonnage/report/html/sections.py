@@ -5,7 +5,7 @@ from dataclasses import fields
 
 from tonnage import __version__
 from tonnage.allocator import AllocatorSettings, BadAllocatorSettings
-from tonnage.explain import Advice, Fix
+from tonnage.explain import Advice, Fix, Outlook
 from tonnage.explain.cards import AllCards
 from tonnage.recording import Recording
 from tonnage.report.all_cards import place_words
@@ -13,14 +13,15 @@ from tonnage.report.html import markup
 from tonnage.report.html.markup import share, size, text
 from tonnage.report.lines import table_unit
 from tonnage.report.total import caveat_words, larger_card_words, total_words
+from tonnage.report.verdict import verdict_words
 
-VERDICTS = {"ok": "fits", "oom": "does not fit", "error": "script failed"}
 SOURCES = {
     "virtual": "predicted on a virtual GPU",
     "cuda": "measured",
     "snapshot": "measured, from a PyTorch snapshot",
 }
 _RESCUES = {True: "✓", False: "✗", None: ""}
+NOTHING_AHEAD = Outlook()
 MOST_ROWS = 200
 _FIXES = 4
 
@@ -31,18 +32,20 @@ def title_of(recording: Recording) -> str:
     return " ".join((header.program or header.gpu_name, *header.arguments))
 
 
-def header_section(recording: Recording) -> str:
-    """The run, the card, the verdict and the peaks."""
+def header_section(recording: Recording, ahead: Outlook = NOTHING_AHEAD) -> str:
+    """The run, the card, the verdict, the peaks and what lies ahead."""
     header = recording.header
-    outcome = header.outcome
+    outcome, climbs = header.outcome, ahead.climb is not None
+    kind = "error" if climbs and outcome == "ok" else outcome
+    said = "".join(f'<p class="outlook">{text(line, 1000)}</p>' for line in ahead.lines)
     capacity = f"{header.capacity_bytes / 2**30:.1f} GiB" if header.capacity_bytes else ""
     torch = header.torch_modelled.partition("+")[0]
     facts = [header.gpu_name, capacity, f"torch {torch}" if torch else "", SOURCES[header.source]]
     return (
         f'<header><div class="head"><h1>{text(title_of(recording))}</h1>'
-        f'<span id="verdict" class="verdict {outcome}">{VERDICTS[outcome]}</span></div>'
+        f'<span id="verdict" class="verdict {kind}">{verdict_words(outcome, climbs)}</span></div>'
         f'<p id="card">{text(" · ".join(filter(None, facts)))}</p>'
-        f'<dl class="tiles">{"".join(_tiles(recording))}</dl>{where(recording)}{failure(recording)}</header>'
+        f'<dl class="tiles">{"".join(_tiles(recording))}</dl>{where(recording)}{said}{failure(recording)}</header>'
     )
 
 

@@ -49,6 +49,7 @@ class DriverDevice(RecordedDevice):
         self._torch = torch
         self._buffer = ctypes.create_string_buffer(_EVENT.size * _AT_ONCE)
         self._operators: list[str] = []
+        self._draining: set[int] = set()  # threads
         self._communicators: dict[str, int] = {}
         self._granted = False
         self.on_freed: Callable[[int], None] = lambda address: None
@@ -148,7 +149,17 @@ class DriverDevice(RecordedDevice):
     # The log
 
     def drain(self) -> None:
-        """Take everything from the log."""
+        """Take everything from the log; a mark that a block of it makes is no reason to take the rest before it."""
+        here = threading.get_ident()
+        if here in self._draining:
+            return
+        self._draining.add(here)
+        try:
+            self._take_all()
+        finally:
+            self._draining.discard(here)
+
+    def _take_all(self) -> None:
         while count := self._core.tn_take_events(self._buffer, ctypes.c_int64(_AT_ONCE)):
             place = module = None
             for event in _EVENT.iter_unpack(self._buffer.raw[: count * _EVENT.size]):

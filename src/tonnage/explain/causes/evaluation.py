@@ -1,0 +1,142 @@
+"""Evaluation that needs more than one batch does: what it keeps of every batch, of a backward that never comes, and what
+training left behind.
+
+Outputs are kept in a list (blocks of one line, alive together) or in one tensor that is longer after every batch, as the
+transformers Trainer does without `eval_accumulation_steps`. Without `no_grad` the outputs of most modules are alive at once.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+from tonnage.explain.case import Case
+from tonnage.explain.findings import Finding, guilty_lines, lines_words
+from tonnage.explain.fixes import fix_of
+from tonnage.explain.phases import is_worth, live_in, spans_of, waste_of
+from tonnage.explain.rewrites import Rewrite
+from tonnage.ledger import Category
+from tonnage.recording import Allocation
+from tonnage.units import format_bytes
+
+_EVALUATION = ("evaluation",)
+_BATCHES = 3
+_GRAPH_MODULES = 4
+_GRAPH_SHARE = 0.5
+_TRAINER = "transformers/trainer"
+_Place = tuple[int, str, tuple[str, ...], str]  # number of the evaluation, module, stack, operator
+
+
+def kept_predictions(case: Case) -> Finding | None:
+    """What evaluation keeps of every batch, and what keeping it on the host saves."""
+    alive, made = {a.index for a in live_in(case, _EVALUATION)}, _kept(case)
+    kept = [a for a in made if a.index in alive]
+    size = sum(a.block_bytes for a in kept)
+    if not is_worth(case, size):
+        return None
+    gone = {a.index for a in made}
+    lines = guilty_lines(kept)
+    is_trainer = any(frame.startswith(_TRAINER) for a in kept for frame in a.stack)
+    how = "eval_accumulation_steps=1, or preprocess_logits_for_metrics=lambda logits, _: logits.argmax(-1)"
+    fix = fix_of(
+        case.needed,
+        Rewrite(
+            "predictions on the host", "a copy each batch",
+            how if is_trainer else "append(output.cpu()), or what the metric needs of it",
+            [a for a in case.needed.allocations if a.index not in gone],
+        ),
+    )  # fmt: skip
+    sentence = f"the outputs of all evaluation batches are kept on the GPU, {format_bytes(size)}{lines_words(lines)}"
+    return Finding("kept-predictions", sentence, size, "evaluation", waste_of(case, kept), lines, (fix,) if fix else ())
+
+
+def _kept(case: Case) -> list[Allocation]:
+    """Of blocks that one place made in an evaluation: several that were alive together, or ever longer ones."""
+    starts = [start for start, _ in spans_of(case, _EVALUATION)]
+    by_place: dict[_Place, list[Allocation]] = {}
+    for a in case.needed.allocations:
+        if a.phase in _EVALUATION and a.category is not Category.PARAMETERS:
+            which = bisect_right(starts, a.born)
+            by_place.setdefault((which, a.module, a.stack or (a.line,), a.operator), []).append(a)
+    batches: dict[int, list[int]] = {}  # of each evaluation, when each begins: what a module does first comes again
+    for (which, module, *_), members in by_place.items():
+        if module and which not in batches:
+            batches[which] = [a.born for a in members]
+    kept = (m for (which, *_), m in by_place.items() if _is_kept(m, batches.get(which, [])))
+    return [a for members in kept for a in members]
+
+
+def _is_kept(members: list[Allocation], batches: list[int]) -> bool:
+    """Made in several batches, and all there when the last was made; or joined to what was there, ever longer."""
+    if len({bisect_right(batches, a.born) for a in members}) < _BATCHES:
+        return False
+    last = members[-1].born
+    if all(a.died is None or a.died > last for a in members):
+        return True
+    joins = "cat" in members[0].operator and not members[0].module  # within a module it is a cache
+    return joins and all(before.block_bytes < after.block_bytes for before, after in pairwise(members))
+
+
+def graph_in_evaluation(case: Case) -> Finding | None:
+    """The outputs of modules that a backward would use, where none follows: `no_grad` was forgotten."""
+    live = [a for a in live_in(case, _EVALUATION) if a.phase in _EVALUATION and a.category is Category.ACTIVATIONS]
+    alive = {a.module for a in live if a.module}
+    called = {a.module for a in case.needed.allocations if a.phase in _EVALUATION and a.module}
+    size = sum(a.block_bytes for a in live)
+    if len(alive) < max(_GRAPH_MODULES, _GRAPH_SHARE * len(called)) or not is_worth(case, size):
+        return None
+    rewrite = Rewrite("evaluate without gradients", "nothing", "with torch.inference_mode():", list(_freed_soon(case)))
+    fix = fix_of(case.needed, rewrite)
+    sentence = f"an evaluation keeps {format_bytes(size)} for a backward that never comes: torch.no_grad() is missing"
+    lines = guilty_lines(live)
+    return Finding(
+        "graph-in-evaluation", sentence, size, "evaluation", waste_of(case, live), lines, (fix,) if fix else ()
+    )
+
+
+def _freed_soon(case: Case) -> Iterator[Allocation]:
+    """What modules make in an evaluation goes once its successor is used: when the block after the next is made."""
+    births = sorted(a.born for a in case.needed.allocations if a.phase in _EVALUATION and a.module)
+    for a in case.needed.allocations:
+        ahead = bisect_right(births, a.born) + 1
+        is_made_there = a.phase in _EVALUATION and a.module and ahead < len(births)
+        yield replace(a, died=births[ahead]) if is_made_there and (a.died is None or a.died > births[ahead]) else a
+
+
+def training_in_evaluation(case: Case) -> Finding | None:
+    """Gradients and activations of the last step that are there while it evaluates."""
+    held = [a for a in live_in(case, _EVALUATION) if _is_of_training(a)]
+    size = sum(a.block_bytes for a in held)
+    if not is_worth(case, size):
+        return None
+    gaps = spans_of(case, _EVALUATION)
+    apart = [part for a in case.needed.allocations for part in _outside(a, gaps)]
+    has_gradients = any(a.category is Category.GRADIENTS for a in held)
+    how = "optimizer.zero_grad(set_to_none=True)" if has_gradients else "del loss, output"
+    rewrite = Rewrite("free training's memory before evaluating", "nothing", f"{how} before the evaluation", apart)
+    fix = fix_of(case.needed, rewrite)
+    what = "gradients" if has_gradients else "activations of the last step"
+    sentence = f"{format_bytes(size)} of training are still held while it evaluates: {what} were not freed"
+    lines = guilty_lines(held)
+    return Finding(
+        "training-in-evaluation", sentence, size, "evaluation", waste_of(case, held), lines, (fix,) if fix else ()
+    )
+
+
+def _is_of_training(a: Allocation) -> bool:
+    made = a.category is Category.ACTIVATIONS and a.phase in ("forward", "backward")
+    return a.category is Category.GRADIENTS or made
+
+
+def _outside(a: Allocation, gaps: list[tuple[int, int]]) -> Iterator[Allocation]:
+    """What training made, in parts outside of evaluations."""
+    born = a.born
+    if _is_of_training(a):
+        for start, end in gaps[bisect_right(gaps, (born, born)) :]:
+            if a.died is not None and a.died <= start:
+                break
+            yield replace(a, born=born, died=start)
+            if a.died is not None and a.died <= end:
+                return
+            born = end
+    yield a if born == a.born else replace(a, born=born)

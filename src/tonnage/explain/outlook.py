@@ -1,0 +1,137 @@
+"""What lies ahead of a run that went on: steps that climb, a cache that grows, lengths that may be longer yet.
+
+A run climbs where every step leaves something behind, or where the allocator takes more at every step for no more tensors. It
+would not go on for ever, so it does not simply fit. What ends by itself (a cache that `generate` bounds, the longest batch of a
+data set) is told in a sentence, and no more: nobody knows from a part of a run that the rest is worse.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import replace
+
+from tonnage.explain.case import Case
+from tonnage.explain.causes.cache import unbounded_cache
+from tonnage.explain.causes.data import waiting_batches
+from tonnage.explain.causes.evaluation import graph_in_evaluation, kept_predictions, training_in_evaluation
+from tonnage.explain.causes.generation import growing_generation
+from tonnage.explain.causes.leak import Kept, kept_blocks, kept_words, leak
+from tonnage.explain.causes.loading import checkpoint_held_twice
+from tonnage.explain.causes.saving import saving_on_gpu
+from tonnage.explain.findings import Finding
+from tonnage.explain.fixes import Climb, Outlook, allocator_fix
+from tonnage.ledger import Category
+from tonnage.recording import Recording
+from tonnage.recording.timeline import spans
+from tonnage.units import MIB, format_bytes
+
+_OF_PHASES = (
+    kept_predictions,
+    graph_in_evaluation,
+    training_in_evaluation,
+    saving_on_gpu,
+    checkpoint_held_twice,
+    waiting_batches,
+)
+_OF_CACHES = (growing_generation, unbounded_cache)
+_WORTH_SHARE = 0.1
+_CREEP_STEPS = 8
+_CREEP_SHARE = 0.02
+_CREEP_BYTES = 32 * MIB
+_EXPANDABLE = "expandable_segments:True"
+_LENGTHS = 3
+
+
+def outlook_of(recording: Recording) -> Outlook:
+    """What is to be said of it; nothing of one that died, whose cause says it all."""
+    if recording.oom is not None or not recording.allocations:
+        return Outlook()
+    case = Case(recording)
+    climbing = _leak(case) or _creep(case)
+    said = [finding for rule in _OF_PHASES if (finding := rule(case)) and _sets_the_peak(case, finding)]
+    caches = [finding for rule in _OF_CACHES if (finding := rule(case))][:1]
+    lines = [*(finding.sentence for finding in (*said, *caches)), *_lengths(case)]
+    fixes = [fix for finding in said for fix in finding.fixes]
+    if climbing is None:
+        return Outlook(tuple(lines), fixes=tuple(fixes))
+    return replace(climbing, lines=(*climbing.lines, *lines))
+
+
+def _sets_the_peak(case: Case, finding: Finding) -> bool:
+    return bool(finding.fixes) and finding.fixes[0].saves_bytes >= _WORTH_SHARE * case.peak_bytes
+
+
+# Steps that leave something behind
+
+
+def _leak(case: Case) -> Outlook | None:
+    """What every step keeps, and the step in which that fills the card."""
+    kept, finding = kept_blocks(case), leak(case)
+    if kept is None or finding is None or finding.cause != "leak" or kept.in_cycle:
+        return None
+    each = kept.size_bytes // _turns_spanned(case, kept)
+    climb = Climb(each, _dies_at(case, each))
+    ahead = ""
+    if climb.dies_at_step is not None and case.recording.begins_at:  # nobody knows how many steps went before
+        ahead = f": the card is full after about {climb.dies_at_step - len(case.turns):,} more"
+    elif climb.dies_at_step is not None:
+        ahead = f": it will die about step {climb.dies_at_step:,} on this card"
+    words = f"the steps climb by {format_bytes(each)} each ({kept_words(case, kept)}){ahead}"
+    return Outlook((words,), climb, finding.fixes)
+
+
+def _turns_spanned(case: Case, kept: Kept) -> int:
+    """From the first turn that left something to the last: not every turn between need have."""
+    numbers = [bisect_right(case.turns, a.born) for a in kept.blocks]
+    return max(numbers) - min(numbers) + 1
+
+
+def _dies_at(case: Case, each_bytes: int) -> int | None:
+    """The first step that the card has no room for, if every one takes as much more; None where the card is unknown."""
+    header = case.recording.header
+    room = header.capacity_bytes - header.overhead_bytes - case.recording.peak_reserved_bytes
+    return len(case.turns) + max(0, room) // each_bytes + 1 if header.capacity_bytes and each_bytes else None
+
+
+# Reserved memory that creeps up
+
+
+def _creep(case: Case) -> Outlook | None:
+    """In the second half of the steps tensors take no more than before, and the allocator still takes more and more."""
+    recording = case.recording
+    timeline = recording.timeline
+    stretches = spans(recording.marks, "step", len(timeline.allocated_bytes))
+    steps = [(start, end) for name, start, end in stretches if name not in ("", "0")]
+    if len(steps) < _CREEP_STEPS or _EXPANDABLE in recording.header.settings:
+        return None
+    allocated = [max(timeline.allocated_bytes[start:end]) for start, end in steps]
+    reserved = [max(timeline.reserved_bytes[start:end]) for start, end in steps]
+    half, last = len(steps) // 2, len(steps) - len(steps) // 4
+    rose = [n for n in range(half, len(steps)) if reserved[n] > max(reserved[:n])]
+    grew = reserved[-1] - max(reserved[:half])
+    enough = max(_CREEP_SHARE * reserved[-1], _CREEP_BYTES)
+    if len(rose) < 2 or rose[-1] < last or grew < enough or max(allocated[half:]) > max(allocated[:half]):
+        return None
+    fix = allocator_fix(recording, _EXPANDABLE)
+    count = len(steps) - half
+    words = f"reserved memory still climbs, {format_bytes(grew)} in the last {count} steps, though allocated memory does not"
+    return Outlook((f"{words}: fragmentation",), Climb(grew // count, None), (fix,) if fix else ())
+
+
+# Lengths that vary
+
+
+def _lengths(case: Case) -> Iterator[str]:
+    """The smallest and the largest batch of a training, where they differ from step to step."""
+    recording = case.recording
+    if not any(mark.name == "backward" for mark in recording.marks):
+        return
+    largest: dict[int, tuple[int, tuple[int, ...]]] = {}
+    for a in recording.allocations:
+        if a.category is Category.INPUTS and a.shape and a.phase not in ("evaluation", "generation"):
+            step = bisect_right(case.turns, a.born)
+            largest[step] = max(largest.get(step, (0, ())), (a.requested_bytes, a.shape))
+    shapes = sorted(largest.values())
+    if len(set(shapes)) < _LENGTHS or len({len(shape) for _, shape in shapes}) > 1:
+        return
+    least, most = (" × ".join(f"{size:,}" for size in shape) for shape in (shapes[0][1], shapes[-1][1]))
+    yield f"batches vary ({least} to {most}): the peak is that of the largest batch seen, and a larger one takes more"
