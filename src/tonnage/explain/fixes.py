@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tonnage.explain.case import is_limited_by_itself
-from tonnage.explain.rewrites import REWRITES, Rewrite
+from tonnage.explain.rewrites import REWRITES
+from tonnage.explain.rewriting import Rewrite
 from tonnage.hardware import Gpu, all_gpus
 from tonnage.recording import Recording
 from tonnage.recording.replay import demand, outcome_on

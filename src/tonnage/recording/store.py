@@ -144,7 +144,7 @@ def _has_captured(database: sqlite3.Connection) -> bool:
 
 
 def _header(rows: Iterable[tuple[Any, ...]]) -> Header:
-    values = {"command": [], "folder": ""} | {key: decoded(value) for key, value in rows}  # older files lack these
+    values = {"command": [], "folder": "", "training": {}} | {key: decoded(value) for key, value in rows}  # older files lack these
     check_values(values, HEADER_KINDS, "header")
     return Header(**values | {key: tuple(values[key]) for key in ("arguments", "command")})
 
