@@ -6,7 +6,6 @@ vision models, the blocks are what is numbered inside of them. A library that ma
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator
 from dataclasses import replace
 
 from tonnage.explain.rewriting import Rewrite, spans_of
@@ -18,36 +17,43 @@ from tonnage.recording import Allocation, Recording, module_pattern
 _NUMBERED = re.compile(r"(?:^|(?<=\.))\d+(?=\.|$)")
 _TINY_SHARE = 1 / 64  # of a block's largest tensor: statistics of a norm, states of a generator
 _COVERED_SHARE = 0.5
+_STAGES_DIFFER = 1.5
 _PREFIXES = 4
-_Saved = dict[tuple[int, str], list[Allocation]]  # by the forward and the block that made them
+_Made = dict[tuple[int, str], list[Allocation]]  # by the forward and the block that made them
 
 
 def checkpoint_blocks(recording: Recording) -> Rewrite | None:
     """Recompute each repeated block in backward: only its output is kept, and it is whole while its backward runs."""
-    saved = {key: members for key, members in _saved_by_block(recording).items() if len(_large(members)) > 1}
-    blocks = sorted({block for _, block in saved}, key=_in_order)
+    ends = [end for _, end in spans_of(recording, "forward")]
+    parts: dict[int, list[Allocation]] = {}
+    blocks: set[str] = set()
+    for (number, block), made in _made_by_block(recording).items():
+        saved = [a for a in made if a.died is None or a.died >= ends[number]]
+        if saved and len(_large(saved)) > 1:
+            blocks.add(block)
+            parts |= _recomputed(saved, _large(made)[-1])
     if len(blocks) < 2:
         return None
-    parts: list[Allocation] = []
-    gone: set[int] = set()
-    for members in saved.values():
-        output = _large(members)[-1]
-        dropped = [a for a in members if a is not output]
-        gone.update(a.index for a in dropped)
-        parts += _recomputed(dropped)
-    kept = [a for a in recording.allocations if a.index not in gone]
-    how = checkpoint_words(recording, _block_words(blocks))
-    return Rewrite(f"recompute {len(blocks)} blocks", "one more forward", how, [*kept, *parts])
+    changed = [part for a in recording.allocations for part in parts.get(a.index, [a])]
+    how = checkpoint_words(recording, _block_words(sorted(blocks, key=_in_order)))
+    return Rewrite(f"recompute {len(blocks)} blocks", "one more forward", how, changed)
 
 
-def _recomputed(dropped: list[Allocation]) -> Iterator[Allocation]:
-    """Two lives in place of one: while the block runs forward, and from where its backward begins until it is used."""
-    forward_ends = max(a.born for a in dropped) + 1
-    again = min((a.died for a in dropped if a.died is not None), default=None)
-    for a in dropped:
-        yield replace(a, died=forward_ends)
+def _recomputed(saved: list[Allocation], output: Allocation) -> dict[int, list[Allocation]]:
+    """What is saved lives twice: while the block runs forward, and from where its backward begins until it is used.
+
+    The output, which is the next block's input, lives until then, even where nobody saved it.
+    """
+    again = min((a.died for a in saved if a.died is not None), default=None)
+    parts = {}
+    for a in saved:
+        parts[a.index] = [replace(a, died=output.born + 1)] if a.born <= output.born else []
         if again is not None and a.died is not None and a.died > again:
-            yield replace(a, born=again, died=a.died)
+            parts[a.index].append(replace(a, born=again))
+    parts[output.index] = [output]
+    if output.died is not None and (again is None or output.died < again):
+        parts[output.index] = [replace(output, died=again)]
+    return parts
 
 
 def _large(members: list[Allocation]) -> list[Allocation]:
@@ -56,25 +62,22 @@ def _large(members: list[Allocation]) -> list[Allocation]:
     return [a for a in members if a.block_bytes >= least and (not a.dtype or "float" in a.dtype)]
 
 
-def _saved_by_block(recording: Recording) -> _Saved:
-    """Activations that outlive their forward, by that forward and the block that made them."""
-    forwards = list(spans_of(recording, "forward"))
-    starts = [start for start, _ in forwards]
+def _made_by_block(recording: Recording) -> _Made:
+    """Activations of each forward, by the block that made them."""
+    starts = [start for start, _ in spans_of(recording, "forward")]
     kept: list[tuple[int, Allocation]] = []
     for a in recording.allocations:
         number = bisect_right(starts, a.born) - 1
-        if a.category is not Category.ACTIVATIONS or a.phase != "forward" or number < 0:
-            continue
-        if a.died is None or a.died >= forwards[number][1]:
+        if a.category is Category.ACTIVATIONS and a.phase == "forward" and number >= 0:
             kept.append((number, a))
     named = recording.header.training.get("recomputed", "").split("\n")
     return _by_name(kept, named) if named != [""] else _by_number(kept)
 
 
-def _by_name(kept: list[tuple[int, Allocation]], named: list[str]) -> _Saved:
+def _by_name(kept: list[tuple[int, Allocation]], named: list[str]) -> _Made:
     """By the layers that the model's library recomputes; the outermost, where some are within others."""
     own = set(named)
-    found: _Saved = {}
+    found: _Made = {}
     for number, a in kept:
         path = a.module.split(".")
         heads = (".".join(path[:length]) for length in range(1, len(path) + 1))
@@ -83,13 +86,13 @@ def _by_name(kept: list[tuple[int, Allocation]], named: list[str]) -> _Saved:
     return found
 
 
-def _by_number(kept: list[tuple[int, Allocation]]) -> _Saved:
+def _by_number(kept: list[tuple[int, Allocation]]) -> _Made:
     outer = _at_depth(kept, 0)
     sizes = {sum(a.block_bytes for a in members) for members in outer.values()}
-    if len(sizes) < 2 or len(outer) < 2:
+    if not sizes or max(sizes) < _STAGES_DIFFER * min(sizes):
         return outer
     # Stages: each that consists of whole blocks is taken apart.
-    found: _Saved = {}
+    found: _Made = {}
     for key, members in outer.items():
         inner = _at_depth([(key[0], a) for a in members], 1)
         whole = {name: blocks for name, blocks in inner.items() if len(_large(blocks)) > 1}
@@ -99,9 +102,9 @@ def _by_number(kept: list[tuple[int, Allocation]]) -> _Saved:
     return found
 
 
-def _at_depth(kept: list[tuple[int, Allocation]], depth: int) -> _Saved:
+def _at_depth(kept: list[tuple[int, Allocation]], depth: int) -> _Made:
     """By the path up to the first number, or the second."""
-    found: _Saved = {}
+    found: _Made = {}
     for number, a in kept:
         places = list(_NUMBERED.finditer(a.module))
         if len(places) > depth:

@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from math import prod
 
 from tonnage.explain.rewriting import Rewrite, resized, scaled, spans_of
 from tonnage.explain.words import half_type, precision_words, trains, words_for
@@ -19,14 +20,16 @@ from tonnage.recording import Allocation, Recording
 # torch.amp's lists, as far as results of these operators are tensors that are kept.
 _PRODUCT = re.compile(r"linear|mm$|matmul|conv|attention|rnn|lstm|gru|einsum")
 _FULL = re.compile(
-    r"layer_norm|group_norm|softmax|nll|loss|pow|exp|log|rsqrt|norm$|cumsum|prod|embedding|_to_copy|mean"
+    r"layer_norm|group_norm|softmax|nll|loss|pow|exp$|^log|rsqrt|reciprocal|^norm|linalg|cumsum|cumprod|prod|sum$|softplus|"
+    r"upsample|embedding|index_select|_to_copy"
 )
 _KEEPS_ITS_INPUT = re.compile(r"layer_norm|group_norm|pow")
 _KEEPS_ITS_RESULT = re.compile(r"softmax|exp|rsqrt|tanh|sigmoid|relu")
 _OF_TWO = re.compile(r"^(add|mul|sub|div|cat|where|addcmul)")
 _ATTENTION = re.compile(r"attention|bmm|matmul")
+_OF_LOGITS = re.compile(r"_log_softmax")
+_UPCASTS_LOGITS = "transformers/loss/"
 _TINY_SHARE = 1 / 4096  # of the peak: statistics of norms
-_HALF = {"bfloat16": 0.5, "float16": 0.5}
 
 
 def autocast(recording: Recording) -> Rewrite | None:
@@ -64,22 +67,30 @@ class _Walk:
         self._kept_whole: set[int] = set()
         self._widths = _input_widths(recording)
         self._recent: list[Allocation] = []
+        self._half_logits = False
         ordered = sorted((a for a in recording.allocations if self._counts(a)), key=lambda a: a.born)
+        self._loss_backwards = [a.born + 1 for a in ordered if "nll_loss" in a.operator and a.phase == "backward"]
         for a in ordered:
             self._step(a)
 
     def parts(self, a: Allocation) -> Iterator[Allocation]:
         """What there is in place of a block."""
-        if a.index not in self._is_half:
-            yield a
-        elif self._is_half[a.index]:
+        is_half, copies = self._is_half.get(a.index), self._copies[a.index]
+        if a.category is Category.WORKSPACE and "conv" in a.operator:
+            yield scaled(a, 0.5)  # images in another layout, for the most part
+        elif is_half:
             yield a if a.index in self._kept_whole else scaled(a, 0.5)
-        elif copies := self._copies[a.index]:
-            if _KEEPS_ITS_RESULT.search(a.operator):
-                yield a
-            yield replace(scaled(a, 0.5 * copies), index=-1 - a.index)
-        else:
+        elif is_half is None or not copies or _KEEPS_ITS_RESULT.search(a.operator):
             yield a
+        if copies and not is_half:
+            yield replace(scaled(a, 0.5 * copies), index=-1 - a.index)
+        if is_half and a.phase != "backward" and _OF_LOGITS.search(a.operator):
+            yield self._loss_input(a)
+
+    def _loss_input(self, logits: Allocation) -> Allocation:
+        """The loss itself is taken in 32 bits, and keeps its input so until its own backward is done."""
+        after = (moment for moment in self._loss_backwards if moment > logits.born)
+        return replace(logits, index=-1 - logits.index, died=next(after, logits.died))
 
     def _counts(self, a: Allocation) -> bool:
         is_result = a.category is Category.ACTIVATIONS and a.phase in ("forward", "backward", "evaluation")
@@ -92,6 +103,8 @@ class _Walk:
             self._is_half[a.index] = True
             if a.phase != "backward":
                 self._take(a, operator)
+        elif _OF_LOGITS.match(operator):
+            self._is_half[a.index] = self._has_half_logits(a, last)
         elif _FULL.search(operator):
             self._is_half[a.index] = False
             if last is not None and self._is_half[last.index] and _KEEPS_ITS_INPUT.search(operator):
@@ -99,6 +112,13 @@ class _Walk:
         else:
             self._is_half[a.index] = self._follows(a, operator, last)
         self._recent = [b for b in self._recent[-63:] if b.died is None or b.died > a.born] + [a]
+
+    def _has_half_logits(self, a: Allocation, last: Allocation | None) -> bool:
+        """Cross entropy takes logits as they are; the losses of transformers make them 32 bits wide first."""
+        if a.phase != "backward":
+            upcast = any(frame.startswith(_UPCASTS_LOGITS) for frame in a.stack)
+            self._half_logits = last is not None and self._is_half[last.index] and not upcast
+        return self._half_logits
 
     def _follows(self, a: Allocation, operator: str, last: Allocation | None) -> bool:
         """Whether a result of what does not care is in 16 bits: where all that it is made from is."""
@@ -119,12 +139,18 @@ class _Walk:
                 self._copies[b.index] += 1
 
     def _input_of(self, product: Allocation) -> list[Allocation]:
-        """The latest result that is as wide as a weight of this many outputs wants it; best one that is no product itself."""
+        """The latest result of the size that a weight of this many outputs wants; best one that no weight has made."""
         shape = product.shape or ()
+        if len(shape) < 2:
+            return []
         at = 1 if "conv" in product.operator else -1
-        widths = self._widths.get(shape[at], set()) if len(shape) > 1 else set()
-        fitting = [b for b in self._recent if b.shape and len(b.shape) > 1 and b.shape[at] in widths]
-        plain = [b for b in fitting if not _PRODUCT.search(b.operator)]
+        widths = self._widths.get(shape[at], set())
+        if at == 1:
+            fitting = [b for b in self._recent if len(b.shape or ()) > 2 and b.shape and b.shape[1] in widths]
+        else:
+            sizes = {prod(shape[:-1]) * width for width in widths}
+            fitting = [b for b in self._recent if prod(b.shape or ()) in sizes]
+        plain = [b for b in fitting if _ATTENTION.search(b.operator) or not _PRODUCT.search(b.operator)]
         return (plain or fitting)[-1:]
 
 

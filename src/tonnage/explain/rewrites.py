@@ -82,6 +82,8 @@ def _batch_test(recording: Recording, batch: int | None) -> Callable[[Allocation
     }
 
     def is_batched(a: Allocation) -> bool:
+        if a.category is Category.WORKSPACE and "conv" in a.operator:
+            return True  # cuDNN's are images in another layout, for the most part
         if a.category not in _BATCHED or a.phase == "setup":
             return False
         if batch is None or not a.shape:
