@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results" / "savings.json"
 TUNED = (
     "gpt_plain", "gpt2_trainer", "vit_timm", "resnet_sgd", "autoencoder_lightning", "llama_lora", "encoder_eager",
-    "gpt2_evaluation",
+    "gpt2_evaluation", "mlp_wide", "segment_kept",
 )  # fmt: skip
 JUDGED = (
     "llama_accelerate", "t5_trainer", "unet_plain", "convnext_timm", "lstm_words", "qwen_sft", "unet_diffusers", "gan_two",

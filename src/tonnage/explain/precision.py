@@ -93,7 +93,7 @@ class _Walk:
         return replace(logits, index=-1 - logits.index, died=next(after, logits.died))
 
     def _counts(self, a: Allocation) -> bool:
-        is_result = a.category is Category.ACTIVATIONS and a.phase in ("forward", "backward", "evaluation")
+        is_result = a.category is Category.ACTIVATIONS and a.phase in ("forward", "backward")
         return is_result and a.dtype == "float32" and a.block_bytes >= self._tiny
 
     def _step(self, a: Allocation) -> None:

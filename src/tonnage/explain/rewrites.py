@@ -58,13 +58,11 @@ def halve_batch(recording: Recording) -> Rewrite | None:
 
 
 def _halve_evaluation(recording: Recording, batch: int | None) -> Rewrite | None:
-    if batch is None or not has_words(recording, "eval_batch"):
+    # Predictions that are kept are of the whole evaluation, however many at a time.
+    if batch is None or not has_words(recording, "eval_batch") or any(map(_is_prediction, recording.live_at_peak)):
         return None
     is_batched = _batch_test(recording, batch)
-    shrinks = {a.index for a in recording.allocations if a.phase == "evaluation" and is_batched(a)}
-    # Predictions that are kept are of the whole evaluation, however many at a time.
-    kept = {a.index for a in recording.allocations if _is_prediction(a)}
-    halved = resized(recording, lambda a: (batch // 2) / batch if a.index in shrinks - kept else 1.0)
+    halved = resized(recording, lambda a: (batch // 2) / batch if a.phase == "evaluation" and is_batched(a) else 1.0)
     how = words_for(recording, "eval_batch", half=batch // 2)
     return Rewrite("half the batch of evaluation", "more of its steps", how, halved)
 
@@ -122,7 +120,7 @@ def chunk_loss(recording: Recording) -> Rewrite | None:
 
 def _is_wide(a: Allocation, width: int) -> bool:
     """Logits and what is computed from them; not the weight of the projection itself nor its gradient."""
-    batched = a.category in (Category.ACTIVATIONS, Category.WORKSPACE, Category.OTHER)
+    batched = a.category in (Category.ACTIVATIONS, Category.WORKSPACE, Category.OTHER) and a.phase != "evaluation"
     return batched and a.shape is not None and len(a.shape) > 1 and a.shape[-1] == width
 
 
@@ -166,7 +164,18 @@ def eight_bit_states(recording: Recording) -> Rewrite | None:
     if how is None or not any(share_of(a) < 1 for a in recording.allocations):
         return None
     smaller = [a for a in resized(recording, share_of) if not _is_foreach_temporary(a)]
+    if "torchao" in how:
+        smaller += _unpacked_states(recording, share_of)
     return Rewrite("8-bit optimizer states", "other numerics", how, smaller)
+
+
+def _unpacked_states(recording: Recording, share_of: Callable[[Allocation], float]) -> Iterator[Allocation]:
+    """Both states of one parameter at a time are whole while torchao updates them; bitsandbytes works on them as they are."""
+    packed = [a for a in recording.allocations if share_of(a) < 1]
+    largest = max(packed, key=lambda a: a.block_bytes)
+    for start, end in spans_of(recording, "optimizer"):
+        for number in (1, 2):
+            yield replace(largest, index=-number - 2 * start, born=start, died=max(end, start + 1))
 
 
 def _state_test(recording: Recording) -> Callable[[Allocation], float]:
@@ -192,9 +201,11 @@ def free_gradients(recording: Recording) -> Rewrite | None:
     forwards = spans_of(recording, "forward")
     gaps = [(start, end) for start, end in forwards if _last_before(steps, start) > _last_before(backwards, start)]
     births = _births(recording, [end for _, end in gaps])
-    split = [part for a in recording.allocations for part in _without(a, gaps, births)]
+    replaced: set[int] = set()
+    split = [part for a in recording.allocations for part in _without(a, gaps, births, replaced)]
     if split == recording.allocations:
         return None
+    split = [a for a in split if a.index not in replaced]
     late = any(_is_freed_in(a, gap) for a in recording.allocations for gap in gaps)
     how = words_for(recording, "zero_grad_early" if late else "zero_grad")
     return Rewrite("free gradients between steps", "nothing", how, split)
@@ -210,28 +221,30 @@ def _is_freed_in(a: Allocation, gap: tuple[int, int]) -> bool:
     return a.category is Category.GRADIENTS and a.born < gap[0] and a.died is not None and gap[0] < a.died <= gap[1]
 
 
-_Births = dict[tuple[int, tuple[int, ...] | None], list[int]]
+_Births = dict[tuple[int, tuple[int, ...] | None], list[Allocation]]
 
 
 def _births(recording: Recording, ends: list[int]) -> _Births:
-    """When, after each gap, a gradient of a shape was made to be added to the one that was there."""
+    """After each gap, by shape: what was made in backward to be added to a gradient that was there."""
     found: _Births = {}
     for a in recording.allocations:
         gap = bisect_right(ends, a.born) - 1
         if gap >= 0 and a.phase == "backward" and a.category is not Category.GRADIENTS:
-            found.setdefault((gap, a.shape), []).append(a.born)
+            found.setdefault((gap, a.shape), []).append(a)
     return found
 
 
-def _without(a: Allocation, gaps: list[tuple[int, int]], births: _Births) -> Iterator[Allocation]:
-    """A gradient in parts, each of them outside the gaps."""
+def _without(a: Allocation, gaps: list[tuple[int, int]], births: _Births, replaced: set[int]) -> Iterator[Allocation]:
+    """A gradient in parts, each of them outside the gaps; what would have been added to it takes its place."""
     born = a.born
     for number, (start, end) in enumerate(gaps if a.category is Category.GRADIENTS else ()):
         if born >= start or (a.died is not None and a.died <= start):
             continue
         yield replace(a, born=born, died=start)
-        moments = births.get((number, a.shape), [])
-        born = moments.pop(0) if moments else end
+        made = births.get((number, a.shape), [])
+        if made:
+            replaced.add(made[0].index)
+        born = made.pop(0).born if made else end
         if a.died is not None and a.died <= max(born, end):
             return
     yield a if born == a.born else replace(a, born=born)

@@ -7,6 +7,7 @@ from tonnage.explain.case import Case
 from tonnage.explain.findings import Finding, guilty_lines, lines_words
 from tonnage.explain.fixes import fix_of
 from tonnage.explain.rewriting import Rewrite
+from tonnage.explain.words import attention_words
 from tonnage.ledger import Category
 from tonnage.recording import Allocation
 from tonnage.units import format_bytes
@@ -27,8 +28,8 @@ def attention_matrices(case: Case) -> Finding | None:
     length = max(a.shape[-1] for a in square if a.shape)
     sentence = f"attention matrices and masks of {length} × {length} hold {format_bytes(size)}{lines_words(lines)}"
     kept = [a for a in case.needed.allocations if not is_square(a)]
-    how = "F.scaled_dot_product_attention(q, k, v, is_causal=True)"
-    fix = fix_of(case.needed, Rewrite("fused attention", "nothing, it is faster", how, kept))
+    rewrite = Rewrite("fused attention", "nothing, it is faster", attention_words(case.needed), kept)
+    fix = fix_of(case.needed, rewrite)
     return Finding("attention-matrices", sentence, size, lines=lines, fixes=(fix,) if fix else ())
 
 
