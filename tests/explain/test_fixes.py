@@ -196,7 +196,7 @@ def test_a_small_run_needs_no_advice() -> None:
 def test_a_block_that_is_recomputed_is_whole_for_a_while() -> None:
     run = Run()
     run.phase("forward")
-    saved = [run.alloc(100 * MIB, Category.ACTIVATIONS, module=f"layers.{i // 3}") for i in range(6)]
+    saved = [run.alloc(100 * MIB, Category.ACTIVATIONS, module=f"layers.{i // 3}.{i % 3}") for i in range(6)]
     run.phase("backward")
     run.free(*reversed(saved))
     first_output, whole_second_block = 100 * MIB, 300 * MIB

@@ -21,7 +21,9 @@ maker = nn.Sequential(
     nn.ConvTranspose2d(100, 8 * w, 4, bias=False), *up(8 * w, 4 * w), *up(4 * w, 2 * w), *up(2 * w, w), *up(w, w),
     nn.Conv2d(w, 3, 3, padding=1), nn.Tanh(),
 ).cuda()  # fmt: skip
-critic = nn.Sequential(*down(3, w), *down(w, 2 * w), *down(2 * w, 4 * w), *down(4 * w, 8 * w), nn.Flatten(), nn.LazyLinear(1)).cuda()
+critic = nn.Sequential(
+    *down(3, w), *down(w, 2 * w), *down(2 * w, 4 * w), *down(4 * w, 8 * w), nn.Flatten(), nn.LazyLinear(1)
+).cuda()
 critic(torch.randn(2, 3, 64, 64).cuda())
 optimizers = [adam(net.parameters(), args.apply) for net in (maker, critic)]
 loss = nn.functional.binary_cross_entropy_with_logits

@@ -18,7 +18,9 @@ config = LlamaConfig(
 model = AutoModelForCausalLM.from_config(config)
 if args.apply == "checkpoint":
     model.gradient_checkpointing_enable()
-loader = DataLoader([torch.zeros(args.seq, dtype=torch.int64)] * args.batch * 3, args.batch // 2 if half else args.batch)
+loader = DataLoader(
+    [torch.zeros(args.seq, dtype=torch.int64)] * args.batch * 3, args.batch // 2 if half else args.batch
+)
 model, optimizer, loader = accelerator.prepare(model, adam(model.parameters(), args.apply), loader)
 model.train()
 for ids in loader:

@@ -10,7 +10,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 from trl import SFTConfig, SFTTrainer
 
 args = applied(batch=8, seq=512)
-words = {word: number for number, word in enumerate(["<pad>", "<s>", "</s>", "<unk>", *(f"w{i}" for i in range(31996))])}
+words = {
+    word: number for number, word in enumerate(["<pad>", "<s>", "</s>", "<unk>", *(f"w{i}" for i in range(31996))])
+}
 plain = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
 plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
 tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, pad_token="<pad>", eos_token="</s>", unk_token="<unk>")

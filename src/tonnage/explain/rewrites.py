@@ -54,7 +54,8 @@ def halve_batch(recording: Recording) -> Rewrite | None:
         return Rewrite("half the batch", "twice the steps", flag[0], halved)
     if trains(recording) and recording.header.training.get("stepping", "1") == "1":
         halved = list(_accumulated(recording, halved))
-    return Rewrite("half the batch", "twice the steps", batch_words(recording, batch), halved)
+    costs = "twice the steps" if trains(recording) else "twice the calls"
+    return Rewrite("half the batch", costs, batch_words(recording, batch), halved)
 
 
 def _halve_evaluation(recording: Recording, batch: int | None) -> Rewrite | None:

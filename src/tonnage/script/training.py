@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 _OF_TRANSFORMERS = "transformers.trainer"
-_OF_LIGHTNING = ("lightning.pytorch.trainer.", "pytorch_lightning.trainer.")
+_DRIVERS = (_OF_TRANSFORMERS, "lightning.pytorch.trainer.", "pytorch_lightning.trainer.")
 _CHECKPOINTING = {
     "timm": "set_grad_checkpointing",
     "diffusers": "enable_gradient_checkpointing",
@@ -33,11 +33,12 @@ def facts_of_driver(frame: FrameType | None) -> tuple[dict[str, str], Any]:
     """What the frames say, and Lightning's module: its parts are called one by one, as if they were models."""
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
-        if name == _OF_TRANSFORMERS and hasattr(driver := frame.f_locals.get("self"), "args"):
-            return _transformers_facts(driver), None
-        if name.startswith(_OF_LIGHTNING) and hasattr(driver := frame.f_locals.get("self"), "accumulate_grad_batches"):
+        driver: Any = frame.f_locals.get("self") if name.startswith(_DRIVERS) else None
+        if hasattr(driver, "accumulate_grad_batches"):
             accumulation = str(driver.accumulate_grad_batches)
             return {"trainer": "lightning", "accumulation": accumulation}, getattr(driver, "lightning_module", None)
+        if name == _OF_TRANSFORMERS and hasattr(driver, "args"):
+            return _transformers_facts(driver), None
         frame = frame.f_back
     return _accelerate_facts(), None
 
