@@ -72,8 +72,8 @@ def promises(script: Path, folder: Path) -> list[dict]:
     return json.loads(answer.read_text())["fixes"]
 
 
-def compare(name: str, folder: Path, gpu: str) -> list[dict]:
-    """Each promise of a script beside what the change saved."""
+def compare(name: str, folder: Path, gpu: str, only: frozenset[str] = frozenset()) -> list[dict]:
+    """Each promise of a script beside what the change saved; with `only`, of these switches."""
     script = HERE / "scripts" / f"{name}.py"
     before = run(script, "", folder, gpu)
     rows = []
@@ -82,7 +82,7 @@ def compare(name: str, folder: Path, gpu: str) -> list[dict]:
         has_switch = switch == "expandable" or f'"{switch}"' in switches_of(script)
         row = {"script": name, "half": "tuned" if name in TUNED else "judged", "change": fix["name"], "how": fix["how"]}
         row |= {"promised_bytes": fix["saves_bytes"], "saved_bytes": None}
-        if switch and has_switch:
+        if switch and has_switch and (not only or switch in only):
             key = "peak_reserved_bytes" if switch == "expandable" else "peak_allocated_bytes"
             after = run(script, switch, folder, gpu)
             row["saved_bytes"] = before[key] - after[key]
