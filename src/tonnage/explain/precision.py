@@ -13,7 +13,7 @@ from dataclasses import replace
 from math import prod
 
 from tonnage.explain.rewriting import Rewrite, resized, scaled, spans_of
-from tonnage.explain.words import half_type, precision_words, trains, words_for
+from tonnage.explain.words import half_type, is_of_sdpa, precision_words, trains, words_for
 from tonnage.ledger import Category
 from tonnage.recording import Allocation, Recording
 
@@ -38,7 +38,8 @@ def autocast(recording: Recording) -> Rewrite | None:
     if not floats or any(a.dtype != "float32" for a in floats) or not trains(recording):
         return None
     walk = _Walk(recording)
-    lowered = [part for a in recording.allocations for part in walk.parts(a)]
+    unfused = _unfused(recording)
+    lowered = [part for a in recording.allocations if a.index not in unfused for part in walk.parts(a)]
     dtype = half_type(recording)
     copies = list(_weight_copies(recording))
     how = precision_words(recording, dtype)
@@ -55,6 +56,17 @@ def half_weights(recording: Recording) -> Rewrite | None:
     halved = resized(recording, lambda a: 0.5 if a.category in meant and a.dtype == "float32" else 1.0)
     dtype = half_type(recording)
     return Rewrite(f"weights in {dtype}", "less precision", words_for(recording, "weights", dtype=dtype), halved)
+
+
+def _unfused(recording: Recording) -> set[int]:
+    """Matrices of attention that a fused kernel, which there is for 16 bits, does not make."""
+    made = [a for a in recording.allocations if a.category is Category.ACTIVATIONS and _is_square(a.shape)]
+    sizes = {a.requested_bytes for a in made if is_of_sdpa(a)}
+    return {a.index for a in made if a.requested_bytes in sizes}
+
+
+def _is_square(shape: tuple[int, ...] | None) -> bool:
+    return shape is not None and len(shape) > 2 and shape[-1] == shape[-2]
 
 
 class _Walk:

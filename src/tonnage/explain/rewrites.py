@@ -5,6 +5,7 @@ anything is for `explain.fixes` to find out.
 """
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -183,12 +184,18 @@ def _state_test(recording: Recording) -> Callable[[Allocation], float]:
     """What is left of a state. The Trainer of transformers leaves those of embedding tables as they are."""
     facts = recording.header.training
     tables = facts.get("embeddings", "").split() if has_words(recording, "eight_bit") and "arguments" in facts else []
-    spared = {tuple(map(int, table.split("x"))) for table in tables}
+    # Another weight may be as large as a table: of each shape, the two states of each table are spared.
+    left = Counter({tuple(map(int, table.split("x"))): 2 * count for table, count in Counter(tables).items()})
+    spared = set()
+    for a in recording.allocations:
+        if a.category is Category.OPTIMIZER_STATES and a.shape is not None and left[a.shape] > 0:
+            left[a.shape] -= 1
+            spared.add(a.index)
 
     def share_of(a: Allocation) -> float:
         width = _BYTES_PER_STATE.get(a.dtype, 1)
         is_small = a.requested_bytes < width * _SMALL_STATE_ELEMENTS
-        if a.category is not Category.OPTIMIZER_STATES or width == 1 or is_small or a.shape in spared:
+        if a.category is not Category.OPTIMIZER_STATES or width == 1 or is_small or a.index in spared:
             return 1.0
         return (1 + 4 / _STATE_BLOCK) / width
 

@@ -15,12 +15,13 @@ from typing import Any
 from tonnage.errors import UnknownGpu
 from tonnage.hardware import find_gpu
 from tonnage.ledger import Category
-from tonnage.recording import Recording
+from tonnage.recording import Allocation, Recording
 
 _BATCH_FLAG = re.compile(r"--?[\w-]*(batch|bs|bsz)[\w-]*", re.IGNORECASE)
 _CHECKPOINT_FLAG = re.compile(r"""["'](--grad(?:ient)?[-_]checkpoint(?:ing)?)["'][^)]*store_true""")
 _MOST_SCRIPT_BYTES = 2**20
 _LIGHTNING_PRECISION = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}
+_SDPA = "transformers/integrations/sdpa_attention.py"
 _FAMILY = {"trl": "transformers"}
 
 
@@ -169,3 +170,8 @@ def _has_pairs(recording: Recording) -> bool:
 def attention_words(recording: Recording) -> str:
     """How to have fused attention."""
     return words_for(recording, "attention_by_model" if recording.header.training.get("sdpa") else "attention")
+
+
+def is_of_sdpa(a: Allocation) -> bool:
+    """Whether transformers made it on the way through `scaled_dot_product_attention`."""
+    return any(frame.startswith(_SDPA) for frame in a.stack)

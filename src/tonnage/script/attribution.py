@@ -341,7 +341,7 @@ def _has_address(tensor: Any) -> bool:
     """Whether a subclass has bytes of its own."""
     try:
         address_of(tensor)
-    except (RuntimeError, NotImplementedError):
+    except (RuntimeError, NotImplementedError, ValueError):  # the last of a lazy module's, before its first call
         return False
     return True
 

@@ -7,7 +7,7 @@ from tonnage.explain.case import Case
 from tonnage.explain.findings import Finding, guilty_lines, lines_words
 from tonnage.explain.fixes import fix_of
 from tonnage.explain.rewriting import Rewrite
-from tonnage.explain.words import attention_words
+from tonnage.explain.words import attention_words, is_of_sdpa
 from tonnage.ledger import Category
 from tonnage.recording import Allocation
 from tonnage.units import format_bytes
@@ -27,6 +27,10 @@ def attention_matrices(case: Case) -> Finding | None:
     lines = guilty_lines(square)
     length = max(a.shape[-1] for a in square if a.shape)
     sentence = f"attention matrices and masks of {length} × {length} hold {format_bytes(size)}{lines_words(lines)}"
+    if any(map(is_of_sdpa, square)):  # it is asked for already, and has no fused kernel in this type
+        return Finding(
+            "attention-matrices", f"{sentence}: in 32 bits there is no fused kernel for it", size, lines=lines
+        )
     kept = [a for a in case.needed.allocations if not is_square(a)]
     rewrite = Rewrite("fused attention", "nothing, it is faster", attention_words(case.needed), kept)
     fix = fix_of(case.needed, rewrite)
