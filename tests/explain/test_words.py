@@ -3,7 +3,7 @@
 import pytest
 
 from support import MIB, Run, training_run
-from tonnage.explain import Fix, advise
+from tonnage.explain import Fix, advise, diagnose
 from tonnage.explain.words import batch_of, trains
 from tonnage.ledger import Category
 from tonnage.recording import Recording
@@ -303,3 +303,37 @@ def test_the_trainer_leaves_states_of_embeddings_in_32_bits() -> None:
     spared = trained(HF | {"embeddings": "50304x1024"})
     saves = [next(fix.saves_bytes for fix in fixes(r) if fix.change.startswith("8-bit")) for r in (plain, spared)]
     assert saves[1] < saves[0] / 2
+
+
+def attending(*, grouped: bool) -> Recording:
+    """Attention without a fused kernel, on the way through PyTorch's function for it."""
+    run = float_run()
+    stack = ("transformers/integrations/sdpa_attention.py:96",)
+    repeated = (8, 4, 4, 512, 64) if grouped else (8, 16, 512, 64)
+    run.phase("forward")
+    run.alloc(MIB, Category.ACTIVATIONS, dtype="float32", operator="clone", shape=repeated, stack=stack)
+    for operator in ("bmm", "_softmax"):
+        run.alloc(
+            128 * MIB, Category.ACTIVATIONS, dtype="float32", operator=operator, shape=(8, 16, 512, 512), stack=stack
+        )
+    return run.recording
+
+
+def test_attention_that_is_fused_in_16_bits_only_is_told_to_use_them_and_nothing_else() -> None:
+    grouped = attending(grouped=True)
+    saved = next(fix.saves_bytes for fix in fixes(grouped) if fix.change == "autocast to bfloat16")
+    assert saved > 2 * 128 * MIB
+    assert not any(fix.change == "fused attention" for fix in diagnose(grouped).fixes)
+
+
+def test_nothing_is_promised_of_attention_that_may_stay_as_it_is() -> None:
+    assert "autocast to bfloat16" not in hows(attending(grouped=False))
+
+
+def test_a_weight_as_large_as_a_table_has_states_of_its_own() -> None:
+    facts = HF | {"embeddings": "50304x1024"}
+    run = Run(training=facts)
+    for _ in range(4):  # a table's two, and those of a projection of its size
+        run.alloc(50304 * 4096, Category.OPTIMIZER_STATES, dtype="float32", shape=(50304, 1024))
+    (fix,) = fixes(run.recording)
+    assert fix.saves_bytes == pytest.approx(2 * 50304 * 1024 * (3 - 4 / 256), rel=0.01)

@@ -29,7 +29,7 @@ def checkpoint_blocks(recording: Recording) -> Rewrite | None:
     blocks: set[str] = set()
     for (number, block), made in _made_by_block(recording).items():
         saved = [a for a in made if a.died is None or a.died >= ends[number]]
-        if _is_whole(saved):
+        if _is_whole(block, saved):
             blocks.add(block)
             parts |= _recomputed(saved, _large(made)[-1])
     if len(blocks) < 2:
@@ -56,9 +56,11 @@ def _recomputed(saved: list[Allocation], output: Allocation) -> dict[int, list[A
     return parts
 
 
-def _is_whole(members: list[Allocation]) -> bool:
-    """Whether it keeps more than one thing: a single layer, however often it is called, is no block."""
-    return bool(members) and len({(a.module, a.operator) for a in _large(members)}) > 1
+def _is_whole(block: str, members: list[Allocation]) -> bool:
+    """Whether it has parts and keeps more than one thing: a single layer, however often it is called, is no block."""
+    if not members or all(a.module == block for a in members):
+        return False
+    return len({(a.module, a.operator) for a in _large(members)}) > 1
 
 
 def _large(members: list[Allocation]) -> list[Allocation]:
@@ -100,7 +102,7 @@ def _by_number(kept: list[tuple[int, Allocation]]) -> _Made:
     found: _Made = {}
     for key, members in outer.items():
         inner = _at_depth([(key[0], a) for a in members], 1)
-        whole = {name: blocks for name, blocks in inner.items() if _is_whole(blocks)}
+        whole = {key: blocks for key, blocks in inner.items() if _is_whole(key[1], blocks)}
         covered = sum(a.block_bytes for blocks in whole.values() for a in blocks)
         is_stage = len(whole) > 1 and covered >= _COVERED_SHARE * sum(a.block_bytes for a in members)
         found |= whole if is_stage else {key: members}

@@ -37,8 +37,10 @@ def autocast(recording: Recording) -> Rewrite | None:
     floats = [a for a in recording.live_at_peak if a.category is Category.ACTIVATIONS and "float" in a.dtype]
     if not floats or any(a.dtype != "float32" for a in floats) or not trains(recording):
         return None
-    walk = _Walk(recording)
     unfused = _unfused(recording)
+    if unfused is None:
+        return None
+    walk = _Walk(recording)
     lowered = [part for a in recording.allocations if a.index not in unfused for part in walk.parts(a)]
     dtype = half_type(recording)
     copies = list(_weight_copies(recording))
@@ -58,10 +60,17 @@ def half_weights(recording: Recording) -> Rewrite | None:
     return Rewrite(f"weights in {dtype}", "less precision", words_for(recording, "weights", dtype=dtype), halved)
 
 
-def _unfused(recording: Recording) -> set[int]:
-    """Matrices of attention that a fused kernel, which there is for 16 bits, does not make."""
+def _unfused(recording: Recording) -> set[int] | None:
+    """Matrices of attention that a fused kernel would not make. None where it cannot be told whether 16 bits bring one.
+
+    For grouped heads there is one in 16 bits only, and without it keys and values are repeated, in five dimensions; what else
+    keeps attention from it, such as a bias that is learnt, stays.
+    """
+    own = [a for a in recording.allocations if is_of_sdpa(a)]
     made = [a for a in recording.allocations if a.category is Category.ACTIVATIONS and _is_square(a.shape)]
-    sizes = {a.requested_bytes for a in made if is_of_sdpa(a)}
+    sizes = {a.requested_bytes for a in own if _is_square(a.shape)}
+    if sizes and not any(len(a.shape or ()) == 5 for a in own):
+        return None
     return {a.index for a in made if a.requested_bytes in sizes}
 
 

@@ -104,6 +104,9 @@ def _library(module: Any) -> tuple[Any, str] | None:
 
 
 def _is_recomputed(module: Any) -> bool:
+    """By its class in transformers; diffusers recomputes these two kinds of blocks, and leaves plain attention alone."""
+    if type(module).__module__.startswith("diffusers."):
+        return type(module).__name__.endswith(("ResnetBlock2D", "TransformerBlock"))
     return any(kind.__name__ == "GradientCheckpointingLayer" for kind in type(module).__mro__)
 
 
