@@ -222,3 +222,13 @@ def test_a_file_that_cannot_be_made_is_told_in_words(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="Cannot write "):
         write_recording(tmp_path / "folder", training_run(), force=True)
     assert [found.name for found in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_file_from_before_a_run_said_who_drives_it_is_still_read(tmp_path: Path) -> None:
+    path = tmp_path / "run.tonnage"
+    write_recording(path, training_run(training={"trainer": "lightning"}))
+    assert read_recording(path).header.training == {"trainer": "lightning"}
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("DELETE FROM header WHERE key = 'training'")
+        database.commit()
+    assert read_recording(path).header.training == {}

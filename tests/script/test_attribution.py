@@ -181,3 +181,16 @@ def test_a_step_with_a_closure_ends_in_the_optimizer() -> None:
         recording = gpu.recording
     states = [a for a in recording.allocations if a.category is Category.OPTIMIZER_STATES]
     assert {a.phase for a in states} == {"optimizer"}
+
+
+def test_a_lazy_module_moves_before_it_knows_its_size() -> None:
+    import torch
+
+    with tonnage.virtual_gpu("h200", torch="2.11") as gpu:
+        model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.LazyLinear(8)).cuda()
+        model(torch.zeros(4, 64, device="cuda"))
+        assert gpu.recording.ledger()[Category.PARAMETERS] >= 4 * 64 * 64
+
+
+def test_the_parts_of_a_training_are_known_by_name(recording: Recording) -> None:
+    assert recording.header.training == {"optimizers": "torch.optim.AdamW", "stepping": "1"}

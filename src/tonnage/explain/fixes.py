@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tonnage.explain.case import is_limited_by_itself, needed_of
-from tonnage.explain.rewrites import REWRITES, Rewrite
+from tonnage.explain.rewrites import REWRITES
+from tonnage.explain.rewriting import Rewrite
 from tonnage.explain.total import Total, total_of
 from tonnage.hardware import Gpu, all_gpus
 from tonnage.recording import Recording

@@ -1,165 +1,157 @@
 """A run's allocations as they would be after a change: one function a change.
 
-A rewrite changes sizes and lifetimes and leaves the order of events alone. It answers None where the change does not
-apply (already made, nothing to gain). Whether it saves anything is for `explain.fixes` to find out.
+It answers None where the change does not apply (already made, nothing to gain, no such thing in this run). Whether it saves
+anything is for `explain.fixes` to find out.
 """
 
-import re
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import replace
 
+from tonnage.explain.blocks import checkpoint_blocks
+from tonnage.explain.precision import autocast, half_weights
+from tonnage.explain.rewriting import Rewrite, resized, spans_of
+from tonnage.explain.words import (
+    batch_flag,
+    batch_of,
+    batch_words,
+    eight_bit_words,
+    fused_words,
+    has_words,
+    trains,
+    words_for,
+)
 from tonnage.ledger import Category
-from tonnage.recording import Allocation, Recording, module_pattern
-from tonnage.recording.timeline import spans
+from tonnage.recording import Allocation, Recording
 
-_BATCH_FLAG = re.compile(r"--?[\w-]*(batch|bs|bsz)[\w-]*", re.IGNORECASE)
-# The outermost numbered module: "layers" and a number, whatever follows.
-_BLOCK = re.compile(r"(?:[^\d.][^.]*\.)*\d+(?=\.|$)")
 _BATCHED = {Category.ACTIVATIONS, Category.INPUTS, Category.KV_CACHE}
 _VOCABULARY_AT_LEAST = 16384
 _LOSS_CHUNKS = 8
 _WORTH_HALVING_SHARE = 0.1
 _SMALL_STATE_ELEMENTS = 4096
+_STATE_BLOCK = 256  # elements that share a scale of four bytes
 _BYTES_PER_STATE = {"float32": 4, "bfloat16": 2, "float16": 2}
-# Operators whose results autocast makes in 16 bits, and pointwise ones that follow their input.
-_AUTOCAST_16_BIT = re.compile(
-    r"linear|mm$|matmul|conv|attention|gelu|silu|relu|dropout|native_dropout|_unsafe_view|clone|mul$|cat$"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Rewrite:
-    """A change in words, and the allocations after it."""
-
-    change: str
-    costs: str
-    how: str
-    allocations: list[Allocation]
+_PREDICTIONS = "transformers/trainer_pt_utils.py"
 
 
 def halve_batch(recording: Recording) -> Rewrite | None:
-    """Half the batch: half of what was computed from it."""
-    inputs = [a.shape for a in recording.allocations if a.category is Category.INPUTS and a.shape]
-    if inputs and max(shape[0] for shape in inputs) < 2:
-        return None
+    """Half the batch: half of what was computed from it. A training adds the gradients of both halves up."""
+    flag = batch_flag(recording)
+    batch = batch_of(recording)
+    is_of_evaluation = trains(recording) and _peak_phase(recording) == "evaluation"
+    if is_of_evaluation:
+        told = recording.header.training.get("eval_batch", "")
+        batch = int(told) if told.isdigit() else batch
     batched = sum(a.block_bytes for a in recording.live_at_peak if a.category in _BATCHED)
-    if batched < _WORTH_HALVING_SHARE * recording.peak_allocated_bytes:
+    if (batch is not None and batch < 2) or batched < _WORTH_HALVING_SHARE * recording.peak_allocated_bytes:
         return None
-    halved = resized(recording, lambda a: 0.5 if a.category in _BATCHED else 1.0)
-    return Rewrite("half the batch", "twice the steps", _batch_words(recording), halved)
+    if is_of_evaluation:
+        return _halve_evaluation(recording, batch)
+    is_batched = _batch_test(recording, batch)
+    share = (batch // 2) / batch if batch else 0.5
+    halved = resized(recording, lambda a: share if is_batched(a) else 1.0)
+    if flag is not None:
+        return Rewrite("half the batch", "twice the steps", flag[0], halved)
+    if trains(recording) and recording.header.training.get("stepping", "1") == "1":
+        halved = list(_accumulated(recording, halved))
+    costs = "twice the steps" if trains(recording) else "twice the calls"
+    return Rewrite("half the batch", costs, batch_words(recording, batch), halved)
 
 
-def _batch_words(recording: Recording) -> str:
-    """The script's own flag with half its value, where it has one."""
-    arguments = recording.header.arguments
-    for flag, value in pairwise(arguments):
-        if _BATCH_FLAG.fullmatch(flag) and value.isdigit() and int(value) > 1:
-            return f"{flag} {int(value) // 2}"
-    for word in arguments:
-        flag, _, value = word.partition("=")
-        if _BATCH_FLAG.fullmatch(flag) and value.isdigit() and int(value) > 1:
-            return f"{flag}={int(value) // 2}"
-    trains = recording.header.outcome == "oom" or any(mark.name == "backward" for mark in recording.marks)
-    return "and accumulate gradients over two" if trains else "two calls of half the size"
-
-
-def checkpoint_blocks(recording: Recording) -> Rewrite | None:
-    """Recompute each repeated block in backward: only its output is kept, and one block at a time is whole."""
-    saved = _saved_by_block(recording)
-    blocks = {block for _, block in saved}
-    dropped = [a for members in saved.values() for a in members[:-1]]
-    if len(blocks) < 2 or not dropped:
+def _halve_evaluation(recording: Recording, batch: int | None) -> Rewrite | None:
+    # Predictions that are kept are of the whole evaluation, however many at a time.
+    if batch is None or not has_words(recording, "eval_batch") or any(map(_is_prediction, recording.live_at_peak)):
         return None
-    gone = {a.index for a in dropped}
-    kept = [a for a in recording.allocations if a.index not in gone]
-    how = f"torch.utils.checkpoint on each {module_pattern(min(blocks))}"
-    return Rewrite(f"recompute {len(blocks)} blocks", "one more forward", how, [*kept, *_whole_blocks(saved)])
+    is_batched = _batch_test(recording, batch)
+    halved = resized(recording, lambda a: (batch // 2) / batch if a.phase == "evaluation" and is_batched(a) else 1.0)
+    how = words_for(recording, "eval_batch", half=batch // 2)
+    return Rewrite("half the batch of evaluation", "more of its steps", how, halved)
 
 
-def _whole_blocks(saved: dict[tuple[int, str], list[Allocation]]) -> Iterator[Allocation]:
-    """The block that is whole at a time: while the blocks run forward, and while they run backward."""
-    for number in {number for number, _ in saved}:
-        blocks = [members for (forward, _), members in saved.items() if forward == number]
-        dropped = [a for members in blocks for a in members[:-1]]
-        size_bytes = max(sum(a.block_bytes for a in members) for members in blocks)
-        deaths = [a.died for a in dropped if a.died is not None]
-        for moments in ([a.born for a in dropped], deaths):
-            if moments:
-                born = min(moments)
-                died = max(born + 1, *moments)
-                yield replace(dropped[0], block_bytes=size_bytes, requested_bytes=size_bytes, born=born, died=died)
+def _peak_phase(recording: Recording) -> str:
+    peak = recording.timeline.peak_sequence
+    phases = [mark.name for mark in recording.marks if mark.kind == "phase" and mark.sequence <= peak]
+    return phases[-1] if phases else ""
 
 
-def _saved_by_block(recording: Recording) -> dict[tuple[int, str], list[Allocation]]:
-    """Activations that outlive their forward, by that forward and the block ("layers.7") that made them."""
-    forwards = list(_spans(recording, "forward"))
-    starts = [start for start, _ in forwards]
-    saved: dict[tuple[int, str], list[Allocation]] = {}
-    for a in recording.allocations:
-        block = _BLOCK.match(a.module) if a.category is Category.ACTIVATIONS and a.phase == "forward" else None
-        number = bisect_right(starts, a.born) - 1
-        if block and number >= 0 and (a.died is None or a.died >= forwards[number][1]):
-            saved.setdefault((number, block[0]), []).append(a)
-    return saved
+def _batch_test(recording: Recording, batch: int | None) -> Callable[[Allocation], bool]:
+    """Whether a block has the batch in it: what was there before the first step has not, nor has what is as large as a weight."""
+    weights = {
+        _extents(a) for a in recording.allocations if a.category is Category.PARAMETERS and len(a.shape or ()) > 1
+    }
+
+    def is_batched(a: Allocation) -> bool:
+        if a.category is Category.WORKSPACE and "conv" in a.operator:
+            return True  # cuDNN's are images in another layout, for the most part
+        if a.category not in _BATCHED or a.phase == "setup":
+            return False
+        if batch is None or not a.shape:
+            return True
+        if _extents(a) in weights and a.category is Category.ACTIVATIONS:
+            return False
+        return any(extent % batch == 0 for extent in a.shape[:2])
+
+    return is_batched
 
 
-def _spans(recording: Recording, phase: str) -> Iterator[tuple[int, int]]:
-    """(first event, event after the last) of each turn of a phase."""
-    turns = spans(recording.marks, "phase", len(recording.timeline.allocated_bytes))
-    return ((start, end) for name, start, end in turns if name == phase)
+def _extents(a: Allocation) -> tuple[int, ...]:
+    return tuple(sorted(a.shape or ()))
+
+
+def _accumulated(recording: Recording, allocations: list[Allocation]) -> Iterator[Allocation]:
+    """Gradients are there from the first half's backward on: in the second one's forward, and beside its own gradients."""
+    starts = [start for start, _ in spans_of(recording, "forward")]
+    for a in allocations:
+        place = bisect_right(starts, a.born) - 1
+        if a.category is not Category.GRADIENTS or place < 0 or a.phase != "backward":
+            yield a
+            continue
+        yield replace(a, born=starts[place])
+        yield replace(a, index=-1 - a.index, born=a.born, died=a.born + 1)  # the second half's, until it is added
 
 
 def chunk_loss(recording: Recording) -> Rewrite | None:
     """The loss over chunks of tokens: tensors as wide as the vocabulary exist one chunk at a time."""
-    width = _vocabulary(recording)
+    width = _vocabulary(recording) if trains(recording) or recording.header.outcome == "oom" else None
     if width is None:
         return None
     wide = resized(recording, lambda a: 1 / _LOSS_CHUNKS if _is_wide(a, width) else 1.0)
-    how = f"project and take the loss in {_LOSS_CHUNKS} chunks of tokens"
-    return Rewrite("chunked loss", "about 1 % time", how, wide)
+    return Rewrite("chunked loss", "about 1 % time", words_for(recording, "loss", chunks=_LOSS_CHUNKS), wide)
 
 
 def _is_wide(a: Allocation, width: int) -> bool:
     """Logits and what is computed from them; not the weight of the projection itself nor its gradient."""
-    batched = a.category in (Category.ACTIVATIONS, Category.WORKSPACE, Category.OTHER)
+    batched = a.category in (Category.ACTIVATIONS, Category.WORKSPACE, Category.OTHER) and a.phase != "evaluation"
     return batched and a.shape is not None and len(a.shape) > 1 and a.shape[-1] == width
 
 
 def _vocabulary(recording: Recording) -> int | None:
-    """The last dimension, if one is as wide as a vocabulary, that most bytes at the peak have."""
+    """The width that most bytes at the peak have, if a weight of that many rows makes it and tokens are what goes in."""
+    rows = {
+        a.shape[0]
+        for a in recording.allocations
+        if a.category is Category.PARAMETERS and len(a.shape or ()) == 2 and a.shape
+    }
+    tokens = any(
+        a.category is Category.INPUTS and a.dtype in ("int64", "int32") and len(a.shape or ()) > 1
+        for a in recording.allocations
+    )
     bytes_by_width: dict[int, int] = {}
     for a in recording.live_at_peak:
         if a.category is Category.ACTIVATIONS and a.shape and len(a.shape) > 1 and a.shape[-1] >= _VOCABULARY_AT_LEAST:
             bytes_by_width[a.shape[-1]] = bytes_by_width.get(a.shape[-1], 0) + a.block_bytes
-    return max(bytes_by_width, key=bytes_by_width.__getitem__, default=None)
-
-
-def autocast(recording: Recording) -> Rewrite | None:
-    """Matrix products in bfloat16, where activations are in float32 throughout; weights get a 16-bit copy."""
-    floats = [a for a in recording.live_at_peak if a.category is Category.ACTIVATIONS and "float" in a.dtype]
-    if not floats or any(a.dtype != "float32" for a in floats):
-        return None
-    lowered = resized(recording, lambda a: 0.5 if _becomes_16_bit(a) else 1.0)
-    weights = [
-        a for a in lowered if a.category is Category.PARAMETERS and a.dtype == "float32" and len(a.shape or ()) > 1
-    ]
-    copies = [replace(_scaled(a, 0.5), index=-1 - a.index) for a in weights]
-    how = 'torch.autocast("cuda", dtype=torch.bfloat16)'
-    return Rewrite("autocast to bfloat16", "less precision", how, [*lowered, *copies])
-
-
-def _becomes_16_bit(a: Allocation) -> bool:
-    return a.category is Category.ACTIVATIONS and a.dtype == "float32" and bool(_AUTOCAST_16_BIT.search(a.operator))
+    width = max(bytes_by_width, key=bytes_by_width.__getitem__, default=None)
+    return width if tokens and width in rows else None
 
 
 def fuse_optimizer(recording: Recording) -> Rewrite | None:
     """A fused step makes no temporary lists; the foreach step makes state-sized ones."""
     kept = [a for a in recording.allocations if not _is_foreach_temporary(a)]
-    if len(kept) == len(recording.allocations):
+    how = fused_words(recording)
+    if how is None or len(kept) == len(recording.allocations):
         return None
-    return Rewrite("fused optimizer", "nothing", "fused=True in the optimizer", kept)
+    return Rewrite("fused optimizer", "nothing", how, kept)
 
 
 def _is_foreach_temporary(a: Allocation) -> bool:
@@ -168,30 +160,63 @@ def _is_foreach_temporary(a: Allocation) -> bool:
 
 
 def eight_bit_states(recording: Recording) -> Rewrite | None:
-    """Optimizer states in 8 bits; small ones stay as they are."""
-    if not any(_state_share(a) < 1 for a in recording.allocations):
+    """Optimizer states in 8 bits, one parameter at a time; small ones stay as they are."""
+    how = eight_bit_words(recording)
+    share_of = _state_test(recording)
+    if how is None or not any(share_of(a) < 1 for a in recording.allocations):
         return None
-    smaller = resized(recording, _state_share)
-    return Rewrite("8-bit optimizer states", "other numerics", "torchao.optim.AdamW8bit", smaller)
+    smaller = [a for a in resized(recording, share_of) if not _is_foreach_temporary(a)]
+    if "torchao" in how:
+        smaller += _unpacked_states(recording, share_of)
+    return Rewrite("8-bit optimizer states", "other numerics", how, smaller)
 
 
-def _state_share(a: Allocation) -> float:
-    if a.category is not Category.OPTIMIZER_STATES:
-        return 1.0
-    width = _BYTES_PER_STATE.get(a.dtype, 1)
-    return 1 / width if a.requested_bytes >= width * _SMALL_STATE_ELEMENTS else 1.0
+def _unpacked_states(recording: Recording, share_of: Callable[[Allocation], float]) -> Iterator[Allocation]:
+    """Both states of one parameter at a time are whole while torchao updates them; bitsandbytes works on them as they are."""
+    packed = [a for a in recording.allocations if share_of(a) < 1]
+    largest = max(packed, key=lambda a: a.block_bytes)
+    for start, end in spans_of(recording, "optimizer"):
+        for number in (1, 2):
+            yield replace(largest, index=-number - 2 * start, born=start, died=max(end, start + 1))
+
+
+def _state_test(recording: Recording) -> Callable[[Allocation], float]:
+    """What is left of a state. The Trainer of transformers leaves those of embedding tables as they are."""
+    facts = recording.header.training
+    tables = facts.get("embeddings", "").split() if has_words(recording, "eight_bit") and "arguments" in facts else []
+    # Another weight may be as large as a table: of each shape, the two states of each table are spared.
+    left = Counter({tuple(map(int, table.split("x"))): 2 * count for table, count in Counter(tables).items()})
+    spared = set()
+    for a in recording.allocations:
+        if a.category is Category.OPTIMIZER_STATES and a.shape is not None and left[a.shape] > 0:
+            left[a.shape] -= 1
+            spared.add(a.index)
+
+    def share_of(a: Allocation) -> float:
+        width = _BYTES_PER_STATE.get(a.dtype, 1)
+        is_small = a.requested_bytes < width * _SMALL_STATE_ELEMENTS
+        if a.category is not Category.OPTIMIZER_STATES or width == 1 or is_small or a.index in spared:
+            return 1.0
+        return (1 + 4 / _STATE_BLOCK) / width
+
+    return share_of
 
 
 def free_gradients(recording: Recording) -> Rewrite | None:
-    """`zero_grad(set_to_none=True)`: no gradients while the forward after an optimizer step runs."""
-    steps = [start for start, _ in _spans(recording, "optimizer")]
-    backwards = [start for start, _ in _spans(recording, "backward")]
-    forwards = _spans(recording, "forward")
+    """No gradients while the forward after an optimizer's step runs: they are freed before it, and made anew after it."""
+    steps = [start for start, _ in spans_of(recording, "optimizer")]
+    backwards = [start for start, _ in spans_of(recording, "backward")]
+    forwards = spans_of(recording, "forward")
     gaps = [(start, end) for start, end in forwards if _last_before(steps, start) > _last_before(backwards, start)]
-    split = [part for a in recording.allocations for part in _without(a, gaps)]
-    if len(split) == len(recording.allocations):
+    births = _births(recording, [end for _, end in gaps])
+    replaced: set[int] = set()
+    split = [part for a in recording.allocations for part in _without(a, gaps, births, replaced)]
+    if split == recording.allocations:
         return None
-    return Rewrite("free gradients between steps", "nothing", "optimizer.zero_grad(set_to_none=True)", split)
+    split = [a for a in split if a.index not in replaced]
+    late = any(_is_freed_in(a, gap) for a in recording.allocations for gap in gaps)
+    how = words_for(recording, "zero_grad_early" if late else "zero_grad")
+    return Rewrite("free gradients between steps", "nothing", how, split)
 
 
 def _last_before(starts: list[int], moment: int) -> int:
@@ -199,30 +224,51 @@ def _last_before(starts: list[int], moment: int) -> int:
     return starts[position - 1] if position else -1
 
 
-def _without(a: Allocation, gaps: list[tuple[int, int]]) -> Iterator[Allocation]:
-    """A gradient in parts, each of them outside the gaps."""
+def _is_freed_in(a: Allocation, gap: tuple[int, int]) -> bool:
+    """Whether a gradient is freed in a forward, or right after it: too late."""
+    return a.category is Category.GRADIENTS and a.born < gap[0] and a.died is not None and gap[0] < a.died <= gap[1]
+
+
+_Births = dict[tuple[int, tuple[int, ...] | None], list[Allocation]]
+
+
+def _births(recording: Recording, ends: list[int]) -> _Births:
+    """After each gap, by shape: what was made in backward to be added to a gradient that was there."""
+    found: _Births = {}
+    for a in recording.allocations:
+        gap = bisect_right(ends, a.born) - 1
+        if gap >= 0 and a.phase == "backward" and a.category is not Category.GRADIENTS:
+            found.setdefault((gap, a.shape), []).append(a)
+    return found
+
+
+def _without(a: Allocation, gaps: list[tuple[int, int]], births: _Births, replaced: set[int]) -> Iterator[Allocation]:
+    """A gradient in parts, each of them outside the gaps; what would have been added to it takes its place."""
     born = a.born
-    if a.category is Category.GRADIENTS:
-        for start, end in gaps:
-            if born < start and (a.died is None or a.died > end):
-                yield replace(a, born=born, died=start)
-                born = end
+    for number, (start, end) in enumerate(gaps if a.category is Category.GRADIENTS else ()):
+        if born >= start or (a.died is not None and a.died <= start):
+            continue
+        yield replace(a, born=born, died=start)
+        made = births.get((number, a.shape), [])
+        if made:
+            replaced.add(made[0].index)
+        born = made.pop(0).born if made else end
+        if a.died is not None and a.died <= max(born, end):
+            return
     yield a if born == a.born else replace(a, born=born)
 
 
-def resized(recording: Recording, share_of: Callable[[Allocation], float]) -> list[Allocation]:
-    """The allocations, each at its share of its size."""
-    return [_scaled(a, share) if (share := share_of(a)) != 1.0 else a for a in recording.allocations]
+def predictions_on_host(recording: Recording) -> Rewrite | None:
+    """Predictions that the Trainer of transformers gathers in evaluation, moved to the host after each of its steps."""
+    gathered = {a.index for a in recording.allocations if _is_prediction(a)}
+    if not gathered or not has_words(recording, "predictions"):
+        return None
+    kept = [a for a in recording.allocations if a.index not in gathered]
+    return Rewrite("predictions on the host", "a copy each step", words_for(recording, "predictions"), kept)
 
 
-def _scaled(a: Allocation, share: float) -> Allocation:
-    return replace(
-        a, block_bytes=_rounded(a.block_bytes * share), requested_bytes=max(1, int(a.requested_bytes * share))
-    )
-
-
-def _rounded(size_bytes: float) -> int:
-    return max(512, -(-int(size_bytes) // 512) * 512)
+def _is_prediction(a: Allocation) -> bool:
+    return any(frame.startswith(_PREDICTIONS) for frame in a.stack)
 
 
 REWRITES: tuple[Callable[[Recording], Rewrite | None], ...] = (
@@ -230,7 +276,9 @@ REWRITES: tuple[Callable[[Recording], Rewrite | None], ...] = (
     checkpoint_blocks,
     chunk_loss,
     autocast,
+    half_weights,
     fuse_optimizer,
     free_gradients,
     eight_bit_states,
+    predictions_on_host,
 )

@@ -41,6 +41,11 @@ def is_sizes(value: Any) -> bool:
     return isinstance(value, dict) and all(map(is_count, value.values()))
 
 
+def is_facts(value: Any) -> bool:
+    """Texts by name, of a number within reason."""
+    return isinstance(value, dict) and len(value) <= _MOST_WORDS and all(map(is_words, value.values()))
+
+
 def is_outcome(value: Any) -> bool:
     """How a run may end."""
     return value in get_args(Outcome)
@@ -70,6 +75,7 @@ _BY_ANNOTATION: dict[Any, Callable[[Any], bool]] = {
     tuple[str, ...]: is_word_list,
     tuple[int, ...] | None: is_shape,
     dict[str, int]: is_sizes,
+    dict[str, str]: is_facts,
 }
 
 

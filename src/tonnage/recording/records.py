@@ -126,6 +126,7 @@ class Header:
     overhead_parts: dict[str, int] = field(default_factory=dict)
     pinned_host_bytes: int = 0
     ooms_caught: int = 0
+    training: dict[str, str] = field(default_factory=dict)  # who drives the steps, and how: `script.training` says what
 
     @property
     def program(self) -> str:

@@ -146,7 +146,8 @@ def _has_captured(database: sqlite3.Connection) -> bool:
 
 
 def _header(rows: Iterable[tuple[Any, ...]]) -> Header:
-    values = {"command": [], "folder": ""} | {key: decoded(value) for key, value in rows}  # older files lack these
+    lacking = {"command": [], "folder": "", "training": {}}  # in older files
+    values = lacking | {key: decoded(value) for key, value in rows}
     check_values(values, HEADER_KINDS, "header")
     return Header(**values | {key: tuple(values[key]) for key in ("arguments", "command")})
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from tonnage.ledger import Category
 from tonnage.recording.records import MarkKind
 from tonnage.script.lines import NOWHERE, LineFinder, Place
+from tonnage.script.training import facts_of_driver, facts_of_model, name_of_optimizer
 
 _BY_PHASE = {
     "setup": Category.OTHER,
@@ -101,6 +102,9 @@ class Attribution:
         self._backward_depth = 0
         self.main_thread = threading.main_thread().ident or 0
         self._held = NOWHERE
+        self.training: dict[str, str] = {}
+        self._asked_driver: set[str] = set()
+        self._steppers: weakref.WeakSet[Any] = weakref.WeakSet()
 
     # The present state
 
@@ -200,6 +204,7 @@ class Attribution:
         infers = not torch.is_grad_enabled()
         # Without gradients, or (as people forget `no_grad`) in the evaluation mode of a module that also trains.
         evaluates = not module.training and (infers or module in self._trained)
+        self._ask_driver("evaluation" if infers else "training", module)
         if self.trains and (evaluates or (infers and self._region == "generation")):
             # Between the steps of a training: no step of its own.
             self.enter(self._base if self._base == "forward" else "evaluation")
@@ -228,6 +233,28 @@ class Attribution:
             number = self._context_numbers[path] = len(self.contexts)
             self.contexts.append(path)
         return number
+
+    # Who drives it
+
+    def _ask_driver(self, of: str, model: Any) -> None:
+        """Once in training, and once before: what is at work on the stack, and what the model can do."""
+        if of in self._asked_driver or "training" in self._asked_driver:
+            return
+        self._asked_driver.add(of)
+        try:
+            facts, whole = facts_of_driver(sys._getframe())
+            self.training |= facts | facts_of_model(model)
+        except (AttributeError, TypeError, RuntimeError, LookupError):
+            return  # a library of another version: the advice is in plain words then
+        if whole is not None:
+            self._name(whole)
+
+    def optimizer_made(self, optimizer: Any) -> None:
+        """A script that makes an optimizer trains, with that one."""
+        self.trains = True
+        known = self.training.get("optimizers", "").split()
+        if (name := name_of_optimizer(optimizer)) and name not in known:
+            self.training["optimizers"] = " ".join([*known, name])
 
     # Backward and optimizers
 
@@ -262,6 +289,8 @@ class Attribution:
             self._remember(parameters)
             self.mark(Category.PARAMETERS, parameters)
         self.mark_gradients(parameters)
+        self._steppers.add(optimizer)
+        self.training["stepping"] = str(len(self._steppers))
         self.enter("optimizer")
         if self.observer:
             self.observer.optimizer_starts(optimizer)
@@ -361,7 +390,7 @@ def _has_address(tensor: Any) -> bool:
     """Whether a subclass has bytes of its own."""
     try:
         address_of(tensor)
-    except (RuntimeError, NotImplementedError):
+    except (RuntimeError, NotImplementedError, ValueError):  # the last of a lazy module's, before its first call
         return False
     return True
 

@@ -103,7 +103,7 @@ def _wrap_optimizer(who: Attribution) -> Callable[[], None]:
     @wraps(plain)
     def make(self: Any, *arguments: Any, **keywords: Any) -> None:
         plain(self, *arguments, **keywords)
-        who.trains = True
+        who.optimizer_made(self)
 
     optim.Optimizer.__init__ = make
 

@@ -117,6 +117,7 @@ class Session(ABC):
             overhead_bytes=sum(parts.values()),
             overhead_parts=parts,
             pinned_host_bytes=self.pinned_peak_bytes,
+            training=dict(device.attribution.training),
             **header,
         )
         stand_ins, notes = self.stand_ins.records(), self.stand_ins.notes()

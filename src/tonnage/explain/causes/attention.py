@@ -6,7 +6,8 @@ from math import prod
 from tonnage.explain.case import Case
 from tonnage.explain.findings import Finding, guilty_lines, lines_words
 from tonnage.explain.fixes import fix_of
-from tonnage.explain.rewrites import Rewrite
+from tonnage.explain.rewriting import Rewrite
+from tonnage.explain.words import attention_words, is_of_sdpa
 from tonnage.ledger import Category
 from tonnage.recording import Allocation
 from tonnage.units import format_bytes
@@ -26,9 +27,13 @@ def attention_matrices(case: Case) -> Finding | None:
     lines = guilty_lines(square)
     length = max(a.shape[-1] for a in square if a.shape)
     sentence = f"attention matrices and masks of {length} × {length} hold {format_bytes(size)}{lines_words(lines)}"
+    if any(map(is_of_sdpa, square)):  # it is asked for already, and has no fused kernel in this type
+        return Finding(
+            "attention-matrices", f"{sentence}: in 32 bits there is no fused kernel for it", size, lines=lines
+        )
     kept = [a for a in case.needed.allocations if not is_square(a)]
-    how = "F.scaled_dot_product_attention(q, k, v, is_causal=True)"
-    fix = fix_of(case.needed, Rewrite("fused attention", "nothing, it is faster", how, kept))
+    rewrite = Rewrite("fused attention", "nothing, it is faster", attention_words(case.needed), kept)
+    fix = fix_of(case.needed, rewrite)
     return Finding("attention-matrices", sentence, size, lines=lines, fixes=(fix,) if fix else ())
 
 

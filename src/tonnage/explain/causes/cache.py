@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 from tonnage.explain.case import Case
 from tonnage.explain.findings import Finding, guilty_lines
 from tonnage.explain.fixes import fix_of
-from tonnage.explain.rewrites import Rewrite, resized
+from tonnage.explain.rewriting import Rewrite, resized
 from tonnage.ledger import Category
 from tonnage.recording import Allocation
 from tonnage.units import format_bytes

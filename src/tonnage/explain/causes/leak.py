@@ -14,7 +14,7 @@ from itertools import pairwise
 from tonnage.explain.case import Case
 from tonnage.explain.findings import Cause, Finding, Guilty, guilty_lines
 from tonnage.explain.fixes import Fix, fix_of
-from tonnage.explain.rewrites import Rewrite
+from tonnage.explain.rewriting import Rewrite
 from tonnage.explain.source import Keeper, Source
 from tonnage.explain.turns import ENOUGH
 from tonnage.ledger import Category

@@ -101,6 +101,7 @@ class Recorder:
             wall_seconds=time.perf_counter() - self._started,
             overhead_bytes=overhead_bytes,
             overhead_parts={"context and libraries": overhead_bytes, **others},
+            training=dict(self.attribution.training),
             **header,
         )
 

@@ -1,0 +1,137 @@
+"""The repeated blocks of a model, and what they would keep if each were computed again in backward.
+
+A block is a numbered module that keeps more than its output. Where the outermost ones are stages of different sizes, as in most
+vision models, the blocks are what is numbered inside of them. A library that marks the layers it recomputes is taken at its word.
+"""
+
+import re
+from bisect import bisect_right
+from dataclasses import replace
+
+from tonnage.explain.rewriting import Rewrite, spans_of
+from tonnage.explain.words import checkpoint_words
+from tonnage.ledger import Category
+from tonnage.recording import Allocation, Recording, module_pattern
+
+# A path up to each of its numbers: "layers.7" and "layers.7.experts.3" of "layers.7.experts.3.up".
+_NUMBERED = re.compile(r"(?:^|(?<=\.))\d+(?=\.|$)")
+_TINY_SHARE = 1 / 64  # of a block's largest tensor: statistics of a norm, states of a generator
+_COVERED_SHARE = 0.5
+_STAGES_DIFFER = 1.5
+_PREFIXES = 4
+_Made = dict[tuple[int, str], list[Allocation]]  # by the forward and the block that made them
+
+
+def checkpoint_blocks(recording: Recording) -> Rewrite | None:
+    """Recompute each repeated block in backward: only its output is kept, and it is whole while its backward runs."""
+    ends = [end for _, end in spans_of(recording, "forward")]
+    parts: dict[int, list[Allocation]] = {}
+    blocks: set[str] = set()
+    for (number, block), made in _made_by_block(recording).items():
+        saved = [a for a in made if a.died is None or a.died >= ends[number]]
+        if _is_whole(block, saved):
+            blocks.add(block)
+            parts |= _recomputed(saved, _large(made)[-1])
+    if len(blocks) < 2:
+        return None
+    changed = [part for a in recording.allocations for part in parts.get(a.index, [a])]
+    how = checkpoint_words(recording, _block_words(sorted(blocks, key=_in_order)))
+    return Rewrite(f"recompute {len(blocks)} blocks", "one more forward", how, changed)
+
+
+def _recomputed(saved: list[Allocation], output: Allocation) -> dict[int, list[Allocation]]:
+    """What is saved lives twice: while the block runs forward, and from where its backward begins until it is used.
+
+    The output, which is the next block's input, lives until then, even where nobody saved it.
+    """
+    again = min((a.died for a in saved if a.died is not None), default=None)
+    parts = {}
+    for a in saved:
+        parts[a.index] = [replace(a, died=output.born + 1)] if a.born <= output.born else []
+        if again is not None and a.died is not None and a.died > again:
+            parts[a.index].append(replace(a, born=again))
+    parts[output.index] = [output]
+    if output.died is not None and (again is None or output.died < again):
+        parts[output.index] = [replace(output, died=again)]
+    return parts
+
+
+def _is_whole(block: str, members: list[Allocation]) -> bool:
+    """Whether it has parts and keeps more than one thing: a single layer, however often it is called, is no block."""
+    if not members or all(a.module == block for a in members):
+        return False
+    return len({(a.module, a.operator) for a in _large(members)}) > 1
+
+
+def _large(members: list[Allocation]) -> list[Allocation]:
+    """Those that count, in order; masks and indices are no outputs."""
+    least = _TINY_SHARE * max(a.block_bytes for a in members)
+    return [a for a in members if a.block_bytes >= least and (not a.dtype or "float" in a.dtype)]
+
+
+def _made_by_block(recording: Recording) -> _Made:
+    """Activations of each forward, by the block that made them."""
+    starts = [start for start, _ in spans_of(recording, "forward")]
+    kept: list[tuple[int, Allocation]] = []
+    for a in recording.allocations:
+        number = bisect_right(starts, a.born) - 1
+        if a.category is Category.ACTIVATIONS and a.phase == "forward" and number >= 0:
+            kept.append((number, a))
+    named = recording.header.training.get("recomputed", "").split("\n")
+    return _by_name(kept, named) if named != [""] else _by_number(kept)
+
+
+def _by_name(kept: list[tuple[int, Allocation]], named: list[str]) -> _Made:
+    """By the layers that the model's library recomputes; the outermost, where some are within others."""
+    own = set(named)
+    found: _Made = {}
+    for number, a in kept:
+        path = a.module.split(".")
+        heads = (".".join(path[:length]) for length in range(1, len(path) + 1))
+        if block := next((head for head in heads if head in own), None):
+            found.setdefault((number, block), []).append(a)
+    return found
+
+
+def _by_number(kept: list[tuple[int, Allocation]]) -> _Made:
+    outer = _at_depth(kept, 0)
+    sizes = {sum(a.block_bytes for a in members) for members in outer.values()}
+    if not sizes or max(sizes) < _STAGES_DIFFER * min(sizes):
+        return outer
+    # Stages: each that consists of whole blocks is taken apart.
+    found: _Made = {}
+    for key, members in outer.items():
+        inner = _at_depth([(key[0], a) for a in members], 1)
+        whole = {key: blocks for key, blocks in inner.items() if _is_whole(key[1], blocks)}
+        covered = sum(a.block_bytes for blocks in whole.values() for a in blocks)
+        is_stage = len(whole) > 1 and covered >= _COVERED_SHARE * sum(a.block_bytes for a in members)
+        found |= whole if is_stage else {key: members}
+    return found
+
+
+def _at_depth(kept: list[tuple[int, Allocation]], depth: int) -> _Made:
+    """By the path up to the first number, or the second."""
+    found: _Made = {}
+    for number, a in kept:
+        places = list(_NUMBERED.finditer(a.module))
+        if len(places) > depth:
+            found.setdefault((number, a.module[: places[depth].end()]), []).append(a)
+    return found
+
+
+def _in_order(block: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in block.split(".")]
+
+
+def _block_words(blocks: list[str]) -> str:
+    """ "layer1.*, layer2.* and layer3.*": every list of blocks that is meant, or the first few."""
+    patterns = list(dict.fromkeys(map(module_pattern, blocks)))
+    # Several stages may share a pattern, as in "stages.*.blocks.*"; one that says nothing is left out.
+    if patterns == ["*"]:
+        return "block"
+    if len(patterns) == 1:
+        return patterns[0]
+    shown = patterns[:_PREFIXES]
+    rest = len(patterns) - len(shown)
+    last = f"{rest} more" if rest else shown.pop()
+    return f"{', '.join(shown)} and {last}"

@@ -1,0 +1,208 @@
+"""What 16 bits would save where a run computes in FP32: autocast for a training, weights in 16 bits for inference.
+
+Autocast decides operator by operator: products come out in 16 bits, norms and losses in 32, and what lies between follows its
+inputs. So the forward is walked through in order, and each result gets the type that it would have. A product keeps the 16-bit
+copy of its input instead of the input, one for each product; weights get a copy that lives until backward has used it.
+"""
+
+import re
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from math import prod
+
+from tonnage.explain.rewriting import Rewrite, resized, scaled, spans_of
+from tonnage.explain.words import half_type, is_of_sdpa, precision_words, trains, words_for
+from tonnage.ledger import Category
+from tonnage.recording import Allocation, Recording
+
+# torch.amp's lists, as far as results of these operators are tensors that are kept.
+_PRODUCT = re.compile(r"linear|mm$|matmul|conv|attention|rnn|lstm|gru|einsum")
+_FULL = re.compile(
+    r"layer_norm|group_norm|softmax|nll|loss|pow|exp$|^log|rsqrt|reciprocal|^norm|linalg|cumsum|cumprod|prod|sum$|softplus|"
+    r"upsample|embedding|index_select|_to_copy"
+)
+_KEEPS_ITS_INPUT = re.compile(r"layer_norm|group_norm|pow")
+_KEEPS_ITS_RESULT = re.compile(r"softmax|exp|rsqrt|tanh|sigmoid|relu")
+_OF_TWO = re.compile(r"^(add|mul|sub|div|cat|where|addcmul)")
+_ATTENTION = re.compile(r"attention|bmm|matmul")
+_OF_LOGITS = re.compile(r"_log_softmax")
+_UPCASTS_LOGITS = "transformers/loss/"
+_TINY_SHARE = 1 / 4096  # of the peak: statistics of norms
+
+
+def autocast(recording: Recording) -> Rewrite | None:
+    """Matrix products in 16 bits, where activations are in float32 throughout."""
+    floats = [a for a in recording.live_at_peak if a.category is Category.ACTIVATIONS and "float" in a.dtype]
+    if not floats or any(a.dtype != "float32" for a in floats) or not trains(recording):
+        return None
+    unfused = _unfused(recording)
+    if unfused is None:
+        return None
+    walk = _Walk(recording)
+    lowered = [part for a in recording.allocations if a.index not in unfused for part in walk.parts(a)]
+    dtype = half_type(recording)
+    copies = list(_weight_copies(recording))
+    how = precision_words(recording, dtype)
+    costs = "less precision" if dtype == "bfloat16" else "less precision, scaled losses"
+    return Rewrite(f"autocast to {dtype}", costs, how, [*lowered, *copies])
+
+
+def half_weights(recording: Recording) -> Rewrite | None:
+    """Weights and all that is computed from them in 16 bits, for a model in float32 that is not trained."""
+    weights = [a for a in recording.allocations if a.category is Category.PARAMETERS and "float" in a.dtype]
+    if trains(recording) or not weights or any(a.dtype != "float32" for a in weights):
+        return None
+    meant = (Category.PARAMETERS, Category.ACTIVATIONS, Category.KV_CACHE)
+    halved = resized(recording, lambda a: 0.5 if a.category in meant and a.dtype == "float32" else 1.0)
+    dtype = half_type(recording)
+    return Rewrite(f"weights in {dtype}", "less precision", words_for(recording, "weights", dtype=dtype), halved)
+
+
+def _unfused(recording: Recording) -> set[int] | None:
+    """Matrices of attention that a fused kernel would not make. None where it cannot be told whether 16 bits bring one.
+
+    For grouped heads there is one in 16 bits only, and without it keys and values are repeated, in five dimensions; what else
+    keeps attention from it, such as a bias that is learnt, stays.
+    """
+    own = [a for a in recording.allocations if is_of_sdpa(a)]
+    made = [a for a in recording.allocations if a.category is Category.ACTIVATIONS and _is_square(a.shape)]
+    sizes = {a.requested_bytes for a in own if _is_square(a.shape)}
+    if sizes and not any(len(a.shape or ()) == 5 for a in own):
+        return None
+    return {a.index for a in made if a.requested_bytes in sizes}
+
+
+def _is_square(shape: tuple[int, ...] | None) -> bool:
+    return shape is not None and len(shape) > 2 and shape[-1] == shape[-2]
+
+
+class _Walk:
+    """The types that a forward's results would have, and how often a product would copy each of them."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._tiny = _TINY_SHARE * recording.peak_allocated_bytes
+        self._is_half: dict[int, bool] = {}
+        self._copies: Counter[int] = Counter()
+        self._kept_whole: set[int] = set()
+        self._widths = _input_widths(recording)
+        self._recent: list[Allocation] = []
+        self._half_logits = False
+        ordered = sorted((a for a in recording.allocations if self._counts(a)), key=lambda a: a.born)
+        self._loss_backwards = [a.born + 1 for a in ordered if "nll_loss" in a.operator and a.phase == "backward"]
+        for a in ordered:
+            self._step(a)
+
+    def parts(self, a: Allocation) -> Iterator[Allocation]:
+        """What there is in place of a block."""
+        is_half, copies = self._is_half.get(a.index), self._copies[a.index]
+        if a.category is Category.WORKSPACE and "conv" in a.operator:
+            yield scaled(a, 0.5)  # images in another layout, for the most part
+        elif is_half:
+            yield a if a.index in self._kept_whole else scaled(a, 0.5)
+        elif is_half is None or not copies or _KEEPS_ITS_RESULT.search(a.operator):
+            yield a
+        if copies and not is_half:
+            yield replace(scaled(a, 0.5 * copies), index=-1 - a.index)
+        if is_half and a.phase != "backward" and _OF_LOGITS.search(a.operator):
+            yield self._loss_input(a)
+
+    def _loss_input(self, logits: Allocation) -> Allocation:
+        """The loss itself is taken in 32 bits, and keeps its input so until its own backward is done."""
+        after = (moment for moment in self._loss_backwards if moment > logits.born)
+        return replace(logits, index=-1 - logits.index, died=next(after, logits.died))
+
+    def _counts(self, a: Allocation) -> bool:
+        is_result = a.category is Category.ACTIVATIONS and a.phase in ("forward", "backward")
+        return is_result and a.dtype == "float32" and a.block_bytes >= self._tiny
+
+    def _step(self, a: Allocation) -> None:
+        operator = a.operator.removeprefix("aten::")
+        last = self._recent[-1] if self._recent else None
+        if _PRODUCT.search(operator):
+            self._is_half[a.index] = True
+            if a.phase != "backward":
+                self._take(a, operator)
+        elif _OF_LOGITS.match(operator):
+            self._is_half[a.index] = self._has_half_logits(a, last)
+        elif _FULL.search(operator):
+            self._is_half[a.index] = False
+            if last is not None and self._is_half[last.index] and _KEEPS_ITS_INPUT.search(operator):
+                self._kept_whole.add(last.index)
+        else:
+            self._is_half[a.index] = self._follows(a, operator, last)
+        self._recent = [b for b in self._recent[-63:] if b.died is None or b.died > a.born] + [a]
+
+    def _has_half_logits(self, a: Allocation, last: Allocation | None) -> bool:
+        """Cross entropy takes logits as they are; the losses of transformers make them 32 bits wide first."""
+        if a.phase != "backward":
+            upcast = any(frame.startswith(_UPCASTS_LOGITS) for frame in a.stack)
+            self._half_logits = last is not None and self._is_half[last.index] and not upcast
+        return self._half_logits
+
+    def _follows(self, a: Allocation, operator: str, last: Allocation | None) -> bool:
+        """Whether a result of what does not care is in 16 bits: where all that it is made from is."""
+        if last is None or not self._is_half[last.index]:
+            return False
+        if not _OF_TWO.match(operator):
+            return True
+        return all(self._is_half[b.index] for b in self._recent if b.shape == a.shape)
+
+    def _take(self, product: Allocation, operator: str) -> None:
+        """Note what a product copies: its input, or all that attention is computed from."""
+        if _ATTENTION.search(operator):
+            taken = [b for b in self._recent[-3:] if not self._is_half[b.index]]
+        else:
+            taken = self._input_of(product)
+        for b in taken:
+            if not self._is_half[b.index]:
+                self._copies[b.index] += 1
+
+    def _input_of(self, product: Allocation) -> list[Allocation]:
+        """The latest result of the size that a weight of this many outputs wants; best one that no weight has made."""
+        shape = product.shape or ()
+        if len(shape) < 2:
+            return []
+        at = 1 if "conv" in product.operator else -1
+        widths = self._widths.get(shape[at], set())
+        if at == 1:
+            fitting = [b for b in self._recent if len(b.shape or ()) > 2 and b.shape and b.shape[1] in widths]
+        else:
+            sizes = {prod(shape[:-1]) * width for width in widths}
+            fitting = [b for b in self._recent if prod(b.shape or ()) in sizes]
+        plain = [b for b in fitting if _ATTENTION.search(b.operator) or not _PRODUCT.search(b.operator)]
+        return (plain or fitting)[-1:]
+
+
+def _input_widths(recording: Recording) -> dict[int, set[int]]:
+    """By the outputs of a weight, how many inputs there may be; a weight may be stored either way round."""
+    found: dict[int, set[int]] = {}
+    for a in recording.allocations:
+        if a.category is Category.PARAMETERS and a.shape and len(a.shape) > 1:
+            outputs, inputs = a.shape[:2]
+            found.setdefault(outputs, set()).add(inputs)
+            found.setdefault(inputs, set()).add(outputs)
+    return found
+
+
+def _weight_copies(recording: Recording) -> Iterator[Allocation]:
+    """A weight's 16-bit copy, from the forward that makes it to the end of the backward that uses it."""
+    spared = _tables_alone(recording)
+    weights = [a for a in recording.allocations if a.category is Category.PARAMETERS and a.dtype == "float32"]
+    weights = [a for a in weights if len(a.shape or ()) > 1 and a.shape not in spared]
+    backwards = list(spans_of(recording, "backward"))
+    starts = [start for start, _ in backwards]
+    for number, (start, _) in enumerate(spans_of(recording, "forward")):
+        place = bisect_right(starts, start)
+        died = backwards[place][1] if place < len(backwards) else None
+        for a in weights:
+            yield replace(scaled(a, 0.5), index=-2 - 2 * a.index - number * 10**7, born=start, died=died)
+
+
+def _tables_alone(recording: Recording) -> set[tuple[int, ...]]:
+    """Shapes of embedding tables that no product uses: those whose rows are the width of nothing."""
+    shapes = [tuple(map(int, table.split("x"))) for table in recording.header.training.get("embeddings", "").split()]
+    counts = Counter(a.shape for a in recording.allocations if a.category is Category.PARAMETERS)
+    widths = {a.shape[-1] for a in recording.allocations if a.category is Category.ACTIVATIONS and a.shape}
+    return {shape for shape in shapes if shape[0] not in widths and counts[shape] < 2}

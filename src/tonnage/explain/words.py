@@ -1,0 +1,177 @@
+"""How to make a change, in the words of the framework that the script uses; what it trains, as far as its recording tells.
+
+A recording keeps who drove its steps (`script.training`); the words are data. Where the evidence is missing, as in a snapshot,
+or where a framework has no words of its own for a change, they are plain PyTorch's.
+"""
+
+import re
+import tomllib
+from functools import cache
+from importlib.resources import files
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from tonnage.errors import UnknownGpu
+from tonnage.hardware import find_gpu
+from tonnage.ledger import Category
+from tonnage.recording import Allocation, Recording
+
+_BATCH_FLAG = re.compile(r"--?[\w-]*(batch|bs|bsz)[\w-]*", re.IGNORECASE)
+_CHECKPOINT_FLAG = re.compile(r"""["'](--grad(?:ient)?[-_]checkpoint(?:ing)?)["'][^)]*store_true""")
+_MOST_SCRIPT_BYTES = 2**20
+_LIGHTNING_PRECISION = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}
+_SDPA = "transformers/integrations/sdpa_attention.py"
+_FAMILY = {"trl": "transformers"}
+
+
+@cache
+def _tables() -> dict[str, Any]:
+    return tomllib.loads(files("tonnage.explain").joinpath("data", "words.toml").read_text("utf-8"))
+
+
+def words_for(recording: Recording, change: str, **values: object) -> str:
+    """How to make a change; `values` fill the words in."""
+    facts = recording.header.training
+    trainer = facts.get("trainer", "torch")
+    tables = _tables()
+    own = tables.get(_FAMILY.get(trainer, trainer), {})
+    pattern: str = own.get(change) or tables["torch"][change]
+    return pattern.format(arguments=facts.get("arguments", "TrainingArguments"), **values)
+
+
+def has_words(recording: Recording, change: str) -> bool:
+    """Whether the framework itself, not PyTorch, has words for a change."""
+    trainer = recording.header.training.get("trainer", "")
+    return change in _tables().get(_FAMILY.get(trainer, trainer), {})
+
+
+# What the run is
+
+
+def trains(recording: Recording) -> bool:
+    """Whether it computes gradients, or was about to: it made an optimizer, or ran backward."""
+    return "optimizers" in recording.header.training or any(mark.name == "backward" for mark in recording.marks)
+
+
+def batch_of(recording: Recording) -> int | None:
+    """Samples of one forward: as its trainer says, else the first extent that its inputs agree on; None where they do not."""
+    told = recording.header.training.get("batch", "")
+    if told.isdigit() and trains(recording):
+        return int(told)
+    inputs = [
+        a.shape for a in recording.allocations if a.category is Category.INPUTS and a.shape and a.phase != "setup"
+    ]
+    return max((shape[0] for shape in inputs), default=None)
+
+
+def half_type(recording: Recording) -> str:
+    """The 16-bit type that the card computes in."""
+    try:
+        return "bfloat16" if find_gpu(recording.header.gpu).has_bf16 else "float16"
+    except UnknownGpu:
+        return "bfloat16"
+
+
+def optimizers_of(recording: Recording) -> list[str]:
+    """Full names of the optimizers' classes; none where they are not known."""
+    return recording.header.training.get("optimizers", "").split()
+
+
+# Words that take more than a table
+
+
+def batch_flag(recording: Recording) -> tuple[str, int] | None:
+    """The script's own flag for the batch with half its value, as it would be typed, and its value now."""
+    arguments = recording.header.arguments
+    for flag, value in pairwise(arguments):
+        if _BATCH_FLAG.fullmatch(flag) and value.isdigit() and int(value) > 1:
+            return f"{flag} {int(value) // 2}", int(value)
+    for word in arguments:
+        flag, _, value = word.partition("=")
+        if _BATCH_FLAG.fullmatch(flag) and value.isdigit() and int(value) > 1:
+            return f"{flag}={int(value) // 2}", int(value)
+    return None
+
+
+def batch_words(recording: Recording, batch: int | None) -> str:
+    """How to give each forward half the batch, and leave what a step learns from as it was."""
+    if not trains(recording):
+        return words_for(recording, "calls")
+    facts = recording.header.training
+    accumulation = facts.get("accumulation", "1")
+    steps = 2 * int(accumulation) if accumulation.isdigit() else 2
+    if int(facts.get("stepping", "1")) > 1:
+        return words_for(recording, "batch_of_two", half=batch // 2 if batch else "half the size")
+    if batch is None:
+        return words_for(recording, "batch_unknown", steps=steps)
+    return words_for(recording, "batch", half=batch // 2, steps=steps)
+
+
+def checkpoint_words(recording: Recording, blocks: str) -> str:
+    """How to recompute blocks: the script's own flag, the model's or the trainer's switch, or PyTorch's function."""
+    if flag := _flag_in_text(recording):
+        return flag
+    if method := recording.header.training.get("checkpointing"):
+        return words_for(recording, "checkpoint_by_model", method=method)
+    return words_for(recording, "checkpoint", blocks=blocks)
+
+
+def _flag_in_text(recording: Recording) -> str | None:
+    """A switch for it that the script has, and that it was not given."""
+    path = Path(recording.header.script)
+    try:
+        if not path.is_file() or path.stat().st_size > _MOST_SCRIPT_BYTES:
+            return None
+        found = _CHECKPOINT_FLAG.search(path.read_text("utf-8", "replace"))
+    except OSError:
+        return None
+    return found[1] if found and found[1] not in recording.header.arguments else None
+
+
+def precision_words(recording: Recording, dtype: str) -> str:
+    """How to compute in 16 bits."""
+    short = {"bfloat16": "bf16", "float16": "fp16"}[dtype]
+    return words_for(recording, "autocast", dtype=dtype, short=short, lightning=_LIGHTNING_PRECISION[dtype])
+
+
+def fused_words(recording: Recording) -> str | None:
+    """How to have one fused kernel step; None where an optimizer has none."""
+    names = optimizers_of(recording)
+    if not names:
+        return "fused=True in the optimizer"
+    if any(name not in _tables()["fused"]["optimizers"] for name in names):
+        return None
+    return words_for(recording, "fused", optimizer=names[0])
+
+
+def eight_bit_words(recording: Recording) -> str | None:
+    """What keeps the states in 8 bits; None where nothing does that for the optimizer at hand."""
+    table = _tables()["eight_bit"]
+    names = optimizers_of(recording)
+    if not names:
+        return "torchao.optim.AdamW8bit" if _has_pairs(recording) else None
+    found = {table.get(name) for name in names}
+    if None in found:
+        return None
+    return words_for(recording, "eight_bit", eight_bit=" and ".join(sorted(found)))
+
+
+def _has_pairs(recording: Recording) -> bool:
+    """Adam's states come in two of a size; momentum comes alone."""
+    counts: dict[int, int] = {}
+    for a in recording.allocations:
+        if a.category is Category.OPTIMIZER_STATES:
+            counts[a.requested_bytes] = counts.get(a.requested_bytes, 0) + 1
+    largest = max(counts, default=0)
+    return bool(counts) and counts[largest] % 2 == 0
+
+
+def attention_words(recording: Recording) -> str:
+    """How to have fused attention."""
+    return words_for(recording, "attention_by_model" if recording.header.training.get("sdpa") else "attention")
+
+
+def is_of_sdpa(a: Allocation) -> bool:
+    """Whether transformers made it on the way through `scaled_dot_product_attention`."""
+    return any(frame.startswith(_SDPA) for frame in a.stack)

@@ -1,0 +1,119 @@
+"""Who drives a script's steps, and how: facts that a recording keeps so that advice can speak the user's words.
+
+They are read from the frames on the stack, the outermost model and the optimizer, never from names that only look right:
+
+| fact | means |
+|---|---|
+| `trainer` | "transformers", "trl", "lightning" or "accelerate"; missing for a loop of the script's own |
+| `arguments` | the class of the trainer's settings, such as "SFTConfig" |
+| `batch`, `eval_batch`, `accumulation` | samples of one forward on one GPU in training and evaluation; forwards a step |
+| `library` | where the model's class is from: "timm", "transformers", "diffusers" |
+| `checkpointing` | the model's own method that turns recomputation on |
+| `recomputed` | modules that it then recomputes, one name a line |
+| `sdpa` | "yes" where a transformers model can use fused attention |
+| `optimizers`, `stepping` | the full names of the classes that were made; how many optimizers have stepped |
+| `embeddings` | shapes of the embedding tables, such as "50257x768" |
+"""
+
+import sys
+from types import FrameType
+from typing import Any
+
+_OF_TRANSFORMERS = "transformers.trainer"
+_DRIVERS = (_OF_TRANSFORMERS, "lightning.pytorch.trainer.", "pytorch_lightning.trainer.")
+_CHECKPOINTING = {
+    "timm": "set_grad_checkpointing",
+    "diffusers": "enable_gradient_checkpointing",
+    "transformers": "gradient_checkpointing_enable",
+}
+_SUPPORT = {"diffusers": "_supports_gradient_checkpointing", "transformers": "supports_gradient_checkpointing"}
+
+
+def facts_of_driver(frame: FrameType | None) -> tuple[dict[str, str], Any]:
+    """What the frames say, and Lightning's module: its parts are called one by one, as if they were models."""
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        driver: Any = frame.f_locals.get("self") if name.startswith(_DRIVERS) else None
+        if hasattr(driver, "accumulate_grad_batches"):
+            accumulation = str(driver.accumulate_grad_batches)
+            return {"trainer": "lightning", "accumulation": accumulation}, getattr(driver, "lightning_module", None)
+        if name == _OF_TRANSFORMERS and hasattr(driver, "args"):
+            return _transformers_facts(driver), None
+        frame = frame.f_back
+    return _accelerate_facts(), None
+
+
+def _transformers_facts(driver: Any) -> dict[str, str]:
+    settings = driver.args
+    kinds = {kind.__module__.partition(".")[0] for kind in type(settings).__mro__}
+    return {
+        "trainer": "trl" if "trl" in kinds else "transformers",
+        "arguments": type(settings).__name__,
+        "batch": str(settings.per_device_train_batch_size),
+        "eval_batch": str(settings.per_device_eval_batch_size),
+        "accumulation": str(settings.gradient_accumulation_steps),
+    }
+
+
+def _accelerate_facts() -> dict[str, str]:
+    """A loop of the script's own, which may have made an Accelerator."""
+    state = sys.modules.get("accelerate.state")
+    if state is None or not state.AcceleratorState._shared_state:
+        return {}
+    return {"trainer": "accelerate", "accumulation": str(state.GradientState().num_steps)}
+
+
+def facts_of_model(model: Any) -> dict[str, str]:
+    """What a model can do by itself: beneath wrappers (DDP, peft), the first that is a library's."""
+    torch = sys.modules["torch"]
+    own = next(filter(None, (_library(module) for module in _unwrapped(model))), None)
+    facts = {}
+    if own is not None:
+        module, library = own
+        facts["library"] = library
+        if hasattr(module, method := _CHECKPOINTING[library]) and getattr(module, _SUPPORT.get(library, method)):
+            facts["checkpointing"] = method
+        if getattr(module, "_supports_sdpa", False):
+            facts["sdpa"] = "yes"
+    named = list(model.named_modules())
+    recomputed = [path for path, module in named if _is_recomputed(module)]
+    tables = [module.weight for _, module in named if isinstance(module, torch.nn.Embedding)]
+    facts["recomputed"] = "\n".join(recomputed)
+    facts["embeddings"] = " ".join("x".join(map(str, table.shape)) for table in tables)
+    return {key: value for key, value in facts.items() if value}
+
+
+def _unwrapped(model: Any) -> list[Any]:
+    """A model and what it wraps, outermost first."""
+    torch = sys.modules["torch"]
+    found = [model]
+    while len(found) < 8:
+        inner = getattr(found[-1], "module", None) or getattr(found[-1], "base_model", None)
+        if type(found[-1]).__module__.startswith("peft.tuners"):
+            inner = found[-1].model
+        if not isinstance(inner, torch.nn.Module) or inner is found[-1]:
+            break
+        found.append(inner)
+    return found
+
+
+def _library(module: Any) -> tuple[Any, str] | None:
+    names = [kind.__module__.partition(".")[0] for kind in type(module).__mro__]
+    library = next((name for name in names if name in _CHECKPOINTING), None)
+    return (module, library) if library else None
+
+
+def _is_recomputed(module: Any) -> bool:
+    """By its class in transformers; diffusers recomputes these two kinds of blocks, and leaves plain attention alone."""
+    if type(module).__module__.startswith("diffusers."):
+        return type(module).__name__.endswith(("ResnetBlock2D", "TransformerBlock"))
+    return any(kind.__name__ == "GradientCheckpointingLayer" for kind in type(module).__mro__)
+
+
+def name_of_optimizer(optimizer: Any) -> str:
+    """ "torch.optim.AdamW": the class, from where a script would import it; nothing for one that wraps another."""
+    kind = type(optimizer)
+    if kind.__module__.startswith(("accelerate.", "lightning.", "pytorch_lightning.")):
+        return ""
+    package = "torch.optim" if kind.__module__.startswith("torch.optim.") else kind.__module__
+    return f"{package}.{kind.__name__}"

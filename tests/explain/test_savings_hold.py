@@ -1,0 +1,36 @@
+"""A few of the promises that `benchmarks/savings` measures, where that takes seconds."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+_SOURCE = Path(__file__).parents[2] / "benchmarks" / "savings" / "measure.py"
+
+
+@pytest.fixture(scope="module")
+def measure():
+    spec = importlib.util.spec_from_file_location("savings_measure", _SOURCE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("script", "switches"),
+    [
+        ("segment_kept", {"autocast", "free-gradients"}),
+        ("encoder_eager", {"checkpoint", "batch"}),
+        ("mlp_wide", {"fused"}),
+    ],
+)
+def test_a_promised_saving_is_saved(measure, script: str, switches: set[str], tmp_path: Path) -> None:
+    rows = [
+        row
+        for row in measure.compare(script, tmp_path, "a100-40", frozenset(switches))
+        if row["saved_bytes"] is not None
+    ]
+    assert len(rows) == len(switches)
+    for row in rows:
+        assert row["promised_bytes"] == pytest.approx(row["saved_bytes"], rel=measure.WITHIN), row
