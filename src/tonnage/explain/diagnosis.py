@@ -14,7 +14,7 @@ from tonnage.explain.fixes import Advice, Fix, advise
 from tonnage.recording import Recording
 from tonnage.units import format_bytes
 
-_OF_RUNS_THAT_WENT_ON = ("leak", "unbounded-cache", "fragmentation", "pinned-host")
+_OF_RUNS_THAT_WENT_ON = ("leak", "unbounded-cache", "fragmentation", "pinned-host", "host-memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,7 @@ _TITLES: dict[Cause, str] = {
     "outside": "Memory outside PyTorch",
     "other-process": "Another process",
     "pinned-host": "Pinned host memory",
+    "host-memory": "The host's memory",
     "unbounded-cache": "A cache without a bound",
     "none": "Nothing is wrong",
 }

@@ -11,7 +11,15 @@ from tonnage.explain.fixes import Fix
 from tonnage.recording import Allocation, telling_lines
 
 Cause = Literal[
-    "capacity", "fragmentation", "leak", "outside", "other-process", "pinned-host", "unbounded-cache", "none"
+    "capacity",
+    "fragmentation",
+    "leak",
+    "outside",
+    "other-process",
+    "pinned-host",
+    "host-memory",
+    "unbounded-cache",
+    "none",
 ]
 
 LINES = 5

@@ -19,6 +19,7 @@ from tonnage.hardware.cluster import Cluster
 from tonnage.hardware.host import read_host
 from tonnage.ledger import Ledger
 from tonnage.recording.groups import Group, group_alike
+from tonnage.recording.host import HostMemory
 from tonnage.recording.records import Allocation, Header, Mark, Note, OutOfMemory, SegmentEvent, StandIn
 from tonnage.recording.timeline import PhasePeak, StepPeak, Timeline, peaks_by_phase, peaks_by_step
 
@@ -44,6 +45,7 @@ class Recording:
     notes: list[Note] = field(default_factory=list)
     oom: OutOfMemory | None = None
     captured: CapturedStep | None = None
+    host: HostMemory | None = None
 
     @cached_property
     def step_time(self) -> "StepTime | None":

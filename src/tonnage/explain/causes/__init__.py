@@ -10,6 +10,7 @@ from tonnage.explain.causes.compiling import compile_peak
 from tonnage.explain.causes.ddp import ddp_accumulation
 from tonnage.explain.causes.fragmentation import fragmentation
 from tonnage.explain.causes.gradients import kept_gradients
+from tonnage.explain.causes.host import host_memory
 from tonnage.explain.causes.leak import leak
 from tonnage.explain.causes.lengths import varying_lengths
 from tonnage.explain.causes.logits import wide_logits
@@ -32,6 +33,7 @@ RULES: tuple[Callable[[Case], Finding | None], ...] = (
     outside_pytorch,
     another_process,
     pinned_host,
+    host_memory,
     own_limit,
     surprising_tensor,
     compile_peak,
