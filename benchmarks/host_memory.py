@@ -22,25 +22,25 @@ WAYS = Path(__file__).with_name("host_memory_ways.py")
 RESULTS = Path(__file__).parent / "results" / "host-memory.json"
 # Layers and width of a Llama; weights in files.
 MODELS = {
-    "0.4b-float32": (12, 1536, "float32"),
-    "1.1b-bfloat16": (22, 2048, "bfloat16"),
-    "2.6b-bfloat16": (32, 2560, "bfloat16"),
+    "0.6b-bfloat16": (10, 2048, "bfloat16"),
+    "2.7b-bfloat16": (32, 2560, "bfloat16"),
+    "0.3b-float32": (6, 1536, "float32"),
 }
 CASES = {
-    "load_state_dict": "0.4b-float32",
-    "load_state_dict_kept": "0.4b-float32",
-    "mapped_and_assigned": "0.4b-float32",
-    "optimizer_state": "0.4b-float32",
-    "from_pretrained_bin": "0.4b-float32",
-    "from_pretrained_wider": "1.1b-bfloat16",
-    "from_pretrained_device_map": "1.1b-bfloat16",
-    "load_file": "1.1b-bfloat16",
-    "built_and_halved": "1.1b-bfloat16",
-    "quantized": "1.1b-bfloat16",
-    "averaged": "0.4b-float32",
-    "from_pretrained": "2.6b-bfloat16",
-    "load_file_assigned": "2.6b-bfloat16",
-    "workers": "0.4b-float32",
+    "load_state_dict": "0.3b-float32",
+    "load_state_dict_kept": "0.3b-float32",
+    "mapped_and_assigned": "0.3b-float32",
+    "optimizer_state": "0.3b-float32",
+    "from_pretrained_bin": "0.3b-float32",
+    "from_pretrained_wider": "0.6b-bfloat16",
+    "from_pretrained_device_map": "0.6b-bfloat16",
+    "load_file": "0.6b-bfloat16",
+    "built_and_halved": "0.6b-bfloat16",
+    "quantized": "0.6b-bfloat16",
+    "averaged": "0.3b-float32",
+    "from_pretrained": "2.7b-bfloat16",
+    "load_file_assigned": "2.7b-bfloat16",
+    "workers": "0.3b-float32",
 }
 _MAKE = """
 import sys, torch
@@ -49,7 +49,12 @@ folder, layers, width, dtype, kind = sys.argv[1], int(sys.argv[2]), int(sys.argv
 config = LlamaConfig(hidden_size=width, intermediate_size=8 * width // 3 // 64 * 64, num_hidden_layers=layers, dtype=dtype,
                      num_attention_heads=width // 64, num_key_value_heads=width // 64, vocab_size=32000)
 torch.set_default_dtype(dtype)
-model = LlamaForCausalLM(config)
+with torch.device("meta"):
+    model = LlamaForCausalLM(config)
+model.to_empty(device="cpu")
+noise = torch.randn(1 << 20)
+for p in model.parameters():  # random numbers again and again: the making need not take minutes
+    p.data.view(-1).copy_(noise.repeat(p.numel() // len(noise) + 1)[: p.numel()])
 if kind == "bin":
     config.save_pretrained(folder)
     torch.save(model.state_dict(), f"{folder}/pytorch_model.bin")
@@ -136,6 +141,14 @@ def compare(way: str, folder: Path) -> dict[str, Any]:
     return {"measured": measured, "predicted": predicted, "error": errors}
 
 
+def _write(output: Path, rows: dict[str, Any]) -> None:
+    """What is known so far."""
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout
+    versions = {name: version(name) for name in ("torch", "transformers", "accelerate", "safetensors")}
+    described = {"commit": commit.strip(), "machine": os.uname().machine, "versions": versions, "ways": rows}
+    output.write_text(json.dumps(described, indent=1) + "\n")
+
+
 def main() -> None:
     """All ways, model by model, so that one checkpoint is on the disk at a time."""
     parser = ArgumentParser(description=__doc__.splitlines()[0])
@@ -155,10 +168,6 @@ def main() -> None:
                 print(
                     way, model, {k: round(v / 2**30, 2) for k, v in rows[way]["measured"].items()}, rows[way]["error"]
                 )
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout
-    versions = {name: version(name) for name in ("torch", "transformers", "accelerate", "safetensors")}
-    described = {"commit": commit.strip(), "machine": os.uname().machine, "versions": versions, "ways": rows}
-    options.output.write_text(json.dumps(described, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -64,6 +64,7 @@ def test_the_ranks_of_the_fullest_host_are_added_up():
         RankSummary(rank=1, stands_for=(1, 2, 3), outcome="ok", host_bytes=2 * GIB),
     )
     summary = ClusterSummary(
-        words="", gpu="h200", gpu_name="", capacity_bytes=1, gpus=4, hosts=2, gpus_per_host=2, outcome="ok", exit_status=0, ranks=ranks
+        words="", gpu="h200", gpu_name="", capacity_bytes=1, gpus=4, hosts=2, gpus_per_host=2, outcome="ok",
+        exit_status=0, ranks=ranks,
     )  # fmt: skip
     assert [rank.host_bytes for rank in summary.host_ranks] == [20 * GIB, 2 * GIB]

@@ -50,7 +50,8 @@ def test_more_than_the_host_has_is_red():
 def test_ranks_are_added_up_and_files_are_shared():
     rank = RankSummary(rank=0, stands_for=tuple(range(8)), outcome="ok", host_bytes=12 * GIB, host_mapped_bytes=5 * GIB)
     summary = ClusterSummary(
-        words="", gpu="h200", gpu_name="", capacity_bytes=1, gpus=8, hosts=1, gpus_per_host=8, outcome="ok", exit_status=0, ranks=(rank,)
+        words="", gpu="h200", gpu_name="", capacity_bytes=1, gpus=8, hosts=1, gpus_per_host=8, outcome="ok",
+        exit_status=0, ranks=(rank,),
     )  # fmt: skip
     said = words(ranks_host_lines(summary))
     assert said.startswith("needs 96.0 GiB of host memory with 8 ranks, 12.0 of it per rank, of a host's ")
