@@ -165,9 +165,9 @@ def main() -> None:
             make(Path(folder) / model, model, small=options.small)
             for way in ways:
                 rows[way] = {"model": model} | compare(way, Path(folder) / model)
-                print(
-                    way, model, {k: round(v / 2**30, 2) for k, v in rows[way]["measured"].items()}, rows[way]["error"]
-                )
+                _write(options.output, rows)
+                sizes = {kind: round(size / 2**30, 2) for kind, size in rows[way]["measured"].items()}
+                print(way, model, sizes, rows[way]["error"], flush=True)
 
 
 if __name__ == "__main__":
