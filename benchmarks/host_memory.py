@@ -23,7 +23,7 @@ RESULTS = Path(__file__).parent / "results" / "host-memory.json"
 # Layers and width of a Llama; weights in files.
 MODELS = {
     "0.6b-bfloat16": (10, 2048, "bfloat16"),
-    "2.7b-bfloat16": (32, 2560, "bfloat16"),
+    "1.2b-bfloat16": (22, 2048, "bfloat16"),
     "0.3b-float32": (6, 1536, "float32"),
 }
 CASES = {
@@ -38,8 +38,8 @@ CASES = {
     "built_and_halved": "0.6b-bfloat16",
     "quantized": "0.6b-bfloat16",
     "averaged": "0.3b-float32",
-    "from_pretrained": "2.7b-bfloat16",
-    "load_file_assigned": "2.7b-bfloat16",
+    "from_pretrained": "1.2b-bfloat16",
+    "load_file_assigned": "1.2b-bfloat16",
     "workers": "0.3b-float32",
 }
 _MAKE = """

@@ -19,9 +19,9 @@ def built(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def used(model: Any) -> None:
-    """Every weight is read, as a copy to a card reads it."""
-    with torch.no_grad():
-        assert all(p.view(-1)[::512].sum() is not None for p in model.parameters())
+    """Every weight is copied elsewhere, one at a time, as a move to a card does."""
+    for parameter in model.parameters():
+        parameter.detach().clone()
 
 
 def load_state_dict(folder: Path) -> None:

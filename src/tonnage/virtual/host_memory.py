@@ -207,7 +207,7 @@ class HostMeter:
     # The process
 
     def _look(self) -> None:
-        began = time.perf_counter()
+        began = time.thread_time()
         now = process_memory.resident()
         self._files.look()
         written = process_memory.resident_bytes((address, block.size) for address, block in self._live.items())
@@ -224,7 +224,7 @@ class HostMeter:
                 if parameter is not None and parameter.is_cpu:
                     self._mark(parameter)
         self._rises(self._device.attribution.place())
-        took = time.perf_counter() - began
+        took = time.thread_time() - began
         self._next_look = time.perf_counter() + max(took / _SHARE, _SHORTEST_S)
 
 
