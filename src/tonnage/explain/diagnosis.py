@@ -18,7 +18,7 @@ from tonnage.recording import Recording
 from tonnage.units import format_bytes
 
 _WITHOUT_END = ("leak", "unbounded-cache")
-_OF_RUNS_THAT_WENT_ON = ("fragmentation", "pinned-host")
+_OF_RUNS_THAT_WENT_ON = ("fragmentation", "pinned-host", "host-memory")
 _OF_PHASES = ("evaluation", "saving", "loading", "data")
 _PHASE_SHARE = 0.1
 
@@ -99,6 +99,7 @@ _TITLES: dict[Cause, str] = {
     "outside": "Memory outside PyTorch",
     "other-process": "Another process",
     "pinned-host": "Pinned host memory",
+    "host-memory": "The host's memory",
     "unbounded-cache": "A cache without a bound",
     "evaluation": "Evaluation holds too much",
     "generation": "Generation",

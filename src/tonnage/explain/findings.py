@@ -11,7 +11,7 @@ from tonnage.explain.fixes import Fix
 from tonnage.recording import Allocation, telling_lines
 
 Cause = Literal[
-    "capacity", "fragmentation", "leak", "outside", "other-process", "pinned-host", "unbounded-cache",
+    "capacity", "fragmentation", "leak", "outside", "other-process", "pinned-host", "host-memory", "unbounded-cache",
     "evaluation", "generation", "saving", "loading", "data", "none",
 ]  # fmt: skip
 

@@ -8,7 +8,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, replace
 
 from tonnage.explain.case import needed_of
-from tonnage.explain.rewrites import resized
+from tonnage.explain.rewriting import resized
 from tonnage.ledger import Category
 from tonnage.recording import Allocation, Recording
 from tonnage.recording.beyond import REPEATS, TO_ITS_END, ending_of

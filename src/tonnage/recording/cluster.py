@@ -28,6 +28,8 @@ class RankSummary:
     engine_bytes: dict[str, int] = field(default_factory=dict)  # what FSDP and DDP hold for themselves, by name
     stream_bytes: dict[str, int] = field(default_factory=dict)
     overhead_parts: dict[str, int] = field(default_factory=dict)
+    host_bytes: int = 0  # that the host must have for it
+    host_mapped_bytes: int = 0  # pages of files, which all ranks of a host share
     step_time_s: float | None = None  # None: it does not fit, or no step was captured
 
     @property
@@ -57,6 +59,8 @@ class RankSummary:
             engine_bytes=dict(engine_bytes),
             stream_bytes=by_stream,
             overhead_parts=dict(recording.header.overhead_parts),
+            host_bytes=recording.host.needed_bytes if recording.host else 0,
+            host_mapped_bytes=recording.host.mapped_peak_bytes if recording.host else 0,
             step_time_s=recording.step_time.step_s if recording.step_time else None,
         )
 
@@ -92,6 +96,16 @@ class ClusterSummary:
         if None in times or self.outcome == "oom":
             return None
         return max(self.ranks, key=lambda rank: (rank.step_time_s or 0.0, -rank.rank), default=None)
+
+    @property
+    def host_ranks(self) -> tuple["RankSummary", ...]:
+        """The ranks of the host that needs most memory, each by the one that ran for it; none where that is not known."""
+        ran = {number: rank for rank in self.ranks for number in rank.stands_for}
+        by_host: dict[int, list[RankSummary]] = {}
+        for number, rank in ran.items():
+            by_host.setdefault(number // self.gpus_per_host, []).append(rank)
+        most = max(by_host.values(), key=lambda ranks: sum(rank.host_bytes for rank in ranks), default=[])
+        return tuple(most) if sum(rank.host_bytes for rank in most) else ()
 
     @property
     def worst_rank(self) -> RankSummary | None:

@@ -60,11 +60,13 @@ def read_cluster(path: Path) -> ClusterRecording | None:
 
 def _same(cluster: ClusterRecording, other: RankSummary, rank: RankSummary, recording: Recording) -> bool:
     """Whether a rank did the very same as one that is kept. Most that differ do so in their figures already."""
-    if replace(other, rank=rank.rank, stands_for=rank.stands_for) != rank:
+    # Python's own memory is never quite the same in two processes.
+    own = {name: getattr(rank, name) for name in ("rank", "stands_for", "host_bytes", "host_mapped_bytes")}
+    if replace(other, **own) != rank:
         return False
     before = cluster.recording_of(other.rank)
     header = replace(recording.header, wall_seconds=before.header.wall_seconds)
-    return replace(recording, header=header) == before
+    return replace(recording, header=header, host=before.host) == before
 
 
 # A rank's summary
@@ -97,7 +99,7 @@ def _summary(database: sqlite3.Connection) -> ClusterSummary:
 
 
 def _rank(number: int, values: dict[str, Any], gpus: int) -> RankSummary:
-    values = {"step_time_s": None} | values  # which older files do not have
+    values = {"step_time_s": None, "host_bytes": 0, "host_mapped_bytes": 0} | values  # which older files do not have
     check_values(values, _RANK_KINDS, f"summary of rank {number}")
     if values["rank"] != number:
         raise ValueError(f"its summary of rank {number} is that of {values['rank']}")
@@ -129,6 +131,7 @@ _CLUSTER_KINDS: Kinds = {
     "arguments": is_word_list,
 }
 _RANK_KINDS: Kinds = {
+    **dict.fromkeys(("host_bytes", "host_mapped_bytes"), is_count),
     **dict.fromkeys(("peak_allocated_bytes", "peak_reserved_bytes", "peak_process_bytes", "rank"), is_count),
     **dict.fromkeys(("engine_bytes", "stream_bytes", "overhead_parts"), is_sizes),
     "ledger": _is_ledger,

@@ -19,6 +19,7 @@ from tonnage.hardware.cluster import Cluster
 from tonnage.hardware.host import read_host
 from tonnage.ledger import Category, Ledger
 from tonnage.recording.groups import Group, group_alike
+from tonnage.recording.host import HostMemory
 from tonnage.recording.records import Allocation, Header, Mark, Note, OutOfMemory, SegmentEvent, StandIn
 from tonnage.recording.timeline import PhasePeak, StepPeak, Timeline, peaks_by_phase, peaks_by_step
 
@@ -52,6 +53,7 @@ class Recording:
     captured: CapturedStep | None = None
     # Of a run that ran out of memory, all of it on a card without a limit, where that is known (`recording.beyond`).
     whole: "Recording | None" = None
+    host: HostMemory | None = None
 
     @cached_property
     def step_time(self) -> "StepTime | None":

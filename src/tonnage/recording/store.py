@@ -16,6 +16,7 @@ from tonnage.ledger import Category
 from tonnage.recording.beyond import as_kept, as_read
 from tonnage.recording.captured_step import packed, unpacked
 from tonnage.recording.checks import HEADER_KINDS, OOM_KINDS, check_values, is_shape, is_word_list
+from tonnage.recording.host import HOST_KEY, host_memory
 from tonnage.recording.layout import LAYOUT_VERSION, is_of_cluster, opened, written
 from tonnage.recording.recording import Recording
 from tonnage.recording.records import (
@@ -92,6 +93,7 @@ def insert_run(
 
     insert("allocation", 9, _allocation_rows(recording.allocations, contexts))
     insert("header", 2, ((key, json.dumps(value)) for key, value in asdict(recording.header).items()))
+    insert("header", 2, ((HOST_KEY, json.dumps(asdict(host))) for host in [recording.host] if host))
     insert("segment", 5, map(astuple, recording.segments))
     insert("mark", 3, map(astuple, recording.marks))
     insert("stand_in", 4, map(astuple, recording.stand_ins))
@@ -128,14 +130,17 @@ def read_run(database: sqlite3.Connection, of_rank: int | None = None) -> Record
         found = database.execute(f"SELECT * FROM {table} WHERE rank = ? ORDER BY {order}", (of_rank,))
         return (row[1:] for row in found)
 
+    header = dict(rows("header"))
+    host = header.pop(HOST_KEY, None)  # older files have none
     return Recording(
-        header=_header(rows("header")),
+        header=_header(header.items()),
         allocations=list(_allocations(rows("allocation", '"index"'), _contexts(database))),
         segments=[SegmentEvent(*row) for row in rows("segment", "sequence")],
         marks=[_mark(*row) for row in rows("mark", "sequence, rowid")],
         stand_ins=[StandIn(*row) for row in rows("stand_in")],
         notes=[Note(*row) for row in rows("note")],
         oom=next((_read_oom(value) for (value,) in rows("oom")), None),
+        host=host_memory(decoded(host)) if host else None,
         captured=next((unpacked(data) for (data,) in rows("captured")), None) if _has_captured(database) else None,
     )
 

@@ -8,6 +8,7 @@ from tonnage import __version__
 from tonnage.explain import Advice
 from tonnage.recording import Group, Recording
 from tonnage.report.campaign import NONE, Campaign
+from tonnage.report.host import host_figures
 from tonnage.report.step_time import time_figures
 from tonnage.report.verdict import verdict_words
 
@@ -38,6 +39,7 @@ def card_figures(recording: Recording, advice: Advice, campaign: Campaign = NONE
         "phases": {phase.name: phase.peak_allocated_bytes for phase in recording.phases},
         "steps": [asdict(step) for step in recording.steps],
         "largest": [_group_figures(group) for group in recording.largest(LARGEST)],
+        "host": host_figures(recording.host),
         "oom": _oom_figures(recording),
         "fixes": [asdict(fix) for fix in advice.fixes],
         "larger_card": advice.larger_card,

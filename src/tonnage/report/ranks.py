@@ -16,6 +16,7 @@ from tonnage.explain import Advice, advice_for
 from tonnage.recording import ClusterRecording, ClusterSummary, RankSummary
 from tonnage.recording.cluster import COMMUNICATORS
 from tonnage.report.figures import card_figures
+from tonnage.report.host import ranks_host_lines
 from tonnage.report.lines import column, heading, packed, print_sections, report_width, spread, table_unit, wrapped
 from tonnage.report.odd_ranks import Comparison, Kind, compare_ranks, spans_of
 from tonnage.report.output import wants_report, write_json, write_page
@@ -92,6 +93,7 @@ def cluster_figures(cluster: ClusterRecording, advice: Advice) -> dict[str, obje
         "slowest_rank": summary.slowest.rank if summary.slowest else None,
         "typical_rank": found.typical.first.rank if found.typical else None,
         "odd_ranks": [rank for kind in found.odd for rank in kind.ranks],
+        "host_needed_bytes": sum(rank.host_bytes for rank in summary.host_ranks),
         "ranks": [rank_figures(rank) for rank in summary.ranks],
     }
 
@@ -115,7 +117,7 @@ def print_ranks(cluster: ClusterRecording, advice: Advice, *, stream: TextIO, ve
         rank_time_lines(cluster),
         _table(found),
     ]
-    sections.append(_engines(summary.worst_rank))
+    sections += [ranks_host_lines(summary), _engines(summary.worst_rank)]
     if summary.worst is not None:
         full = report_sections(cluster.recording_of(summary.worst), advice, verbose=verbose)
         sections += [iter([heading(_which(summary))]), *full]

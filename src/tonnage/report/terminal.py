@@ -18,6 +18,7 @@ from tonnage.recording.timeline import name_at
 from tonnage.report.all_cards import all_cards_sections
 from tonnage.report.campaign import NONE, Campaign
 from tonnage.report.fixes import fix_lines
+from tonnage.report.host import host_lines
 from tonnage.report.lines import (
     bar,
     column,
@@ -79,6 +80,7 @@ def report_sections(
         ledger(recording),
         course(recording, verbose),
         largest(recording),
+        host_lines(recording, verbose=verbose),
         to_save_memory(recording, advice),
         footnotes(recording, verbose),
     ]

@@ -44,6 +44,16 @@ class Sink(Protocol):
         """The blocks at these addresses belong to the category (with `only`: if they belonged to that one so far)."""
 
 
+class HostLedger(Protocol):
+    """Whoever counts tensors of the host."""
+
+    def categorise(self, category: Category, addresses: Iterable[int]) -> None:
+        """The tensors at these addresses belong to the category."""
+
+    def tick(self) -> None:
+        """Some time may have passed."""
+
+
 class Observer(Protocol):
     """Whoever wants to know where steps begin and end."""
 
@@ -79,6 +89,7 @@ class Attribution:
         """Frugal: a model and its optimizer's states are looked at once, not at every step."""
         self.sink = sink
         self.observer: Observer | None = None
+        self.host: HostLedger | None = None
         self._frugal = frugal
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
         self.phase = "setup"
@@ -173,6 +184,8 @@ class Attribution:
 
     def module_starts(self, module: Any, arguments: tuple[Any, ...]) -> None:
         """A module's forward begins; the outermost one begins a forward phase, and maybe a step."""
+        if self.host:
+            self.host.tick()
         if not self.modules and self._base != "backward":
             self._root_starts(module, (*arguments, *self.keywords.values()))
             if self.observer:
@@ -321,6 +334,8 @@ class Attribution:
         found = [address_of(t) for t in own if t.is_cuda and _has_storage(t)]
         if found:
             self.sink.categorise(category, found, only)
+        if self.host and only is None:
+            self.host.categorise(category, [address_of(t) for t in own if t.is_cpu and _has_storage(t)])
 
     def mark_model(self, module: Any) -> None:
         """A module's parameters and buffers are the model."""

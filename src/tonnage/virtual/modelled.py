@@ -20,6 +20,7 @@ class ModelledSession(Session):
     """What kernels of ours ask through `session.active()`."""
 
     device: Device
+    _tells_of_host = True
 
     def __init__(
         self, gpu: Gpu, torch_version: str | None = None, settings: AllocatorSettings | None = None, cards: int = 1
@@ -54,6 +55,8 @@ class ModelledSession(Session):
         self._callbacks = [device.malloc, device.free, device.record_stream, device.synchronize]
         self.library.tonnage_set_cudnn_version(release_of(device.torch_version).cudnn_number)
         self.library.tonnage_start(*map(ctypes.py_object, self._callbacks), self.cards)
+        self._tell_host = self._host_event
+        self.library.tonnage_listen_host(ctypes.py_object(self._tell_host))
         self._listeners = [self.stand_ins.read, self.stand_ins.unmodelled, self.workspaces.use, self.laws.follow]
         self.library.tonnage_listen(*map(ctypes.py_object, self._listeners))
         device.native_context = ctypes.c_int32.in_dll(self.library, "tonnage_context")
@@ -61,7 +64,12 @@ class ModelledSession(Session):
         self._undo.append(install_companions(self.stand_ins, self.gpu))
         atexit.register(self.library.tonnage_close)
 
+    def _host_event(self, kind: int, address: int, size: int, operator: str) -> None:
+        if self.host:
+            self.host.event(kind, address, size, operator)
+
     def _uninstall(self) -> None:
+        self.library.tonnage_listen_host(ctypes.py_object(None))
         self.library.tonnage_close()
 
     def is_known(self, tensor: Any) -> bool:

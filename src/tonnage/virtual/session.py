@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, cast
 from tonnage.hardware import Gpu
 from tonnage.hardware.cluster import Cluster
 from tonnage.recording import Header, Recording
+from tonnage.virtual import process_memory
+from tonnage.virtual.host_memory import HostMeter
 from tonnage.virtual.laws import Laws
 from tonnage.virtual.recorded import RecordedDevice
 from tonnage.virtual.standins import StandIns
@@ -33,6 +35,7 @@ class Session(ABC):
     """
 
     device: RecordedDevice
+    _tells_of_host = False  # whether allocations of the host are told to `host`
 
     def __init__(self, gpu: Gpu, torch: Any, torch_version: str | None, cards: int) -> None:
         self.torch = torch
@@ -42,6 +45,7 @@ class Session(ABC):
         self.laws = Laws()
         self._undo: list[Callable[[], None]] = []
         self._capture: StepCapture | None = None
+        self.host: HostMeter | None = None
         self.cluster: Cluster | None = None  # that this card is a rank of
         self._started = time.perf_counter()
 
@@ -65,6 +69,10 @@ class Session(ABC):
 
         self.device.attribution.lines.source_of = source_of
         self._install()
+        if self._tells_of_host and process_memory.is_known():
+            self.host = HostMeter(self.device)
+            self._undo.append(self.host.install(self.torch))
+            self.device.attribution.host = self.host
         if capture:
             from tonnage.script.capture import StepCapture
 
@@ -122,8 +130,9 @@ class Session(ABC):
         )
         stand_ins, notes = self.stand_ins.records(), self.stand_ins.notes()
         captured = self._capture.captured if self._capture else None
+        host = self.host.memory() if self.host else None
         return Recording(
-            described, device.allocations, device.segments, device.marks, stand_ins, notes, captured=captured
+            described, device.allocations, device.segments, device.marks, stand_ins, notes, captured=captured, host=host
         )
 
 

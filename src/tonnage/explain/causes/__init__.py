@@ -13,6 +13,7 @@ from tonnage.explain.causes.evaluation import graph_in_evaluation, kept_predicti
 from tonnage.explain.causes.fragmentation import fragmentation
 from tonnage.explain.causes.generation import growing_generation
 from tonnage.explain.causes.gradients import kept_gradients
+from tonnage.explain.causes.host import host_memory
 from tonnage.explain.causes.leak import leak
 from tonnage.explain.causes.lengths import varying_lengths
 from tonnage.explain.causes.loading import checkpoint_held_twice
@@ -44,6 +45,7 @@ RULES: tuple[Callable[[Case], Finding | None], ...] = (
     saving_on_gpu,
     checkpoint_held_twice,
     waiting_batches,
+    host_memory,
     own_limit,
     surprising_tensor,
     compile_peak,

@@ -11,7 +11,7 @@ from tonnage.explain.case import Case
 from tonnage.explain.findings import Finding, guilty_lines, lines_words
 from tonnage.explain.fixes import fix_of
 from tonnage.explain.phases import is_worth, waste_of
-from tonnage.explain.rewrites import Rewrite
+from tonnage.explain.rewriting import Rewrite
 from tonnage.ledger import Category
 from tonnage.recording import Allocation
 from tonnage.recording.recording import is_copied_batch

@@ -5,7 +5,7 @@ from tonnage.explain.causes.cache import bounded, is_cached
 from tonnage.explain.findings import Finding, guilty_lines
 from tonnage.explain.fixes import fix_of
 from tonnage.explain.phases import is_worth, live_in, waste_of
-from tonnage.explain.rewrites import Rewrite, resized
+from tonnage.explain.rewriting import Rewrite, resized
 from tonnage.ledger import Category
 from tonnage.units import format_bytes
 

@@ -10,7 +10,7 @@ from tonnage.explain.case import Case, live_at
 from tonnage.explain.findings import Finding, guilty_lines, lines_words
 from tonnage.explain.fixes import fix_of
 from tonnage.explain.phases import is_worth, moment_of, waste_of
-from tonnage.explain.rewrites import Rewrite
+from tonnage.explain.rewriting import Rewrite
 from tonnage.ledger import Category
 from tonnage.recording import Allocation
 from tonnage.units import format_bytes

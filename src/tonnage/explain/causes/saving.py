@@ -4,7 +4,7 @@ from tonnage.explain.case import Case
 from tonnage.explain.findings import Finding, guilty_lines, lines_words
 from tonnage.explain.fixes import fix_of
 from tonnage.explain.phases import is_worth, live_in, waste_of
-from tonnage.explain.rewrites import Rewrite
+from tonnage.explain.rewriting import Rewrite
 from tonnage.units import format_bytes
 
 _SAVING = ("saving",)

@@ -6,7 +6,12 @@ from tonnage.explain import Diagnosis, Finding
 from tonnage.report.html import markup
 from tonnage.report.html.markup import size, text
 
-_NAMES = {"none": "nothing is wrong", "pinned-host": "pinned host memory", "unbounded-cache": "a cache without a bound"}
+_NAMES = {
+    "none": "nothing is wrong",
+    "pinned-host": "pinned host memory",
+    "host-memory": "memory of the host",
+    "unbounded-cache": "a cache without a bound",
+}
 
 
 def cause_section(diagnosis: Diagnosis) -> str:

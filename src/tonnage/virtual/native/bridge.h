@@ -36,6 +36,14 @@ void install_host_allocator();
 c10::Allocator* pinned_allocator();
 bool is_pinned(const void* data);
 
+// What happens to large host memory, as told to Python: `kind` is one of these.
+enum HostEvent { kHostAllocated, kHostFreed, kHostPinned, kHostRead, kHostSent, kHostTick };
+void tick_host();  // told at most every 50 ms, so that somebody looks at what nobody tells
+void tell_host(HostEvent kind, const void* data, size_t bytes);
+// A large tensor of the host is read by a copy: where it is not of our allocator, it may be pages of a file.
+void tell_host_read(HostEvent kind, const at::TensorBase& from);
+const char* current_operator();
+
 // Host storages whose values were never computed (the weights of a model that is built on the CPU and then moved).
 bool is_valueless(const void* data);
 void mark_valueless(const void* data);

@@ -97,6 +97,7 @@ int32_t tonnage_context = 0;
 namespace {
 
 std::unique_ptr<at::ObserverContext> operator_starts(const at::RecordFunction& fn) {
+  tick_host();
   const bool backward = fn.scope() == at::RecordScope::BACKWARD_FUNCTION;
   const int64_t sequence = fn.seqNr();
   int32_t context = -1;
@@ -306,6 +307,7 @@ Block* block_of(const at::TensorBase& tensor) {
 }
 
 bool is_open() { return !closed; }
+const char* current_operator() { return frames.empty() ? "" : frames.back().name; }
 
 uint32_t current_session() { return session; }
 

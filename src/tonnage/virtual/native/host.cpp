@@ -3,8 +3,12 @@
 
 #include <c10/core/CPUAllocator.h>
 
+#include <Python.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
+#include <atomic>
+#include <ctime>
 #include <map>
 #include <mutex>
 #include <unordered_map>
@@ -20,6 +24,17 @@ std::mutex host_lock;
 std::unordered_set<const void*> valueless;
 std::unordered_map<void*, size_t> mapped;
 
+PyObject* on_host = nullptr;
+pid_t listening_process = 0;
+struct Untold { HostEvent kind; const void* data; size_t bytes; };
+std::vector<Untold> untold;  // of threads that Python does not know: told with the next event of one that it does
+
+void call_python(const Untold& event, const char* name) {
+  PyObject* done = PyObject_CallFunction(on_host, "iKKs", static_cast<int>(event.kind), (unsigned long long)event.data, (unsigned long long)event.bytes, name);
+  if (!done) PyErr_WriteUnraisable(on_host);
+  Py_XDECREF(done);
+}
+
 // False where the memory is not one of our mappings.
 bool unmapped(void* data) {
   size_t bytes = 0;
@@ -32,6 +47,7 @@ bool unmapped(void* data) {
     mapped.erase(found);
   }
   munmap(data, bytes);
+  tell_host(kHostFreed, data, bytes);
   return true;
 }
 
@@ -45,6 +61,44 @@ void unmap_or_free(void* data) {
 }
 
 }  // namespace
+
+// No lock may be held here: Python's own is waited for.
+void tell_host(HostEvent kind, const void* data, size_t bytes) {
+  if (!on_host || !is_open() || bytes < kLazyHostBytes || listening_process != getpid() || !Py_IsInitialized()) return;
+  std::vector<Untold> events;
+  {
+    std::lock_guard<std::mutex> guard(host_lock);
+    untold.push_back({kind, data, bytes});
+    if (!PyGILState_GetThisThreadState()) return;
+    events.swap(untold);
+  }
+  PyGILState_STATE state = PyGILState_Ensure();
+  PyObject *type, *value, *trace;
+  PyErr_Fetch(&type, &value, &trace);  // a tensor may die while an exception travels
+  for (const auto& event : events) call_python(event, current_operator());
+  PyErr_Restore(type, value, trace);
+  PyGILState_Release(state);
+}
+
+void tick_host() {
+  constexpr int64_t kEvery = 50'000'000;
+  static std::atomic<int64_t> next{0};
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  const int64_t at = now.tv_sec * 1'000'000'000 + now.tv_nsec;
+  if (at < next.load(std::memory_order_relaxed)) return;
+  next = at + kEvery;
+  tell_host(kHostTick, nullptr, kLazyHostBytes);
+}
+
+void tell_host_read(HostEvent kind, const at::TensorBase& from) {
+  if (!on_host || !from.has_storage() || from.nbytes() < kLazyHostBytes) return;
+  {
+    std::lock_guard<std::mutex> guard(host_lock);
+    if (mapped.count(const_cast<void*>(from.storage().data()))) return;
+  }
+  tell_host(kind, from.data_ptr(), from.nbytes());
+}
 
 void* map_lazily(size_t bytes) {
   void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -62,6 +116,7 @@ struct HostAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     if (bytes < kLazyHostBytes) return plain_->allocate(bytes);
     void* data = map_lazily(bytes);
+    tell_host(kHostAllocated, data, bytes);
     return {data, data, &unmap, c10::Device(c10::DeviceType::CPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &unmap_or_free; }
@@ -126,14 +181,16 @@ c10::DataPtr PinnedAllocator::allocate(size_t bytes) {
   if (bytes == 0) return {nullptr, nullptr, &unpin, cpu};
   auto& pool = pinned_pool();
   const size_t size = power_of_two(bytes);
-  std::lock_guard<std::mutex> guard(pool.lock);
+  std::unique_lock<std::mutex> guard(pool.lock);
   void* data = nullptr;
+  bool is_new = false;
   auto& idle = pool.idle[size];
   if (!idle.empty()) {
     data = idle.back();
     idle.pop_back();
   } else {
     data = map_lazily(std::max<size_t>(size, 4096));
+    is_new = true;
     pool.sizes[data] = size;
     pool.held += size;
     pool.blocks.add(1);
@@ -145,6 +202,8 @@ c10::DataPtr PinnedAllocator::allocate(size_t bytes) {
   pool.request_bytes.add(size);
   pool.requested_peak = std::max(pool.requested_peak, pool.requested);
   pool.live[reinterpret_cast<uintptr_t>(data)] = size;
+  guard.unlock();
+  if (is_new) tell_host(kHostPinned, data, size);
   return {data, new PinnedUse{data, bytes}, &unpin, cpu};
 }
 PinnedAllocator allocator_of_pinned;
@@ -189,17 +248,26 @@ void tonnage_pinned(uint64_t* held, uint64_t* peak, uint64_t* requested_peak) {
 
 void tonnage_empty_pinned_cache() {
   auto& pool = pinned_pool();
-  std::lock_guard<std::mutex> lock(pool.lock);
-  for (auto& [size, idle] : pool.idle) {
-    for (void* data : idle) {
-      pool.sizes.erase(data);
-      pool.held -= size;
-      pool.blocks.remove(1);
-      pool.block_bytes.remove(size);
-      unmap(data);
+  std::vector<void*> dropped;
+  {
+    std::lock_guard<std::mutex> lock(pool.lock);
+    for (auto& [size, idle] : pool.idle) {
+      for (void* data : idle) {
+        pool.sizes.erase(data);
+        pool.held -= size;
+        pool.blocks.remove(1);
+        pool.block_bytes.remove(size);
+        dropped.push_back(data);
+      }
+      idle.clear();
     }
-    idle.clear();
   }
+  for (void* data : dropped) unmap(data);
+}
+
+void tonnage_listen_host(PyObject* callback) {
+  on_host = callback == Py_None ? nullptr : callback;
+  listening_process = getpid();
 }
 
 void tonnage_host_stats(uint64_t* values) {

@@ -93,7 +93,10 @@ void host_copy(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* s
   Tensor self = (stack->end() - 3)->toTensor();
   const Tensor source = (stack->end() - 2)->toTensor();
   const bool skip = is_large_float(self) && is_large_float(source) && is_valueless(source.storage().data());
-  if (!skip) return host_plain(op, keys, stack);
+  if (!skip) {
+    if (source.device().is_cpu()) tell_host_read(kHostRead, source);
+    return host_plain(op, keys, stack);
+  }
   if (covers_storage(self)) mark_valueless(self.storage().data());
   stack->erase(stack->end() - 3, stack->end());
   stack->push_back(self);

@@ -98,6 +98,7 @@ Tensor& copy_(Tensor& self, const Tensor& src_, bool non_blocking) {
       return self;
     }
   }
+  if (is_device(self)) tell_host_read(kHostSent, src);
   is_device(self) ? write_values(self, src) : read_values(self, src);
   if (!non_blocking) synchronize();
   return self;

@@ -1,0 +1,122 @@
+"""What a run holds in the host's memory: its height over the run, and in each phase, by what the bytes are for.
+
+| part            | what is in it                                                                   |
+|-----------------|---------------------------------------------------------------------------------|
+| a `Category`    | tensors of the CPU of 1 MiB or more, as if all of each were written             |
+| `checkpoint`    | such tensors that `torch.load` made and that no module took over                |
+| `pinned`        | page-locked blocks, rounded up and kept as PyTorch's host allocator does        |
+| `python`        | the interpreter's objects, those of libraries, and small tensors                |
+| `libraries`     | code of the process that is in memory; CUDA's own is not among it               |
+| `workers`       | what data loader workers and other children hold for themselves                 |
+| `shared_memory` | segments of /dev/shm, by which workers hand over batches                        |
+| `rounding`      | what torch's CPU allocator takes beyond the tensors (on ARM, whole huge pages)  |
+| `mapped_files`  | pages of mapped files that were read: the host may drop them and read them again |
+
+Nothing here knows how they were counted.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from tonnage.recording.checks import check_values, is_count, is_sizes, is_word_list, is_words
+
+CHECKPOINT, PINNED, PYTHON, LIBRARIES, WORKERS, SHARED, ROUNDING, MAPPED = (
+    "checkpoint", "pinned", "python", "libraries", "workers", "shared_memory", "rounding", "mapped_files",
+)  # fmt: skip
+LARGEST = 8
+HOST_KEY = "host"  # of the header's table
+_MOST_PHASES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class HostGroup:
+    """Tensors of one part that one line made."""
+
+    part: str
+    line: str
+    operator: str
+    count: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostMoment:
+    """The height of a phase: where it was, and what was there."""
+
+    phase: str
+    step: int = 0
+    line: str = ""
+    stack: tuple[str, ...] = ()
+    parts: Mapping[str, int] = field(default_factory=dict)
+    largest: tuple[HostGroup, ...] = ()
+
+    @property
+    def needed_bytes(self) -> int:
+        """What the host must have: all but pages of files, which it may drop."""
+        return sum(size for part, size in self.parts.items() if part != MAPPED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostMemory:
+    """The heights of a run. `resident_peak_bytes` counts pages of files, and need not be where most was needed."""
+
+    phases: tuple[HostMoment, ...]
+    mapped_peak_bytes: int = 0
+    mapped_file_bytes: int = 0  # the size of the files that were mapped at that moment
+    resident_peak_bytes: int = 0
+    machine_bytes: int = 0  # memory of the machine that ran this
+
+    @property
+    def peak(self) -> HostMoment:
+        """The moment when most was needed."""
+        return max(self.phases, key=lambda moment: moment.needed_bytes)
+
+    @property
+    def needed_bytes(self) -> int:
+        """The most that the host must have."""
+        return self.peak.needed_bytes
+
+
+def groups_of(rows: Iterable[tuple[str, str, str, int]]) -> tuple[HostGroup, ...]:
+    """The largest groups of (part, line, operator, bytes)."""
+    sums: dict[tuple[str, str, str], list[int]] = {}
+    for part, line, operator, size in rows:
+        sums.setdefault((part, line, operator), []).append(size)
+    groups = [HostGroup(*key, len(sizes), sum(sizes)) for key, sizes in sums.items()]
+    return tuple(sorted(groups, key=lambda group: -group.size_bytes)[:LARGEST])
+
+
+def host_memory(values: Any) -> HostMemory:
+    """What a file says, which is not trusted."""
+    kinds = {field.name: is_count for field in fields(HostMemory)} | {"phases": _is_rows}
+    check_values(values, kinds, "host's memory")
+    if not values["phases"]:
+        raise ValueError("its host's memory has no phase")
+    return HostMemory(**values | {"phases": tuple(map(_moment, values["phases"]))})
+
+
+def _moment(values: Any) -> HostMoment:
+    kinds = {
+        "phase": is_words,
+        "step": is_count,
+        "line": is_words,
+        "stack": is_word_list,
+        "parts": is_sizes,
+        "largest": _is_rows,
+    }
+    check_values(values, kinds, "moment of the host's memory")
+    return HostMoment(**values | {"stack": tuple(values["stack"]), "largest": tuple(map(_group, values["largest"]))})
+
+
+def _group(values: Any) -> HostGroup:
+    words, counts = (
+        dict.fromkeys(("part", "line", "operator"), is_words),
+        dict.fromkeys(("count", "size_bytes"), is_count),
+    )
+    check_values(values, words | counts, "tensors of the host")
+    return HostGroup(**values)
+
+
+def _is_rows(value: Any) -> bool:
+    return isinstance(value, list) and len(value) <= _MOST_PHASES

@@ -1,0 +1,117 @@
+"""What a run needs of the host's memory, in words and as figures."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from rich.text import Text
+
+from tonnage.errors import UnknownGpu
+from tonnage.hardware.cluster import find_cluster
+from tonnage.recording import ClusterSummary, Recording
+from tonnage.recording.host import LIBRARIES, MAPPED, PYTHON, HostMemory, HostMoment
+from tonnage.report.lines import packed, wrapped
+from tonnage.units import GIB, format_bytes
+
+_LABELS = {
+    "python": "Python",
+    "checkpoint": "checkpoint being read",
+    "rounding": "rounded up by the allocator",
+    "other": "other tensors",
+}
+# Less than this beside Python and its libraries is not worth a word.
+_WORTH_BYTES = GIB
+
+
+def host_capacity_bytes(gpu: str) -> int:
+    """A card's share of the memory of the host that it is taken to sit in; 0 where none is known."""
+    try:
+        return find_cluster(gpu).host_memory_bytes
+    except UnknownGpu:
+        return 0
+
+
+def host_lines(recording: Recording, *, verbose: bool = False) -> Iterator[Text]:
+    """What the host must have, where and for what; only where that is much."""
+    host = recording.host
+    if host is None or not (verbose or is_much(host)):
+        return
+    peak, capacity = host.peak, host_capacity_bytes(recording.header.gpu)
+    of = f" of the {capacity / GIB:,.0f} GiB that come with the card" if capacity else ""
+    when = f"in step {peak.step}, {peak.phase}" if peak.step else "before any step"
+    at = f", at {peak.line}" if peak.line else ""
+    short = bool(capacity) and host.needed_bytes > capacity
+    words = f"host memory {format_bytes(host.needed_bytes)}{of}, {when}{at}"
+    yield from (Text(line, style="red" if short else "") for line in wrapped(words))
+    parts = sorted(peak.parts.items(), key=lambda part: -part[1])
+    entries = [
+        f"{part_label(part)} {format_bytes(size)}" for part, size in parts if part != MAPPED and size >= GIB // 100
+    ]
+    yield from map(Text, packed(entries, first="    "))
+    if host.mapped_peak_bytes >= GIB // 100:
+        yield from (Text(line) for line in wrapped(_mapped_words(host.mapped_peak_bytes), first="    "))
+
+
+def is_much(host: HostMemory) -> bool:
+    """Whether tensors, workers or files take so much of the host that people should know."""
+    own = sum(host.peak.parts.get(part, 0) for part in (PYTHON, LIBRARIES))
+    return max(host.needed_bytes - own, host.mapped_peak_bytes) >= _WORTH_BYTES
+
+
+def ranks_host_lines(summary: ClusterSummary) -> Iterator[Text]:
+    """The ranks of a host added up; pages of files, which they share, once."""
+    ranks = summary.host_ranks
+    needed, most = sum(rank.host_bytes for rank in ranks), max((rank.host_bytes for rank in ranks), default=0)
+    mapped = max((rank.host_mapped_bytes for rank in ranks), default=0)
+    if max(needed, mapped) < _WORTH_BYTES:
+        return
+    capacity = host_capacity_bytes(f"{summary.gpus_per_host}x{summary.gpu}")
+    of = f", of a host's {capacity / GIB:,.0f}" if capacity else ""
+    each = (
+        f"{most / GIB:,.1f} of it per rank"
+        if _are_alike([rank.host_bytes for rank in ranks])
+        else f"{most / GIB:,.1f} of it the fullest"
+    )
+    words = f"needs {needed / GIB:,.1f} GiB of host memory with {len(ranks)} ranks, {each}{of}"
+    short = bool(capacity) and needed > capacity
+    yield from (Text(line, style="red" if short else "") for line in wrapped(words))
+    if mapped >= GIB // 100:
+        yield from map(Text, wrapped(f"{_mapped_words(mapped)}, once for all ranks"))
+    if short:
+        yield from (
+            Text(line, style="red")
+            for line in wrapped(
+                "the host has not as much: load onto the card (device_map), or start fewer ranks at once"
+            )
+        )
+
+
+def _are_alike(sizes: list[int]) -> bool:
+    return max(sizes) - min(sizes) <= 0.05 * max(sizes)
+
+
+def _mapped_words(size: int) -> str:
+    return f"file cache for {format_bytes(size)} of mapped files, which the host may drop"
+
+
+def part_label(part: str) -> str:
+    """The words for a part of the ledger."""
+    return _LABELS.get(part, part.replace("_", " "))
+
+
+def host_figures(host: HostMemory | None) -> dict[str, Any] | None:
+    """For programs. `needed_bytes` leaves out pages of mapped files, `resident_peak_bytes` has them."""
+    if host is None:
+        return None
+    return {
+        "needed_bytes": host.needed_bytes,
+        "mapped_peak_bytes": host.mapped_peak_bytes,
+        "mapped_file_bytes": host.mapped_file_bytes,
+        "resident_peak_bytes": host.resident_peak_bytes,
+        "peak": _moment_figures(host.peak),
+        "phases": {moment.phase: _moment_figures(moment) for moment in host.phases},
+    }
+
+
+def _moment_figures(moment: HostMoment) -> dict[str, Any]:
+    return asdict(moment) | {"needed_bytes": moment.needed_bytes, "parts": dict(moment.parts)}

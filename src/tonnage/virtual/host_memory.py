@@ -1,0 +1,326 @@
+"""Counts what a run holds in the host's memory, as a real run would.
+
+Large tensors of the CPU are counted whole when they are made, though here they may be mapped and never written; pages of mapped
+files when a copy reads them, though nothing is read that goes to a virtual card. What else the process holds (the interpreter,
+libraries, Python's objects) is real, so it is looked at from time to time, less what the virtual GPU takes for itself.
+"""
+
+import time
+import weakref
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+from tonnage.ledger import Category
+from tonnage.recording.host import (
+    CHECKPOINT,
+    LIBRARIES,
+    MAPPED,
+    PINNED,
+    PYTHON,
+    ROUNDING,
+    SHARED,
+    WORKERS,
+    HostMemory,
+    HostMoment,
+    groups_of,
+)
+from tonnage.script.lines import NOWHERE, Place
+from tonnage.virtual import process_memory
+from tonnage.virtual.cpu_allocator import footprint_bytes, takes_huge_pages
+from tonnage.virtual.driver.loading import torch_root
+from tonnage.virtual.process_memory import MappedFile, Resident
+
+if TYPE_CHECKING:
+    from tonnage.virtual.recorded import RecordedDevice
+
+ALLOCATED, FREED, PINS, READ, SENT, TICK = range(6)  # as in native/bridge.h
+LARGE_BYTES = 1 << 20
+# A look at the process takes milliseconds: at most this share of the time goes into it.
+_SHARE = 0.02
+_SHORTEST_S = 0.1
+# About what Python takes for one record of a block on the card.
+_RECORD_BYTES = 400
+
+
+@dataclass(slots=True, eq=False)
+class _Block:
+    """A large tensor's storage, or a pinned block."""
+
+    size: int
+    rounding: int  # what the allocator takes beyond it
+    part: str
+    operator: str
+    line: str
+
+
+@dataclass(slots=True)
+class _Height:
+    """The most that a phase needed. What was there is written down when the first of it goes."""
+
+    needed: int = -1
+    step: int = 0
+    place: Place = NOWHERE
+    blocks: tuple[_Block, ...] | None = None
+    beside: dict[str, int] | None = None
+
+
+class HostMeter:
+    """The ledger of the host while a script runs."""
+
+    def __init__(self, device: "RecordedDevice") -> None:
+        self._device = device
+        self._live: dict[int, _Block] = {}
+        self._tensor_bytes = 0
+        self._files = _Files()
+        self._beside: dict[str, int] = {}
+        self._heights: dict[str, _Height] = {}
+        self._open: _Height | None = None  # the height that the next free ends
+        self._mapped_peak = (0, 0)
+        self._resident_peak = 0
+        self._own = Resident()
+        self._reading_checkpoint = 0
+        self._modules: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._next_look = 0.0
+        self._rounds = takes_huge_pages(torch_root())
+
+    # From start to end
+
+    def install(self, torch: Any) -> Callable[[], None]:
+        """Count from here on; the result undoes it."""
+        plain, now = process_memory.plain_process(torch_root()), process_memory.resident()
+        self._own = Resident(
+            max(now.anonymous_bytes - plain.anonymous_bytes, 0), max(now.file_bytes - plain.file_bytes, 0)
+        )
+        self._look()
+        load = torch.load
+
+        @wraps(load)
+        def counted(*arguments: Any, **keywords: Any) -> Any:
+            self._reading_checkpoint += 1
+            try:
+                return load(*arguments, **keywords)
+            finally:
+                self._reading_checkpoint -= 1
+
+        torch.load = counted
+        hook = torch.nn.modules.module.register_module_parameter_registration_hook(self._registered)
+
+        def undo() -> None:
+            self._look()
+            hook.remove()
+            if torch.load is counted:
+                torch.load = load
+
+        return undo
+
+    def memory(self) -> HostMemory | None:
+        """The heights so far."""
+        if self._open:
+            self._write_down(self._open)
+        moments = (_moment(phase, height) for phase, height in self._heights.items())
+        return HostMemory(
+            phases=tuple(moments),
+            mapped_peak_bytes=self._mapped_peak[0],
+            mapped_file_bytes=self._mapped_peak[1],
+            resident_peak_bytes=self._resident_peak,
+            machine_bytes=process_memory.machine_bytes(),
+        )
+
+    # Events
+
+    def event(self, kind: int, address: int, size: int, operator: str) -> None:
+        """What the allocators and copies of the host tell, of 1 MiB or more."""
+        if kind == FREED:
+            block = self._live.get(address)
+            if block is None:
+                return
+            if self._open:
+                self._write_down(self._open)
+            del self._live[address]
+            self._tensor_bytes -= block.size + block.rounding
+            return
+        self.tick()
+        if kind == TICK:
+            return
+        place = self._device.attribution.place()
+        if kind in (READ, SENT):
+            if not self._files.read(address, size, really=kind == READ):
+                return
+        else:
+            part = PINNED if kind == PINS else CHECKPOINT if self._reading_checkpoint else Category.OTHER.value
+            rounding = footprint_bytes(size) - size if self._rounds and kind == ALLOCATED else 0
+            self._live[address] = _Block(size, rounding, part, operator.removeprefix("aten::"), place.line)
+            self._tensor_bytes += size + rounding
+        self._rises(place)
+
+    def tick(self) -> None:
+        """Look at the process, if that is due."""
+        if time.perf_counter() >= self._next_look:
+            self._look()
+
+    def categorise(self, category: Category, addresses: Iterable[int]) -> None:
+        """What these tensors turned out to be for."""
+        for address in addresses:
+            block = self._live.get(address)
+            if block and block.part != PINNED:
+                block.part = category.value
+
+    def _registered(self, module: Any, name: str, parameter: Any) -> None:
+        """A module got a parameter."""
+        self._modules.add(module)
+        if parameter is not None and parameter.is_cpu:
+            self._mark(parameter)
+
+    def _mark(self, parameter: Any) -> None:
+        try:
+            address = parameter.data_ptr() - parameter.storage_offset() * parameter.element_size()
+        except (RuntimeError, NotImplementedError):  # a subclass without bytes of its own
+            return
+        block = self._live.get(address)
+        if block and block.part in (CHECKPOINT, Category.OTHER):
+            block.part = Category.PARAMETERS.value
+
+    # Heights
+
+    def _rises(self, place: Place) -> None:
+        who = self._device.attribution
+        mapped, size = self._files.bytes
+        needed = self._tensor_bytes + sum(self._beside.values())
+        if mapped > self._mapped_peak[0]:
+            self._mapped_peak = mapped, size
+        self._resident_peak = max(self._resident_peak, needed + mapped)
+        height = self._heights.get(who.phase)
+        if height is None:
+            height = self._heights[who.phase] = _Height()
+        if needed > height.needed:
+            height.needed, height.step, height.place = needed, who.step, place
+            height.blocks, height.beside = None, self._beside | {MAPPED: mapped}
+            self._open = height
+
+    def _write_down(self, height: _Height) -> None:
+        height.blocks = tuple(self._live.values())
+        self._open = None
+
+    # The process
+
+    def _look(self) -> None:
+        began = time.thread_time()
+        now = process_memory.resident()
+        self._files.look()
+        written = process_memory.resident_bytes((address, block.size) for address, block in self._live.items())
+        records = _RECORD_BYTES * len(self._device.allocations)
+        libraries = max(now.file_bytes - self._files.resident_bytes - self._own.file_bytes, 0)
+        objects = max(now.anonymous_bytes - written - self._own.anonymous_bytes - records, 0)
+        if self._open:
+            self._write_down(self._open)
+        self._beside = {
+            PYTHON: objects, LIBRARIES: libraries, WORKERS: process_memory.of_children(), SHARED: now.shared_bytes,
+        }  # fmt: skip
+        for module in list(self._modules):
+            for parameter in module._parameters.values():
+                if parameter is not None and parameter.is_cpu:
+                    self._mark(parameter)
+        self._rises(self._device.attribution.place())
+        took = time.thread_time() - began
+        self._next_look = time.perf_counter() + max(took / _SHARE, _SHORTEST_S)
+
+
+def _moment(phase: str, height: _Height) -> HostMoment:
+    blocks = height.blocks or ()
+    parts = dict(height.beside or {})
+    for block in blocks:
+        parts[block.part] = parts.get(block.part, 0) + block.size
+    parts[ROUNDING] = sum(block.rounding for block in blocks)
+    return HostMoment(
+        phase=phase,
+        step=height.step,
+        line=height.place.line,
+        stack=height.place.stack,
+        parts={part: size for part, size in parts.items() if size},
+        largest=groups_of((block.part, block.line, block.operator, block.size) for block in blocks),
+    )
+
+
+class _Files:
+    """Mapped files, and which of their bytes were read: in truth, or by a copy to the card that only here reads nothing."""
+
+    def __init__(self) -> None:
+        self._mapped: list[MappedFile] = []
+        self._resident: dict[MappedFile, int] = {}
+        self._copied: dict[MappedFile, _Stretches] = {}
+        self._sent: dict[MappedFile, _Stretches] = {}
+        self._no_files: set[int] = set()  # addresses of storages that are no files
+
+    def read(self, address: int, size: int, *, really: bool) -> bool:
+        """A copy reads these bytes; False where they are no file's."""
+        file = self._find(address)
+        if file is None:
+            return False
+        read = self._copied if really else self._sent
+        read.setdefault(file, _Stretches()).add(address, min(address + size, file.end))
+        return True
+
+    @property
+    def bytes(self) -> tuple[int, int]:
+        """Pages that were read and are still mapped, and the size of all of their files."""
+        total = size = 0
+        for file in {*self._resident, *self._copied, *self._sent}:
+            if not process_memory.is_mapped(file.start):
+                self._forget(file)
+                continue
+            copied, sent = (which[file].total if file in which else 0 for which in (self._copied, self._sent))
+            touched = max(self._resident.get(file, 0), copied) + sent
+            total += min(touched, file.end - file.start)
+            size += file.end - file.start
+        return total, size
+
+    @property
+    def resident_bytes(self) -> int:
+        """What of them is really in memory."""
+        return sum(self._resident.values())
+
+    def look(self) -> None:
+        """Which files are mapped now, and how many of their pages are in memory."""
+        self._mapped = process_memory.mapped_files()
+        self._no_files.clear()
+        mapped = set(self._mapped)
+        for file in {*self._copied, *self._sent} - mapped:
+            self._forget(file)
+        self._resident = process_memory.read_pages(self._mapped)
+
+    def _find(self, address: int) -> MappedFile | None:
+        for attempt in range(2):
+            at = bisect_right(self._mapped, address, key=lambda file: file.start) - 1
+            if at >= 0 and address < self._mapped[at].end:
+                return self._mapped[at]
+            if attempt or address in self._no_files:
+                break
+            self._mapped = process_memory.mapped_files()
+        self._no_files.add(address)
+        return None
+
+    def _forget(self, file: MappedFile) -> None:
+        for which in (self._resident, self._copied, self._sent):
+            which.pop(file, None)
+
+
+class _Stretches:
+    """Addresses that were read, each counted once."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        self.total = 0
+
+    def add(self, start: int, end: int) -> None:
+        """Add from `start` to before `end`, joined with what it touches."""
+        first = bisect_right(self._ends, start - 1)
+        last = bisect_right(self._starts, end)
+        if first < last:
+            start, end = min(start, self._starts[first]), max(end, self._ends[last - 1])
+        self.total -= sum(e - s for s, e in zip(self._starts[first:last], self._ends[first:last], strict=True))
+        self.total += end - start
+        self._starts[first:last], self._ends[first:last] = [start], [end]

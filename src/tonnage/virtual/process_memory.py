@@ -1,0 +1,143 @@
+"""What Linux says of this process's memory, and of a plain process that has only imported torch.
+
+The virtual GPU takes memory of the host itself; the plain process tells how much of it a real run would not have.
+"""
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from tonnage.virtual.cache import cache_folder
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+_SMALLEST_FILE = 1 << 20
+_PROBE = """
+import torch
+print(*(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(("RssAnon", "RssFile"))))
+"""
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class Resident:
+    """Pages of a process, in bytes, by what is behind them."""
+
+    anonymous_bytes: int = 0
+    file_bytes: int = 0
+    shared_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class MappedFile:
+    """A stretch of a file that is mapped as data: no library."""
+
+    start: int
+    end: int
+    path: str
+
+
+def is_known() -> bool:
+    """Whether this system has what is read here."""
+    return os.path.exists("/proc/self/smaps")
+
+
+def resident() -> Resident:
+    """Of this process."""
+    with open("/proc/self/status") as status:
+        found = dict(line.split(":", 1) for line in status if line.startswith("Rss"))
+    return Resident(*(int(found[name].split()[0]) << 10 for name in ("RssAnon", "RssFile", "RssShmem")))
+
+
+def resident_bytes(blocks: Iterable[tuple[int, int]]) -> int:
+    """Of anonymous stretches (address, size): what is in memory."""
+    pages = 0
+    for address, size in blocks:
+        start = address - address % PAGE
+        length = -(-(address + size - start) // PAGE)
+        seen = ctypes.create_string_buffer(length)
+        if not _libc.mincore(ctypes.c_void_p(start), ctypes.c_size_t(length * PAGE), seen):
+            pages += length - seen.raw[:length].count(b"\0")
+    return pages * PAGE
+
+
+def is_mapped(address: int) -> bool:
+    """Whether there is memory of any kind at an address."""
+    page = ctypes.c_void_p(address - address % PAGE)
+    return not _libc.mincore(page, ctypes.c_size_t(PAGE), ctypes.create_string_buffer(1))
+
+
+def mapped_files() -> list[MappedFile]:
+    """Files of a megabyte or more that are mapped and of which nothing is code."""
+    code: set[str] = set()
+    found: list[MappedFile] = []
+    with open("/proc/self/maps") as maps:
+        for row in maps:
+            stretch, kind, _, device, _, *rest = row.split(maxsplit=5)
+            path = rest[0].rstrip("\n") if rest else ""
+            if not path.startswith("/") or path.startswith("/dev/") or device == "00:01":
+                continue
+            if "x" in kind:
+                code.add(path)
+            start, end = (int(number, 16) for number in stretch.split("-"))
+            if end - start >= _SMALLEST_FILE and ".so" not in path:
+                found.append(MappedFile(start, end, path))
+    return [file for file in found if file.path not in code]
+
+
+def read_pages(files: Iterable[MappedFile]) -> dict[MappedFile, int]:
+    """Of these, the bytes that are in this process's memory and still the file's."""
+    wanted = {f"{file.start:08x}-{file.end:08x}": file for file in files}
+    found: dict[MappedFile, int] = {}
+    at: MappedFile | None = None
+    if not wanted:
+        return found
+    with open("/proc/self/smaps") as rows:
+        for row in rows:
+            name = row.partition(" ")[0]
+            if not name.endswith(":"):
+                at = wanted.get(name)
+            elif at and name == "Rss:":
+                found[at] = int(row.split()[1]) << 10
+            elif at and name == "Anonymous:":  # written to, and so no longer the file's
+                found[at] -= int(row.split()[1]) << 10
+    return found
+
+
+def of_children() -> int:
+    """What processes that this one started hold for themselves."""
+    total = 0
+    for task in os.listdir("/proc/self/task"):
+        with suppress(OSError):
+            for child in Path(f"/proc/self/task/{task}/children").read_text().split():
+                with suppress(OSError):
+                    rows = Path(f"/proc/{child}/smaps_rollup").read_text().splitlines()
+                    total += sum(int(row.split()[1]) << 10 for row in rows if row.startswith("Private_Dirty"))
+    return total
+
+
+def machine_bytes() -> int:
+    """Memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * PAGE
+
+
+def plain_process(torch_root: Path) -> Resident:
+    """A process that has imported this torch and nothing else: looked at once, and kept."""
+    facts = f"{torch_root} {(torch_root / 'version.py').read_text()} {sys.version}"
+    kept = cache_folder() / f"plain-{sha256(facts.encode()).hexdigest()[:20]}.json"
+    with suppress(OSError, ValueError, TypeError):
+        return Resident(**json.loads(kept.read_text()))
+    run = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True, check=False)
+    if run.returncode:
+        return Resident()
+    anonymous, file = (int(word) << 10 for word in run.stdout.split()[-2:])
+    found = Resident(anonymous, file)
+    with suppress(OSError):
+        kept.write_text(json.dumps(asdict(found)))
+    return found
