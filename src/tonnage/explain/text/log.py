@@ -1,0 +1,95 @@
+"""Find where memory ran out in a text of any length: a pasted message, or a log of megabytes, read once and line by line.
+
+Messages that follow each other within a few hundred lines belong together (ranks of one run, an exception and what it
+caused): an episode. A log may hold several; the last one counts, and its first message.
+"""
+
+import codecs
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+_LONGEST_LINE = 16_384
+_BEFORE_LINES, _AFTER_LINES, _MOST_LINES = 300, 150, 800
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_EVENT = re.compile(
+    r"out of memory|OutOfMemory|tried to allocate|no available memory|in KV cache|KV cache (?:is needed|pool)"
+    r"|less than desired|memory profiling|mem-fraction-static|more system memory|cudaMalloc|hipMalloc|allocate .{0,40}buffer"
+    r"|kv cache|DefaultCPUAllocator|1455|paging file|页面文件|MemoryError|unable to allocate|shared memory|torch_shm|/torch_\d"
+    r"|/dev/shm|bus error|SIGBUS|worker \(pid|terminated abruptly|oom[-_ ]?kill|exit ?code|code 137|return code|SIGKILL|Killed"
+    r"|signal 9|cudaHostAlloc|pin_memory|RESOURCE_EXHAUSTED|ResourceExhausted|OOM when|CUBLAS_STATUS|CUDNN_STATUS"
+    r"|cuDNN algorithm|unable to find an engine|dispatched on the CPU|Allocation on device|got an OOM|CUDA_ERROR|compute buffers"
+    r"|would exceed allowed|cuda graph failed|too large for system|enough (?:GPU )?memory|hipErrorOut|cudaErrorMemory|Cuda failure",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """The lines around the last place where memory ran out, where they begin, and how many such places there were."""
+
+    lines: tuple[str, ...]
+    first_line: int
+    count: int
+
+    @property
+    def text(self) -> str:
+        """All of it, each run of white space and of a box's borders one space."""
+        return re.sub(r"[\s│┃|╭╮╰╯─❱]+", " ", " ".join(self.lines))
+
+
+def text_lines(stream: BinaryIO) -> Iterator[str]:
+    """The lines of a stream as text: UTF-8, or what a byte-order mark says; progress bars are lines too."""
+    head = stream.readline(_LONGEST_LINE)
+    encoding = "utf-8"
+    for mark, name in ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16")):
+        if head.startswith(mark):
+            encoding = name
+    decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
+    rest = ""
+    piece = head
+    while piece:
+        rest += decoder.decode(piece)
+        *whole, rest = re.split(r"\r\n|\r|\n", rest)
+        yield from whole
+        if len(rest) > _LONGEST_LINE:
+            yield rest
+            rest = ""
+        piece = stream.readline(_LONGEST_LINE)
+    yield rest + decoder.decode(b"", final=True)
+
+
+def find_episode(lines: Iterable[str], is_shortage: Callable[[Episode], bool]) -> Episode | None:
+    """The last episode that `is_shortage` takes for one; None where there is none."""
+    before: deque[str] = deque(maxlen=_BEFORE_LINES)
+    kept: list[str] = []
+    start = quiet = count = 0
+    found: Episode | None = None
+
+    def close() -> None:
+        nonlocal found, count
+        episode = Episode(tuple(kept), start, count + 1)
+        if kept and is_shortage(episode):
+            found, count = episode, count + 1
+
+    for number, raw in enumerate(lines, 1):
+        line = _ANSI.sub("", raw).rstrip()
+        is_event = bool(_EVENT.search(line))
+        if not kept and not is_event:
+            before.append(line)
+            continue
+        if not kept:
+            start = number
+            kept = [*before]
+        quiet = 0 if is_event else quiet + 1
+        if len(kept) < _BEFORE_LINES + _MOST_LINES:
+            kept.append(line)
+        if quiet >= _AFTER_LINES:
+            close()
+            before.clear()
+            before.extend(kept[-_BEFORE_LINES:])
+            kept, quiet = [], 0
+    close()
+    return found
