@@ -44,7 +44,9 @@ def _cause(name: str, found: TextDiagnosis) -> Iterator[Text]:
         at = f"{cut(frame.file, 50)}:{frame.line}" if frame.line else cut(frame.file, 50)
         yield Text(printable(f"  at {at} ({frame.function}){phase}"), style="dim")
     if found.episode.count > 1:
-        yield Text(f"  the last of {found.episode.count:,} in the text, at line {found.episode.first_line:,}", style="dim")
+        yield Text(
+            f"  the last of {found.episode.count:,} in the text, at line {found.episode.first_line:,}", style="dim"
+        )
 
 
 def _numbers(found: TextDiagnosis) -> Iterator[Text]:
@@ -58,7 +60,9 @@ def _numbers(found: TextDiagnosis) -> Iterator[Text]:
             yield Text(f"  {format_bytes(size):>11}   {label}")
     if numbers.others:
         count = len(numbers.others)
-        yield Text(f"  {format_bytes(sum(numbers.others)):>11}   held by {count} other process{'es' if count > 1 else ''}")
+        yield Text(
+            f"  {format_bytes(sum(numbers.others)):>11}   held by {count} other process{'es' if count > 1 else ''}"
+        )
 
 
 def _sentences(title: str, sentences: tuple[str, ...]) -> Iterator[Text]:
@@ -76,7 +80,10 @@ def _others(found: TextDiagnosis, verbose: bool) -> Iterator[Text]:
         return
     yield heading("other causes")
     for suspect in others:
-        yield from map(Text, wrapped(printable(suspect.sentence), first=f"  {suspect.certainty:>9}  {suspect.cause}: ", rest=" " * 13))
+        yield from map(
+            Text,
+            wrapped(printable(suspect.sentence), first=f"  {suspect.certainty:>9}  {suspect.cause}: ", rest=" " * 13),
+        )
 
 
 def _steps(found: TextDiagnosis) -> Iterator[Text]:

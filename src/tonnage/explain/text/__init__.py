@@ -6,7 +6,8 @@ A text proves less than a recording. Each cause has a certainty and its evidence
 from tonnage.explain.text.diagnosis import TextDiagnosis, explain_text
 from tonnage.explain.text.log import Episode, find_episode, text_lines
 from tonnage.explain.text.numbers import Numbers, read_numbers
-from tonnage.explain.text.suspects import Certainty, Suspect
+from tonnage.explain.text.suspects import Suspect
+from tonnage.explain.text.words import Certainty
 
 __all__ = [
     "Certainty",

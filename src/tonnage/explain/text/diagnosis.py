@@ -61,7 +61,15 @@ def explain_text(lines: Iterable[str]) -> TextDiagnosis:
     proves = tuple(_proves(numbers)) if numbers else ()
     steps = _steps(causes, words)
     return TextDiagnosis(
-        tuple(causes), numbers, said, place, words["name"], proves, tuple(_unproved(causes, numbers, place)), steps, episode
+        tuple(causes),
+        numbers,
+        said,
+        place,
+        words["name"],
+        proves,
+        tuple(_unproved(causes, numbers, place)),
+        steps,
+        episode,
     )
 
 
@@ -98,7 +106,8 @@ def _unproved(causes: list[Suspect], numbers: Numbers | None, place: Place) -> I
     if causes[0].unproved:
         yield causes[0].unproved
     if place.steps and place.steps > 1:
-        yield f"whether it grew: the log counts to {place.steps:,} before it died, so a longer batch, a leak or evaluation may be behind it"
+        count = f"the log counts to {place.steps:,} before it died"
+        yield f"whether it grew: {count}, so a longer batch, a leak or evaluation may be behind it"
     elif numbers is not None and not place.frames:
         yield "what the program was doing: there is no traceback in the text"
     if numbers is not None and numbers.process is None and numbers.wording.startswith("PyTorch 1"):

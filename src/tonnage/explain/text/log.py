@@ -6,24 +6,23 @@ caused): an episode. A log may hold several; the last one counts, and its first 
 
 import codecs
 import re
+import tomllib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import BinaryIO
 
+_DATA = Path(__file__).parent / "data" / "words.toml"
 _LONGEST_LINE = 16_384
 _BEFORE_LINES, _AFTER_LINES, _MOST_LINES = 300, 150, 800
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_EVENT = re.compile(
-    r"out of memory|OutOfMemory|tried to allocate|no available memory|in KV cache|KV cache (?:is needed|pool)"
-    r"|less than desired|memory profiling|mem-fraction-static|more system memory|cudaMalloc|hipMalloc|allocate .{0,40}buffer"
-    r"|kv cache|DefaultCPUAllocator|1455|paging file|页面文件|MemoryError|unable to allocate|shared memory|torch_shm|/torch_\d"
-    r"|/dev/shm|bus error|SIGBUS|worker \(pid|terminated abruptly|oom[-_ ]?kill|exit ?code|code 137|return code|SIGKILL|Killed"
-    r"|signal 9|cudaHostAlloc|pin_memory|RESOURCE_EXHAUSTED|ResourceExhausted|OOM when|CUBLAS_STATUS|CUDNN_STATUS"
-    r"|cuDNN algorithm|unable to find an engine|dispatched on the CPU|Allocation on device|got an OOM|CUDA_ERROR|compute buffers"
-    r"|would exceed allowed|cuda graph failed|too large for system|enough (?:GPU )?memory|hipErrorOut|cudaErrorMemory|Cuda failure",
-    re.IGNORECASE,
-)
+
+
+@cache
+def _event() -> re.Pattern[str]:
+    return re.compile("|".join(tomllib.loads(_DATA.read_text("utf-8"))["events"]), re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,11 @@ def text_lines(stream: BinaryIO) -> Iterator[str]:
     """The lines of a stream as text: UTF-8, or what a byte-order mark says; progress bars are lines too."""
     head = stream.readline(_LONGEST_LINE)
     encoding = "utf-8"
-    for mark, name in ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16")):
+    for mark, name in (
+        (codecs.BOM_UTF8, "utf-8-sig"),
+        (codecs.BOM_UTF16_LE, "utf-16"),
+        (codecs.BOM_UTF16_BE, "utf-16"),
+    ):
         if head.startswith(mark):
             encoding = name
     decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
@@ -76,7 +79,7 @@ def find_episode(lines: Iterable[str], is_shortage: Callable[[Episode], bool]) -
 
     for number, raw in enumerate(lines, 1):
         line = _ANSI.sub("", raw).rstrip()
-        is_event = bool(_EVENT.search(line))
+        is_event = bool(_event().search(line))
         if not kept and not is_event:
             before.append(line)
             continue

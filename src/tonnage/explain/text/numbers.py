@@ -13,14 +13,25 @@ conclusions.
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tonnage.errors import RequestError
 from tonnage.units import GIB, KIB, MIB, TIB
 
-_UNITS = {"bytes": 1, "b": 1, "kib": KIB, "kb": KIB, "mib": MIB, "mb": MIB, "gib": GIB, "gb": GIB, "tib": TIB, "tb": TIB}
+_UNITS = {
+    "bytes": 1,
+    "b": 1,
+    "kib": KIB,
+    "kb": KIB,
+    "mib": MIB,
+    "mb": MIB,
+    "gib": GIB,
+    "gb": GIB,
+    "tib": TIB,
+    "tb": TIB,
+}
 _SIZE = r"(-?[0-9]+(?:\.[0-9]+)?) ?(bytes|B|[KMGT]i?B)\b"
-_MESSAGE = re.compile(r"Tried to allocate|would exceed allowed memory|MPS backend out of memory \(", re.IGNORECASE)
+_MESSAGE = re.compile(r"Tried to allocate|would exceed allowed memory|MPS backend out of memory \(")
 _LONGEST_MESSAGE = 3000
 # No device has more: a counter that was never set, or one that went below zero.
 _MOST_BYTES = 1024 * TIB
@@ -39,8 +50,8 @@ _LABELS = {
     "private": rf"with {_SIZE} allocated in private pools",
     "elsewhere": rf"other allocations: {_SIZE}",
 }
-_PATTERNS = {name: re.compile(pattern, re.IGNORECASE) for name, pattern in _LABELS.items()}
-_OTHER = re.compile(rf"Process \d+ has {_SIZE} memory in use", re.IGNORECASE)
+_PATTERNS = {name: re.compile(pattern) for name, pattern in _LABELS.items()}
+_OTHER = re.compile(rf"Process \d+ has {_SIZE} memory in use")
 _DEVICE = re.compile(r"(?:\((?:GPU|NPU|MLU) |GPU |device )(\d+)")
 
 
@@ -114,12 +125,12 @@ def read_numbers(text: str) -> Numbers | None:
     rounding = sum(size[1] for size in [*found.values(), *others] if size is not None)
     read = Numbers(
         wording=_wording(message, found),
+        asked=numbers.pop("asked"),
         rounding_bytes=rounding,
         device=int(device[1][:4]) if device else None,
         others=tuple(size for size, _ in others if size <= _MOST_BYTES),
-        **numbers,
     )
-    return _with_own_process(read)
+    return _with_own_process(replace(read, **numbers))  # type: ignore[arg-type]
 
 
 def _size(match: re.Match[str] | None) -> tuple[int, int] | None:
@@ -132,23 +143,21 @@ def _size(match: re.Match[str] | None) -> tuple[int, int] | None:
     value = float(number[:40]) * factor
     if value < 0:
         raise RequestError(
-            f"The message says {number} {unit}: no size is below zero.", hint="Paste the message as it was printed."
+            f"The message says {number[:20]} {unit}: no size is below zero.",
+            hint="Paste the message as it was printed.",
         )
     return int(min(value, 2.0**70)), 0 if factor == 1 else int(factor / 2 / 10**digits) + 1
 
 
 def _check(numbers: dict[str, int]) -> None:
-    """Refuse what no device can say: more free or allocated than there is, or a device without memory."""
-    total = numbers.get("total")
-    if total is None:
-        return
-    slack = total // 100 + MIB
-    wrong = [name for name in ("free", "allocated", "reserved") if numbers.get(name, 0) > total + slack]
-    if total > _MOST_BYTES or total < MIB or wrong:
-        what = f"{wrong[0]} memory beyond the whole" if wrong else "a device that cannot be"
-        raise RequestError(
-            f"The numbers of the message make no sense: {what}.", hint="Paste the message as it was printed."
-        )
+    """Refuse what no device can say: more free than there is, or a device without memory.
+
+    More may be allocated than there is: Windows lends a card the host's memory.
+    """
+    total, free = numbers.get("total"), numbers.get("free", 0)
+    if max(numbers.values()) > _MOST_BYTES or (total is not None and (total < MIB or free > total + total // 100)):
+        problem = "The numbers of the message make no sense: no device has so much, or more free than it has."
+        raise RequestError(problem, hint="Paste the message as it was printed.")
 
 
 def _wording(message: str, found: dict[str, tuple[int, int] | None]) -> str:
@@ -167,8 +176,6 @@ def _wording(message: str, found: dict[str, tuple[int, int] | None]) -> str:
 
 def _with_own_process(read: Numbers) -> Numbers:
     """Find this process among those listed, where the message does not name it: the one that holds what PyTorch does."""
-    from dataclasses import replace
-
     if read.process is not None or read.reserved is None or not read.others:
         return read
     low, high = read.reserved - read.rounding_bytes, read.reserved + _MOST_OUTSIDE_BYTES

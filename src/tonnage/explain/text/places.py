@@ -5,7 +5,7 @@ It reads Python's tracebacks, rich's boxes and IPython's; of the framework it kn
 
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,7 +20,9 @@ _FRAMES = (
 )
 _LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|^<|importlib|runpy")
 _NOT_CODE = re.compile(r"^[\s~^│|╭╮╰╯─-]*$|^\s*File |^Traceback|Error\b.*:|^\s*\[Previous line")
-_TRAINS = re.compile(r":train\b|:fit\b|trainer\w*\.py|train\w*\.py|:_?inner_training_loop|:training_step|:run_epoch", re.IGNORECASE)
+_TRAINS = re.compile(
+    r":train\b|:fit\b|trainer\w*\.py|train\w*\.py|:_?inner_training_loop|:training_step|:run_epoch", re.IGNORECASE
+)
 _STEPS = re.compile(r"(?<!\d)(\d{1,9})/(\d{1,9}) \[\d|\b(?:step|iter(?:ation)?)s?[ =:\[]+(\d{1,9})\b", re.IGNORECASE)
 
 
@@ -68,7 +70,7 @@ class Place:
     def own_frame(self) -> Frame | None:
         """The innermost line that is not a library's, else the innermost one."""
         own = [frame for frame in self.frames if not _LIBRARY.search(frame.file)]
-        return (own or list(self.frames) or [None])[-1]
+        return (own or list(self.frames))[-1] if self.frames else None
 
 
 def place_of(lines: Sequence[str]) -> Place:
@@ -77,9 +79,11 @@ def place_of(lines: Sequence[str]) -> Place:
     words = [frame.words for frame in frames]
     # From the inside out: a softmax tells more than the loop around it.
     inner = next((row for text in reversed(words) for pattern, row in _rows("operators") if pattern.search(text)), None)
-    operator = Operator(
-        inner["name"], inner["cause"], inner["says"], tuple(inner["steps"]), inner.get("least_share", 0.0)
-    ) if inner else None
+    operator = (
+        Operator(inner["name"], inner["cause"], inner["says"], tuple(inner["steps"]), inner.get("least_share", 0.0))
+        if inner
+        else None
+    )
     phase = next((row["name"] for pattern, row in _rows("phases") if any(map(pattern.search, words))), "")
     counts = [int(next(filter(None, groups), 0)) for line in lines for groups in _STEPS.findall(line[-400:])[:3]]
     return Place(tuple(frames), phase, operator, max(counts, default=None))
@@ -97,7 +101,9 @@ def _frames(lines: Sequence[str]) -> list[Frame]:
         found = match.groupdict()
         after = lines[number + 1 : number + 2]
         code = after[0].strip() if after and not _NOT_CODE.search(after[0]) else ""
-        frames.append(Frame(found["file"].replace("\\", "/"), int(found.get("line") or 0), found["function"], code[:200]))
+        frames.append(
+            Frame(found["file"].replace("\\", "/"), int(found.get("line") or 0), found["function"], code[:200])
+        )
     return frames
 
 
@@ -105,6 +111,11 @@ def framework_words(text: str) -> dict[str, str]:
     """The words of the framework that a text names, else PyTorch's own."""
     rows = _table("frameworks")["frameworks"]
     return next(row for row in rows if not row["mark"] or re.search(row["mark"], text))
+
+
+def place_steps() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """What to do about each cause that a place names."""
+    return ((row["cause"], tuple(row["steps"])) for _, row in _rows("operators"))
 
 
 @cache

@@ -44,7 +44,9 @@ def opened(path: Path) -> BinaryIO:
 def standard_input() -> BinaryIO:
     """What is piped in."""
     if sys.stdin is None:
-        raise RequestError("Standard input is closed.", hint="Pipe a log into it: python train.py 2>&1 | tonnage explain -")
+        raise RequestError(
+            "Standard input is closed.", hint="Pipe a log into it: python train.py 2>&1 | tonnage explain -"
+        )
     if sys.stdin.isatty():
         print("tonnage: paste the error, then Ctrl-D on a line of its own", file=sys.stderr)
     stream = sys.stdin.buffer
@@ -71,7 +73,9 @@ def clipboard() -> BinaryIO:
             f"The clipboard cannot be read: none of {names} is here.",
             hint="Save the error to a file, or paste it: tonnage explain -, then Ctrl-D.",
         )
-    raise RequestError("There is no text on the clipboard.", hint="Copy the whole error, with its traceback, and try again.")
+    raise RequestError(
+        "There is no text on the clipboard.", hint="Copy the whole error, with its traceback, and try again."
+    )
 
 
 def _readers() -> Iterator[tuple[str, ...]]:

@@ -10,21 +10,24 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tonnage.explain.text.numbers import Numbers
-from tonnage.explain.text.places import Place
-from tonnage.explain.text.words import Said
+from tonnage.explain.text.places import Place, place_steps
+from tonnage.explain.text.words import Certainty, Said
+from tonnage.hardware import all_gpus
 from tonnage.units import GIB, format_bytes, percent
 
-Certainty = Literal["certain", "likely", "possible"]
 _DATA = Path(__file__).parent / "data" / "causes.toml"
 _ORDER = {"certain": 0, "likely": 1, "possible": 2}
 # A context and its libraries; a desktop beside them on a small card.
 _CONTEXT_BYTES = GIB
 # Shares of a card, or of what is reserved, from which on something is the point and not beside it.
 _MOST, _MUCH, _SOME = 0.5, 0.25, 0.1
+# Steps leave free blocks behind; less than this share of them is none.
+_LOADING = 0.005
 _SERIES = (
     re.compile(r"\bmemory: (\d{3,6})\b"),
     re.compile(r"\bmax_mem: (\d{3,6})M\b"),
@@ -51,16 +54,17 @@ class Suspect:
         return title
 
 
-def suspects_of(
-    numbers: Numbers | None, said: Sequence[Said], place: Place, lines: Sequence[str]
-) -> list[Suspect]:
+def suspects_of(numbers: Numbers | None, said: Sequence[Said], place: Place, lines: Sequence[str]) -> list[Suspect]:
     """All of them, the likeliest first; one of a cause."""
     found = [_of_words(entry) for entry in said if numbers is None or not entry.is_alone]
     if numbers is not None:
         found += _of_numbers(numbers, place)
+    elif any(entry.id == "driver" for entry in said):
+        found += _without_numbers(place)
     found += _of_place(numbers, place)
     found += _of_series(lines)
     if numbers is not None:
+        found += _loading(numbers, place)
         found += _capacity(numbers)
     found.sort(key=lambda suspect: _ORDER[suspect.certainty])
     by_cause: dict[str, Suspect] = {}
@@ -75,10 +79,7 @@ def _suspect(cause: str, certainty: Certainty, sentence: str, steps: Sequence[st
 
 
 def _of_words(entry: Said) -> Suspect:
-    certainty: Certainty = "certain" if entry.certainty == "certain" else "likely"
-    if entry.certainty == "possible":
-        certainty = "possible"
-    return Suspect(entry.cause, certainty, entry.says, entry.unproved, entry.steps)
+    return Suspect(entry.cause, entry.certainty, entry.says, entry.unproved, entry.steps)
 
 
 def _of_numbers(numbers: Numbers, place: Place) -> Iterator[Suspect]:
@@ -101,7 +102,7 @@ def _limit(numbers: Numbers) -> Iterator[Suspect]:
             f"{format_bytes(own)} of tensors and {format_bytes(beside)} beside them, with {format_bytes(numbers.asked)}"
             f" more, pass the {format_bytes(allowed)} that PyTorch allows itself on this Mac"
         )
-        yield _suspect("mps-limit", "certain", sentence)
+        yield _suspect("capacity", "likely", sentence, _causes()["mps-limit"]["steps"])
         return
     passes = own + numbers.asked > allowed - numbers.rounding_bytes
     if passes and numbers.free is not None and numbers.free >= numbers.asked + numbers.rounding_bytes:
@@ -115,6 +116,7 @@ def _limit(numbers: Numbers) -> Iterator[Suspect]:
 def _one_tensor(numbers: Numbers, place: Place) -> Iterator[Suspect]:
     total = numbers.total or numbers.allowed
     if total is None:
+        yield from _one_tensor_on_any_card(numbers)
         return
     side = math.isqrt(numbers.asked // 2)
     size = f"{format_bytes(numbers.asked)} in one request ({side:,} × {side:,} numbers of 16 bits)"
@@ -128,6 +130,16 @@ def _one_tensor(numbers: Numbers, place: Place) -> Iterator[Suspect]:
     else:
         return
     yield _suspect("one-tensor", certainty, sentence)
+
+
+def _one_tensor_on_any_card(numbers: Numbers) -> Iterator[Suspect]:
+    """The same where the message does not say what the card has: by the cards there are."""
+    cards = [gpu.memory_bytes for gpu in all_gpus()]
+    smaller = sum(memory < numbers.asked for memory in cards) / len(cards)
+    if smaller > 1 - _SOME:
+        words = "no card holds" if smaller == 1 else "hardly a card holds"
+        sentence = f"{format_bytes(numbers.asked)} in one request is more than {words}"
+        yield _suspect("one-tensor", "certain" if smaller == 1 else "likely", sentence)
 
 
 def _others(numbers: Numbers) -> Iterator[Suspect]:
@@ -171,9 +183,11 @@ def _fragmentation(numbers: Numbers) -> Iterator[Suspect]:
         times = unused // max(1, numbers.asked)
         enough = f"{times:,} times" if times > 1 else "more than"
         yield _suspect("fragmentation", certainty, f"{words}, {enough} what was asked for, but not in one piece")
-    elif numbers.free is not None and unused + numbers.free >= numbers.asked + numbers.rounding_bytes and share >= _SOME:
+    elif (
+        numbers.free is not None and unused + numbers.free >= numbers.asked + numbers.rounding_bytes and share >= _SOME
+    ):
         with_free = f"{words}: with the {format_bytes(numbers.free)} that were free, enough, had it been one piece"
-        yield _suspect("fragmentation", "likely" if share >= _MUCH else "possible", with_free)
+        yield _suspect("fragmentation", "possible", with_free)
 
 
 def _refused(numbers: Numbers) -> Iterator[Suspect]:
@@ -222,12 +236,38 @@ def _of_series(lines: Sequence[str]) -> Iterator[Suspect]:
         values = [float(match[1]) for line in lines if (match := pattern.search(line))]
         if len(values) < _LEAST_SAMPLES or min(values) <= 0:
             continue
-        rises = sum(later >= earlier for earlier, later in zip(values, values[1:], strict=False))
+        rises = sum(later >= earlier for earlier, later in pairwise(values))
         later_half = values[len(values) // 2 :]
         if rises == len(values) - 1 and values[-1] >= _CLIMB * values[0] and later_half[-1] > later_half[0]:
             sentence = f"the memory that the log prints only climbs, from {values[0]:g} to {values[-1]:g} in {len(values)} lines"
             yield _suspect("leak", "likely", sentence)
             return
+
+
+def _loading(numbers: Numbers, place: Place) -> Iterator[Suspect]:
+    """Where nothing that was reserved lies free, nothing has been freed yet: no step has run, weights were being loaded."""
+    reserved, unused, total = numbers.reserved, numbers.unallocated, numbers.total
+    if reserved is None or unused is None or total is None or place.phase not in ("", "loading"):
+        return
+    most_unused = _LOADING * reserved
+    if numbers.rounding_bytes < most_unused and unused <= most_unused and reserved >= _MUCH * total:
+        sentence = (
+            f"all but {format_bytes(unused)} of the {format_bytes(reserved)} that PyTorch had reserved were in tensors"
+        )
+        steps = next(steps for cause, steps in place_steps() if cause == "weights")
+        yield _suspect("weights", "likely", f"{sentence}: nothing had been freed yet, as while weights load", steps)
+
+
+def _without_numbers(place: Place) -> Iterator[Suspect]:
+    """The driver's own error, in a traceback: PyTorch's allocator would have given numbers."""
+    if place.phase in ("forward", "backward", "optimizer", "generation"):
+        sentence = f"the driver refused in the middle of the program's work ({place.phase}), not at its start"
+        yield _suspect("capacity", "likely", sentence)
+    elif place.phase == "loading":
+        sentence = (
+            "the driver refused before anything had been computed: the card was full when the program came, or nearly"
+        )
+        yield _suspect("other-process", "likely", sentence)
 
 
 def _capacity(numbers: Numbers) -> Iterator[Suspect]:

@@ -5,11 +5,12 @@ import tomllib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tonnage.explain.text.log import Episode
 from tonnage.units import GIB
 
+Certainty = Literal["certain", "likely", "possible"]
 _DATA = Path(__file__).parent / "data" / "words.toml"
 
 
@@ -20,7 +21,7 @@ class Said:
     id: str
     speaker: str
     cause: str
-    certainty: str
+    certainty: Certainty
     says: str
     unproved: str
     steps: tuple[str, ...]
@@ -39,9 +40,21 @@ def said_in(episode: Episode) -> list[Said]:
         if match:
             figures = {name: _figure(name, value) for name, value in match.groupdict().items() if value}
             steps = (filled for step in row["steps"] if (filled := _filled(step, figures)))
-            says = _filled(row["says"], figures) or row.get("says_plainly", row["says"].replace("{", "").replace("}", ""))
-            keys = ("id", "speaker", "cause", "certainty")
-            found.append(Said(*(row[key] for key in keys), says, row["unproved"], tuple(steps), row.get("alone", False)))
+            says = _filled(row["says"], figures) or row.get(
+                "says_plainly", row["says"].replace("{", "").replace("}", "")
+            )
+            found.append(
+                Said(
+                    id=row["id"],
+                    speaker=row["speaker"],
+                    cause=row["cause"],
+                    certainty=row["certainty"],
+                    says=says,
+                    unproved=row["unproved"],
+                    steps=tuple(steps),
+                    is_alone=row.get("alone", False),
+                )
+            )
     return found
 
 
