@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tonnage.explain.text import TextDiagnosis, explain_text
+from tonnage.errors import RequestError
+from tonnage.explain.text import Suspect, explain_text
 
 REPORTS = Path(__file__).parent / "reports"
 SETS = ("known", "judged")
@@ -32,22 +33,26 @@ WIDER = {
 
 @dataclass(frozen=True)
 class Judged:
-    """A report and what was said of it."""
+    """A report and the causes that were said of it; none where the text was not understood."""
 
     report: dict[str, Any]
-    found: TextDiagnosis
+    causes: tuple[Suspect, ...]
+
+    @property
+    def first(self) -> str:
+        return self.causes[0].cause if self.causes else ""
 
     @property
     def is_first(self) -> bool:
-        return self.found.first.cause == self.report["cause"]
+        return self.first == self.report["cause"]
 
     @property
     def is_wider(self) -> bool:
-        return self.is_first or self.found.first.cause in WIDER.get(self.report["cause"], set())
+        return self.is_first or self.first in WIDER.get(self.report["cause"], set())
 
     @property
     def is_wrongly_certain(self) -> bool:
-        said = {suspect.cause for suspect in self.found.causes if suspect.certainty == "certain"}
+        said = {suspect.cause for suspect in self.causes if suspect.certainty == "certain"}
         return bool(said - {self.report["cause"]} - WIDER.get(self.report["cause"], set()))
 
 
@@ -85,7 +90,14 @@ def text_of(report: dict[str, Any]) -> str:
 
 def judged(name: str) -> list[Judged]:
     """Every report of a set, explained."""
-    return [Judged(report, explain_text(text_of(report).splitlines())) for report in reports(name)]
+    rows = []
+    for report in reports(name):
+        try:
+            causes = explain_text(text_of(report).splitlines()).causes
+        except RequestError:
+            causes = ()
+        rows.append(Judged(report, causes))
+    return rows
 
 
 def main() -> None:
@@ -94,21 +106,25 @@ def main() -> None:
     parser.add_argument("--verbose", "-v", action="store_true", help="every report")
     parser.add_argument("--set", choices=SETS, action="append", help="one set alone")
     options = parser.parse_args()
-    total = first = wider = wrong = 0
+    everything: list[Judged] = []
     for name in options.set or SETS:
         rows = judged(name)
         for row in rows if options.verbose else ():
             mark = "✓" if row.is_first else "~" if row.is_wider else "✗"
-            mark += "!" if row.is_wrongly_certain else " "
-            said = ", ".join(f"{suspect.cause} ({suspect.certainty})" for suspect in row.found.causes[:3])
-            print(f"{mark} {row.report['source'][:52]:52} {row.report['cause']:14} {said}")
-        counts = [sum(getattr(row, key) for row in rows) for key in ("is_first", "is_wider", "is_wrongly_certain")]
-        print(
-            f"{name:7} {len(rows):3} reports: cause first in {counts[0]}, it or a wider one in {counts[1]}, wrongly certain {counts[2]}"
-        )
-        total, first, wider, wrong = total + len(rows), first + counts[0], wider + counts[1], wrong + counts[2]
-    print(
-        f"{'both':7} {total:3} reports: cause first in {first}, it or a wider one in {wider}, wrongly certain {wrong}"
+            said = ", ".join(f"{suspect.cause} ({suspect.certainty})" for suspect in row.causes[:3])
+            wrong = "!" if row.is_wrongly_certain else " "
+            print(f"{mark}{wrong} {row.report['source'][:52]:52} {row.report['cause']:14} {said}")
+        print(_count(name, rows))
+        everything += rows
+    print(_count("both", everything))
+
+
+def _count(name: str, rows: list[Judged]) -> str:
+    first, wider, wrong = (
+        sum(getattr(row, key) for row in rows) for key in ("is_first", "is_wider", "is_wrongly_certain")
+    )
+    return (
+        f"{name:7} {len(rows):3} reports: cause first in {first}, it or a wider one in {wider}, wrongly certain {wrong}"
     )
 
 
