@@ -41,8 +41,8 @@ def _cause(name: str, found: TextDiagnosis) -> Iterator[Text]:
     yield from map(Text, wrapped(printable(f"{first.title}: {first.sentence}.")))
     if frame:
         phase = f", in {found.place.phase}" if found.place.phase else ""
-        at = f"{cut(frame.file, 50)}:{frame.line}" if frame.line else cut(frame.file, 50)
-        yield Text(printable(f"  at {at} ({frame.function}){phase}"), style="dim")
+        behind = printable(f":{frame.line} ({cut(frame.function, 30)}){phase}")
+        yield Text(f"  at {cut(printable(frame.file), report_width() - 5 - len(behind))}{behind}", style="dim")
     if found.episode.count > 1:
         yield Text(
             f"  the last of {found.episode.count:,} in the text, at line {found.episode.first_line:,}", style="dim"
@@ -120,4 +120,4 @@ def text_figures(found: TextDiagnosis) -> dict[str, object]:
 
 def _number_figures(numbers: Numbers) -> dict[str, Any]:
     sizes = {f"{name}_bytes": getattr(numbers, name) for name in _LABELS}
-    return sizes | {"other_process_bytes": list(numbers.others), "rounding_bytes": numbers.rounding_bytes}
+    return sizes | {"other_process_bytes": list(numbers.others), "device": numbers.device}

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from tonnage.errors import RequestError
 from tonnage.explain.text.log import Episode, find_episode
@@ -79,25 +80,27 @@ def _numbers(episode: Episode) -> Numbers | None:
 
 def _proves(numbers: Numbers) -> Iterator[str]:
     """What follows from the numbers alone, whatever the cause."""
-    asked, free, unused = numbers.asked, numbers.free, numbers.unallocated
-    slack = numbers.rounding_bytes
-    if numbers.total is not None and asked > numbers.total + slack:
+    asked, total, free, unused = numbers.asked, numbers.total, numbers.free, numbers.unallocated
+    if total is not None and (numbers.own or 0) > total + numbers.slack("total", "process", "allocated", "unallocated"):
+        yield "more is held than the card has: Windows lends it the host's memory, slowly"
+    slack = numbers.slack("asked", "free")
+    if total is not None and asked > total + numbers.slack("asked", "total"):
         yield "the request is larger than the card: no setting makes it fit"
     elif free is not None and asked > free + slack:
         yield f"the card had {format_bytes(asked - free)} too little free for this one request"
     elif free is not None and asked < free - slack:
         yield f"the card had {format_bytes(free - asked)} more free than was asked for"
+    slack = numbers.slack("asked", "unallocated")
     if unused is not None and unused < asked - slack:
         yield "it was not fragmentation alone: what PyTorch held unused is less than the request"
     elif unused is not None and unused > asked + slack:
         yield f"PyTorch held {format_bytes(unused)} unused, in pieces that this request could not use"
-    if numbers.others or numbers.process is not None:
-        held = sum(numbers.others)
-        short = numbers.short or 0
-        if held < short:
-            yield "it was not other processes alone: what they held is less than what was missing"
-        else:
-            yield f"without the {format_bytes(held)} of other processes this request would have fitted" if short else ""
+    held, short = sum(numbers.others), numbers.short or 0
+    slack = numbers.slack("others", "asked", "free")
+    if numbers.others and held + slack < short:
+        yield "it was not other processes alone: what they held is less than what was missing"
+    elif short and held > short + slack:
+        yield f"without the {format_bytes(held)} of other processes this request would have fitted"
     if numbers.is_process_inferred:
         yield "the process that the message lists is this one, by its size: in a container it does not know itself"
 
@@ -114,16 +117,17 @@ def _unproved(causes: list[Suspect], numbers: Numbers | None, place: Place) -> I
         yield "who else is on the card: messages before PyTorch 2.1 do not list processes"
 
 
-def _steps(causes: list[Suspect], words: dict[str, str]) -> tuple[str, ...]:
+def _steps(causes: list[Suspect], words: dict[str, Any]) -> tuple[str, ...]:
     """What to do, in the framework's words: the first cause's, then the next one's that is as sure."""
     chosen: dict[str, None] = {}
     for suspect in causes[:1] + [other for other in causes[1:3] if other.certainty == causes[0].certainty]:
-        for step in suspect.steps:
+        # Who serves or draws has no gradients to accumulate.
+        for step in words.get(suspect.cause, suspect.steps):
             chosen.setdefault(_filled(step, words))
     return tuple(chosen)[:_MOST_STEPS]
 
 
-def _filled(step: str, words: dict[str, str]) -> str:
+def _filled(step: str, words: dict[str, Any]) -> str:
     for name, value in words.items():
-        step = step.replace(f"{{{name}}}", value)
+        step = step.replace(f"{{{name}}}", str(value))
     return step

@@ -8,8 +8,8 @@
 | cudaMallocAsync | "Currently allocated", "Device limit"; its "PyTorch limit" is 2^64 where nobody set one |
 | MPS | units are binary, whatever they are called; "max allowed" is Apple's share for the GPU |
 
-Sizes are printed with two decimals: what is computed from them is right to within `rounding_bytes`. This module draws no
-conclusions.
+Sizes are printed with two decimals: what is computed from some of them is right to within their `slack`. This module draws
+no conclusions.
 """
 
 import re
@@ -61,7 +61,7 @@ class Numbers:
 
     wording: str
     asked: int
-    rounding_bytes: int
+    roundings: dict[str, int] = field(default_factory=dict)
     device: int | None = None
     total: int | None = None
     free: int | None = None
@@ -73,6 +73,10 @@ class Numbers:
     elsewhere: int | None = None
     others: tuple[int, ...] = field(default=())
     is_process_inferred: bool = False
+
+    def slack(self, *names: str) -> int:
+        """How far what is added up of these sizes may be off: half of the last digit of each."""
+        return sum(self.roundings.get(name, 0) for name in names)
 
     @property
     def reserved(self) -> int | None:
@@ -122,11 +126,14 @@ def read_numbers(text: str) -> Numbers | None:
     if reserved is not None and "allocated" in numbers:
         numbers.setdefault("unallocated", max(0, reserved - numbers["allocated"]))
     device = _DEVICE.search(message)
-    rounding = sum(size[1] for size in [*found.values(), *others] if size is not None)
+    roundings = {name: size[1] for name, size in found.items() if size is not None}
+    roundings["others"] = sum(rounding for _, rounding in others)
+    if "reserved" in roundings:  # what is unallocated was computed
+        roundings["unallocated"] = roundings["reserved"] + roundings.get("allocated", 0)
     read = Numbers(
         wording=_wording(message, found),
         asked=numbers.pop("asked"),
-        rounding_bytes=rounding,
+        roundings=roundings,
         device=int(device[1][:4]) if device else None,
         others=tuple(size for size, _ in others if size <= _MOST_BYTES),
     )
@@ -178,7 +185,8 @@ def _with_own_process(read: Numbers) -> Numbers:
     """Find this process among those listed, where the message does not name it: the one that holds what PyTorch does."""
     if read.process is not None or read.reserved is None or not read.others:
         return read
-    low, high = read.reserved - read.rounding_bytes, read.reserved + _MOST_OUTSIDE_BYTES
+    low = read.reserved - read.slack("allocated", "unallocated", "others")
+    high = read.reserved + _MOST_OUTSIDE_BYTES
     own = min((size for size in read.others if low <= size <= high), default=None)
     if own is None:
         return read

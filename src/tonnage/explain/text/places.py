@@ -16,10 +16,11 @@ _FRAMES = (
     re.compile(r'File "(?P<file>[^"]{1,400})", line (?P<line>\d+), in (?P<function>[\w.<>]+)'),
     re.compile(r"[│|] (?P<file>\S{1,300}\.py):(?P<line>\d+) in (?P<function>[\w.<>]*)"),
     re.compile(r"File (?P<file>\S{1,300}\.py):(?P<line>\d+), in (?P<function>[\w.<>]+)\("),
-    re.compile(r"^(?P<file>[^\s:]{1,300}\.py) in (?P<function>[\w<>.]+)\("),
+    re.compile(r"^\[?(?P<file>[^\s:\]]{1,300}\.py)\]?(?:\(https?://[^\s)]+\))? in (?P<function>[\w<>.]+)\("),
 )
 _LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|^<|importlib|runpy")
 _NOT_CODE = re.compile(r"^[\s~^│|╭╮╰╯─-]*$|^\s*File |^Traceback|Error\b.*:|^\s*\[Previous line")
+_MESSAGE = re.compile(r"Error\b.*(?:out of memory|Allocation on device)", re.IGNORECASE)
 _TRAINS = re.compile(
     r":train\b|:fit\b|trainer\w*\.py|train\w*\.py|:_?inner_training_loop|:training_step|:run_epoch", re.IGNORECASE
 )
@@ -68,9 +69,10 @@ class Place:
 
     @property
     def own_frame(self) -> Frame | None:
-        """The innermost line that is not a library's, else the innermost one."""
+        """The innermost line that is not a library's, else that is not PyTorch's, else the innermost one."""
         own = [frame for frame in self.frames if not _LIBRARY.search(frame.file)]
-        return (own or list(self.frames))[-1] if self.frames else None
+        outer = [frame for frame in self.frames if "/torch/" not in f"/{frame.file}"]
+        return (own or outer or list(self.frames))[-1] if self.frames else None
 
 
 def place_of(lines: Sequence[str]) -> Place:
@@ -90,11 +92,13 @@ def place_of(lines: Sequence[str]) -> Place:
 
 
 def _frames(lines: Sequence[str]) -> list[Frame]:
-    """The frames of the last traceback, the outermost first."""
+    """The frames of the traceback that ends in the first such message, else of the last one; the outermost first."""
     frames: list[Frame] = []
     for number, line in enumerate(lines):
         if "Traceback (most recent call last)" in line:
             frames.clear()
+        elif frames and _MESSAGE.search(line):
+            break  # what follows are exceptions that this one caused, or other ranks
         match = next((m for pattern in _FRAMES if (m := pattern.search(line))), None)
         if match is None:
             continue
@@ -102,15 +106,17 @@ def _frames(lines: Sequence[str]) -> list[Frame]:
         after = lines[number + 1 : number + 2]
         code = after[0].strip() if after and not _NOT_CODE.search(after[0]) else ""
         frames.append(
-            Frame(found["file"].replace("\\", "/"), int(found.get("line") or 0), found["function"], code[:200])
+            Frame(found["file"].replace("\\", "/"), int((found.get("line") or "0")[:9]), found["function"], code[:200])
         )
-    return frames
+    # An editor's debugger shows the message first, and the innermost frame below it.
+    return frames[::-1] if any(line.startswith("Exception has occurred") for line in lines) else frames
 
 
-def framework_words(text: str) -> dict[str, str]:
+def framework_words(text: str) -> dict[str, Any]:
     """The words of the framework that a text names, else PyTorch's own."""
     rows = _table("frameworks")["frameworks"]
-    return next(row for row in rows if not row["mark"] or re.search(row["mark"], text))
+    found: dict[str, Any] = next(row for row in rows if not row["mark"] or re.search(row["mark"], text))
+    return found
 
 
 def place_steps() -> Iterator[tuple[str, tuple[str, ...]]]:

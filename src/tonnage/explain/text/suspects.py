@@ -104,8 +104,8 @@ def _limit(numbers: Numbers) -> Iterator[Suspect]:
         )
         yield _suspect("capacity", "likely", sentence, _causes()["mps-limit"]["steps"])
         return
-    passes = own + numbers.asked > allowed - numbers.rounding_bytes
-    if passes and numbers.free is not None and numbers.free >= numbers.asked + numbers.rounding_bytes:
+    passes = own + numbers.asked > allowed - numbers.slack("allocated", "unallocated", "asked", "allowed")
+    if passes and numbers.free is not None and numbers.free >= numbers.asked + numbers.slack("free", "asked"):
         sentence = (
             f"{format_bytes(own)} reserved and {format_bytes(numbers.asked)} more pass the {format_bytes(allowed)}"
             f" that the process allows itself, while {format_bytes(numbers.free)} of the card were free"
@@ -120,7 +120,7 @@ def _one_tensor(numbers: Numbers, place: Place) -> Iterator[Suspect]:
         return
     side = math.isqrt(numbers.asked // 2)
     size = f"{format_bytes(numbers.asked)} in one request ({side:,} × {side:,} numbers of 16 bits)"
-    if numbers.asked > total + numbers.rounding_bytes:
+    if numbers.asked > total + numbers.slack("asked", "total"):
         # Where the line is known, what it does is the cause, and this its evidence.
         certainty: Certainty = "likely" if place.operator else "certain"
         sentence = f"{size} is more than all {format_bytes(total)} of the card: it cannot fit, whatever is freed"
@@ -157,7 +157,7 @@ def _others(numbers: Numbers) -> Iterator[Suspect]:
         sentence = f"{count} on this card held {format_bytes(held)} of its {format_bytes(numbers.total)}"
         yield _suspect("other-process", certainty, f"{sentence}; {format_bytes(short)} were missing")
         return
-    left = (numbers.unexplained or 0) - numbers.rounding_bytes
+    left = (numbers.unexplained or 0) - numbers.slack("total", "free", "process", "allocated", "unallocated")
     beyond = left - (0 if numbers.process is not None else _CONTEXT_BYTES)
     if beyond < short or beyond < _MUCH * numbers.total:
         return
@@ -178,20 +178,19 @@ def _fragmentation(numbers: Numbers) -> Iterator[Suspect]:
         return
     words = f"{format_bytes(unused)} lay unused in the {format_bytes(reserved)} that PyTorch had reserved"
     share = unused / reserved
-    if unused >= numbers.asked + numbers.rounding_bytes:
+    slack = numbers.slack("unallocated", "free", "asked")
+    if unused >= numbers.asked + numbers.slack("unallocated", "asked"):
         certainty: Certainty = "likely" if share >= _MUCH else "possible"
         times = unused // max(1, numbers.asked)
         enough = f"{times:,} times" if times > 1 else "more than"
         yield _suspect("fragmentation", certainty, f"{words}, {enough} what was asked for, but not in one piece")
-    elif (
-        numbers.free is not None and unused + numbers.free >= numbers.asked + numbers.rounding_bytes and share >= _SOME
-    ):
+    elif numbers.free is not None and unused + numbers.free >= numbers.asked + slack and share >= _SOME:
         with_free = f"{words}: with the {format_bytes(numbers.free)} that were free, enough, had it been one piece"
         yield _suspect("fragmentation", "possible", with_free)
 
 
 def _refused(numbers: Numbers) -> Iterator[Suspect]:
-    if numbers.free is None or numbers.free < numbers.asked + numbers.rounding_bytes or numbers.asked <= 0:
+    if numbers.free is None or numbers.free < numbers.asked + numbers.slack("free", "asked") or numbers.asked <= 0:
         return
     if numbers.allowed is not None:
         return
@@ -206,7 +205,7 @@ def _outside(numbers: Numbers) -> Iterator[Suspect]:
     """What this process holds on the card beside PyTorch's memory, where it is more than a context."""
     if numbers.process is None or numbers.reserved is None or numbers.total is None or numbers.is_process_inferred:
         return
-    outside = numbers.process - numbers.reserved - numbers.rounding_bytes
+    outside = numbers.process - numbers.reserved - numbers.slack("process", "allocated", "unallocated")
     if outside < max(2 * _CONTEXT_BYTES, _SOME * numbers.total) or outside < (numbers.short or 0):
         return
     share = percent(outside / numbers.total, 0)
@@ -250,7 +249,7 @@ def _loading(numbers: Numbers, place: Place) -> Iterator[Suspect]:
     if reserved is None or unused is None or total is None or place.phase not in ("", "loading"):
         return
     most_unused = _LOADING * reserved
-    if numbers.rounding_bytes < most_unused and unused <= most_unused and reserved >= _MUCH * total:
+    if numbers.slack("unallocated") < most_unused and unused <= most_unused and reserved >= _MUCH * total:
         sentence = (
             f"all but {format_bytes(unused)} of the {format_bytes(reserved)} that PyTorch had reserved were in tensors"
         )
