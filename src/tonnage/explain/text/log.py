@@ -87,9 +87,8 @@ def find_episode(lines: Iterable[str], is_shortage: Callable[[Episode], bool]) -
             start = number
             kept = [*before]
         quiet = 0 if is_event else quiet + 1
-        if len(kept) < _BEFORE_LINES + _MOST_LINES:
-            kept.append(line)
-        if quiet >= _AFTER_LINES:
+        kept.append(line)
+        if quiet >= _AFTER_LINES or len(kept) >= _BEFORE_LINES + _MOST_LINES:
             close()
             before.clear()
             before.extend(kept[-_BEFORE_LINES:])
