@@ -14,7 +14,8 @@ PIECES = [
     "Process 12 has ", " memory in use. ", "this process has ", " is allocated by PyTorch, and ", "1.00 MiB", "0 bytes", "-3",
     "99999999999999999999 GiB", "1e5", "GPU ", 'File "a.py", line 3, in f', "Traceback (most recent call last):", "\n", "│ ",
     "Killed", "exit code 137", "KV cache", "max seq len (", ") is larger than the maximum number of tokens that can be stored in",
-    "RuntimeError: CUDA error: out of memory", "x" * 500, "1/2 [", "memory: 500", "nan", "\u202e", "\x00", "𝟙.𝟘𝟘 GiB", "{length_count}", "%s",
+    "RuntimeError: CUDA error: out of memory", "x" * 500, "1/2 [", "memory: 500", "nan", "\u202e", "\x00",
+    "𝟙.𝟘𝟘 GiB", "{length_count}", "%s",
 ]  # fmt: skip
 
 

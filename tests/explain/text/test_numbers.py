@@ -5,9 +5,7 @@ from tonnage.explain.text import read_numbers
 from tonnage.units import GIB, MIB
 
 OLD = "CUDA out of memory. Tried to allocate 352.00 MiB (GPU 1; 7.92 GiB total capacity; 1.67 GiB already allocated; "
-NEW = (
-    "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 23.69 GiB of which 5.75 MiB is free. "
-)
+NEW = "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 23.69 GiB of which 5.75 MiB is free. "
 ALLOCATED = (
     "Of the allocated memory 22.00 GiB is allocated by PyTorch, and 512.00 MiB is reserved by PyTorch but unallocated."
 )
@@ -33,7 +31,9 @@ def test_newer_messages_list_processes_and_a_limit() -> None:
 
 
 def test_in_a_container_this_process_is_the_one_that_holds_what_pytorch_does() -> None:
-    numbers = read_numbers(NEW + "Process 9 has 300.00 MiB memory in use. Process 10 has 23.10 GiB memory in use. " + ALLOCATED)
+    numbers = read_numbers(
+        NEW + "Process 9 has 300.00 MiB memory in use. Process 10 has 23.10 GiB memory in use. " + ALLOCATED
+    )
     assert numbers and numbers.is_process_inferred
     assert numbers.process == int(23.1 * GIB) and numbers.others == (300 * MIB,)
 

@@ -30,7 +30,9 @@ def test_notebooks_and_boxes() -> None:
     ]
     place = place_of(notebook)
     assert place.operator and place.operator.cause == "evaluation" and len(place.frames) == 2
-    colab = ["[/usr/local/lib/python3.11/dist-packages/torch/nn/modules/module.py](https://localhost:8080/#) in convert(t)"]
+    colab = [
+        "[/usr/local/lib/python3.11/dist-packages/torch/nn/modules/module.py](https://localhost:8080/#) in convert(t)"
+    ]
     assert place_of(colab).frames[0].function == "convert"
     box = ["│ C:\\kohya_ss\\venv\\lib\\site-packages\\torch\\cuda\\amp\\grad_scaler.py:290 in _maybe_opt_step │"]
     found = place_of(box)

@@ -2,7 +2,10 @@ import pytest
 
 from tonnage.explain.text import TextDiagnosis, explain_text
 
-TRACE = 'Traceback (most recent call last):\n  File "train.py", line 12, in train\n    {code}\n  File "{file}", line 3, in {function}\n'
+TRACE = (
+    'Traceback (most recent call last):\n  File "train.py", line 12, in train\n    {code}\n'
+    '  File "{file}", line 3, in {function}\n'
+)
 
 
 def explained(text: str) -> TextDiagnosis:
@@ -89,7 +92,12 @@ def test_nothing_freed_yet_is_loading_unless_a_step_was_running() -> None:
         ("/site-packages/torch/nn/modules/module.py", "convert", "model.to(device)", "weights"),
         ("/site-packages/torch/serialization.py", "_cuda_deserialize", "torch.load(path)", "checkpoint"),
         ("/site-packages/transformers/trainer_pt_utils.py", "nested_concat", "trainer.evaluate()", "evaluation"),
-        ("/site-packages/torch/distributed/fsdp/_state_dict_utils.py", "_full_state_dict", "trainer.save()", "checkpoint"),
+        (
+            "/site-packages/torch/distributed/fsdp/_state_dict_utils.py",
+            "_full_state_dict",
+            "trainer.save()",
+            "checkpoint",
+        ),
         ("/site-packages/vllm/worker/cache_engine.py", "_allocate_kv_cache", "LLM(model)", "kv-cache"),
     ],
 )
@@ -102,7 +110,10 @@ def test_the_failing_line_names_the_cause(file: str, function: str, code: str, c
 
 def test_evaluation_is_a_cause_where_training_had_gone_well() -> None:
     trace = TRACE.format(code="validate(model)", file="train.py", function="validate")
-    assert explained(trace + message("200.00 MiB", "11.17 GiB", "5.00 MiB", "10.00 GiB", "400.00 MiB")).first.cause == "evaluation"
+    assert (
+        explained(trace + message("200.00 MiB", "11.17 GiB", "5.00 MiB", "10.00 GiB", "400.00 MiB")).first.cause
+        == "evaluation"
+    )
 
 
 def test_a_log_whose_memory_only_climbs_tells_of_a_leak() -> None:

@@ -46,7 +46,9 @@ def test_programs_are_understood_in_their_own_words(line: str, cause: str, certa
 
 def test_figures_stand_in_the_answer() -> None:
     found = explain_text(
-        ["The model's max seq len (32768) is larger than the maximum number of tokens that can be stored in KV cache (16816)."]
+        [
+            "The model's max seq len (32768) is larger than the maximum number of tokens that can be stored in KV cache (16816)."
+        ]
     )
     assert "16,816 tokens" in found.first.sentence and "32,768" in found.first.sentence
     assert found.steps[0] == "--max-model-len 16,816 or less"

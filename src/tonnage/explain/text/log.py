@@ -16,13 +16,14 @@ from typing import BinaryIO
 
 _DATA = Path(__file__).parent / "data" / "words.toml"
 _LONGEST_LINE = 16_384
+_AROUND, _LONGEST_FRAME = 3000, 500
 _BEFORE_LINES, _AFTER_LINES, _MOST_LINES = 300, 150, 800
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 @cache
-def _event() -> re.Pattern[str]:
-    return re.compile("|".join(tomllib.loads(_DATA.read_text("utf-8"))["events"]), re.IGNORECASE)
+def _events() -> tuple[str, ...]:
+    return tuple(tomllib.loads(_DATA.read_text("utf-8"))["events"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,15 @@ def text_lines(stream: BinaryIO) -> Iterator[str]:
     yield rest + decoder.decode(b"", final=True)
 
 
+def _single(lines: Iterable[str]) -> Iterator[str]:
+    """Lines as they were printed, where a log holds a traceback in one, with its line ends as backslash and n."""
+    for line in lines:
+        if "Traceback" in line and "\\n" in line:
+            yield from line.split("\\n")
+        else:
+            yield line
+
+
 def find_episode(lines: Iterable[str], is_shortage: Callable[[Episode], bool]) -> Episode | None:
     """The last episode that `is_shortage` takes for one; None where there is none."""
     before: deque[str] = deque(maxlen=_BEFORE_LINES)
@@ -77,9 +87,17 @@ def find_episode(lines: Iterable[str], is_shortage: Callable[[Episode], bool]) -
         if kept and is_shortage(episode):
             found, count = episode, count + 1
 
-    for number, raw in enumerate(lines, 1):
-        line = _ANSI.sub("", raw).rstrip()
-        is_event = bool(_event().search(line))
+    events = _events()
+    for number, raw in enumerate(_single(lines), 1):
+        at, lower = -1, raw.lower()
+        for event in events:
+            if event in lower:
+                at = lower.find(event)
+                break
+        is_event = at >= 0
+        # Of a long line, what matters: what a message may have around it, or a frame.
+        piece = raw[max(0, at - _AROUND) : at + _AROUND] if is_event else raw[:_LONGEST_FRAME]
+        line = (_ANSI.sub("", piece) if "\x1b" in piece else piece).rstrip()
         if not kept and not is_event:
             before.append(line)
             continue
