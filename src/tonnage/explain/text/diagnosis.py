@@ -118,9 +118,11 @@ def _unproved(causes: list[Suspect], numbers: Numbers | None, place: Place) -> I
 
 
 def _steps(causes: list[Suspect], words: dict[str, Any]) -> tuple[str, ...]:
-    """What to do, in the framework's words: the first cause's, then the next one's that is as sure."""
+    """What to do, in the framework's words: the first cause's, and where that is little, the next one's that is as sure."""
     chosen: dict[str, None] = {}
     for suspect in causes[:1] + [other for other in causes[1:3] if other.certainty == causes[0].certainty]:
+        if len(chosen) > 1:
+            break
         # Who serves or draws has no gradients to accumulate.
         for step in words.get(suspect.cause, suspect.steps):
             chosen.setdefault(_filled(step, words))

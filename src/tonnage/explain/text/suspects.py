@@ -226,7 +226,10 @@ def _of_place(numbers: Numbers | None, place: Place) -> Iterator[Suspect]:
     total = (numbers.total or numbers.allowed) if numbers else None
     share = numbers.asked / total if numbers and total else 0.0
     certainty: Certainty = "likely" if share >= operator.least_share else "possible"
-    yield _suspect(operator.cause, certainty, f"it died in {operator.name}{at}: {operator.says}", operator.steps)
+    asking = f", asking for {format_bytes(numbers.asked)}" if numbers else ""
+    yield _suspect(
+        operator.cause, certainty, f"it died in {operator.name}{at}{asking}: {operator.says}", operator.steps
+    )
 
 
 def _of_series(lines: Sequence[str]) -> Iterator[Suspect]:
