@@ -21,7 +21,9 @@ def test_a_file_is_told_apart_by_its_content(tmp_path: Path) -> None:
     (tmp_path / "windows.log").write_bytes("CUDA out of memory".encode("utf-16"))
     assert is_text(error) and is_text(tmp_path / "windows.log")
     assert not is_text(recording) and not is_text(DATA / "oom.pickle.gz")
-    assert not is_text(tmp_path / "picture.txt") and not is_text(tmp_path / "missing")
+    assert not is_text(tmp_path / "missing")
+    with pytest.raises(RequestError, match="is a picture"):
+        is_text(tmp_path / "picture.txt")
 
 
 def test_the_clipboard_is_read_by_the_program_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

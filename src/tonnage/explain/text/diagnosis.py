@@ -90,10 +90,9 @@ def _proves(numbers: Numbers) -> Iterator[str]:
         yield f"the card had {format_bytes(asked - free)} too little free for this one request"
     elif free is not None and asked < free - slack:
         yield f"the card had {format_bytes(free - asked)} more free than was asked for"
-    slack = numbers.slack("asked", "unallocated")
-    if unused is not None and unused < asked - slack:
-        yield "it was not fragmentation alone: what PyTorch held unused is less than the request"
-    elif unused is not None and unused > asked + slack:
+    if unused is not None and unused + (free or 0) < asked - numbers.slack("asked", "unallocated", "free"):
+        yield "it was not fragmentation: what PyTorch held unused and what was free are together less than the request"
+    elif unused is not None and unused > asked + numbers.slack("asked", "unallocated"):
         yield f"PyTorch held {format_bytes(unused)} unused, in pieces that this request could not use"
     held, short = sum(numbers.others), numbers.short or 0
     slack = numbers.slack("others", "asked", "free")

@@ -22,17 +22,21 @@ _WAIT_SECONDS = 10
 _HEAD_BYTES = 4096
 _SQLITE = b"SQLite format 3\0"
 _PICKLE = b"\x80"
+_PICTURES = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"RIFF", b"%PDF")
 # Texts have none of these but tabs, ends of lines, form feeds and colours.
 _CONTROLS = bytes(set(range(32)) - set(b"\t\n\r\x0c\x1b\x08\x07"))
 
 
 def is_text(path: Path) -> bool:
-    """Whether a file is to be read as a text: no recording, no snapshot, and no other kind of data."""
+    """Whether a file is to be read as a text: no recording, no snapshot, and no other kind of data; a picture is refused."""
     try:
         with open_file(path) as file:
             head = file.read(_HEAD_BYTES)
     except OSError:
         return False  # whoever opens it says why
+    if head.startswith(_PICTURES):
+        problem = f"{path.name} is a picture, and the words in it are not read."
+        raise RequestError(problem, hint="Copy the error as text, and paste it: tonnage explain -, then Ctrl-D.")
     return not head.startswith((_SQLITE, _PICKLE, GZIP_MAGIC)) and not _is_binary(head)
 
 
