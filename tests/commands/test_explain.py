@@ -116,7 +116,7 @@ def test_the_text_of_an_error_is_explained_from_a_file_and_from_standard_input(t
     ("words", "content", "said"),
     [
         ([], None, "nothing to explain"),
-        (["x.txt"], b"hello", "no word of memory"),
+        (["x.txt"], b"hello", "Nothing in the text is a known message"),
         (["x.txt"], b"", "nothing in the text"),
         (["x.txt"], b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR", "is a picture"),
         (["x.txt"], bytes(range(256)), "not a readable recording"),

@@ -53,7 +53,11 @@ def explain_text(lines: Iterable[str]) -> TextDiagnosis:
 
     episode = find_episode(counted(), lambda found: bool(said_in(found)) or _numbers(found) is not None)
     if episode is None:
-        problem = "There is nothing in the text." if not seen else "The text has no word of memory that ran out."
+        problem = (
+            "There is nothing in the text."
+            if not seen
+            else "Nothing in the text is a known message about memory that ran out."
+        )
         raise RequestError(problem, hint=_WHERE)
     numbers, said = _numbers(episode), tuple(said_in(episode))
     place = place_of(episode.lines)

@@ -18,6 +18,7 @@ _DATA = Path(__file__).parent / "data" / "words.toml"
 _LONGEST_LINE = 16_384
 _AROUND, _LONGEST_FRAME = 3000, 500
 _BEFORE_LINES, _AFTER_LINES, _MOST_LINES = 300, 150, 800
+_MOST_CHARACTERS = 200_000
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -78,7 +79,7 @@ def find_episode(lines: Iterable[str], is_shortage: Callable[[Episode], bool]) -
     """The last episode that `is_shortage` takes for one; None where there is none."""
     before: deque[str] = deque(maxlen=_BEFORE_LINES)
     kept: list[str] = []
-    start = quiet = count = 0
+    start = quiet = count = characters = 0
     found: Episode | None = None
 
     def close() -> None:
@@ -106,10 +107,11 @@ def find_episode(lines: Iterable[str], is_shortage: Callable[[Episode], bool]) -
             kept = [*before]
         quiet = 0 if is_event else quiet + 1
         kept.append(line)
-        if quiet >= _AFTER_LINES or len(kept) >= _BEFORE_LINES + _MOST_LINES:
+        characters += len(line)
+        if quiet >= _AFTER_LINES or len(kept) >= _BEFORE_LINES + _MOST_LINES or characters > _MOST_CHARACTERS:
             close()
             before.clear()
             before.extend(kept[-_BEFORE_LINES:])
-            kept, quiet = [], 0
+            kept, quiet, characters = [], 0, 0
     close()
     return found

@@ -30,7 +30,7 @@ _UNITS = {
     "tib": TIB,
     "tb": TIB,
 }
-_SIZE = r"(-?[0-9]+(?:\.[0-9]+)?) ?(bytes|B|[KMGT]i?B)\b"
+_SIZE = r"(-?[0-9]{1,40}(?:\.[0-9]{1,9})?) ?(bytes|B|[KMGT]i?B)\b"
 _MESSAGE = re.compile(r"Tried to allocate|would exceed allowed memory|MPS backend out of memory \(")
 _LONGEST_MESSAGE = 3000
 # No device has more: a counter that was never set, or one that went below zero.
