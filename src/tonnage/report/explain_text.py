@@ -35,7 +35,7 @@ def print_text_diagnosis(name: str, found: TextDiagnosis, *, stream: TextIO, ver
 def _cause(name: str, found: TextDiagnosis) -> Iterator[Text]:
     first = found.first
     frame = found.place.own_frame
-    title = [cut(name, report_width() // 2), found.speaker]
+    title = [cut(printable(name), report_width() // 2), found.speaker]
     verdict = Text(f"{first.cause}, {first.certainty}", style=_STYLES[first.certainty])
     yield from spread(Text(f"  {' · '.join(filter(None, title))}", style="bold"), verdict)
     yield from map(Text, wrapped(printable(f"{first.title}: {first.sentence}.")))

@@ -53,3 +53,4 @@ def test_advice_is_in_the_frameworks_words() -> None:
 
 def test_steps_before_it_died_are_counted() -> None:
     assert place_of([" 12%|#   | 120/1000 [00:10<01:00, 11.2it/s]"]).steps == 120
+    assert place_of(["Loading checkpoint shards: 100%|###| 5/5 [00:01<00:00,  3.13it/s]"]).steps is None

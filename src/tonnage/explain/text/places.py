@@ -25,6 +25,8 @@ _TRAINS = re.compile(
     r":train\b|:fit\b|trainer\w*\.py|train\w*\.py|:_?inner_training_loop|:training_step|:run_epoch", re.IGNORECASE
 )
 _STEPS = re.compile(r"(?<!\d)(\d{1,9})/(\d{1,9}) \[\d|\b(?:step|iter(?:ation)?)s?[ =:\[]+(\d{1,9})\b", re.IGNORECASE)
+# Bars that count no steps.
+_OTHER_BARS = re.compile(r"load|fetch|shard|component|^map|filter|token|generating|pulling", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,8 @@ def place_of(lines: Sequence[str]) -> Place:
         else None
     )
     phase = next((row["name"] for pattern, row in _rows("phases") if any(map(pattern.search, words))), "")
-    counts = [int(next(filter(None, groups), 0)) for line in lines for groups in _STEPS.findall(line[-400:])[:3]]
+    counted = [line[-400:] for line in lines if not _OTHER_BARS.search(line)]
+    counts = [int(next(filter(None, groups), 0)) for line in counted for groups in _STEPS.findall(line)[:3]]
     return Place(tuple(frames), phase, operator, max(counts, default=None))
 
 
