@@ -91,3 +91,45 @@ def test_a_snapshot_without_a_script_names_its_card_once(tmp_path: Path) -> None
     done = run_tonnage("explain", str(tmp_path / "empty.pickle"))
     assert done.stdout.splitlines()[1].split(maxsplit=2)[:2] == ["GPU", "unknown"]
     assert done.stdout.count("GPU unknown") == 1
+
+
+ERROR = (
+    'Traceback (most recent call last):\n  File "train.py", line 12, in <module>\n    loss.backward()\n'
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB. GPU 0 has a total capacity of 23.69 GiB of which "
+    "100.00 MiB is free. Including non-PyTorch memory, this process has 23.50 GiB memory in use. Of the allocated memory "
+    "14.00 GiB is allocated by PyTorch, and 9.00 GiB is reserved by PyTorch but unallocated.\n"
+)
+
+
+def test_the_text_of_an_error_is_explained_from_a_file_and_from_standard_input(tmp_path: Path) -> None:
+    (tmp_path / "error.txt").write_text(ERROR)
+    done = run_tonnage("explain", str(tmp_path / "error.txt"))
+    assert done.returncode == 0 and "fragmentation, likely" in done.stdout and "train.py:12" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    piped = CliRunner().invoke(app, ["explain", "-", "--json", "-"], input=ERROR)
+    answer = json.loads(piped.stdout)
+    assert (answer["cause"], answer["certainty"], answer["phase"]) == ("fragmentation", "likely", "backward")
+    assert answer["numbers"]["unallocated_bytes"] == 9 * 2**30 and answer["steps"]
+
+
+@pytest.mark.parametrize(
+    ("words", "content", "said"),
+    [
+        ([], None, "nothing to explain"),
+        (["x.txt"], b"hello", "Nothing in the text is a known message"),
+        (["x.txt"], b"", "nothing in the text"),
+        (["x.txt"], b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR", "is a picture"),
+        (["x.txt"], bytes(range(256)), "not a readable recording"),
+        (["x.txt", "--html", "page.html"], ERROR.encode(), "no page"),
+        (["x.txt", "--clipboard"], ERROR.encode(), "Either a file or the clipboard"),
+        (["missing.txt"], None, "missing.txt"),
+    ],
+)
+def test_texts_that_cannot_be_explained_get_a_clear_word(
+    words: list[str], content: bytes | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        Path("x.txt").write_bytes(content)
+    done = run_tonnage("explain", *words, cwd=tmp_path)
+    assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr

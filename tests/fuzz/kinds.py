@@ -6,6 +6,7 @@
 | cluster     | the same of many ranks                             | show, explain, diff                           |
 | snapshot    | PyTorch's, pickled, gzipped or not                 | show, explain, diff, replay                   |
 | events      | a list of allocator events                         | replay                                        |
+| error       | the text of an error                               | explain                                       |
 | trace       | a trace of the PyTorch profiler, gzipped or not    | roofline                                      |
 | ncu         | Nsight Compute's CSV, gzipped or not               | roofline                                      |
 | ceilings    | a probe's figures of a card                        | roofline                                      |
@@ -339,6 +340,11 @@ KINDS = {
     "cluster": Kind(_database(seeds.clusters), _of_ranks, "ranks.tonnage"),
     "snapshot": Kind(lambda rng, _: mutations.spoil_pickle(rng.choice(seeds.snapshots()), rng), _reports, "s.pickle"),
     "events": Kind(_json(seeds.event_lists, pack=True), lambda rng, file: ["replay", file, *_out(rng)], "events.json"),
+    "error": Kind(
+        lambda rng, _: mutations.spoil_bytes(rng.choice(seeds.errors()), rng),
+        lambda rng, file: ["explain", file, *_out(rng)],
+        "error.txt",
+    ),
     "trace": Kind(_json(seeds.traces, pack=True), _rooflines, "trace.json"),
     "ncu": Kind(
         lambda rng, _: mutations.packed(mutations.spoil_csv(rng.choice(seeds.tables()), rng), rng),

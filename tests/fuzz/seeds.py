@@ -4,6 +4,7 @@ import gzip
 import json
 import pickle
 import tempfile
+import tomllib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -103,6 +104,13 @@ def traces() -> list[Any]:
     trace = json.loads(gzip.decompress((TESTS / "roofline" / "data" / "step.json.gz").read_bytes()))
     short = trace | {"traceEvents": trace["traceEvents"][-_EVENTS:]}
     return [short, trace]
+
+
+@cache
+def errors() -> list[bytes]:
+    """The text of an error, and the words of other programs beneath each other."""
+    wordings = tomllib.loads((TESTS.parent / "benchmarks" / "reports" / "wordings.toml").read_text("utf-8"))
+    return [(TESTS / "explain/text/data/error.txt").read_bytes(), "\n".join(wordings.values()).encode()]
 
 
 @cache

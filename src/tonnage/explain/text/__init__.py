@@ -1,0 +1,22 @@
+"""Why memory ran out, from the words that are left of it: an error message, a traceback, a log.
+
+A text proves less than a recording. Each cause has a certainty and its evidence, and what the words leave open is said.
+"""
+
+from tonnage.explain.text.diagnosis import TextDiagnosis, explain_text
+from tonnage.explain.text.log import Episode, find_episode, text_lines
+from tonnage.explain.text.numbers import Numbers, read_numbers
+from tonnage.explain.text.suspects import Suspect
+from tonnage.explain.text.words import Certainty
+
+__all__ = [
+    "Certainty",
+    "Episode",
+    "Numbers",
+    "Suspect",
+    "TextDiagnosis",
+    "explain_text",
+    "find_episode",
+    "read_numbers",
+    "text_lines",
+]

@@ -1,0 +1,138 @@
+"""A text's answer: the likeliest cause, what the numbers prove and leave open, and what to do in the framework's words."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tonnage.errors import RequestError
+from tonnage.explain.text.log import Episode, find_episode
+from tonnage.explain.text.numbers import Numbers, read_numbers
+from tonnage.explain.text.places import Place, framework_words, place_of
+from tonnage.explain.text.suspects import Suspect, suspects_of
+from tonnage.explain.text.words import Said, said_in
+from tonnage.units import format_bytes
+
+_MOST_STEPS = 5
+_WHERE = "Paste the whole error: the message with its numbers, and the traceback above it."
+
+
+@dataclass(frozen=True, slots=True)
+class TextDiagnosis:
+    """The causes, the likeliest first, what was read, what it proves, and what to do."""
+
+    causes: tuple[Suspect, ...]
+    numbers: Numbers | None
+    said: tuple[Said, ...]
+    place: Place
+    framework: str
+    proves: tuple[str, ...]
+    unproved: tuple[str, ...]
+    steps: tuple[str, ...]
+    episode: Episode
+
+    @property
+    def first(self) -> Suspect:
+        """The likeliest cause."""
+        return self.causes[0]
+
+    @property
+    def speaker(self) -> str:
+        """Whose words they are."""
+        return self.numbers.wording if self.numbers else self.said[0].speaker
+
+
+def explain_text(lines: Iterable[str]) -> TextDiagnosis:
+    """Find where memory ran out in a text, and why; `RequestError` where it says nothing of the kind."""
+    seen = 0
+
+    def counted() -> Iterator[str]:
+        nonlocal seen
+        for line in lines:
+            seen += bool(line.strip())
+            yield line
+
+    episode = find_episode(counted(), lambda found: bool(said_in(found)) or _numbers(found) is not None)
+    if episode is None:
+        problem = (
+            "There is nothing in the text."
+            if not seen
+            else "Nothing in the text is a known message about memory that ran out."
+        )
+        raise RequestError(problem, hint=_WHERE)
+    numbers, said = _numbers(episode), tuple(said_in(episode))
+    place = place_of(episode.lines)
+    causes = suspects_of(numbers, said, place, episode.lines)
+    words = framework_words(episode.text)
+    proves = tuple(_proves(numbers)) if numbers else ()
+    steps = _steps(causes, words)
+    return TextDiagnosis(
+        tuple(causes),
+        numbers,
+        said,
+        place,
+        words["name"],
+        proves,
+        tuple(_unproved(causes, numbers, place)),
+        steps,
+        episode,
+    )
+
+
+def _numbers(episode: Episode) -> Numbers | None:
+    return read_numbers(episode.text)
+
+
+def _proves(numbers: Numbers) -> Iterator[str]:
+    """What follows from the numbers alone, whatever the cause."""
+    asked, total, free, unused = numbers.asked, numbers.total, numbers.free, numbers.unallocated
+    if total is not None and (numbers.own or 0) > total + numbers.slack("total", "process", "allocated", "unallocated"):
+        yield "more is held than the card has: Windows lends it the host's memory, slowly"
+    slack = numbers.slack("asked", "free")
+    if total is not None and asked > total + numbers.slack("asked", "total"):
+        yield "the request is larger than the card: no setting makes it fit"
+    elif free is not None and asked > free + slack:
+        yield f"the card had {format_bytes(asked - free)} too little free for this one request"
+    elif free is not None and asked < free - slack:
+        yield f"the card had {format_bytes(free - asked)} more free than was asked for"
+    if unused is not None and unused + (free or 0) < asked - numbers.slack("asked", "unallocated", "free"):
+        yield "it was not fragmentation: what PyTorch held unused and what was free are together less than the request"
+    elif unused is not None and unused > asked + numbers.slack("asked", "unallocated"):
+        yield f"PyTorch held {format_bytes(unused)} unused, in pieces that this request could not use"
+    held, short = sum(numbers.others), numbers.short or 0
+    slack = numbers.slack("others", "asked", "free")
+    if numbers.others and held + slack < short:
+        yield "it was not other processes alone: what they held is less than what was missing"
+    elif short and held > short + slack:
+        yield f"without the {format_bytes(held)} of other processes this request would have fitted"
+    if numbers.is_process_inferred:
+        yield "the process that the message lists is this one, by its size: in a container it does not know itself"
+
+
+def _unproved(causes: list[Suspect], numbers: Numbers | None, place: Place) -> Iterator[str]:
+    if causes[0].unproved:
+        yield causes[0].unproved
+    if place.steps and place.steps > 1:
+        count = f"the log counts to {place.steps:,} before it died"
+        yield f"whether it grew: {count}, so a longer batch, a leak or evaluation may be behind it"
+    elif numbers is not None and not place.frames:
+        yield "what the program was doing: there is no traceback in the text"
+    if numbers is not None and numbers.process is None and numbers.wording.startswith("PyTorch 1"):
+        yield "who else is on the card: messages before PyTorch 2.1 do not list processes"
+
+
+def _steps(causes: list[Suspect], words: dict[str, Any]) -> tuple[str, ...]:
+    """What to do, in the framework's words: the first cause's, and where that is little, the next one's that is as sure."""
+    chosen: dict[str, None] = {}
+    for suspect in causes[:1] + [other for other in causes[1:3] if other.certainty == causes[0].certainty]:
+        if len(chosen) > 1:
+            break
+        # Who serves or draws has no gradients to accumulate.
+        for step in words.get(suspect.cause, suspect.steps):
+            chosen.setdefault(_filled(step, words))
+    return tuple(chosen)[:_MOST_STEPS]
+
+
+def _filled(step: str, words: dict[str, Any]) -> str:
+    for name, value in words.items():
+        step = step.replace(f"{{{name}}}", str(value))
+    return step

@@ -1,0 +1,117 @@
+"""Find where memory ran out in a text of any length: a pasted message, or a log of megabytes, read once and line by line.
+
+Messages that follow each other within a few hundred lines belong together (ranks of one run, an exception and what it
+caused): an episode. A log may hold several; the last one counts, and its first message.
+"""
+
+import codecs
+import re
+import tomllib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import BinaryIO
+
+_DATA = Path(__file__).parent / "data" / "words.toml"
+_LONGEST_LINE = 16_384
+_AROUND, _LONGEST_FRAME = 3000, 500
+_BEFORE_LINES, _AFTER_LINES, _MOST_LINES = 300, 150, 800
+_MOST_CHARACTERS = 200_000
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+@cache
+def _events() -> tuple[str, ...]:
+    return tuple(tomllib.loads(_DATA.read_text("utf-8"))["events"])
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """The lines around the last place where memory ran out, where they begin, and how many such places there were."""
+
+    lines: tuple[str, ...]
+    first_line: int
+    count: int
+
+    @property
+    def text(self) -> str:
+        """All of it, each run of white space and of a box's borders one space."""
+        return re.sub(r"[\s│┃|╭╮╰╯─❱]+", " ", " ".join(self.lines))
+
+
+def text_lines(stream: BinaryIO) -> Iterator[str]:
+    """The lines of a stream as text: UTF-8, or what a byte-order mark says; progress bars are lines too."""
+    head = stream.readline(_LONGEST_LINE)
+    encoding = "utf-8"
+    for mark, name in (
+        (codecs.BOM_UTF8, "utf-8-sig"),
+        (codecs.BOM_UTF16_LE, "utf-16"),
+        (codecs.BOM_UTF16_BE, "utf-16"),
+    ):
+        if head.startswith(mark):
+            encoding = name
+    decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
+    rest = ""
+    piece = head
+    while piece:
+        rest += decoder.decode(piece)
+        *whole, rest = re.split(r"\r\n|\r|\n", rest)
+        yield from whole
+        if len(rest) > _LONGEST_LINE:
+            yield rest
+            rest = ""
+        piece = stream.readline(_LONGEST_LINE)
+    yield rest + decoder.decode(b"", final=True)
+
+
+def _single(lines: Iterable[str]) -> Iterator[str]:
+    """Lines as they were printed, where a log holds a traceback in one, with its line ends as backslash and n."""
+    for line in lines:
+        if "Traceback" in line and "\\n" in line:
+            yield from line.split("\\n")
+        else:
+            yield line
+
+
+def find_episode(lines: Iterable[str], is_shortage: Callable[[Episode], bool]) -> Episode | None:
+    """The last episode that `is_shortage` takes for one; None where there is none."""
+    before: deque[str] = deque(maxlen=_BEFORE_LINES)
+    kept: list[str] = []
+    start = quiet = count = characters = 0
+    found: Episode | None = None
+
+    def close() -> None:
+        nonlocal found, count
+        episode = Episode(tuple(kept), start, count + 1)
+        if kept and is_shortage(episode):
+            found, count = episode, count + 1
+
+    events = _events()
+    for number, raw in enumerate(_single(lines), 1):
+        at, lower = -1, raw.lower()
+        for event in events:
+            if event in lower:
+                at = lower.find(event)
+                break
+        is_event = at >= 0
+        # Of a long line, what matters: what a message may have around it, or a frame.
+        piece = raw[max(0, at - _AROUND) : at + _AROUND] if is_event else raw[:_LONGEST_FRAME]
+        line = (_ANSI.sub("", piece) if "\x1b" in piece else piece).rstrip()
+        if not kept and not is_event:
+            before.append(line)
+            continue
+        if not kept:
+            start = number
+            kept = [*before]
+        quiet = 0 if is_event else quiet + 1
+        kept.append(line)
+        characters += len(line)
+        if quiet >= _AFTER_LINES or len(kept) >= _BEFORE_LINES + _MOST_LINES or characters > _MOST_CHARACTERS:
+            close()
+            before.clear()
+            before.extend(kept[-_BEFORE_LINES:])
+            kept, quiet, characters = [], 0, 0
+    close()
+    return found

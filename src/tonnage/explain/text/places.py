@@ -1,0 +1,137 @@
+"""Where in a program memory ran out: the frames of its traceback, the phase, the operator, the user's own line.
+
+It reads Python's tracebacks, rich's boxes and IPython's; of the framework it knows the words that one changes there.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+_DATA = Path(__file__).parent / "data"
+_FRAMES = (
+    re.compile(r'File "(?P<file>[^"]{1,400})", line (?P<line>\d+), in (?P<function>[\w.<>]+)'),
+    re.compile(r"[│|] (?P<file>\S{1,300}\.py):(?P<line>\d+) in (?P<function>[\w.<>]*)"),
+    re.compile(r"File (?P<file>\S{1,300}\.py):(?P<line>\d+), in (?P<function>[\w.<>]+)\("),
+    re.compile(r"^\[?(?P<file>[^\s:\]]{1,300}\.py)\]?(?:\(https?://[^\s)]+\))? in (?P<function>[\w<>.]+)\("),
+)
+_LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|^<|importlib|runpy")
+_NOT_CODE = re.compile(r"^[\s~^│|╭╮╰╯─-]*$|^\s*File |^Traceback|Error\b.*:|^\s*\[Previous line")
+_MESSAGE = re.compile(r"Error\b.*(?:out of memory|Allocation on device)", re.IGNORECASE)
+_TRAINS = re.compile(
+    r":train\b|:fit\b|trainer\w*\.py|train\w*\.py|:_?inner_training_loop|:training_step|:run_epoch", re.IGNORECASE
+)
+_STEPS = re.compile(r"(?<!\d)(\d{1,9})/(\d{1,9}) \[\d|\b(?:step|iter(?:ation)?)s?[ =:\[]+(\d{1,9})\b", re.IGNORECASE)
+# Bars that count no steps.
+_OTHER_BARS = re.compile(r"load|fetch|shard|component|^map|filter|token|generating|pulling", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One call of a traceback."""
+
+    file: str
+    line: int
+    function: str
+    code: str = ""
+
+    @property
+    def words(self) -> str:
+        """What patterns are held against; paths have slashes."""
+        return f"{self.file}:{self.function} {self.code}"
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """What the innermost telling frame was doing, and the cause that this names."""
+
+    name: str
+    cause: str
+    says: str
+    steps: tuple[str, ...]
+    least_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where it died, as far as the text tells."""
+
+    frames: tuple[Frame, ...]
+    phase: str
+    operator: Operator | None
+    steps: int | None
+
+    @property
+    def is_training(self) -> bool:
+        """A frame of a training loop stands in the traceback."""
+        return any(_TRAINS.search(frame.words) for frame in self.frames)
+
+    @property
+    def own_frame(self) -> Frame | None:
+        """The innermost line that is not a library's, else that is not PyTorch's, else the innermost one."""
+        own = [frame for frame in self.frames if not _LIBRARY.search(frame.file)]
+        outer = [frame for frame in self.frames if "/torch/" not in f"/{frame.file}"]
+        return (own or outer or list(self.frames))[-1] if self.frames else None
+
+
+def place_of(lines: Sequence[str]) -> Place:
+    """Read the last traceback of a text."""
+    frames = _frames(lines)
+    words = [frame.words for frame in frames]
+    # From the inside out: a softmax tells more than the loop around it.
+    inner = next((row for text in reversed(words) for pattern, row in _rows("operators") if pattern.search(text)), None)
+    operator = (
+        Operator(inner["name"], inner["cause"], inner["says"], tuple(inner["steps"]), inner.get("least_share", 0.0))
+        if inner
+        else None
+    )
+    phase = next((row["name"] for pattern, row in _rows("phases") if any(map(pattern.search, words))), "")
+    counted = [line[-400:] for line in lines if not _OTHER_BARS.search(line)]
+    counts = [int(next(filter(None, groups), 0)) for line in counted for groups in _STEPS.findall(line)[:3]]
+    return Place(tuple(frames), phase, operator, max(counts, default=None))
+
+
+def _frames(lines: Sequence[str]) -> list[Frame]:
+    """The frames of the traceback that ends in the first such message, else of the last one; the outermost first."""
+    frames: list[Frame] = []
+    for number, line in enumerate(lines):
+        if "Traceback (most recent call last)" in line:
+            frames.clear()
+        elif frames and _MESSAGE.search(line):
+            break  # what follows are exceptions that this one caused, or other ranks
+        match = next((m for pattern in _FRAMES if (m := pattern.search(line))), None)
+        if match is None:
+            continue
+        found = match.groupdict()
+        after = lines[number + 1 : number + 2]
+        code = after[0].strip() if after and not _NOT_CODE.search(after[0]) else ""
+        frames.append(
+            Frame(found["file"].replace("\\", "/"), int((found.get("line") or "0")[:9]), found["function"], code[:200])
+        )
+    # An editor's debugger shows the message first, and the innermost frame below it.
+    return frames[::-1] if any(line.startswith("Exception has occurred") for line in lines) else frames
+
+
+def framework_words(text: str) -> dict[str, Any]:
+    """The words of the framework that a text names, else PyTorch's own."""
+    rows = _table("frameworks")["frameworks"]
+    found: dict[str, Any] = next(row for row in rows if not row["mark"] or re.search(row["mark"], text))
+    return found
+
+
+def place_steps() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """What to do about each cause that a place names."""
+    return ((row["cause"], tuple(row["steps"])) for _, row in _rows("operators"))
+
+
+@cache
+def _rows(kind: str) -> list[tuple[re.Pattern[str], dict[str, Any]]]:
+    return [(re.compile(row["pattern"]), row) for row in _table("places")[kind]]
+
+
+@cache
+def _table(name: str) -> dict[str, Any]:
+    return tomllib.loads((_DATA / f"{name}.toml").read_text("utf-8"))

@@ -1,0 +1,289 @@
+"""What may have been the cause, by the numbers, the words and the place of an error; each with how sure that is, and why.
+
+"certain": the text itself proves it. "likely": it explains what was missing, and the text has nothing that speaks against
+it. "possible": the text allows it. Nothing is added up that rounding could overturn.
+"""
+
+import math
+import re
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from tonnage.explain.text.numbers import Numbers
+from tonnage.explain.text.places import Place, place_steps
+from tonnage.explain.text.words import Certainty, Said
+from tonnage.hardware import all_gpus
+from tonnage.units import GIB, format_bytes, percent
+
+_DATA = Path(__file__).parent / "data" / "causes.toml"
+_ORDER = {"certain": 0, "likely": 1, "possible": 2}
+# A context and its libraries; a desktop beside them on a small card.
+_CONTEXT_BYTES = GIB
+# Shares of a card, or of what is reserved, from which on something is the point and not beside it.
+_MOST, _MUCH, _SOME = 0.5, 0.25, 0.1
+# Steps leave free blocks behind; less than this share of them is none.
+_LOADING = 0.005
+_SERIES = (
+    re.compile(r"\bmemory: (\d{3,6})\b"),
+    re.compile(r"\bmax_mem: (\d{3,6})M\b"),
+    re.compile(r"^\s*\d+/\d+\s+([0-9.]+)G\s"),
+    re.compile(r"\bMA ([0-9.]+) GB"),
+)
+_CLIMB, _LEAST_SAMPLES = 1.2, 5
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A cause, how sure it is, the evidence in a sentence, what stays open, and what to do."""
+
+    cause: str
+    certainty: Certainty
+    sentence: str
+    unproved: str = ""
+    steps: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The cause in words."""
+        title: str = _causes()[self.cause]["title"]
+        return title
+
+
+def suspects_of(numbers: Numbers | None, said: Sequence[Said], place: Place, lines: Sequence[str]) -> list[Suspect]:
+    """All of them, the likeliest first; one of a cause."""
+    found = [_of_words(entry) for entry in said if numbers is None or not entry.is_alone]
+    if numbers is not None:
+        found += _of_numbers(numbers, place)
+    elif any(entry.id == "driver" for entry in said):
+        found += _without_numbers(place)
+    found += _of_place(numbers, place)
+    found += _of_series(lines)
+    if numbers is not None:
+        found += _loading(numbers, place)
+        found += _capacity(numbers)
+    found.sort(key=lambda suspect: _ORDER[suspect.certainty])
+    by_cause: dict[str, Suspect] = {}
+    for suspect in found:
+        by_cause.setdefault(suspect.cause, suspect)
+    return list(by_cause.values())
+
+
+def _suspect(cause: str, certainty: Certainty, sentence: str, steps: Sequence[str] = ()) -> Suspect:
+    row = _causes()[cause]
+    return Suspect(cause, certainty, sentence, row["unproved"], tuple(steps) or tuple(row["steps"]))
+
+
+def _of_words(entry: Said) -> Suspect:
+    return Suspect(entry.cause, entry.certainty, entry.says, entry.unproved, entry.steps)
+
+
+def _of_numbers(numbers: Numbers, place: Place) -> Iterator[Suspect]:
+    yield from _limit(numbers)
+    yield from _one_tensor(numbers, place)
+    yield from _others(numbers)
+    yield from _fragmentation(numbers)
+    yield from _refused(numbers)
+    yield from _outside(numbers)
+
+
+def _limit(numbers: Numbers) -> Iterator[Suspect]:
+    """A limit below the card's own size refused it, though the card had room."""
+    allowed, own = numbers.allowed, numbers.reserved if numbers.reserved is not None else numbers.allocated
+    if allowed is None or own is None:
+        return
+    if numbers.wording == "PyTorch on MPS":
+        beside = numbers.elsewhere or 0
+        sentence = (
+            f"{format_bytes(own)} of tensors and {format_bytes(beside)} beside them, with {format_bytes(numbers.asked)}"
+            f" more, pass the {format_bytes(allowed)} that PyTorch allows itself on this Mac"
+        )
+        yield _suspect("capacity", "likely", sentence, _causes()["mps-limit"]["steps"])
+        return
+    passes = own + numbers.asked > allowed - numbers.slack("allocated", "unallocated", "asked", "allowed")
+    if passes and numbers.free is not None and numbers.free >= numbers.asked + numbers.slack("free", "asked"):
+        sentence = (
+            f"{format_bytes(own)} reserved and {format_bytes(numbers.asked)} more pass the {format_bytes(allowed)}"
+            f" that the process allows itself, while {format_bytes(numbers.free)} of the card were free"
+        )
+        yield _suspect("own-limit", "certain", sentence)
+
+
+def _one_tensor(numbers: Numbers, place: Place) -> Iterator[Suspect]:
+    total = numbers.total or numbers.allowed
+    if total is None:
+        yield from _one_tensor_on_any_card(numbers)
+        return
+    side = math.isqrt(numbers.asked // 2)
+    size = f"{format_bytes(numbers.asked)} in one request ({side:,} × {side:,} numbers of 16 bits)"
+    if numbers.asked > total + numbers.slack("asked", "total"):
+        # Where the line is known, what it does is the cause, and this its evidence.
+        certainty: Certainty = "likely" if place.operator else "certain"
+        sentence = f"{size} is more than all {format_bytes(total)} of the card: it cannot fit, whatever is freed"
+    elif numbers.asked > _MOST * total and numbers.asked > (numbers.allocated or 0):
+        certainty = "likely"
+        sentence = f"{size} is more than half of the card, and more than all other tensors together"
+    else:
+        return
+    yield _suspect("one-tensor", certainty, sentence)
+
+
+def _one_tensor_on_any_card(numbers: Numbers) -> Iterator[Suspect]:
+    """The same where the message does not say what the card has: by the cards there are."""
+    cards = [gpu.memory_bytes for gpu in all_gpus()]
+    smaller = sum(memory < numbers.asked for memory in cards) / len(cards)
+    if smaller > 1 - _SOME:
+        words = "no card holds" if smaller == 1 else "hardly a card holds"
+        sentence = f"{format_bytes(numbers.asked)} in one request is more than {words}"
+        yield _suspect("one-tensor", "certain" if smaller == 1 else "likely", sentence)
+
+
+def _others(numbers: Numbers) -> Iterator[Suspect]:
+    """What other processes hold: by the message's list, or what is left over."""
+    if numbers.total is None or numbers.free is None or numbers.own is None:
+        return
+    short = numbers.short or 0
+    if numbers.others:
+        held = sum(numbers.others)
+        share = held / numbers.total
+        if held < short or share < _SOME:
+            return
+        certainty: Certainty = "certain" if share >= _MOST else "likely" if share >= _MUCH else "possible"
+        count = f"{len(numbers.others)} other process{'es' if len(numbers.others) > 1 else ''}"
+        sentence = f"{count} on this card held {format_bytes(held)} of its {format_bytes(numbers.total)}"
+        yield _suspect("other-process", certainty, f"{sentence}; {format_bytes(short)} were missing")
+        return
+    left = (numbers.unexplained or 0) - numbers.slack("total", "free", "process", "allocated", "unallocated")
+    beyond = left - (0 if numbers.process is not None else _CONTEXT_BYTES)
+    if beyond < short or beyond < _MUCH * numbers.total:
+        return
+    own = "this process" if numbers.process is not None else "PyTorch, here,"
+    sentence = (
+        f"of {format_bytes(numbers.total)}, {own} held {format_bytes(numbers.own)} and {format_bytes(numbers.free)}"
+        f" were free: {format_bytes(left)} belong to others"
+    )
+    if numbers.process is None:
+        sentence += ", or to this process outside of PyTorch"
+    yield _suspect("other-process", "likely", sentence)
+
+
+def _fragmentation(numbers: Numbers) -> Iterator[Suspect]:
+    """Enough lay unused in what was reserved, and in no piece that was large enough."""
+    unused, reserved = numbers.unallocated, numbers.reserved
+    if not unused or not reserved or (numbers.total and numbers.asked > numbers.total):
+        return
+    words = f"{format_bytes(unused)} lay unused in the {format_bytes(reserved)} that PyTorch had reserved"
+    share = unused / reserved
+    slack = numbers.slack("unallocated", "free", "asked")
+    if unused >= numbers.asked + numbers.slack("unallocated", "asked"):
+        certainty: Certainty = "likely" if share >= _MUCH else "possible"
+        times = unused // max(1, numbers.asked)
+        enough = f"{times:,} times" if times > 1 else "more than"
+        yield _suspect("fragmentation", certainty, f"{words}, {enough} what was asked for, but not in one piece")
+    elif numbers.free is not None and unused + numbers.free >= numbers.asked + slack and share >= _SOME:
+        with_free = f"{words}: with the {format_bytes(numbers.free)} that were free, enough, had it been one piece"
+        yield _suspect("fragmentation", "possible", with_free)
+
+
+def _refused(numbers: Numbers) -> Iterator[Suspect]:
+    if numbers.free is None or numbers.free < numbers.asked + numbers.slack("free", "asked") or numbers.asked <= 0:
+        return
+    if numbers.allowed is not None:
+        return
+    sentence = (
+        f"{format_bytes(numbers.free)} of the card were free when {format_bytes(numbers.asked)} were refused: it was not"
+        " the card's memory that was short"
+    )
+    yield _suspect("refused", "likely", sentence)
+
+
+def _outside(numbers: Numbers) -> Iterator[Suspect]:
+    """What this process holds on the card beside PyTorch's memory, where it is more than a context."""
+    if numbers.process is None or numbers.reserved is None or numbers.total is None or numbers.is_process_inferred:
+        return
+    outside = numbers.process - numbers.reserved - numbers.slack("process", "allocated", "unallocated")
+    if outside < max(2 * _CONTEXT_BYTES, _SOME * numbers.total) or outside < (numbers.short or 0):
+        return
+    share = percent(outside / numbers.total, 0)
+    sentence = f"this process held {format_bytes(outside)} outside of PyTorch's allocator, {share} of the card"
+    yield _suspect("outside", "likely" if outside >= _MUCH * numbers.total else "possible", sentence)
+
+
+def _of_place(numbers: Numbers | None, place: Place) -> Iterator[Suspect]:
+    """What the failing line was doing; evaluation, where training steps had gone well before."""
+    operator = place.operator
+    frame = place.own_frame
+    at = f" ({frame.file.rsplit('/', 1)[-1]}:{frame.line}, {frame.function})" if frame and frame.line else ""
+    is_evaluated = place.phase == "evaluation" and place.is_training
+    if is_evaluated and (operator is None or operator.cause not in ("weights", "checkpoint", "evaluation")):
+        yield _suspect("evaluation", "likely", f"it died in evaluation{at}, which its training does not")
+    if operator is None:
+        return
+    total = (numbers.total or numbers.allowed) if numbers else None
+    share = numbers.asked / total if numbers and total else 0.0
+    certainty: Certainty = "likely" if share >= operator.least_share else "possible"
+    asking = f", asking for {format_bytes(numbers.asked)}" if numbers else ""
+    yield _suspect(
+        operator.cause, certainty, f"it died in {operator.name}{at}{asking}: {operator.says}", operator.steps
+    )
+
+
+def _of_series(lines: Sequence[str]) -> Iterator[Suspect]:
+    """Memory that a log prints turn after turn, and that only climbs."""
+    for pattern in _SERIES:
+        values = [float(match[1]) for line in lines if (match := pattern.search(line))]
+        if len(values) < _LEAST_SAMPLES or min(values) <= 0:
+            continue
+        rises = sum(later >= earlier for earlier, later in pairwise(values))
+        later_half = values[len(values) // 2 :]
+        if rises == len(values) - 1 and values[-1] >= _CLIMB * values[0] and later_half[-1] > later_half[0]:
+            sentence = f"the memory that the log prints only climbs, from {values[0]:g} to {values[-1]:g} in {len(values)} lines"
+            yield _suspect("leak", "likely", sentence)
+            return
+
+
+def _loading(numbers: Numbers, place: Place) -> Iterator[Suspect]:
+    """Where nothing that was reserved lies free, nothing has been freed yet: no step has run, weights were being loaded."""
+    reserved, unused, total = numbers.reserved, numbers.unallocated, numbers.total
+    if reserved is None or unused is None or total is None or place.phase not in ("", "loading"):
+        return
+    most_unused = _LOADING * reserved
+    if numbers.slack("unallocated") < most_unused and unused <= most_unused and reserved >= _MUCH * total:
+        sentence = (
+            f"all but {format_bytes(unused)} of the {format_bytes(reserved)} that PyTorch had reserved were in tensors"
+        )
+        steps = next(steps for cause, steps in place_steps() if cause == "weights")
+        yield _suspect("weights", "likely", f"{sentence}: nothing had been freed yet, as while weights load", steps)
+
+
+def _without_numbers(place: Place) -> Iterator[Suspect]:
+    """The driver's own error, in a traceback: PyTorch's allocator would have given numbers."""
+    if place.phase in ("forward", "backward", "optimizer", "generation"):
+        sentence = f"the driver refused in the middle of the program's work ({place.phase}), not at its start"
+        yield _suspect("capacity", "likely", sentence)
+    elif place.phase == "loading":
+        sentence = (
+            "the driver refused before anything had been computed: the card was full when the program came, or nearly"
+        )
+        yield _suspect("other-process", "likely", sentence)
+
+
+def _capacity(numbers: Numbers) -> Iterator[Suspect]:
+    """Nothing else: what this process holds fills the card."""
+    own, total = numbers.own, numbers.total
+    asked = f"{format_bytes(numbers.asked)} more were asked for"
+    if own is None or total is None:
+        yield _suspect("capacity", "possible", f"{asked}; the text does not say what was there")
+        return
+    short = "" if numbers.short is None else f", {format_bytes(numbers.short)} more than were free"
+    sentence = f"this process held {format_bytes(own)} of the card's {format_bytes(total)}, and {asked}{short}"
+    yield _suspect("capacity", "likely" if own >= _MUCH * total else "possible", sentence)
+
+
+@cache
+def _causes() -> dict[str, dict[str, Any]]:
+    return tomllib.loads(_DATA.read_text("utf-8"))
