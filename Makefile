@@ -34,7 +34,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) --no-deps torchvision
 	@$(PIP) transformers peft accelerate timm lightning safetensors pillow
 	@echo "installing tonnage"
-	@$(PIP) --editable ".[torch,fit,serve,dev,publish]"
+	@$(PIP) --editable ".[torch,fit,serve,mcp,dev,publish]"
 	@echo "installing the engines that exported files are loaded with, apart from all else"
 	@DS_BUILD_OPS=0 $(PIP) --no-deps --no-build-isolation --upgrade --target $(VENV)/engines $(ENGINES)
 	@echo "installing Triton apart, for the tests that interpret its kernels: torch behaves differently beside it"
