@@ -41,10 +41,9 @@ class Folder:
         """The file of that name in the session or below the root; anything else is refused."""
         if not name.strip():
             raise RequestError("No file was named.", hint=f"Name one below {self.root}.")
-        known = self.session / name
-        if "/" not in name and "\0" not in name and known.is_file():
-            return known
         path = self._resolved(name)
+        if path is not None and "/" not in name and (self.session / name).is_file():
+            return self.session / name
         if path is None or not (path.is_relative_to(self.root) or path.is_relative_to(self.session)):
             raise self._refusal(name)
         return path
@@ -59,7 +58,9 @@ class Folder:
     def _resolved(self, name: str) -> Path | None:
         """Where the name leads, links followed; None where it cannot be one."""
         try:
-            return (self.root / Path(name).expanduser()).resolve()
+            path = (self.root / Path(name).expanduser()).resolve()
+            path.exists()
+            return path
         except (ValueError, OSError, RuntimeError):  # a null, a name too long, a loop of links, a user who is not there
             return None
 

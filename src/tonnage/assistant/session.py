@@ -55,18 +55,19 @@ class Session:
                 tell=lambda seconds, said: ctx.report_progress(seconds, message=said),
                 limit_s=limit_s,
             )
+        stopped = f"Stopped after {limit_s} s, and this is what was seen until then. " if ended.timed_out else ""
         if ended.figures is None:
-            raise TonnageError(ended.words or f"tonnage {command} ended with status {ended.status} and said nothing.")
-        line = sentence(command, ended.figures)
-        if ended.timed_out:
-            line = f"Stopped after {limit_s:g} s, and this is what was seen until then. {line}"
+            said = ended.words or f"tonnage {command} ended with status {ended.status} and said nothing."
+            raise TonnageError(f"{stopped}{said}")
+        found = ended.figures | ({"outcome": "stopped"} if stopped else {})
+        line = f"{stopped}{sentence(command, found)}"
         made = [
             (html, PAGE, "The whole report, to open in a browser"),
             (recording, RECORDING, "The recording, for show, explain and diff"),
         ]
         links = [self._link(*file, line) for file in made if file[0].is_file()]
-        failed = ended.figures.get("outcome") == "error" and bool(program) and not ended.timed_out
-        return self.result(line, small(command, ended.figures), links, failed=failed)
+        failed = bool(program) and found.get("outcome") == "error"
+        return self.result(line, small(command, found), links, failed=failed)
 
     async def printed(self, words: Sequence[str]) -> CallToolResult:
         """What a command prints."""

@@ -16,7 +16,9 @@ A tool's docstring is its description, and its annotations are its schema. A fur
 
 import re
 import shlex
+from collections.abc import Callable
 from importlib.util import find_spec
+from inspect import getdoc
 from typing import Annotated, Any, Literal, TypeAlias
 
 from mcp.server.mcpserver import Context
@@ -26,6 +28,7 @@ from mcp_types import CallToolResult, ToolAnnotations
 from pydantic import BaseModel, Field
 
 from tonnage.assistant.session import Session
+from tonnage.commands import plan_diffusion
 from tonnage.errors import RequestError
 
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
@@ -60,19 +63,18 @@ class Consent(BaseModel):
 
 def all_tools() -> list[Tool]:
     """Those whose commands are there."""
-    table = [
-        (plan, "Plan training, serving or RL", _LOOKS_UP),
-        (show, "Where the memory went", _READS),
-        (explain, "Why it ran out of memory", _READS),
-        (diff, "What grew between two runs", _READS),
-        (gpus, "Look up cards", _READS),
-        (flags_of, "Flags of a command", _READS),
-        (run, "Run a script on a virtual GPU", _RUNS),
+    table: list[tuple[str, Callable[..., Any], str, ToolAnnotations]] = [
+        ("plan", plan, "Plan training, serving or RL", _LOOKS_UP),
+        ("show", show, "Where the memory went", _READS),
+        ("explain", explain, "Why it ran out of memory", _READS),
+        ("diff", diff, "What grew between two runs", _READS),
+        ("gpus", gpus, "Look up cards", _READS),
+        ("help", flags_of, "Flags of a command", _READS),
+        ("run", run, "Run a script on a virtual GPU", _RUNS),
     ]
     if find_spec("tonnage.commands.certify"):
-        table.append((certify, "Will the whole training survive?", _RUNS))
-    names = {flags_of: "help"}
-    tools = [Tool.from_function(f, names.get(f), title, annotations=hints) for f, title, hints in table]
+        table.append(("certify", certify, "Will the whole training survive?", _RUNS))
+    tools = [Tool.from_function(made, name, title, getdoc(made), None, hints) for name, made, title, hints in table]
     for tool in tools:
         tool.parameters["additionalProperties"] = False
     return tools
@@ -100,7 +102,8 @@ async def plan(
     session = _session(ctx)
     session.folder.check([model, gpus, *words])
     words += ["--online"] * online + [f"--gpus={gpus}"] * bool(gpus)
-    return await session.answer(ctx, "plan", ["plan", what, model, *words], page=bool(gpus))
+    page = bool(gpus) and not plan_diffusion.is_asked([model])
+    return await session.answer(ctx, "plan", ["plan", what, model, *words], page=page)
 
 
 async def show(ctx: AnyContext, file: File, rank: Rank = None) -> CallToolResult:
@@ -164,8 +167,9 @@ def _may(verb: str) -> Resolve:
         session, words = _session(ctx), _split(arguments)
         if script in _LAUNCHERS:
             session.folder.check(words)
-        else:
-            session.folder.file(script)
+        elif not session.folder.file(script).is_file():
+            hint = f"Name a script below {session.folder.root}, or {', '.join(_LAUNCHERS)} with its words as arguments."
+            raise RequestError(f"There is no script {script!r}.", hint=hint)
         if session.allow_run:
             return Consent()
         able = ctx.client_capabilities.elicitation if ctx.client_capabilities else None
