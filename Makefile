@@ -62,12 +62,13 @@ $(STAMP_CUDA): pyproject.toml constraints.txt
 	@$(PIP_CUDA) --constraint constraints.txt --no-deps $(NEED_TORCH)
 	@touch $@
 
-lint: $(STAMP)  ## ruff and mypy, and the workflow of GitHub
+lint: $(STAMP)  ## ruff and mypy, and the workflows and the action of GitHub
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
-	$(BIN)/zizmor --quiet --offline .github
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-actions action.yml
+	$(BIN)/zizmor --quiet --offline .github action.yml
 
 format: $(STAMP) ## put the code in order
 	$(BIN)/ruff check --fix .

@@ -20,7 +20,13 @@ from tonnage.recording import write_recording
 
 FITS = "import torch\nx = torch.zeros(2**28, device='cuda')\n"
 DIES = "import torch\nheld = [torch.zeros(2**30, device='cuda') for _ in range(40)]\n"
-WAITS = f"import os, pathlib, time\n{FITS}pathlib.Path('pid').write_text(str(os.getpid()))\nwhile True:\n  torch.ones(9, device='cuda')\n  time.sleep(0.001)\n"
+WAITS = f"""{FITS}
+import os, pathlib, time
+pathlib.Path('pid').write_text(str(os.getpid()))
+while True:
+    torch.ones(9, device='cuda')
+    time.sleep(0.001)
+"""
 MOST_CHARACTERS = 2500  # six hundred tokens or so
 
 
