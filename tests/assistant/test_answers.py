@@ -55,3 +55,24 @@ def test_sentences_say_what_was_found() -> None:
         sentence("certify", {"sentence": "safe, at most 22.1 GiB in step 8,113"})
         == "safe, at most 22.1 GiB in step 8,113"
     )
+
+
+def test_what_lies_beyond_and_ahead_is_said() -> None:
+    short = {"requested_bytes": 2**31, "free_bytes": 2**30, "line": "train.py:9"}
+    dies = FIGURES | {"oom": short, "fits": False, "total": {"needed_bytes": 33 * 2**30, "batch": 5}}
+    assert sentence("run", dies).endswith("In all it needs 33.00 GiB.")
+    assert small("run", dies)["total"] == {"needed_gib": 33.0, "batch": 5}
+    climbs = FIGURES | {"outlook": ["Each step needs 16 GiB more than the one before.", "And so on."]}
+    assert sentence("run", climbs).endswith(" Each step needs 16 GiB more than the one before.")
+
+
+def test_what_a_text_proves_is_kept() -> None:
+    figures = {
+        "cause": "fragmentation",
+        "certainty": "certain",
+        "sentence": "Fragmentation: 8 GiB are unused.",
+        "numbers": {},
+    }
+    figures |= {"proved": ["8 GiB are reserved and unused"], "numbers": {"free_bytes": 2**30, "device": 0}}
+    assert small("explain", figures) == figures | {"numbers": {"free_gib": 1.0, "device": 0}}
+    assert sentence("explain", figures) == "Fragmentation: 8 GiB are unused."

@@ -2,8 +2,11 @@ from pathlib import Path
 
 import pytest
 
-from tonnage.assistant.folder import Folder
+from snapshots import DATA
+from support import training_run
+from tonnage.assistant.folder import Folder, is_text
 from tonnage.errors import RequestError
+from tonnage.recording import write_recording
 
 
 @pytest.fixture
@@ -54,3 +57,10 @@ def test_words_that_are_no_paths_pass(folder: Folder) -> None:
     folder.check(
         ["--drive", "7g/s", "meta-llama/Llama-3.1-8B", "optimizer:nvme", "mean 600 max 4096", "", "5%", "config.json"]
     )
+
+
+def test_logs_are_told_from_recordings_and_snapshots(folder: Folder) -> None:
+    write_recording(folder.root / "a.tonnage", training_run(batch=4))
+    assert is_text(folder.pasted("CUDA out of memory. Tried to allocate 2.00 GiB"))
+    assert not is_text(folder.root / "a.tonnage") and not is_text(folder.root / "none")
+    assert not any(is_text(path) for path in DATA.glob("*.pickle*"))

@@ -86,11 +86,14 @@ def _ran(figures: Figures) -> str:
     if oom:
         asked, free = format_bytes(oom["requested_bytes"]), format_bytes(oom["free_bytes"])
         place = oom["line"] or "a line that is not known"
-        return f"{name} runs out of memory on {card} at {place}: it asked for {asked}, and {free} were free."
+        total = figures.get("total") or {}
+        in_all = f" In all it needs {format_bytes(total['needed_bytes'])}." if total else ""
+        return f"{name} runs out of memory on {card} at {place}: it asked for {asked}, and {free} were free.{in_all}"
     verdict = "does not fit on" if figures.get("fits") is False else "fits on" if figures.get("fits") else "ran on"
     size = f"{format_bytes(figures['peak_process_bytes'])}{f' of {format_bytes(capacity)}' if capacity else ''}"
+    ahead = "".join(f" {_one_line(line)}" for line in (figures.get("outlook") or [])[:1])
     step = f" in step {peak['step']}, {peak['phase']}," if peak.get("step") else ""
-    return f"{name} {verdict} {card}: {size} at the peak{step}{' at ' * bool(peak.get('line'))}{peak.get('line', '')}."
+    return f"{name} {verdict} {card}: {size} at the peak{step}{' at ' * bool(peak.get('line'))}{peak.get('line', '')}.{ahead}"
 
 
 def _planned(figures: Figures) -> str:
@@ -125,7 +128,7 @@ def _grew(figures: Figures) -> str:
 
 def _said(figures: Figures) -> str:
     """The command's own sentence, where it has one."""
-    return _one_line(next((figures[key] for key in ("sentence", "verdict", "outcome") if figures.get(key)), "Done."))
+    return _one_line(next((figures[key] for key in ("sentence", "words", "outcome") if figures.get(key)), "Done."))
 
 
 def _found(figures: Figures) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from tonnage.errors import RequestError
-from tonnage.untrusted import printable
+from tonnage.untrusted import open_file, printable
 
 _SEPARATORS = re.compile(r"""[=,\s'"\\]+""")
 
@@ -67,3 +67,12 @@ class Folder:
     def _refusal(self, name: str) -> RequestError:
         problem = f"{printable(name)[:200]!r} is not below {self.root}, which is all that this server may read."
         return RequestError(problem, hint="Name a file there, or start the server with --folder.")
+
+
+def is_text(path: Path) -> bool:
+    """Whether a file is a text, like a log: recordings and snapshots have zeros near their beginning."""
+    try:
+        with open_file(path) as file:
+            return b"\0" not in file.read(4096)
+    except OSError:
+        return False  # the command says what is wrong with it

@@ -27,6 +27,7 @@ from mcp.server.mcpserver.tools import Tool
 from mcp_types import CallToolResult, ToolAnnotations
 from pydantic import BaseModel, Field
 
+from tonnage.assistant.folder import is_text
 from tonnage.assistant.session import Session
 from tonnage.commands import plan_diffusion
 from tonnage.errors import RequestError
@@ -124,7 +125,8 @@ async def explain(
     session = _session(ctx)
     path = session.folder.pasted(text) if text.strip() else session.folder.file(file)
     # Without --no-run, the script of the recording would be run again with changes.
-    return await session.answer(ctx, "explain", ["explain", "--no-run", *_rank(rank)], files=[path])
+    words = ["explain", "--no-run", *_rank(rank)]
+    return await session.answer(ctx, "explain", words, files=[path], page=not is_text(path))
 
 
 async def diff(
@@ -214,9 +216,9 @@ async def certify(
     The script is executed, so a person is asked first.
     """
     _check(consent, "certify")
-    words = ["certify", *_card(gpu), *[f"--epochs={epochs}"] * (epochs is not None)]
     program = [script, *_split(arguments)]
-    return await _session(ctx).answer(ctx, "certify", words, program=program, limit_s=timeout_s)
+    words = ["certify", f"--gpu={gpu}", *[f"--epochs={epochs}"] * (epochs is not None)]
+    return await _session(ctx).answer(ctx, "certify", words, program=program, page=False, limit_s=timeout_s)
 
 
 def _check(consent: ElicitationResult[Consent], verb: str) -> None:
