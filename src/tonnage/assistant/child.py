@@ -25,6 +25,7 @@ _TELL_EVERY_S = 1.0
 _TO_REPORT_S = 60.0  # what a run that is interrupted may take to say how far it came
 _TO_END_S = 2.0
 _WORDS_BYTES = 64 * 1024
+_TRACEBACK = "Traceback (most recent call last)"
 _MOST_WORDS = 1500  # characters
 _OWN_LINE = re.compile(r"^tonnage[\w ]*: (?:error: )?", re.MULTILINE)
 
@@ -115,6 +116,9 @@ def _words(errors: Path) -> str:
     with errors.open("rb") as file:
         file.seek(max(0, errors.stat().st_size - _WORDS_BYTES))
         text = file.read().decode(errors="replace").strip()
-    own = list(_OWN_LINE.finditer(text))
-    words = text[own[-1].end() :] if own else "\n".join(text.splitlines()[-8:])
-    return words[-_MOST_WORDS:]
+    own, lines = list(_OWN_LINE.finditer(text)), text.splitlines()
+    if own:
+        return text[own[-1].end() :][:_MOST_WORDS]
+    if _TRACEBACK in text:
+        return f"This is a fault of Tonnage's own: {lines[-1][:_MOST_WORDS]}\nWhat led to it is in {errors}."
+    return "\n".join(lines[-8:])[-_MOST_WORDS:]
