@@ -60,7 +60,7 @@ def test_sentences_say_what_was_found() -> None:
 def test_what_lies_beyond_and_ahead_is_said() -> None:
     short = {"requested_bytes": 2**31, "free_bytes": 2**30, "line": "train.py:9"}
     dies = FIGURES | {"oom": short, "fits": False, "total": {"needed_bytes": 33 * 2**30, "batch": 5}}
-    assert sentence("run", dies).endswith("In all it needs 33.00 GiB.")
+    assert sentence("run", dies).endswith("In all it needs 33.00 GiB; a batch of 5 fits.")
     assert small("run", dies)["total"] == {"needed_gib": 33.0, "batch": 5}
     climbs = FIGURES | {"outlook": ["Each step needs 16 GiB more than the one before.", "And so on."]}
     assert sentence("run", climbs).endswith(" Each step needs 16 GiB more than the one before.")

@@ -24,7 +24,7 @@ def test_figures_come_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["gpu", "h1000"], "There is no GPU called 'h1000'"),
+        (["gpu", "h1000"], "called 'h1000' in the catalogue"),
         (["run", "--gpu", "h100", "none.py"], "none.py"),
         (["plan", "train", "gpt2", "--sequence=3"], "unrecognized arguments: --sequence=3"),
         (["nonsense"], "nonsense"),

@@ -265,6 +265,16 @@ def test_what_is_wrong_is_said_in_words(server: Talk, tool: str, arguments: dict
     assert "Traceback" not in said and "pydantic" not in said and "Error executing" not in said
 
 
+def test_a_pasted_text_reaches_the_command(server: Talk, project: Path) -> None:
+    text = (
+        "CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 23.69 GiB total capacity; 12.10 GiB already allocated)"
+    )
+    (project / "train.log").write_text(text)
+    pasted, file = server("explain", text=text), server("explain", file="train.log")
+    assert pasted.is_error == file.is_error and "Traceback" not in pasted.content[0].text
+    assert pasted.structured_content == file.structured_content and not pages(pasted)
+
+
 def test_the_flags_of_a_command_can_be_read(server: Talk) -> None:
     assert "--micro-batch" in server("help", command="plan train").content[0].text
     assert "--vae" in server("help", command="plan train of images").content[0].text

@@ -87,7 +87,8 @@ def _ran(figures: Figures) -> str:
         asked, free = format_bytes(oom["requested_bytes"]), format_bytes(oom["free_bytes"])
         place = oom["line"] or "a line that is not known"
         total = figures.get("total") or {}
-        in_all = f" In all it needs {format_bytes(total['needed_bytes'])}." if total else ""
+        batch = f"; a batch of {total['batch']} fits" if total.get("batch") else ""
+        in_all = f" In all it needs {format_bytes(total['needed_bytes'])}{batch}." if total else ""
         return f"{name} runs out of memory on {card} at {place}: it asked for {asked}, and {free} were free.{in_all}"
     verdict = "does not fit on" if figures.get("fits") is False else "fits on" if figures.get("fits") else "ran on"
     size = f"{format_bytes(figures['peak_process_bytes'])}{f' of {format_bytes(capacity)}' if capacity else ''}"
