@@ -34,7 +34,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) --no-deps torchvision
 	@$(PIP) transformers peft accelerate timm lightning safetensors pillow
 	@echo "installing tonnage"
-	@$(PIP) --editable ".[torch,fit,serve,dev,publish]"
+	@$(PIP) --editable ".[torch,fit,serve,mcp,dev,publish]"
 	@echo "installing the engines that exported files are loaded with, apart from all else"
 	@DS_BUILD_OPS=0 $(PIP) --no-deps --no-build-isolation --upgrade --target $(VENV)/engines $(ENGINES)
 	@echo "installing Triton apart, for the tests that interpret its kernels: torch behaves differently beside it"
@@ -62,12 +62,13 @@ $(STAMP_CUDA): pyproject.toml constraints.txt
 	@$(PIP_CUDA) --constraint constraints.txt --no-deps $(NEED_TORCH)
 	@touch $@
 
-lint: $(STAMP)  ## ruff and mypy, and the workflow of GitHub
+lint: $(STAMP)  ## ruff and mypy, and the workflows and the action of GitHub
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
-	$(BIN)/zizmor --quiet --offline .github
+	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-actions action.yml
+	$(BIN)/zizmor --quiet --offline .github action.yml
 
 format: $(STAMP) ## put the code in order
 	$(BIN)/ruff check --fix .

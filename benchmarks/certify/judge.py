@@ -42,8 +42,8 @@ def predicted(name: str) -> dict[str, Any]:
         training = run_training(Program.of_file(HERE / script), words, gpu=gpu, torch_version="2.11.0")
     seconds = time.perf_counter() - began
     found: dict[str, Any] = {
-        "name": name, "judged": case.get("judged", False), "seconds": round(seconds, 1), "error": training.ending.error, "replayed": training.replayed_parts,
-        "differing": training.differing_parts, "notes": training.notes, "rows": [],
+        "name": name, "judged": case.get("judged", False), "seconds": round(seconds, 1), "error": training.ending.error,
+        "replayed": training.replayed_parts, "differing": training.differing_parts, "notes": training.notes, "rows": [],
     }  # fmt: skip
     plain = list(training.program.operations)
     accumulate = int(words[words.index("--accumulate") + 1]) if "--accumulate" in words and script == "text.py" else 1
@@ -93,20 +93,13 @@ def show(found: dict[str, Any]) -> None:
     """A line for each cap."""
     for row in found["rows"]:
         was, said = row["measured"], row["predicted"]
-        exact = (
-            ""
-            if was["cap_gib"]
-            else f"allocated {said['allocated'] / was['allocated_bytes.all.peak'] - 1:+.2%} reserved {said['reserved'] / was['reserved_bytes.all.peak'] - 1:+.2%}"
-        )
-        line = (
-            f"line {said.get('line')} for {was.get('line', [['', '']])[-1][1] if was.get('line') else ''}"
-            if was["died"]
-            else ""
-        )
-        print(
-            f"{found['name']:<28}{was['cap_gib']:>8}  {verdict(row):<22} {was['steps']:>4} {said.get('kind', ''):<10} {line} {exact}",
-            flush=True,
-        )
+        words = [f"{found['name']:<28}{was['cap_gib']:>8}  {verdict(row):<22} {was['steps']:>4} {said.get('kind', '')}"]
+        if was["died"] and was.get("line"):
+            words.append(f"line {said.get('line')} for {was['line'][-1][1]}")
+        if not was["cap_gib"]:
+            for name in ("allocated", "reserved"):
+                words.append(f"{name} {said[name] / was[f'{name}_bytes.all.peak'] - 1:+.2%}")
+        print("  ".join(words), flush=True)
 
 
 def main() -> None:

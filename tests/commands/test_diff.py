@@ -62,3 +62,13 @@ def test_json_on_standard_output_is_data_alone(pair: tuple[str, str]) -> None:
     done = run_tonnage("diff", *pair, "--json", "-")
     assert json.loads(done.stdout)["failed"] is False
     assert done.stderr == ""
+
+
+def test_tables_for_a_pull_request_are_markdown(pair: tuple[str, str], tmp_path: Path) -> None:
+    printed = CliRunner().invoke(app, ["diff", *pair, "--markdown", "-", "--fail-above", "1%", "--rows", "2"])
+    assert printed.exit_code == 1 and printed.output.startswith("### GPU memory of `")
+    assert "| peak | a | b | change |\n|---|--:|--:|--:|\n| `allocated` |" in printed.output
+    assert "more than 1%" in printed.output and "`train.py:87`" in printed.output and "more | | |" in printed.output
+    target = tmp_path / "diff.md"
+    both = CliRunner().invoke(app, ["diff", *pair, "--markdown", str(target), "--rows", "2"])
+    assert both.exit_code == 0 and "allocated, at the peak" in both.output and "| `allocated` |" in target.read_text()

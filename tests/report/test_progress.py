@@ -1,5 +1,6 @@
 import io
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -82,3 +83,14 @@ def test_a_failure_leaves_the_terminal_as_it_was(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(ValueError), live_progress(1):
         raise ValueError
     assert sys.stderr is err
+
+
+def test_a_program_reads_it_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = tmp_path / "progress"
+    monkeypatch.setenv(progress.PROGRESS_FILE, str(told))
+    with live_progress(140 * GIB) as live:
+        assert live is not None
+        live.update(step=3, phase="backward", module="layers.0", peak_bytes=5 * GIB)
+        assert told.read_text() == "step 3, backward, peak 5.0 GiB"
+        live.update(step=4, phase="forward", module="", peak_bytes=6 * GIB)
+        assert "step 3" in told.read_text()  # twice a second at most

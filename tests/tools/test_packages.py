@@ -93,6 +93,7 @@ def test_workflows_are_valid() -> None:
     workflows = sorted((ROOT / ".github/workflows").glob("*.yml"))
     assert [path.stem for path in workflows] == ["packages", "site"]
     call(sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows)
+    call(sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-actions", ROOT / "action.yml")
 
 
 @needs("mkdocs", "material")

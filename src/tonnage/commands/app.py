@@ -5,7 +5,7 @@ from inspect import getdoc
 import typer
 
 from tonnage import __version__
-from tonnage.commands import certify, diff, explain, gpu, plan, record, replay, roofline, run, serve, show, watch
+from tonnage.commands import certify, diff, explain, gpu, mcp, plan, record, replay, roofline, run, serve, show, watch
 from tonnage.commands.completion import parsed_by, values_of
 from tonnage.report.lines import report_width
 
@@ -53,5 +53,5 @@ def serve_command(words: list[str] = typer.Argument(None, autocompletion=values_
 
 
 app.add_typer(plan.app, name="plan")
-for command in (gpu.gpu, show.show, diff.diff, explain.explain, replay.replay, roofline.roofline, watch.watch):
+for command in (gpu.gpu, show.show, diff.diff, explain.explain, replay.replay, roofline.roofline, watch.watch, mcp.mcp):
     app.command(command.__name__, short_help=(getdoc(command) or "").partition("\n\n")[0])(command)

@@ -20,6 +20,9 @@ def diff(
     ),
     rows: int = typer.Option(8, "--rows", min=1, help="Lines of each table."),
     json: str = typer.Option("", "--json", metavar="FILE", help="Write the figures as JSON ('-': standard output)."),
+    markdown: str = typer.Option(
+        "", "--markdown", metavar="FILE", help="Write tables for a pull request ('-': standard output)."
+    ),
     html: Path = typer.Option(None, "--html", metavar="FILE", help="Write a page that opens offline."),
     opens: bool = typer.Option(False, "--open", help="Show the page in the browser."),
     force: bool = typer.Option(False, "--force", help="Replace the page that is there."),
@@ -28,7 +31,7 @@ def diff(
     from tonnage.explain.diff import GrowthLimit, compare, passes
     from tonnage.recording import open_recording
     from tonnage.report.diff import diff_figures, print_difference
-    from tonnage.report.output import page_target, wants_report, write_json, write_page
+    from tonnage.report.output import page_target, wants_report, write_json, write_page, write_text
 
     page = page_target(html, opens=opens, force=force)
     limit = GrowthLimit.parse(fail_above) if fail_above else None
@@ -39,7 +42,12 @@ def diff(
     failed = limit is not None and passes(difference, limit)
     if json:
         write_json(json, diff_figures(names, runs, difference, limit, failed))
-    if wants_report(json, page):
+    if markdown:
+        from tonnage.report.diff_markdown import markdown_difference
+
+        text = markdown_difference(names, runs, difference, limit, failed, rows=rows)
+        sys.stdout.write(text) if markdown == "-" else write_text(Path(markdown), text)
+    if wants_report(json, page) and markdown != "-":
         print_difference(names, runs, difference, limit, failed, stream=sys.stdout, rows=rows)
     if page is not None:
         from tonnage.report.html.diff_page import render_diff_page

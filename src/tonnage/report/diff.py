@@ -35,7 +35,7 @@ def print_difference(
         _headline(names, runs, difference),
         _table("peak", difference.peaks, unit, len(difference.peaks)),
         _table("peak of each phase", phases, unit, len(phases)),
-        _table("at the peak, by category", _labelled(difference.categories), unit, rows),
+        _table("at the peak, by category", labelled(difference.categories), unit, rows),
         _table("by module", difference.modules, unit, rows),
         _table("by line", difference.lines, unit, rows),
         _verdict(difference, limit, failed),
@@ -71,7 +71,8 @@ def _table(title: str, growths: Sequence[Growth], unit: str, rows: int) -> Itera
         yield Text(f"  and {len(rest)} more, together {signed(sum(g.grew_bytes for g in rest))}: --rows", style="dim")
 
 
-def _labelled(growths: Sequence[Growth]) -> list[Growth]:
+def labelled(growths: Sequence[Growth]) -> list[Growth]:
+    """Categories by the names that people read."""
     return [Growth(Category(g.name).label, g.before_bytes, g.after_bytes) for g in growths]
 
 

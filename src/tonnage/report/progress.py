@@ -2,19 +2,23 @@
 
     step 3  backward  layers.17.mlp   peak 92.4 GiB  ━━━━━━━━━━━━━━━━━━╸         0:04
 
-It writes to standard error, and only to a terminal. Whatever the script prints goes first: the line is wiped before it
+It writes to standard error, and only to a terminal; or, where the environment names a file for it, its words to that file,
+for a program that waits. Whatever the script prints goes first: the line is wiped before it
 and stays away while the script is in the middle of a line of its own (a progress bar, say). It knows no recordings.
 """
 
+import os
 import shutil
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, TextIO
 
 from tonnage.report.lines import cut, report_width
 
+PROGRESS_FILE = "TONNAGE_PROGRESS"
 _INTERVAL_S = 0.1
 _WIPE = "\r\x1b[2K"
 
@@ -67,6 +71,24 @@ def _bar(share: float, cells: int) -> str:
     return ("━" * (halves // 2) + "╸" * (halves % 2)).ljust(cells)
 
 
+class ProgressFile:
+    """The same for a program: one sentence, in a file that is written anew twice a second at most."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._next_s = 0.0
+
+    def update(self, *, step: int, phase: str, module: str, peak_bytes: int) -> None:
+        """Say where the script is, if it is time to."""
+        now_s = time.monotonic()
+        if now_s < self._next_s:
+            return
+        self._next_s = now_s + 5 * _INTERVAL_S
+        where = f"step {step}, {phase}" if step else phase or "starting"
+        with suppress(OSError):
+            self._path.write_text(f"{where}, peak {peak_bytes / 2**30:.1f} GiB")
+
+
 class _Watched:
     """A text stream that gives the script's words precedence over the line; otherwise the stream itself."""
 
@@ -85,9 +107,12 @@ class _Watched:
 
 
 @contextmanager
-def live_progress(capacity_bytes: int) -> Iterator[Progress | None]:
+def live_progress(capacity_bytes: int) -> Iterator[Progress | ProgressFile | None]:
     """A line while the block runs; None where standard error is no terminal."""
     stdout, stderr = sys.stdout, sys.stderr
+    if os.environ.get(PROGRESS_FILE):
+        yield ProgressFile(Path(os.environ[PROGRESS_FILE]))
+        return
     if not stderr.isatty():
         yield None
         return

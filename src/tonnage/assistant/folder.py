@@ -1,0 +1,78 @@
+"""The folder that an assistant's requests stay in, and the one that this session's pages and recordings are written to.
+
+It does not keep a script that is run from anything: that is what the question before a run is for.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from tempfile import mkdtemp
+
+from tonnage.errors import RequestError
+from tonnage.untrusted import open_file, printable
+
+_SEPARATORS = re.compile(r"""[=,\s'"\\]+""")
+
+
+@dataclass
+class Folder:
+    """Files may be read below `root`, and in `session` by their bare names."""
+
+    root: Path
+    session: Path = field(default_factory=lambda: Path(mkdtemp(prefix="tonnage-mcp-")))
+    _numbers: "count[int]" = field(default_factory=lambda: count(1))
+
+    def __post_init__(self) -> None:
+        self.root, self.session = self.root.resolve(), self.session.resolve()
+
+    def new(self, stem: str, suffix: str) -> Path:
+        """A file of the session that is not there yet: run-1.tonnage, plan-2.json."""
+        return self.session / f"{stem}-{next(self._numbers)}{suffix}"
+
+    def pasted(self, text: str) -> Path:
+        """A text as a file of the session."""
+        path = self.new("pasted", ".txt")
+        path.write_text(text, encoding="utf-8", errors="replace")
+        return path
+
+    def file(self, name: str) -> Path:
+        """The file of that name in the session or below the root; anything else is refused."""
+        if not name.strip():
+            raise RequestError("No file was named.", hint=f"Name one below {self.root}.")
+        path = self._resolved(name)
+        if path is not None and "/" not in name and (self.session / name).is_file():
+            return self.session / name
+        if path is None or not (path.is_relative_to(self.root) or path.is_relative_to(self.session)):
+            raise self._refusal(name)
+        return path
+
+    def check(self, words: Iterable[str]) -> None:
+        """Refuse words in which a path leads out of the folder; what is no path is the command's to judge."""
+        for piece in (piece for word in words for piece in _SEPARATORS.split(word)):
+            path = self._resolved(piece)
+            if path is None or not path.is_relative_to(self.root):
+                raise self._refusal(piece)
+
+    def _resolved(self, name: str) -> Path | None:
+        """Where the name leads, links followed; None where it cannot be one."""
+        try:
+            path = (self.root / Path(name).expanduser()).resolve()
+            path.exists()
+            return path
+        except (ValueError, OSError, RuntimeError):  # a null, a name too long, a loop of links, a user who is not there
+            return None
+
+    def _refusal(self, name: str) -> RequestError:
+        problem = f"{printable(name)[:200]!r} is not below {self.root}, which is all that this server may read."
+        return RequestError(problem, hint="Name a file there, or start the server with --folder.")
+
+
+def is_text(path: Path) -> bool:
+    """Whether a file is a text, like a log: recordings and snapshots have zeros near their beginning."""
+    try:
+        with open_file(path) as file:
+            return b"\0" not in file.read(4096)
+    except OSError:
+        return False  # the command says what is wrong with it

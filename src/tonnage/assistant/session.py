@@ -1,0 +1,90 @@
+"""What one server knows: its folder, whether it asks before it runs a script, and how a command becomes an answer."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+from mcp.server.mcpserver import Context
+from mcp_types import CallToolResult, ResourceLink, TextContent
+
+from tonnage.assistant.answers import sentence, small
+from tonnage.assistant.child import run_command
+from tonnage.assistant.folder import Folder
+from tonnage.errors import TonnageError
+
+PAGE, RECORDING = "text/html", "application/octet-stream"
+_AT_ONCE = 2  # commands; others wait for their turn
+
+
+@dataclass
+class Session:
+    """One server's; `publish` is told of every page and recording, with its type and a line about it."""
+
+    folder: Folder
+    allow_run: bool = False
+    publish: Callable[[Path, str, str], None] = lambda path, mime_type, about: None
+    _turn: anyio.Semaphore = field(default_factory=lambda: anyio.Semaphore(_AT_ONCE))
+
+    async def answer(
+        self,
+        ctx: Context[Any],
+        command: str,
+        words: Sequence[str],
+        *,
+        files: Sequence[Path | str] = (),
+        program: Sequence[str] = (),
+        page: bool = True,
+        records: bool = False,
+        limit_s: float | None = None,
+    ) -> CallToolResult:
+        """Run a command with files behind its flags, or with a program and the program's own words; the few figures."""
+        figures = self.folder.new(command, ".json")
+        html, recording = figures.with_suffix(".html"), figures.with_suffix(".tonnage")
+        outputs = [f"--json={figures}", *[f"--html={html}"] * page, *[f"--output={recording}"] * records]
+        behind = [*["--"] * bool(files), *map(str, files), *program]
+        async with self._turn:
+            ended = await run_command(
+                [*words, *outputs, *behind],
+                folder=self.folder.root,
+                figures=figures,
+                tell=lambda seconds, said: ctx.report_progress(seconds, message=said),
+                limit_s=limit_s,
+            )
+        stopped = f"Stopped after {limit_s} s, and this is what was seen until then. " if ended.timed_out else ""
+        if ended.figures is None:
+            said = ended.words or f"tonnage {command} ended with status {ended.status} and said nothing."
+            raise TonnageError(f"{stopped}{said}")
+        found = ended.figures | ({"outcome": "stopped"} if stopped else {})
+        line = f"{stopped}{sentence(command, found)}"
+        made = [
+            (html, PAGE, "The whole report, to open in a browser"),
+            (recording, RECORDING, "The recording, for show, explain and diff"),
+        ]
+        links = [self._link(*file, line) for file in made if file[0].is_file()]
+        failed = bool(program) and found.get("outcome") == "error"
+        return self.result(line, small(command, found), links, failed=failed)
+
+    async def printed(self, words: Sequence[str]) -> CallToolResult:
+        """What a command prints."""
+        call = [sys.executable, "-m", "tonnage", *words]
+        done = await anyio.run_process(call, cwd=self.folder.root, stderr=subprocess.STDOUT, check=False)
+        return CallToolResult(content=[TextContent(text=done.stdout.decode(errors="replace").strip())])
+
+    def result(
+        self, line: str, figures: dict[str, Any], links: Sequence[ResourceLink] = (), *, failed: bool = False
+    ) -> CallToolResult:
+        """A line, the figures (as text too: not every client reads structured content), and links."""
+        text = json.dumps(figures, separators=(",", ":"), ensure_ascii=False)
+        content = [TextContent(text=line), TextContent(text=text), *links]
+        return CallToolResult(content=content, structured_content=figures, is_error=failed)
+
+    def _link(self, path: Path, mime_type: str, about: str, line: str) -> ResourceLink:
+        self.publish(path, mime_type, line)
+        return ResourceLink(
+            uri=path.as_uri(), name=path.name, description=about, mime_type=mime_type, size=path.stat().st_size
+        )

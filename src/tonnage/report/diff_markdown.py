@@ -1,0 +1,68 @@
+"""A difference between two runs as Markdown, for a comment on a pull request. Nothing is computed here but layout.
+
+Names come from whoever wrote the script: they stand in code, where nothing of them is Markdown, HTML or a mention.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from tonnage.explain.diff import Difference, Growth, GrowthLimit
+from tonnage.recording import Recording
+from tonnage.report.diff import growth_percent, labelled, signed
+from tonnage.units import format_bytes
+from tonnage.untrusted import printable
+
+_LONGEST_NAME = 80
+
+
+def markdown_difference(
+    names: tuple[str, str],
+    runs: tuple[Recording, Recording],
+    difference: Difference,
+    limit: GrowthLimit | None,
+    failed: bool,
+    *,
+    rows: int,
+) -> str:
+    """The peaks as a table, and the rest folded up."""
+    names = (names[0].removesuffix(".tonnage"), names[1].removesuffix(".tonnage"))
+    grew, after = difference.peaks[0], runs[1].header
+    words = f"{signed(grew.grew_bytes)} ({growth_percent(grew)})" if grew.grew_bytes else "No change"
+    judged = "" if limit is None else f", more than {limit.text}" if failed else f", within {limit.text}"
+    lines = [f"### GPU memory of {code(after.program)} on {after.gpu_name}", ""]
+    lines += [f"**{words}** at the peak of allocated memory{judged}.", ""]
+    for name, run in zip(names, runs, strict=True):
+        lines += [f"{name} {_outcome(run)}.", ""] if run.header.outcome != "ok" else []
+    lines += _table("peak", names, difference.peaks, len(difference.peaks))
+    lines += ["", "<details><summary>By category, module and line</summary>", ""]
+    for title, growths in (
+        ("category", labelled(difference.categories)),
+        ("module", difference.modules),
+        ("line", difference.lines),
+    ):
+        changed = [growth for growth in growths if growth.grew_bytes]
+        if [growth.name for growth in changed] not in ([], [""]):
+            lines += [*_table(title, names, changed, rows), ""]
+    return "\n".join([*lines, "</details>", ""])
+
+
+def code(name: str) -> str:
+    """A name as code."""
+    plain = printable(name).replace("`", "'").replace("|", "\\|") or "elsewhere"
+    return f"`{plain if len(plain) <= _LONGEST_NAME else plain[:_LONGEST_NAME] + '…'}`"
+
+
+def _outcome(run: Recording) -> str:
+    if run.oom:
+        return f"runs out of memory at {code(run.oom.line)}: it is compared up to there"
+    return "fails for reasons of its own: it is compared up to there"
+
+
+def _table(title: str, names: tuple[str, str], growths: Sequence[Growth], rows: int) -> Iterator[str]:
+    yield f"| {title} | {names[0]} | {names[1]} | change |"
+    yield "|---|--:|--:|--:|"
+    for growth in growths[:rows]:
+        change = f"{signed(growth.grew_bytes)} ({growth_percent(growth)})" if growth.grew_bytes else "–"
+        sizes = f"{format_bytes(growth.before_bytes)} | {format_bytes(growth.after_bytes)}"
+        yield f"| {code(growth.name)} | {sizes} | {change} |"
+    if rest := growths[rows:]:
+        yield f"| and {len(rest)} more | | | {signed(sum(growth.grew_bytes for growth in rest))} |"
