@@ -43,7 +43,7 @@ def predicted(name: str) -> dict[str, Any]:
     seconds = time.perf_counter() - began
     found: dict[str, Any] = {
         "name": name, "judged": case.get("judged", False), "seconds": round(seconds, 1), "error": training.ending.error,
-        "replayed": training.replayed_parts, "differing": training.differing_parts, "notes": training.notes, "rows": [],
+        "replayed": training.replayed_parts, "faithful": training.is_faithful, "notes": training.notes, "rows": [],
     }  # fmt: skip
     plain = list(training.program.operations)
     accumulate = int(words[words.index("--accumulate") + 1]) if "--accumulate" in words and script == "text.py" else 1

@@ -20,11 +20,11 @@ class Call:
     template: Template
     output: Output | None = None
     loose_at_once: list[int] = field(default_factory=list)  # slots that were dropped right after it, by no other call
+    loose_before_backward: list[int] = field(default_factory=list)  # as what autocast keeps is, at the end of its block
     loose: list[int] = field(default_factory=list)  # and those that were dropped later
     gradients: list[tuple[Any, int]] = field(default_factory=list)  # parameters (weakly) and their gradients' slots
     left: list[int] = field(default_factory=list)  # slots that nobody outside holds, once it is over
     drop: Template | None = None
-    own_takes: int = -1  # blocks that the script itself asked for until the next part
 
     def dropping(self, program: Program) -> Template:
         """What drops all that the call left: a graph without a backward, or gradients that are set to None."""

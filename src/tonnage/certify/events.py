@@ -43,7 +43,9 @@ class Events:
         self.replays = replays
         self.most_epochs, self.most_steps = most_epochs, most_steps
         self.step = self.micro_batch = 0
-        self.replayed_parts = self.differing_parts = 0
+        self.replayed_parts = 0
+        # Blocks that the script itself asked for in a step, before its optimizer: of steps that were run, and of replayed ones.
+        self.own_blocks: dict[bool, list[int]] = {True: [], False: []}
         self.notes: set[str] = set()
         self.on_step: Callable[[], None] | None = None
         self._session, self._device, self._torch = session, session.device, session.torch
@@ -67,8 +69,8 @@ class Events:
         self._materialises = False  # the script handles gradients by itself
         self._parameters: dict[int, list[Any]] = {}
         self._loose_later: list[Owner] = []
+        self._loose_before_backward: list[Owner] = []
         self._takes = 0
-        self._present: Call | None = None  # the forward of the present part
         self._present_is_real = True
         self._fresh: list[tuple[Key, int, Call]] = []  # what was run in the present part
         self._runs: dict[Key, int] = {}
@@ -173,7 +175,9 @@ class Events:
         if any(one == slot for _, one in call.gradients):
             self._materialises |= not self._handling_gradients
         elif call.output is None or all(layout.slot != slot for layout in call.output.layouts):
-            (call.loose if self._takes else call.loose_at_once).append(slot)
+            is_pending = any(one.instance == owner[0] for one in self._pending)
+            later = call.loose_before_backward if is_pending else call.loose
+            (later if self._takes else call.loose_at_once).append(slot)
 
     # -- one call
 
@@ -285,6 +289,7 @@ class Events:
         self.program.call(call.template, instance, arguments)
         for slot in call.loose_at_once:
             self.program.give((instance, slot))
+        self._loose_before_backward += [(instance, slot) for slot in call.loose_before_backward]
         self._loose_later += [(instance, slot) for slot in call.loose]
         return instance
 
@@ -292,11 +297,11 @@ class Events:
 
     def _begin(self, part: Part) -> None:
         self._drain()
-        self._end_part()
+        self._takes = 0
         self._distrust_first_runs()
-        for owner in self._loose_later:
+        for owner in (*self._loose_before_backward, *self._loose_later):
             self.program.give(owner)
-        self._loose_later = []
+        self._loose_before_backward, self._loose_later = [], []
         self.program.begin(part)
         if self._present_is_real:
             self._note_outside()
@@ -308,16 +313,11 @@ class Events:
             self._outside = outside
             self.program.operations.extend((OUTSIDE, outside))
 
-    def _end_part(self) -> None:
-        """Hold what the script itself asked for against what it asked for when the call was run."""
-        call, takes = self._present, self._takes
-        self._present, self._takes = None, 0
-        if call is None:
-            return
-        if self._present_is_real or call.own_takes < 0:
-            call.own_takes = takes
-        elif call.own_takes != takes:
-            self.differing_parts += 1
+    @property
+    def misses_blocks(self) -> bool:
+        """Whether replayed steps always lack blocks that steps which were run have: the script works on gradients by itself."""
+        run, replayed = self.own_blocks[True], self.own_blocks[False]
+        return len(run) > 1 and len(replayed) > 1 and min(run) > max(replayed)
 
     def _distrust_first_runs(self) -> None:
         """Forget a call that left blocks which nobody returned: libraries take their workspaces once, in whatever runs first."""
@@ -339,11 +339,11 @@ class Events:
 
     def _root_begins(self, trains: bool, shape: tuple[int, ...], replayed: bool) -> None:
         if trains:
+            if self._stepped and 0 < self.most_steps <= self.step:
+                raise Stopped
             self.micro_batch = 1 if self._stepped else self.micro_batch + 1
             self.step += self._stepped
             self._stepped = False
-            if self.most_steps and self.step > self.most_steps:
-                raise Stopped
         kind = "step" if trains else "evaluation"
         part = Part(kind, self.step, self.micro_batch, shape, replayed)
         if self.program.parts[-1].kind == "data":

@@ -109,6 +109,7 @@ class Gradients(Events):
     def _step(self, optimizer: Any, run: Callable[[], Any], repeats: bool) -> Any:
         if self._template is not None:
             return run()
+        self.own_blocks[self._present_is_real].append(self._takes)
         if not repeats:
             self._materialise()
             result = run()

@@ -76,7 +76,7 @@ class Memo(Gradients):
             assert known is not None and known.output is not None
             instance = self._replay(known, before)
             self._last_forward[id(module)] = instance
-            self._present, self._present_is_real = known, False
+            self._present_is_real = False
             if not trains:
                 return known.output.build(self._tensors(known, instance, given))
             pending = Pending(known, instance, is_real=False)
@@ -97,7 +97,7 @@ class Memo(Gradients):
         finally:
             call = self._stop()
         self._last_forward[id(module)] = instance
-        self._present, self._present_is_real = call, True
+        self._present_is_real = True
         try:
             call.output = Output(output, self._layout_of(instance, given), self._torch.Tensor)
         except CannotRepeat as reason:
@@ -204,6 +204,9 @@ class Memo(Gradients):
             if self._replaying is None:
                 raise Unfaithful("a backward of calls that were replayed has not been seen")
             self._replaying_arguments = [one.instance for one in pending]
+            for owner in self._loose_before_backward:
+                self.program.give(owner)
+            self._loose_before_backward = []
             try:
                 return plain(*arguments, **keywords)
             finally:

@@ -204,9 +204,11 @@ def in_python(program: Program, capacity_bytes: int, settings: AllocatorSettings
 
     def take(owner: tuple[int, int], size: int, stream: int) -> None:
         nonlocal first_retry
-        blocks[owner] = allocator.malloc(size, stream)
-        if first_retry < 0 and counters.alloc_retries:
-            first_retry = len(allocated) - 1
+        try:
+            blocks[owner] = allocator.malloc(size, stream)
+        finally:
+            if first_retry < 0 and counters.alloc_retries:
+                first_retry = len(allocated) - 1
         allocated[-1] = max(allocated[-1], counters.allocated_bytes)
         reserved[-1] = max(reserved[-1], counters.reserved_bytes)
 

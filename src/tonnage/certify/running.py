@@ -23,7 +23,7 @@ class Training:
     ending: Ending
     steps: int
     replayed_parts: int
-    differing_parts: int
+    is_faithful: bool  # whether replayed steps asked for what the ones that were run did
     notes: list[str]
     torch: str
     torch_version: tuple[int, int]
@@ -55,6 +55,6 @@ def run_training(
     if ending.error.startswith(Stopped.__name__):
         ending = Ending("ok")
     return Training(
-        program, ending, memo.step, memo.replayed_parts, memo.differing_parts, sorted(memo.notes), session.modelled,
+        program, ending, memo.step, memo.replayed_parts, not memo.misses_blocks, sorted(memo.notes), session.modelled,
         session.device.torch_version,
     )  # fmt: skip

@@ -31,7 +31,8 @@ def command(words: list[str]) -> int:
     launch = _launch(options)
     with data_on_stdout(True):  # the script's own words, a line for each of many steps, go to standard error
         training = _run(options, launch, gpu)
-    if training.ending.error.startswith("Unfaithful") or (training.differing_parts and not options.every_step):
+    failed = training.ending.outcome == "error"
+    if training.replayed_parts and (failed or not training.is_faithful):
         return _run_every_step(words, training)
     if not training.steps:
         return _no_steps(training)
@@ -91,8 +92,8 @@ def _run(options: Namespace, launch: "Launch", gpu: Gpu) -> "Training":
 
 def _run_every_step(words: list[str], training: "Training") -> int:
     """Begin again without replays: the script does something between its steps that replays would miss."""
-    why = training.ending.error.partition(": ")[2] or "a replayed step asked for other blocks than the one that was run"
-    print(f"tonnage: {why}; every step is run instead, which takes longer.", file=sys.stderr)
+    why = training.ending.error or "the script works on gradients by itself"
+    print(f"tonnage: steps cannot be replayed ({why}); every one is run instead, which takes longer.", file=sys.stderr)
     return subprocess.run([sys.executable, "-m", "tonnage", "certify", "--every-step", *words], check=False).returncode
 
 

@@ -660,11 +660,11 @@ EXPORT i64 tn_run(Machine *m, const i64 *p, i64 count, u64 *allocated, u64 *rese
     default:
       event = 0;
     }
+    if (m->retries && first_retry < 0) first_retry = step;
     if (event >= 0) {
       result[0] = event;
       break;
     }
-    if (m->retries && first_retry < 0) first_retry = step;
   }
   allocated[step] = m->peak_allocated;
   reserved[step] = m->peak_reserved;
