@@ -1,17 +1,20 @@
 """What a program means for a card: whether all of it survives, which steps need most, and which limits would make it safe."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
 from tonnage.allocator import AllocatorSettings
-from tonnage.certify.program import CALL, PART, TAKE, Part, Program
+from tonnage.allocator.segments import DRIVER_RESERVE_BYTES
+from tonnage.certify.program import ALLOWED, CALL, PART, TAKE, Part, Program
 from tonnage.certify.replay import Lived, live_through, operations_of
 from tonnage.hardware import Gpu
 
 _UNLIMITED_BYTES = 2**43
 _SHOWN = 5
+_PATIENCE_S = 20
 _BUCKETS = 6
 
 
@@ -57,6 +60,29 @@ class Certificate:
         return self.lived if self.survives else live_through(_uncapped(self.program), _UNLIMITED_BYTES, self.settings)
 
     @cached_property
+    def needed_bytes(self) -> int | None:
+        """The least memory of a card, in which it survives, to a hundredth; None where finding that would take too long."""
+        low = max(self.in_all.allocated_bytes) + self.lived.outside_bytes
+        high = max(self.in_all.reserved_bytes) + self.lived.outside_bytes + 2 * DRIVER_RESERVE_BYTES
+        program, began = _uncapped(self.program), time.monotonic()
+        while high - low > high // 100:
+            middle = (low + high) // 2
+            if live_through(program, middle, self.settings).failure is None:
+                high = middle
+            else:
+                low = middle
+            if time.monotonic() - began > _PATIENCE_S:
+                return None
+        return high
+
+    @property
+    def own_limit_bytes(self) -> int | None:
+        """What the script allows itself, if that is less than the card has."""
+        operations = self.program.operations
+        limits = [operations[at + 1] for at in operations_of(operations) if operations[at] == ALLOWED]
+        return limits[-1] if limits and 0 <= limits[-1] < self.gpu.memory_bytes else None
+
+    @cached_property
     def heaviest(self) -> list[tuple[Part, int, int]]:
         """The parts that need most, one for each shape: what was allocated and what was reserved in each."""
         lived, shapes, found = self.in_all, set(), []
@@ -71,24 +97,24 @@ class Certificate:
 
     @cached_property
     def changes(self) -> list[Change]:
-        """What makes it safe, each lived through; only what does is told."""
-        return [] if self.survives else [change for change in self._tried() if change.lived.failure is None]
+        """What makes it safe, each lived through; of one that survives tightly, only what makes it more than that."""
+        if self.verdict == "safe":
+            return []
+        return [one for one in self._tried() if one.lived.failure is None and not (self.survives and one.lived.retries)]
 
     def _tried(self) -> list[Change]:
-        found = []
+        found: list[Change] = []
         settings = self.settings
         if not settings.expandable_segments:
             settings = replace(settings, expandable_segments=True)
             lived = self._live(self.program, settings)
-            found.append(Change("PYTORCH_ALLOC_CONF=expandable_segments:True", "nothing", lived))
+            found.append(Change("PYTORCH_ALLOC_CONF=expandable_segments:True", "it costs nothing", lived))
         bucketed = _bucketed(self.program)
         if bucketed is not None:
             sizes, program = bucketed
-            found.append(Change(f"pad to {sizes}", "computing on more padding", self._live(program, self.settings)))
-        limit = self._limit()
-        if limit is not None:
-            found.append(limit)
-        return found
+            found.append(Change(f"pad to {sizes}", "more padding is computed", self._live(program, self.settings)))
+        limit = None if self.survives else self._limit()
+        return [*found, limit] if limit else found
 
     def _live(self, program: Program, settings: AllocatorSettings) -> Lived:
         return live_through(program, self.gpu.memory_bytes, settings)
@@ -111,7 +137,7 @@ class Certificate:
         longer = sum(_size(part) > best[0] for part in parts)
         shape = next(part.shape for part in parts if _size(part) == best[0])
         words = f"max_length={best[0]}" if len(shape) == 2 else f"images of at most {shape[2]} × {shape[3]}"
-        return Change(words, f"{longer:,} of {len(parts):,} batches are cut", best[1])
+        return Change(words, f"{longer:,} of {len(parts):,} batches {'is' if longer == 1 else 'are'} cut", best[1])
 
 
 def certify(program: Program, gpu: Gpu, settings: AllocatorSettings) -> Certificate:
@@ -120,8 +146,6 @@ def certify(program: Program, gpu: Gpu, settings: AllocatorSettings) -> Certific
 
 
 def _uncapped(program: Program) -> Program:
-    from tonnage.certify.program import ALLOWED
-
     operations = program.operations[:]
     for at in operations_of(operations):
         if operations[at] == ALLOWED:

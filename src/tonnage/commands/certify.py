@@ -40,7 +40,7 @@ def command(words: list[str]) -> int:
 
     settings = _settings(training)
     certificate = certify(training.program, gpu, settings)
-    _publish(options, certificate, training, "" if certificate.survives else _larger_card(certificate))
+    _publish(options, certificate, training, _larger_card(certificate))
     if training.ending.outcome == "error" and training.ending.error:
         print(f"tonnage: the script failed: {training.ending.error}", file=sys.stderr)
         return training.ending.exit_status or 1
@@ -115,7 +115,9 @@ def _settings(training: "Training") -> "AllocatorSettings":
 
 
 def _larger_card(certificate: "Certificate") -> str:
-    """The smallest known card that holds all of it."""
+    """The smallest known card that holds all of it, where this one does not and the script's own limit is not what is short."""
+    if certificate.survives or certificate.own_limit_bytes is not None:
+        return ""
     from tonnage.certify.certificate import certify
     from tonnage.hardware import all_gpus
 

@@ -27,9 +27,7 @@ def certificate_lines(certificate: "Certificate", training: "Training", larger_c
     yield f"{title:<{report_width() - len(verdict) - 2}}{verdict}"
     yield from wrapped(verdict_words(certificate))
     if not certificate.survives:
-        in_all = max(certificate.in_all.reserved_bytes) + certificate.lived.outside_bytes
-        holds = f"the {larger_card} holds it" if larger_card else "no known card holds it"
-        yield from wrapped(f"needs {format_bytes(in_all)} in all; {holds}")
+        yield from wrapped(_need_words(certificate, larger_card))
     yield from wrapped(_counts(training))
     yield ""
     rows = [("needs most", "batch", "allocated", "reserved")]
@@ -39,25 +37,36 @@ def certificate_lines(certificate: "Certificate", training: "Training", larger_c
     yield ""
     if first := next((part for part, _, _ in certificate.heaviest if part.kind == "step" and part.step > 1), None):
         yield from wrapped(f"to test a card or a change in one step, put the batch of {_where(first)} first")
-    if not certificate.survives:
+    if certificate.verdict != "safe":
         yield from _change_lines(certificate)
     for note in training.notes:
         yield from wrapped(note)
     yield ""
 
 
+def _need_words(certificate: "Certificate", larger_card: str) -> str:
+    needed, limit = certificate.needed_bytes, certificate.own_limit_bytes
+    at_least = max(certificate.in_all.allocated_bytes) + certificate.lived.outside_bytes
+    words = f"needs {format_bytes(needed)} in all" if needed else f"needs at least {format_bytes(at_least)} in all"
+    if limit is not None:
+        return f"{words}; the script allows itself {format_bytes(limit)}"
+    return f"{words}; the {larger_card} holds it" if larger_card else f"{words}; no known card holds it"
+
+
 def _change_lines(certificate: "Certificate") -> Iterator[str]:
     if not certificate.changes:
-        yield from wrapped(
-            "no limit on lengths that was tried makes it safe here: take a smaller batch, or `tonnage run` for advice"
-        )
+        if not certificate.survives:
+            yield from wrapped(
+                "no limit on lengths makes it safe here: take a smaller batch, or ask `tonnage run` for advice"
+            )
         return
+    yield ""
     yield "  with one of these all of it survives"
     for change in certificate.changes:
         most = max(change.lived.reserved_bytes) + change.lived.outside_bytes
-        yield from wrapped(
-            f"{change.words}: at most {format_bytes(most)}; costs {change.cost}", first=" ✓ ", rest="   "
-        )
+        tight = ", tight" if change.lived.retries else ""
+        words = f"{change.words}: at most {format_bytes(most)}{tight}; {change.cost}"
+        yield from wrapped(words, first=" ✓ ", rest="   ")
 
 
 def verdict_words(certificate: "Certificate") -> str:
@@ -69,7 +78,8 @@ def verdict_words(certificate: "Certificate") -> str:
         words = f"{certificate.verdict}, at most {format_bytes(most)} in {_where(part)}{batch}"
         if lived.retries:
             first = _where(certificate.program.parts[lived.first_retry])
-            words += f"; the cache is emptied {lived.retries:,} times to make room, first in {first}"
+            often = "once" if lived.retries == 1 else f"{lived.retries:,} times"
+            words += f"; the cache is emptied {often} to make room, first in {first}"
         return words
     short = format_bytes(max(failure.segment_bytes - failure.free_bytes, 1))
     asked = f"asked for {format_bytes(failure.requested_bytes)} on top of {format_bytes(failure.allocated_bytes)}"
@@ -118,7 +128,7 @@ def certificate_figures(certificate: "Certificate", training: "Training", larger
         "peak_allocated_bytes": max(lived.allocated_bytes),
         "peak_reserved_bytes": max(lived.reserved_bytes),
         "peak_process_bytes": max(lived.reserved_bytes) + lived.outside_bytes,
-        "needs_bytes": max(certificate.in_all.reserved_bytes) + lived.outside_bytes,
+        "needs_bytes": certificate.needed_bytes,
         "failure": None
         if failure is None
         else {

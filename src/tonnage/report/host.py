@@ -20,7 +20,7 @@ _LABELS = {
     "other": "other tensors",
 }
 # Less than this beside Python and its libraries is not worth a word.
-_WORTH_BYTES = GIB
+_WORTH_BYTES = 2 * GIB
 
 
 def host_capacity_bytes(gpu: str) -> int:
