@@ -31,7 +31,8 @@ def checkpoint_blocks(recording: Recording) -> Rewrite | None:
         saved = [a for a in made if a.died is None or a.died >= ends[number]]
         if _is_whole(block, saved):
             blocks.add(block)
-            parts |= _recomputed(saved, _large(made)[-1])
+            # Beside a huge index or mask nothing else may count: then the last that is saved is the output.
+            parts |= _recomputed(saved, (_large(made) or _large(saved))[-1])
     if len(blocks) < 2:
         return None
     changed = [part for a in recording.allocations for part in parts.get(a.index, [a])]
