@@ -1,4 +1,4 @@
-"""A training of 100,000 steps with lengths that vary: `time tonnage certify --gpu 4090 benchmarks/certify/hundred_thousand.py`."""
+"""Trains for 100,000 steps on lengths that vary: `time tonnage certify --gpu 4090 benchmarks/certify/hundred_thousand.py`."""
 
 import random
 
