@@ -40,7 +40,11 @@ def test_options_of_run_and_names_of_cards_exist(page: str, call: str) -> None:
     if "SCRIPT" in words:
         return
     options = _parser().parse_args(words)
-    assert find_cluster(options.gpus) if options.gpus else [name == "all" or find_gpu(name) for name in options.gpu.split(",")]
+    assert (
+        find_cluster(options.gpus)
+        if options.gpus
+        else [name == "all" or find_gpu(name) for name in options.gpu.split(",")]
+    )
 
 
 def test_targets_of_make_exist() -> None:

@@ -177,7 +177,11 @@ class HostMeter:
     def _mark(self, parameter: Any) -> None:
         try:
             address = parameter.data_ptr() - parameter.storage_offset() * parameter.element_size()
-        except (RuntimeError, NotImplementedError, ValueError):  # a subclass without bytes of its own, a lazy one without a shape
+        except (
+            RuntimeError,
+            NotImplementedError,
+            ValueError,
+        ):  # a subclass without bytes of its own, a lazy one without a shape
             return
         block = self._live.get(address)
         if block and block.part in (CHECKPOINT, Category.OTHER):
