@@ -148,5 +148,51 @@ def workers(folder: Path) -> None:
         pass
 
 
+# -- on a card: what the host holds then
+
+
+def context(folder: Path) -> None:
+    """One tensor on the card."""
+    torch.zeros(1, device="cuda")
+    torch.cuda.synchronize()
+
+
+def libraries(folder: Path) -> None:
+    """A matrix product, a convolution, attention and their backward: cuBLAS, cuDNN and kernels are loaded."""
+    x = torch.randn(8, 64, 64, device="cuda", requires_grad=True)
+    y = torch.nn.functional.scaled_dot_product_attention(x @ x, x, x)
+    torch.nn.functional.conv2d(y[None], torch.randn(8, 8, 3, 3, device="cuda")).sum().backward()
+    torch.cuda.synchronize()
+
+
+def to_card(folder: Path) -> None:
+    """Loaded as it is stored, then moved."""
+    from transformers import AutoModelForCausalLM
+
+    AutoModelForCausalLM.from_pretrained(folder).cuda()
+    torch.cuda.synchronize()
+
+
+def device_map_card(folder: Path) -> None:
+    """Straight to the card."""
+    from transformers import AutoModelForCausalLM
+
+    AutoModelForCausalLM.from_pretrained(folder, device_map="cuda")
+    torch.cuda.synchronize()
+
+
+def checkpoint_to_card(folder: Path) -> None:
+    """Built on the host, moved, and a pickled checkpoint read with `map_location="cuda"`."""
+    model = built(folder).cuda()
+    model.load_state_dict(torch.load(folder / "pytorch_model.bin", map_location="cuda"))
+    torch.cuda.synchronize()
+
+
+def pinned(folder: Path) -> None:
+    """A gigabyte that is pinned, and its copy on the card."""
+    torch.ones(1 << 28).pin_memory().cuda(non_blocking=True)
+    torch.cuda.synchronize()
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]](Path(sys.argv[2]))
