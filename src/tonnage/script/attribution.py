@@ -53,6 +53,9 @@ class HostLedger(Protocol):
     def tick(self) -> None:
         """Some time may have passed."""
 
+    def event(self, kind: int, address: int, size: int, operator: str) -> None:
+        """A large block of the host was made, dropped, pinned or read."""
+
 
 class Observer(Protocol):
     """Whoever wants to know where steps begin and end."""

@@ -91,9 +91,10 @@ class HostMeter:
     def install(self, torch: Any) -> Callable[[], None]:
         """Count from here on; the result undoes it."""
         plain, now = process_memory.plain_process(torch_root()), process_memory.resident()
-        self._own = Resident(
-            max(now.anonymous_bytes - plain.anonymous_bytes, 0), max(now.file_bytes - plain.file_bytes, 0)
-        )
+        if plain is not None:
+            self._own = Resident(
+                max(now.anonymous_bytes - plain.anonymous_bytes, 0), max(now.file_bytes - plain.file_bytes, 0)
+            )
         self._look()
         load = torch.load
 
@@ -142,8 +143,8 @@ class HostMeter:
             del self._live[address]
             self._tensor_bytes -= block.size + block.rounding
             return
-        self.tick()
         if kind == TICK:
+            self.tick()
             return
         place = self._device.attribution.place()
         if kind in (READ, SENT):
@@ -154,6 +155,7 @@ class HostMeter:
             rounding = footprint_bytes(size) - size if self._rounds and kind == ALLOCATED else 0
             self._live[address] = _Block(size, rounding, part, operator.removeprefix("aten::"), place.line)
             self._tensor_bytes += size + rounding
+        self.tick()  # with the block in its place: under a CUDA build it is written already when it is told
         self._rises(place)
 
     def tick(self) -> None:

@@ -20,7 +20,6 @@ class ModelledSession(Session):
     """What kernels of ours ask through `session.active()`."""
 
     device: Device
-    _tells_of_host = True
 
     def __init__(
         self, gpu: Gpu, torch_version: str | None = None, settings: AllocatorSettings | None = None, cards: int = 1

@@ -127,15 +127,16 @@ def machine_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * PAGE
 
 
-def plain_process(torch_root: Path) -> Resident:
-    """A process that has imported this torch and nothing else: looked at once, and kept."""
+def plain_process(torch_root: Path) -> Resident | None:
+    """A process that has imported this torch and nothing else: looked at once, and kept. None where it cannot: NVIDIA's libraries
+    may be missing, which stand-ins take the place of here."""
     facts = f"{torch_root} {(torch_root / 'version.py').read_text()} {sys.version}"
     kept = cache_folder() / f"plain-{sha256(facts.encode()).hexdigest()[:20]}.json"
     with suppress(OSError, ValueError, TypeError):
         return Resident(**json.loads(kept.read_text()))
     run = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True, check=False)
     if run.returncode:
-        return Resident()
+        return None
     anonymous, file = (int(word) << 10 for word in run.stdout.split()[-2:])
     found = Resident(anonymous, file)
     with suppress(OSError):

@@ -35,7 +35,6 @@ class Session(ABC):
     """
 
     device: RecordedDevice
-    _tells_of_host = False  # whether allocations of the host are told to `host`
 
     def __init__(self, gpu: Gpu, torch: Any, torch_version: str | None, cards: int) -> None:
         self.torch = torch
@@ -69,7 +68,7 @@ class Session(ABC):
 
         self.device.attribution.lines.source_of = source_of
         self._install()
-        if self._tells_of_host and process_memory.is_known():
+        if process_memory.is_known():
             self.host = HostMeter(self.device)
             self._undo.append(self.host.install(self.torch))
             self.device.attribution.host = self.host

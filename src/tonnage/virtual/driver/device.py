@@ -22,12 +22,14 @@ from tonnage.ledger import Category
 from tonnage.recording.records import MarkKind, SegmentAction
 from tonnage.recording.records import OutOfMemory as OutOfMemoryRecord
 from tonnage.virtual.driver.loading import installed_release
+from tonnage.virtual import host_memory
 from tonnage.virtual.recorded import RecordedDevice
 
 # `TnEvent` of native/core.h: kind, device, address, size, serial, thread, operation, dtype, dims, reserved, shape
 _EVENT = struct.Struct("=iiQqqQiiii8q")
 _AT_ONCE = 4096
 _ALLOC, _FREE, _OOM = 1, 2, 7
+_HOST = {8: host_memory.ALLOCATED, 9: host_memory.FREED, 10: host_memory.PINS, 11: host_memory.SENT}
 _SEGMENTS: dict[int, SegmentAction] = {3: "segment_alloc", 4: "segment_free", 5: "segment_map", 6: "segment_unmap"}
 # c10::ScalarType, by number
 _DTYPES = (
@@ -190,6 +192,9 @@ class DriverDevice(RecordedDevice):
                     self.on_freed(address)
                 elif kind == _OOM:
                     self._note_oom(size, self._operator(operation), shape)
+                elif kind in _HOST:
+                    if self.attribution.host:
+                        self.attribution.host.event(_HOST[kind], address, abs(size), self._operator(operation))
                 elif kind in _SEGMENTS:
                     self.segment_changed(_SEGMENTS[kind], address, size, 0)
 

@@ -335,4 +335,5 @@ TN_EXPORT void tn_copy(void *to, const void *from, size_t size) {
   int to_device = tn_is_device(to), from_device = tn_is_device(from);
   if (!to_device && !from_device) memmove(to, from, size);
   else if (!to_device) read_back(to, size);
+  else if (!from_device && size >= TN_HOST_LARGE) tn_log(TN_HOST_SENT, 0, (uint64_t)from, (int64_t)size);
 }

@@ -24,8 +24,10 @@ typedef struct {
 } TnCard;
 
 enum TnKind {
-  TN_ALLOC = 1, TN_FREE, TN_SEGMENT_ALLOC, TN_SEGMENT_FREE, TN_SEGMENT_MAP, TN_SEGMENT_UNMAP, TN_OOM, TN_HOST_ALLOC, TN_HOST_FREE
+  TN_ALLOC = 1, TN_FREE, TN_SEGMENT_ALLOC, TN_SEGMENT_FREE, TN_SEGMENT_MAP, TN_SEGMENT_UNMAP, TN_OOM,
+  TN_HOST_ALLOC, TN_HOST_FREE, TN_HOST_PIN, TN_HOST_SENT  // of the host; sent: read by a copy to the card
 };
+#define TN_HOST_LARGE (1 << 20)  // smaller blocks of the host are not told
 
 // One event of the log, in the order in which things happened.
 typedef struct {

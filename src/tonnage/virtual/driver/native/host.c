@@ -53,6 +53,7 @@ TN_EXPORT void *tn_host_alloc(size_t size, int kind) {
   void *pointer = mmap(NULL, size ? size : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (pointer == MAP_FAILED) return NULL;
   add((Piece){(uintptr_t)pointer, size, kind});
+  if (kind != TN_MANAGED && size >= TN_HOST_LARGE) tn_log(TN_HOST_PIN, 0, (uint64_t)pointer, (int64_t)size);
   return pointer;
 }
 
@@ -60,6 +61,7 @@ TN_EXPORT int tn_host_free(void *pointer) {
   Piece found = drop((uintptr_t)pointer);
   if (!found.start) return 0;
   munmap(pointer, found.size ? found.size : 1);
+  if (found.size >= TN_HOST_LARGE) tn_log(TN_HOST_FREE, 0, (uint64_t)pointer, (int64_t)found.size);
   return 1;
 }
 

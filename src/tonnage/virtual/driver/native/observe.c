@@ -1,8 +1,9 @@
 // What torch itself tells: which operator runs, which block was made or dropped, and the tensor that it is for.
 //
-// Nothing here is compiled against torch. Three of its exported functions are found by name and called or stood before:
+// Nothing here is compiled against torch. Four of its exported functions are found by name and called or stood before:
 //   at::addGlobalCallback(RecordFunctionCallback)      the begin and end of every operator
 //   c10::reportMemoryUsageToProfiler(...)              every block that the caching allocator hands out or takes back
+//   c10::memoryProfilingEnabled()                      torch's allocator of the host tells of its blocks only where this says yes
 //   at::detail::empty_generic, empty_strided_generic   the shape and type of the tensor that asks for a block
 // This library is loaded before torch with global symbols, so torch's own calls of the latter arrive here first.
 #define _GNU_SOURCE
@@ -15,7 +16,8 @@
 #include <string.h>
 
 #define DEPTH 256
-#define CUDA_DEVICE 1  // c10::DeviceType::CUDA
+#define CPU_DEVICE 0  // c10::DeviceType
+#define CUDA_DEVICE 1
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static void (*on_events)(void);
@@ -160,10 +162,22 @@ typedef void Report(void *, int64_t, size_t, size_t, uint16_t);
 TN_EXPORT void report_memory(void *, int64_t, size_t, size_t, uint16_t) __asm__("_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE");
 void report_memory(void *pointer, int64_t size, size_t allocated, size_t reserved, uint16_t device) {
   static Report *plain;
-  if (size > 0) tn_end_request();
-  if ((device & 0xff) == CUDA_DEVICE) tn_log(size > 0 ? TN_ALLOC : TN_FREE, device >> 8, (uint64_t)pointer, size);
+  if ((device & 0xff) == CUDA_DEVICE) {
+    if (size > 0) tn_end_request();
+    tn_log(size > 0 ? TN_ALLOC : TN_FREE, device >> 8, (uint64_t)pointer, size);
+  } else if ((device & 0xff) == CPU_DEVICE && (size >= TN_HOST_LARGE || size <= -TN_HOST_LARGE)) {
+    tn_log(size > 0 ? TN_HOST_ALLOC : TN_HOST_FREE, 0, (uint64_t)pointer, size);
+  }
   if (!plain) plain = (Report *)own("libc10.so", "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE");
   if (plain) plain(pointer, size, allocated, reserved, device);
+}
+
+TN_EXPORT unsigned char profiles_memory(void) __asm__("_ZN3c1022memoryProfilingEnabledEv");
+unsigned char profiles_memory(void) {
+  static unsigned char (*plain)(void);
+  if (is_open) return 1;
+  if (!plain) plain = (unsigned char (*)(void))own("libc10.so", "_ZN3c1022memoryProfilingEnabledEv");
+  return plain ? plain() : 0;
 }
 
 typedef void OutOfMemory(int64_t, size_t, size_t, uint16_t);
