@@ -33,6 +33,9 @@ def test_one_that_dies_names_the_step_and_what_would_save_it() -> None:
 def test_steps_and_epochs_can_be_limited() -> None:
     done = run_tonnage("certify", "--gpu", "4090", "--steps", "3", SCRIPT)
     assert done.returncode == 0 and "\n  3 steps" in done.stdout
+    # Its evaluations walk through their own data many times, which are no epochs.
+    done = run_tonnage("certify", "--gpu", "4090", "--epochs", "2", SCRIPT, "--steps", "11", "--epochs", "4")
+    assert done.returncode == 0 and "\n  22 steps" in done.stdout, done.stdout
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_afterwards_there_is_no_card_and_numbers_are_numbers():
             "  parameters * GiB *",
             "  largest at the peak",
             "*0.50 GiB 2 × float32 [[]16384, 4096[]]*test_memory.py:14",
-            "  to save memory: half the batch: saves * GiB, costs twice the steps",
+            "  to save memory: half the batch: saves * GiB, costs twice the steps*",
             '  if it is meant to need this much: limit="1.* GiB"',
         ]
     )

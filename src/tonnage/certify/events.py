@@ -78,7 +78,9 @@ class Events:
         self._waiting: list[int] | None = None  # for a backward to reach what was run
         self._replaying_arguments: list[int] = []
         self._anchor_tensor: Any = None
-        self._epochs: dict[int, int] = {}
+        self._loader = 0  # that the last batch came from
+        self._epochs: dict[int, int] = {}  # passes over each loader so far
+        self._training_loaders: set[int] = set()
         self._itemsize = {str(dtype).removeprefix("torch."): dtype.itemsize for dtype in _dtypes(self._torch)}
 
     # -- events of the card
@@ -339,6 +341,7 @@ class Events:
 
     def _root_begins(self, trains: bool, shape: tuple[int, ...], replayed: bool) -> None:
         if trains:
+            self._training_loaders.add(self._loader)
             if self._stepped and 0 < self.most_steps <= self.step:
                 raise Stopped
             self.micro_batch = 1 if self._stepped else self.micro_batch + 1

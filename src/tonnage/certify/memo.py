@@ -280,16 +280,20 @@ class Memo(Gradients):
         plain_next, plain_iter = dataloader._BaseDataLoaderIter.__next__, dataloader.DataLoader.__iter__
 
         def following(iterator: Any) -> Any:
+            memo._loader = getattr(iterator, "_tonnage_loader", 0)
             if memo._template is None and memo.program.parts[-1].kind != "data":
                 memo._begin(Part("data", memo.step))
             return plain_next(iterator)
 
         def beginning(loader: Any) -> Any:
-            if memo.most_epochs and loader.dataset is not None:
-                passes = memo._epochs[id(loader)] = memo._epochs.get(id(loader), 0) + 1
-                if passes > memo.most_epochs and memo._torch.is_grad_enabled():
-                    raise Stopped
-            return plain_iter(loader)
+            passes = memo._epochs[id(loader)] = memo._epochs.get(id(loader), 0) + 1
+            if (
+                0 < memo.most_epochs < passes and id(loader) in memo._training_loaders
+            ):  # those of evaluations are walked often
+                raise Stopped
+            iterator = plain_iter(loader)
+            iterator._tonnage_loader = id(loader)
+            return iterator
 
         dataloader._BaseDataLoaderIter.__next__ = following
         dataloader.DataLoader.__iter__ = beginning

@@ -12,8 +12,8 @@ def add_page_options(parser: ArgumentParser) -> None:
 
 def page_of(options: Namespace) -> Path | None:
     """The file for the page, checked before any work is done for it."""
-    from tonnage.report.output import page_target
-
     if options.html is None and not options.open:
         return None
+    from tonnage.report.output import page_target
+
     return page_target(options.html, opens=options.open, force=options.force)

@@ -6,6 +6,7 @@ for ever (a leak, a cache without a bound), where most of what it holds lies unu
 for but in an evaluation, a checkpoint or batches that wait, and a tenth of it need not be there.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from tonnage.explain.case import Case
@@ -57,8 +58,7 @@ def advice_for(recording: Recording) -> Advice:
     if recording.oom is None:
         ahead, advice = outlook_of(recording), advise(recording)
         others = () if ahead.climb and ahead.fixes else advice.fixes
-        by_how = {fix.how: fix for fix in reversed((*ahead.fixes, *others))}
-        return replace(advice, fixes=tuple(reversed(by_how.values())), outlook=ahead)
+        return replace(advice, fixes=_one_of_a_kind((*ahead.fixes, *others)), outlook=ahead)
     found = diagnose(recording)
     return Advice(found.fixes, found.larger_card, found.sentence, found.total)
 
@@ -126,7 +126,13 @@ def _fixes(named: Finding | None, findings: list[Finding], advice: Advice) -> tu
     own = named.fixes if named else ()
     others = [fix for finding in findings if finding is not named for fix in finding.fixes]
     ranked = sorted([*others, *advice.fixes], key=lambda fix: (not fix.rescues, -fix.saves_bytes))
-    by_how: dict[str, Fix] = {}
-    for fix in [*own, *ranked]:
-        by_how.setdefault(fix.how, fix)
-    return tuple(by_how.values())
+    return _one_of_a_kind((*own, *ranked))
+
+
+def _one_of_a_kind(fixes: Iterable[Fix]) -> tuple[Fix, ...]:
+    """Each way once, and each change that saves the same bytes: a cause and a rewrite may offer it in other words."""
+    found: list[Fix] = []
+    for fix in fixes:
+        if all(fix.how != one.how and (fix.change, fix.saves_bytes) != (one.change, one.saves_bytes) for one in found):
+            found.append(fix)
+    return tuple(found)

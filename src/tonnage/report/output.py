@@ -8,17 +8,17 @@ from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
 from tonnage.errors import OutputExists, RequestError
-from tonnage.recording import Recording
 
 if TYPE_CHECKING:
     from tonnage.explain.cards import AllCards
+    from tonnage.recording import Recording
     from tonnage.report.campaign import Campaign
 
 STANDARD_OUTPUT = "-"
 
 
 def publish(
-    answers: Sequence[Recording],
+    answers: "Sequence[Recording]",
     *,
     json_target: str = "",
     page: Path | None = None,

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=12)
+parser.add_argument("--epochs", type=int, default=1)
 parser.add_argument("--longest", type=int, default=4)
 parser.add_argument("--accumulate", type=int, default=1)
 parser.add_argument("--precision", default="fp32")
@@ -43,7 +44,8 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
 scaler = torch.amp.GradScaler("cuda", enabled=options.precision == "fp16")
 kept = []
-for step, batch in enumerate(loader, 1):
+validation = DataLoader([0, 1], None, collate_fn=lambda _: torch.ones(8, 128, dtype=torch.long))
+for step, batch in enumerate((batch for _ in range(options.epochs) for batch in loader), 1):
     batch = batch.cuda()
     with torch.autocast("cuda", torch.float16, enabled=options.precision == "fp16"):
         logits = model(batch)
@@ -68,8 +70,9 @@ for step, batch in enumerate(loader, 1):
             optimizer.zero_grad()
     if step % 5 == 0:
         model.eval()
-        with torch.no_grad():
-            scores = [model(torch.ones(8, 128, dtype=torch.long).cuda()).argmax(-1) for _ in range(2)]
+        for batch in validation:
+            with torch.no_grad():
+                scores = model(batch.cuda()).argmax(-1)
         del scores
         model.train()
     print("step", step, flush=True)

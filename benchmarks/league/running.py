@@ -1,0 +1,73 @@
+"""Runs scripts on virtual GPUs, each in a fork of one process that has loaded torch and the libraries."""
+
+import contextlib
+import importlib
+import multiprocessing
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FORKS = multiprocessing.get_context("fork")
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """How a virtual run ended, and its peaks in bytes on a card without a limit."""
+
+    outcome: str  # of the run under the card's limit: "ok", "oom" or "error"
+    allocated: int = 0
+    reserved: int = 0
+    process: int = 0
+    error: str = ""
+    seconds: float = 0.0
+
+
+def preload(*modules: str) -> None:
+    """Load torch and the libraries once, for every fork that follows."""
+    from tonnage.virtual.builds import preload as load_torch
+
+    load_torch()
+    for module in modules:
+        importlib.import_module(module)
+
+
+def run(
+    script: Path, words: Sequence[str], gpu: str, torch: str | None = None, timeout_s: float = 300, **environment: str
+) -> Peaks:
+    """The peaks of a script on a card of the catalogue. A run that dies goes on without the limit."""
+    ours, theirs = FORKS.Pipe(duplex=False)
+    child = FORKS.Process(target=_in_child, args=(theirs, script, list(words), gpu, torch, environment))
+    began = time.perf_counter()
+    child.start()
+    theirs.close()
+    found = Peaks("error", error="took too long")
+    if ours.poll(timeout_s):
+        try:
+            found = ours.recv()
+        except EOFError:
+            found = Peaks("error", error="the process died")
+    child.kill()
+    child.join()
+    return Peaks(**(vars(found) | {"seconds": time.perf_counter() - began}))
+
+
+def _in_child(
+    pipe: Any, script: Path, words: list[str], gpu: str, torch: str | None, environment: dict[str, str]
+) -> None:
+    os.environ |= environment
+    from tonnage.hardware import find_cuda_gpu
+    from tonnage.virtual.script import run_script
+
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+        recording = run_script(script, words, gpu=find_cuda_gpu(gpu), torch_version=torch)
+    pipe.send(peaks_of(recording))
+
+
+def peaks_of(recording: Any) -> Peaks:
+    """The peaks of the whole run; `outcome` is that of the part which the card saw."""
+    whole = recording.whole or recording
+    peaks = whole.peak_allocated_bytes, whole.peak_reserved_bytes, whole.peak_process_bytes
+    return Peaks(recording.header.outcome, *peaks, whole.header.error)
