@@ -1,6 +1,6 @@
 """Predicted against measured memory of the host, for ways of loading models of 1 to 6 GB.
 
-    python benchmarks/host_memory.py [--small] [--only WAY ...] [--output FILE]
+    python benchmarks/host_memory.py [--small] [--only WAY ...] [--model NAME] [--card] [--output FILE]
 
 Each way of `host_memory_ways.py` is run twice: plainly, with its pages read from /proc every few milliseconds (and the system's
 own high-water mark), and by `tonnage run` on a virtual GPU, which counts tensors by their storages and mapped files by what
@@ -25,6 +25,7 @@ MODELS = {
     "0.6b-bfloat16": (10, 2048, "bfloat16"),
     "1.2b-bfloat16": (22, 2048, "bfloat16"),
     "0.3b-float32": (6, 1536, "float32"),
+    "2.9b-bfloat16": (24, 3072, "bfloat16"),
 }
 CASES = {
     "load_state_dict": "0.3b-float32",
@@ -42,7 +43,7 @@ CASES = {
     "load_file_assigned": "1.2b-bfloat16",
     "workers": "0.3b-float32",
 }
-# These need a card: they are measured there (`--measured`), and nothing is predicted.
+# These need a card to be measured (`--card`).
 ON_A_CARD = {
     "context": "0.3b-float32",
     "libraries": "0.3b-float32",
@@ -115,7 +116,9 @@ def _private(process: str) -> int:
 
 def predict(words: list[str]) -> dict[str, Any]:
     """What `tonnage run` says of the same script."""
-    tonnage = [str(Path(sys.executable).with_name("tonnage")), "run", "--gpu", "h200", "--json", "-"]
+    start = "from tonnage.commands.main import main; main()"
+    tonnage = [sys.executable, "-c", start, "run", "--gpu", "h200", "--json", "-"]
+    began = time.perf_counter()
     run = subprocess.run([*tonnage, *words], capture_output=True, text=True, check=False)
     if run.returncode:
         raise SystemExit(run.stderr[-2000:])
@@ -124,6 +127,7 @@ def predict(words: list[str]) -> dict[str, Any]:
     return {
         "anonymous_bytes": host["needed_bytes"] - libraries - host["peak"]["parts"].get("shared_memory", 0),
         "file_bytes": host["mapped_peak_bytes"] + libraries,
+        "seconds": round(time.perf_counter() - began, 1),
         "resident_bytes": host["resident_peak_bytes"],
         "line": host["peak"]["line"],
         "parts": host["peak"]["parts"],
@@ -162,25 +166,22 @@ def main() -> None:
     """All ways, model by model, so that one checkpoint is on the disk at a time."""
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true")
-    parser.add_argument("--only", nargs="*", default=list(CASES), choices=list(CASES))
-    parser.add_argument(
-        "--measured", action="store_true", help="on a machine with a card: measure all ways, predict none"
-    )
+    parser.add_argument("--only", nargs="*", choices=list(CASES | ON_A_CARD))
+    parser.add_argument("--model", choices=list(MODELS), help="this one for all ways, instead of each way's own")
+    parser.add_argument("--card", action="store_true", help="there is a card: measure those ways, too, that need one")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     rows: dict[str, Any] = {}
-    cases = CASES | ON_A_CARD if options.measured else CASES
+    cases = CASES | ON_A_CARD if options.card else CASES
+    chosen = {way: options.model or model for way, model in cases.items() if not options.only or way in options.only}
     for model in MODELS:
-        ways = [way for way in (cases if options.measured else options.only) if cases[way] == model]
+        ways = [way for way in chosen if chosen[way] == model]
         if not ways:
             continue
         with TemporaryDirectory() as folder:
             make(Path(folder) / model, model, small=options.small)
             for way in ways:
-                if options.measured:
-                    rows[way] = {"model": model, "measured": measure([str(WAYS), way, str(Path(folder) / model)])}
-                else:
-                    rows[way] = {"model": model} | compare(way, Path(folder) / model)
+                rows[way] = {"model": model} | compare(way, Path(folder) / model)
                 _write(options.output, rows)
                 sizes = {kind: round(size / 2**30, 2) for kind, size in rows[way]["measured"].items()}
                 print(way, model, sizes, rows[way].get("error", ""), flush=True)

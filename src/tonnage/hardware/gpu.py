@@ -69,3 +69,4 @@ class Overhead:
 
     size_bytes: int
     source: str
+    host_bytes: int = 0  # what it holds of the host's memory

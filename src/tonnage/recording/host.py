@@ -6,7 +6,8 @@
 | `checkpoint`    | such tensors that `torch.load` made and that no module took over                |
 | `pinned`        | page-locked blocks, rounded up and kept as PyTorch's host allocator does        |
 | `python`        | the interpreter's objects, those of libraries, and small tensors                |
-| `libraries`     | code of the process that is in memory; CUDA's own is not among it               |
+| `libraries`     | code of the process that is in memory                                           |
+| `cuda`          | what CUDA's context and libraries hold on the host of a real card               |
 | `workers`       | what data loader workers and other children hold for themselves                 |
 | `shared_memory` | segments of /dev/shm, by which workers hand over batches                        |
 | `rounding`      | what torch's CPU allocator takes beyond the tensors (on ARM, whole huge pages)  |
@@ -21,8 +22,8 @@ from typing import Any
 
 from tonnage.recording.checks import check_values, is_count, is_sizes, is_word_list, is_words
 
-CHECKPOINT, PINNED, PYTHON, LIBRARIES, WORKERS, SHARED, ROUNDING, MAPPED = (
-    "checkpoint", "pinned", "python", "libraries", "workers", "shared_memory", "rounding", "mapped_files",
+CHECKPOINT, PINNED, PYTHON, LIBRARIES, CUDA, WORKERS, SHARED, ROUNDING, MAPPED = (
+    "checkpoint", "pinned", "python", "libraries", "cuda", "workers", "shared_memory", "rounding", "mapped_files",
 )  # fmt: skip
 LARGEST = 8
 HOST_KEY = "host"  # of the header's table

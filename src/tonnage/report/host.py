@@ -9,12 +9,13 @@ from rich.text import Text
 from tonnage.errors import UnknownGpu
 from tonnage.hardware.cluster import find_cluster
 from tonnage.recording import ClusterSummary, Recording
-from tonnage.recording.host import LIBRARIES, MAPPED, PYTHON, HostMemory, HostMoment
+from tonnage.recording.host import CUDA, LIBRARIES, MAPPED, PYTHON, HostMemory, HostMoment
 from tonnage.report.lines import packed, wrapped
 from tonnage.units import GIB, format_bytes
 
 _LABELS = {
     "python": "Python",
+    "cuda": "CUDA's context and libraries",
     "checkpoint": "checkpoint being read",
     "rounding": "rounded up by the allocator",
     "other": "other tensors",
@@ -54,7 +55,7 @@ def host_lines(recording: Recording, *, verbose: bool = False) -> Iterator[Text]
 
 def is_much(host: HostMemory) -> bool:
     """Whether tensors, workers or files take so much of the host that people should know."""
-    own = sum(host.peak.parts.get(part, 0) for part in (PYTHON, LIBRARIES))
+    own = sum(host.peak.parts.get(part, 0) for part in (PYTHON, LIBRARIES, CUDA))
     return max(host.needed_bytes - own, host.mapped_peak_bytes) >= _WORTH_BYTES
 
 

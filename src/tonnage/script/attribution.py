@@ -56,6 +56,9 @@ class HostLedger(Protocol):
     def event(self, kind: int, address: int, size: int, operator: str) -> None:
         """A large block of the host was made, dropped, pinned or read."""
 
+    def card_used(self) -> None:
+        """The card's context is there, and maybe another library of CUDA."""
+
 
 class Observer(Protocol):
     """Whoever wants to know where steps begin and end."""

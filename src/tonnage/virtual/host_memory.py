@@ -8,7 +8,7 @@ libraries, Python's objects) is real, so it is looked at from time to time, less
 import time
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tonnage.ledger import Category
 from tonnage.recording.host import (
     CHECKPOINT,
+    CUDA,
     LIBRARIES,
     MAPPED,
     PINNED,
@@ -30,7 +31,7 @@ from tonnage.recording.host import (
 from tonnage.script.lines import NOWHERE, Place
 from tonnage.virtual import process_memory
 from tonnage.virtual.cpu_allocator import footprint_bytes, takes_huge_pages
-from tonnage.virtual.driver.loading import torch_root
+from tonnage.virtual.driver.loading import is_cuda_build, torch_root
 from tonnage.virtual.process_memory import MappedFile, Resident
 
 if TYPE_CHECKING:
@@ -81,6 +82,10 @@ class HostMeter:
         self._mapped_peak = (0, 0)
         self._resident_peak = 0
         self._own = Resident()
+        self._kept: dict[int, int] = {}  # freed blocks that torch's allocator has not given back to the system
+        self._cuda_bytes = 0  # none in a process that never uses the card
+        self._import_bytes = 0  # what importing a CUDA build takes beyond the torch that is installed
+        self._place = NOWHERE
         self._reading_checkpoint = 0
         self._modules: weakref.WeakSet[Any] = weakref.WeakSet()
         self._next_look = 0.0
@@ -91,10 +96,12 @@ class HostMeter:
     def install(self, torch: Any) -> Callable[[], None]:
         """Count from here on; the result undoes it."""
         plain, now = process_memory.plain_process(torch_root()), process_memory.resident()
-        if plain is not None:
-            self._own = Resident(
-                max(now.anonymous_bytes - plain.anonymous_bytes, 0), max(now.file_bytes - plain.file_bytes, 0)
-            )
+        self._own = Resident(
+            max(now.anonymous_bytes - plain.anonymous_bytes, 0), max(now.file_bytes - plain.file_bytes, 0)
+        )
+        if not is_cuda_build(torch_root()):
+            imported = self._device.gpu.overheads["torch"].host_bytes
+            self._import_bytes = max(imported - plain.anonymous_bytes - plain.file_bytes, 0)
         self._look()
         load = torch.load
 
@@ -110,7 +117,7 @@ class HostMeter:
         hook = torch.nn.modules.module.register_module_parameter_registration_hook(self._registered)
 
         def undo() -> None:
-            self._look()
+            self._look(self._place)
             hook.remove()
             if torch.load is counted:
                 torch.load = load
@@ -142,26 +149,40 @@ class HostMeter:
                 self._write_down(self._open)
             del self._live[address]
             self._tensor_bytes -= block.size + block.rounding
+            if process_memory.is_mapped(address):
+                self._kept[address] = block.size
             return
         if kind == TICK:
             self.tick()
             return
-        place = self._device.attribution.place()
+        place = self._place = self._device.attribution.place()
+        if kind == ALLOCATED and not operator and process_memory.is_shared(address):
+            return  # a file or shared memory that was mapped, which torch tells of as of its own blocks
         if kind in (READ, SENT):
             if not self._files.read(address, size, really=kind == READ):
                 return
         else:
             part = PINNED if kind == PINS else CHECKPOINT if self._reading_checkpoint else Category.OTHER.value
             rounding = footprint_bytes(size) - size if self._rounds and kind == ALLOCATED else 0
+            self._kept.pop(address, None)
             self._live[address] = _Block(size, rounding, part, operator.removeprefix("aten::"), place.line)
             self._tensor_bytes += size + rounding
-        self.tick()  # with the block in its place: under a CUDA build it is written already when it is told
+        self.tick()  # with the block in its place: a CUDA build may have written it when it is told
         self._rises(place)
 
     def tick(self) -> None:
         """Look at the process, if that is due."""
         if time.perf_counter() >= self._next_look:
             self._look()
+
+    def card_used(self) -> None:
+        """Count what CUDA holds on the host by now."""
+        known = self._device.gpu.overheads
+        held = self._import_bytes + sum(known[part].host_bytes for part in self._device.overhead_parts if part in known)
+        if held != self._cuda_bytes:
+            self._cuda_bytes = held
+            self.tick()
+            self._rises(self._device.attribution.place())
 
     def categorise(self, category: Category, addresses: Iterable[int]) -> None:
         """What these tensors turned out to be for."""
@@ -194,7 +215,7 @@ class HostMeter:
     def _rises(self, place: Place) -> None:
         who = self._device.attribution
         mapped, size = self._files.bytes
-        needed = self._tensor_bytes + sum(self._beside.values())
+        needed = self._tensor_bytes + sum(self._beside.values()) + self._cuda_bytes
         if mapped > self._mapped_peak[0]:
             self._mapped_peak = mapped, size
         self._resident_peak = max(self._resident_peak, needed + mapped)
@@ -203,7 +224,7 @@ class HostMeter:
             height = self._heights[who.phase] = _Height()
         if needed > height.needed:
             height.needed, height.step, height.place = needed, who.step, place
-            height.blocks, height.beside = None, self._beside | {MAPPED: mapped}
+            height.blocks, height.beside = None, self._beside | {CUDA: self._cuda_bytes, MAPPED: mapped}
             self._open = height
 
     def _write_down(self, height: _Height) -> None:
@@ -212,11 +233,15 @@ class HostMeter:
 
     # The process
 
-    def _look(self) -> None:
+    def _look(self, place: Place | None = None) -> None:
         began = time.thread_time()
+        self._device.drain()
         now = process_memory.resident()
         self._files.look()
-        written = process_memory.resident_bytes((address, block.size) for address, block in self._live.items())
+        tensors = _Stretches()
+        for address, size in [*self._kept.items(), *((address, block.size) for address, block in self._live.items())]:
+            tensors.add(address, address + size)
+        written = process_memory.resident_bytes(tensors)
         records = _RECORD_BYTES * len(self._device.allocations)
         libraries = max(now.file_bytes - self._files.resident_bytes - self._own.file_bytes, 0)
         objects = max(now.anonymous_bytes - written - self._own.anonymous_bytes - records, 0)
@@ -229,7 +254,7 @@ class HostMeter:
             for parameter in module._parameters.values():
                 if parameter is not None and parameter.is_cpu:
                     self._mark(parameter)
-        self._rises(self._device.attribution.place())
+        self._rises(place or self._device.attribution.place())
         took = time.thread_time() - began
         self._next_look = time.perf_counter() + max(took / _SHARE, _SHORTEST_S)
 
@@ -314,12 +339,16 @@ class _Files:
 
 
 class _Stretches:
-    """Addresses that were read, each counted once."""
+    """Stretches of addresses, each counted once."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._ends: list[int] = []
         self.total = 0
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        """Each stretch as its address and size."""
+        return ((start, end - start) for start, end in zip(self._starts, self._ends, strict=True))
 
     def add(self, start: int, end: int) -> None:
         """Add from `start` to before `end`, joined with what it touches."""

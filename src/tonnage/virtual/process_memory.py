@@ -18,8 +18,12 @@ from tonnage.virtual.cache import cache_folder
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 _SMALLEST_FILE = 1 << 20
-_PROBE = """
-import torch
+_PROBES = (
+    "import torch",
+    # NVIDIA's libraries may be missing, whose place stand-ins take.
+    "from tonnage.virtual.builds import preload; preload()",
+)
+_TELL = """
 print(*(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(("RssAnon", "RssFile"))))
 """
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -71,6 +75,17 @@ def is_mapped(address: int) -> bool:
     """Whether there is memory of any kind at an address."""
     page = ctypes.c_void_p(address - address % PAGE)
     return not _libc.mincore(page, ctypes.c_size_t(PAGE), ctypes.create_string_buffer(1))
+
+
+def is_shared(address: int) -> bool:
+    """Whether a file is mapped at an address, or memory that other processes may share."""
+    with open("/proc/self/maps") as maps:
+        for row in maps:
+            stretch, _, _, _, inode, *_ = row.split(maxsplit=5)
+            start, end = (int(number, 16) for number in stretch.split("-"))
+            if start <= address < end:
+                return inode != "0"
+    return False
 
 
 def mapped_files() -> list[MappedFile]:
@@ -127,18 +142,19 @@ def machine_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * PAGE
 
 
-def plain_process(torch_root: Path) -> Resident | None:
-    """A process that has imported this torch and nothing else: looked at once, and kept. None where it cannot: NVIDIA's libraries
-    may be missing, which stand-ins take the place of here."""
+def plain_process(torch_root: Path) -> Resident:
+    """A process that has imported this torch and nothing else: looked at once, and kept."""
     facts = f"{torch_root} {(torch_root / 'version.py').read_text()} {sys.version}"
     kept = cache_folder() / f"plain-{sha256(facts.encode()).hexdigest()[:20]}.json"
     with suppress(OSError, ValueError, TypeError):
         return Resident(**json.loads(kept.read_text()))
-    run = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True, check=False)
-    if run.returncode:
-        return None
-    anonymous, file = (int(word) << 10 for word in run.stdout.split()[-2:])
-    found = Resident(anonymous, file)
+    for probe in _PROBES:
+        run = subprocess.run([sys.executable, "-c", probe + _TELL], capture_output=True, text=True, check=False)
+        if run.returncode == 0:
+            break
+    else:
+        return Resident()
+    found = Resident(*(int(word) << 10 for word in run.stdout.split()[-2:]))
     with suppress(OSError):
         kept.write_text(json.dumps(asdict(found)))
     return found

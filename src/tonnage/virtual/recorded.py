@@ -108,6 +108,11 @@ class RecordedDevice(ABC):
         """The allocator took memory from the card, or gave some back."""
         self.sequence += 1
         self.segments.append(SegmentEvent(self.sequence, action, address, size, stream))
+        if self.attribution.host:
+            self.attribution.host.card_used()
+
+    def drain(self) -> None:  # noqa: B027 - only a device that keeps a log has something to do
+        """Count everything that has happened until now."""
 
     # Called by the attribution
 
