@@ -21,8 +21,8 @@ from tonnage.hardware import Gpu
 from tonnage.ledger import Category
 from tonnage.recording.records import MarkKind, SegmentAction
 from tonnage.recording.records import OutOfMemory as OutOfMemoryRecord
-from tonnage.virtual.driver.loading import installed_release
 from tonnage.virtual import host_memory
+from tonnage.virtual.driver.loading import installed_release
 from tonnage.virtual.recorded import RecordedDevice
 
 # `TnEvent` of native/core.h: kind, device, address, size, serial, thread, operation, dtype, dims, reserved, shape
