@@ -7,9 +7,12 @@ from functools import cache
 
 import pytest
 
+import cuda_build
+from cuda_build import needs_cuda_build
+from tonnage.hardware import find_gpu
 from tonnage.units import MIB
 from tonnage.virtual.host_memory import _Stretches
-from virtual_runs import run_tonnage
+from virtual_runs import TONNAGE
 
 pytest.importorskip("torch")
 
@@ -57,9 +60,16 @@ def folder(tmp_path_factory):
     return path
 
 
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=needs_cuda_build)])
+def build(request):
+    return request.param
+
+
 @cache
-def predicted(folder, way):
-    done = run_tonnage("run", "--gpu", "h200", "--json", "-", str(folder / "script.py"), way, str(folder))
+def predicted(folder, way, build="cpu"):
+    tonnage = cuda_build.TONNAGE if build == "cuda" else TONNAGE
+    words = ["run", "--gpu", "h200", "--json", "-", str(folder / "script.py"), way, str(folder)]
+    done = subprocess.run([tonnage, *words], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -73,30 +83,36 @@ def measured(folder, way):
     return int(done.stdout.split()[-1]) << 10
 
 
-def test_a_checkpoint_beside_the_model_counts_twice(folder):
-    host = predicted(folder, "twice")["host"]
+def test_a_checkpoint_beside_the_model_counts_twice(folder, build):
+    host = predicted(folder, "twice", build)["host"]
     assert host["peak"]["parts"]["checkpoint"] == host["peak"]["parts"]["parameters"] == WEIGHTS
     assert host["peak"]["line"].startswith("script.py:")
     assert host["mapped_peak_bytes"] == 0
 
 
-def test_pages_of_a_mapped_file_are_kept_apart(folder):
-    host = predicted(folder, "mapped")["host"]
+def test_pages_of_a_mapped_file_are_kept_apart(folder, build):
+    host = predicted(folder, "mapped", build)["host"]
     assert host["mapped_peak_bytes"] == pytest.approx(WEIGHTS, rel=0.01)
     assert host["peak"]["parts"]["parameters"] == WEIGHTS // 2
     assert host["resident_peak_bytes"] > host["needed_bytes"]
 
 
-def test_what_goes_to_the_card_from_a_file_takes_only_the_files_pages(folder):
+def test_what_goes_to_the_card_from_a_file_takes_only_the_files_pages(folder, build):
     """Nothing is read here, but a real card would read it all."""
-    figures = predicted(folder, "card")
+    figures = predicted(folder, "card", build)
     assert figures["peak_allocated_bytes"] == WEIGHTS
     assert figures["host"]["mapped_peak_bytes"] == pytest.approx(WEIGHTS, rel=0.01)
-    assert not {"parameters", "checkpoint"} & set(figures["host"]["peak"]["parts"])
+    assert not {"parameters", "checkpoint", "other"} & set(figures["host"]["peak"]["parts"])
 
 
-def test_pinned_memory_is_rounded_up(folder):
-    assert predicted(folder, "pinned")["host"]["peak"]["parts"]["pinned"] == 64 * MIB
+def test_a_process_that_uses_the_card_holds_cudas_context_on_the_host(folder, build):
+    parts = {way: predicted(folder, way, build)["host"]["peak"]["parts"] for way in ("card", "twice")}
+    assert parts["card"]["cuda"] >= find_gpu("h200").overheads["context"].host_bytes
+    assert "cuda" not in parts["twice"]
+
+
+def test_pinned_memory_is_rounded_up(folder, build):
+    assert predicted(folder, "pinned", build)["host"]["peak"]["parts"]["pinned"] == 64 * MIB
 
 
 @pytest.mark.parametrize("way", ["twice", "mapped"])

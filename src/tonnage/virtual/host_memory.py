@@ -96,9 +96,8 @@ class HostMeter:
     def install(self, torch: Any) -> Callable[[], None]:
         """Count from here on; the result undoes it."""
         plain, now = process_memory.plain_process(torch_root()), process_memory.resident()
-        self._own = Resident(
-            max(now.anonymous_bytes - plain.anonymous_bytes, 0), max(now.file_bytes - plain.file_bytes, 0)
-        )
+        # Below nothing where stand-ins take the place of larger libraries.
+        self._own = Resident(now.anonymous_bytes - plain.anonymous_bytes, now.file_bytes - plain.file_bytes)
         if not is_cuda_build(torch_root()):
             imported = self._device.gpu.overheads["torch"].host_bytes
             self._import_bytes = max(imported - plain.anonymous_bytes - plain.file_bytes, 0)
@@ -214,6 +213,7 @@ class HostMeter:
 
     def _rises(self, place: Place) -> None:
         who = self._device.attribution
+        self._files.grow(process_memory.resident().file_bytes)
         mapped, size = self._files.bytes
         needed = self._tensor_bytes + sum(self._beside.values()) + self._cuda_bytes
         if mapped > self._mapped_peak[0]:
@@ -237,7 +237,7 @@ class HostMeter:
         began = time.thread_time()
         self._device.drain()
         now = process_memory.resident()
-        self._files.look()
+        self._files.look(now.file_bytes)
         tensors = _Stretches()
         for address, size in [*self._kept.items(), *((address, block.size) for address, block in self._live.items())]:
             tensors.add(address, address + size)
@@ -284,6 +284,8 @@ class _Files:
         self._copied: dict[MappedFile, _Stretches] = {}
         self._sent: dict[MappedFile, _Stretches] = {}
         self._no_files: set[int] = set()  # addresses of storages that are no files
+        self._read_since = 0  # bytes of files that the process has read since the last look
+        self._process_bytes = 0  # of files, at that look
 
     def read(self, address: int, size: int, *, really: bool) -> bool:
         """A copy reads these bytes; False where they are no file's."""
@@ -294,32 +296,37 @@ class _Files:
         read.setdefault(file, _Stretches()).add(address, min(address + size, file.end))
         return True
 
+    def grow(self, process_bytes: int) -> None:
+        """The process has this much of files in memory: what came since the last look was read from those that are mapped."""
+        self._read_since = max(process_bytes - self._process_bytes, 0)
+        if self._read_since >= LARGE_BYTES and not self._resident:
+            self.look(process_bytes)
+
     @property
     def bytes(self) -> tuple[int, int]:
         """Pages that were read and are still mapped, and the size of all of their files."""
-        total = size = 0
-        for file in {*self._resident, *self._copied, *self._sent}:
-            if not process_memory.is_mapped(file.start):
-                self._forget(file)
-                continue
-            copied, sent = (which[file].total if file in which else 0 for which in (self._copied, self._sent))
-            touched = max(self._resident.get(file, 0), copied) + sent
-            total += min(touched, file.end - file.start)
-            size += file.end - file.start
-        return total, size
+        files = {*self._resident, *self._copied, *self._sent}
+        if not all(process_memory.is_mapped(file.start) for file in files):
+            self.look(process_memory.resident().file_bytes)
+            files = {*self._resident, *self._copied, *self._sent}
+        copied, sent = (sum(read.total for read in which.values()) for which in (self._copied, self._sent))
+        size = sum(file.end - file.start for file in files)
+        return min(max(self.resident_bytes + (self._read_since if files else 0), copied) + sent, size), size
 
     @property
     def resident_bytes(self) -> int:
         """What of them is really in memory."""
         return sum(self._resident.values())
 
-    def look(self) -> None:
-        """Which files are mapped now, and how many of their pages are in memory."""
+    def look(self, process_bytes: int) -> None:
+        """Which files are mapped now, and how many of their pages are in memory, of all that the process has of files."""
+        self._process_bytes, self._read_since = process_bytes, 0
         self._mapped = process_memory.mapped_files()
         self._no_files.clear()
         mapped = set(self._mapped)
         for file in {*self._copied, *self._sent} - mapped:
-            self._forget(file)
+            for which in (self._copied, self._sent):
+                which.pop(file, None)
         self._resident = process_memory.read_pages(self._mapped)
 
     def _find(self, address: int) -> MappedFile | None:
@@ -332,10 +339,6 @@ class _Files:
             self._mapped = process_memory.mapped_files()
         self._no_files.add(address)
         return None
-
-    def _forget(self, file: MappedFile) -> None:
-        for which in (self._resident, self._copied, self._sent):
-            which.pop(file, None)
 
 
 class _Stretches:
