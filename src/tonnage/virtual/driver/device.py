@@ -150,6 +150,12 @@ class DriverDevice(RecordedDevice):
 
     # The log
 
+    def catch_up(self) -> None:
+        """Called after operators that left something in the log, and every now and then."""
+        self.drain()
+        if self.attribution.host and threading.get_ident() not in self._draining:
+            self.attribution.host.tick()
+
     def drain(self) -> None:
         """Take everything from the log; a mark that a block of it makes is no reason to take the rest before it."""
         here = threading.get_ident()

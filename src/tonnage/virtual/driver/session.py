@@ -64,7 +64,7 @@ class DriverSession(Session):
     def _install(self) -> None:
         from tonnage.script.hooks import install_hooks
 
-        self._callbacks = (_EVENTS(self.device.drain), _ANSWER(self._answer))
+        self._callbacks = (_EVENTS(self.device.catch_up), _ANSWER(self._answer))
         self.core.tn_answer_with(self._callbacks[1])
         self.core.tn_lift_limit(0)
         self.core.tn_open(self._callbacks[0])
