@@ -1,6 +1,7 @@
 """The host's memory of a run, as it is counted on a virtual GPU and as Linux measures it in a plain process."""
 
 import json
+import mmap
 import subprocess
 import sys
 from functools import cache
@@ -11,7 +12,8 @@ import cuda_build
 from cuda_build import needs_cuda_build
 from tonnage.hardware import find_gpu
 from tonnage.units import MIB
-from tonnage.virtual.host_memory import _Stretches
+from tonnage.virtual import process_memory
+from tonnage.virtual.host_memory import _Files, _Stretches
 from virtual_runs import TONNAGE
 
 pytest.importorskip("torch")
@@ -125,3 +127,17 @@ def test_stretches_count_each_byte_once():
     for start, end in ((0, 10), (20, 30), (5, 8), (8, 22), (40, 50), (30, 40), (45, 60)):
         read.add(start, end)
     assert read.total == 60
+
+
+def test_a_file_that_was_mapped_since_the_last_look_is_noticed_by_what_is_read(tmp_path):
+    """A small file that was mapped before does not hide a large one."""
+    files, kept = _Files(), []
+    for name, size in (("small", 2 * MIB), ("large", 64 * MIB)):
+        (tmp_path / name).write_bytes(bytes(size))
+        with (tmp_path / name).open("rb") as file:
+            kept.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        sum(kept[-1][::4096])
+        if name == "small":
+            files.look(process_memory.resident().file_bytes)
+    files.grow(process_memory.resident().file_bytes)
+    assert files.bytes == (66 * MIB, 66 * MIB)

@@ -304,7 +304,8 @@ class _Files:
     def grow(self, process_bytes: int) -> None:
         """The process has this much of files in memory: what came since the last look was read from those that are mapped."""
         self._read_since = max(process_bytes - self._process_bytes, 0)
-        if self._read_since >= LARGE_BYTES and not self._resident:
+        unread = sum(file.end - file.start for file in self._resident) - self.resident_bytes
+        if self._read_since >= max(unread, LARGE_BYTES):  # of a file that was mapped since
             self.look(process_bytes)
 
     @property
