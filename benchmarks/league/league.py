@@ -2,8 +2,8 @@
 
     python benchmarks/league/league.py [SOURCE ...] [--sample N] [--resume] [--check]
 
-Each source is read, its rows are predicted, and both are kept in `benchmarks/results/league/SOURCE.json`, as they come: a run that
-was stopped goes on with --resume. The table is made from those files alone: `page.py` writes it into docs/accuracy.md.
+Each source is read, its rows are predicted, and both are kept in `benchmarks/results/league/SOURCE.json` as they come: a run
+that was stopped goes on with --resume. The table is made from those files alone: `page.py` writes it into docs/accuracy.md.
 """
 
 import argparse

@@ -195,7 +195,7 @@ DECADES = range(-4, 2)  # 0.01 % to 1,000 %; an error below the first is drawn o
 
 
 def figure(sources: Sequence[Standing]) -> str:
-    """Errors of each predictor by source: a line from the 10th to the 90th percentile, a bar over the middle half, a dot at the median."""
+    """Errors of each predictor by source: a line from the 5th to the 95th percentile, a bar over the middle half, the median."""
 
     def x(error: float) -> float:
         place = (log10(max(error, 10.0 ** DECADES[0])) - DECADES[0]) / len(DECADES[1:])
@@ -216,7 +216,8 @@ def figure(sources: Sequence[Standing]) -> str:
                 f'<text x="14" y="{y + 14}">{escape(title(name))}</text><g fill="{colour}" stroke="{colour}">'
                 f"<title>{escape(title(name))}: median {share(middle)} of {len(errors):,} rows</title>"
                 f'<path d="M{x(low):.1f} {at}H{x(high):.1f}" stroke-width="1.5"/>'
-                f'<rect x="{x(first):.1f}" y="{at - 4}" width="{max(1.0, x(third) - x(first)):.1f}" height="8" fill-opacity="0.45" stroke="none"/>'
+                f'<rect x="{x(first):.1f}" y="{at - 4}" width="{max(1.0, x(third) - x(first)):.1f}" height="8" '
+                'fill-opacity="0.45" stroke="none"/>'
                 f'<circle cx="{x(middle):.1f}" cy="{at}" r="4" stroke="none"/></g>'
             )  # fmt: skip
             y += LINE
@@ -226,23 +227,24 @@ def figure(sources: Sequence[Standing]) -> str:
         f'<text x="{x(10.0**d):.1f}" y="{TOP - 12}" text-anchor="middle">{100 * 10.0**d:,g} %</text>'
         for d in DECADES
     )
-    style = 'font-family="system-ui, DejaVu Sans, sans-serif" font-size="13" fill="#5b6474"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y + 4}" {style} role="img">{grid}{"".join(marks)}</svg>'
+    style = 'role="img" font-family="system-ui, DejaVu Sans, sans-serif" font-size="13" fill="#5b6474"'
+    body = "".join([grid, *marks])
+    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y + 4}" {style}>{body}</svg>'
 
 
 MADE_BY = """make league          # every row of every source, on the CPU alone; it goes on where it was stopped
 make league-page     # this page, from benchmarks/results/league"""
 INTRO = (
-    "How far off are predictors of GPU memory on runs that others measured and published? Each source below is a publisher of such "
-    "runs; each predictor was asked about the same rows, or its own published prediction stands beside the measurement. A cell "
+    "How far off are predictors of GPU memory on runs that others measured and published? Each source below is a publisher of "
+    "such runs; each predictor was asked about the same rows, or its own published prediction stands beside the measurement. A cell "
     "has the median of the absolute relative error and, after the dot, of how many of the rows with a figure something was said. "
     "An error below what the publisher rounded away counts as none."
 )
 RIVALS = (
     "MemTracker is torch's own (`torch.distributed._tools.mem_tracker`), which has Tonnage's virtual GPU to run scripts on; "
-    "accelerate is the arithmetic of `accelerate estimate-memory` in the row of the script's precision; DeepSpeed's are its estimators of "
-    "model states on one GPU without offloading. The last two know weights, gradients and Adam's states, not activations, and say "
-    "nothing of other optimizers."
+    "accelerate is the arithmetic of `accelerate estimate-memory` in the row of the script's precision; DeepSpeed's are its "
+    "estimators of model states on one GPU without offloading. The last two know weights, gradients and Adam's states, not "
+    "activations, and say nothing of other optimizers."
 )
 APART = (
     "These runs are our own, on one H200 with torch 2.11, and the virtual GPU was made with them in sight: they are no proof of "
@@ -285,9 +287,7 @@ def markdown(sources: Sequence[Standing], image: str) -> str:
         if table and table.rows:
             parts += [f"## {heading}", words, table.markdown()]
         if heading == "Median error by source":
-            parts.append(
-                f"![Errors of each predictor by source: 10th to 90th percentile, middle half, median]({image})"
-            )
+            parts.append(f"![Errors of each predictor by source: 5th to 95th percentile, middle half, median]({image})")
     parts.append("## What was left out")
     for name, reasons in silence(sources):
         parts.append("\n".join([f"{name}:\n", *(f"- {count:,}: {reason}" for reason, count in reasons.most_common())]))

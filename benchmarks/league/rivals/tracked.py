@@ -1,7 +1,7 @@
 """Runs a script under torch's own MemTracker, and reads the sizes of its model.
 
-MemTracker follows tensors that are made on a device, and has Tonnage's virtual GPU for one here. Fake tensors would do too, but not
-for scripts as they are: a model cannot be moved to the card, and no value can be read. The tracker's statistics by module
+MemTracker follows tensors that are made on a device, and has Tonnage's virtual GPU for one here. Fake tensors would do too, but
+not for scripts as they are: a model cannot be moved to the card, and no value can be read. The tracker's statistics by module
 are reset after each pass, as its documentation asks.
 """
 

@@ -19,8 +19,10 @@ TRUTH = Path(__file__).parents[2] / "truth"
 FILES = {"h200": "scripts", "h200-unseen": "unseen", "h200-libraries": "scripts"}
 # What scripts of these files import besides torch, where a fork would have to import it again.
 LIBRARIES = ("transformers", "accelerate.utils", "torch.distributed._tools.mem_tracker", "rivals.tracked")
-NEEDS = {"bnb_": "bitsandbytes", "qlora": "bitsandbytes", "int8_lora": "bitsandbytes", "torchao": "torchao", "liger": "liger_kernel",
-         "diffusers": "diffusers", "trl": "trl", "triton": "triton", "compile": "triton", "muon_speedrun": "triton"}  # fmt: skip
+NEEDS = {
+    "bnb_": "bitsandbytes", "qlora": "bitsandbytes", "int8_lora": "bitsandbytes", "torchao": "torchao", "liger": "liger_kernel",
+    "diffusers": "diffusers", "trl": "trl", "triton": "triton", "compile": "triton", "muon_speedrun": "triton",
+}  # fmt: skip
 
 
 # Where torchvision does not match torch, `make setup` puts it there; on the virtual GPU it loads all the same.
@@ -49,8 +51,8 @@ def row_of(case: dict[str, str | int], script: Path) -> Row:
     conf, fits = str(case["alloc_conf"]), case["outcome"] == "ok"
     peak = case["allocated_bytes.all.peak"]
     return Row(
-        " ".join(filter(None, (str(case["case"]), conf))), "h200", "2.11", {"script": script, "words": str(case["case"]).split()[1:], "conf": conf},
-        "allocated", int(peak) if fits else None, fits=fits,
+        " ".join(filter(None, (str(case["case"]), conf))), "h200", "2.11",
+        {"script": script, "words": str(case["case"]).split()[1:], "conf": conf}, "allocated", int(peak) if fits else None, fits=fits,
     )  # fmt: skip
 
 
