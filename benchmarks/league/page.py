@@ -236,9 +236,9 @@ MADE_BY = """make league          # every row of every source, on the CPU alone;
 make league-page     # this page, from benchmarks/results/league"""
 INTRO = (
     "How far off are predictors of GPU memory on runs that others measured and published? Each source below is a publisher of "
-    "such runs; each predictor was asked about the same rows, or its own published prediction stands beside the measurement. A cell "
-    "has the median of the absolute relative error and, after the dot, of how many of the rows with a figure something was said. "
-    "An error below what the publisher rounded away counts as none."
+    "such runs; each predictor was asked about the same rows, or its own published prediction stands beside the measurement. A "
+    "cell has the median of the absolute relative error and, after the dot, of how many of the rows with a figure something was "
+    "said. An error below what the publisher rounded away counts as none."
 )
 RIVALS = (
     "MemTracker is torch's own (`torch.distributed._tools.mem_tracker`), which has Tonnage's virtual GPU to run scripts on; "

@@ -52,7 +52,8 @@ def row_of(case: dict[str, str | int], script: Path) -> Row:
     peak = case["allocated_bytes.all.peak"]
     return Row(
         " ".join(filter(None, (str(case["case"]), conf))), "h200", "2.11",
-        {"script": script, "words": str(case["case"]).split()[1:], "conf": conf}, "allocated", int(peak) if fits else None, fits=fits,
+        {"script": script, "words": str(case["case"]).split()[1:], "conf": conf},
+        "allocated", int(peak) if fits else None, fits=fits,
     )  # fmt: skip
 
 
