@@ -20,6 +20,8 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(HERE)]
 
+from rows import NOT_ASKED  # noqa: E402
+
 from league import RESULTS, SOURCES, relative  # noqa: E402
 
 US = "tonnage"
@@ -98,7 +100,8 @@ def errors_table(sources: Sequence[Standing]) -> Table:
 
     def cell(source: Standing, predictor: str) -> str:
         errors = source.errors(predictor)
-        return f"{share(median(errors))} · {len(errors):,}/{len(source.measured):,}" if errors else ""
+        asked = sum(row["refused"].get(predictor) != NOT_ASKED for row in source.measured)
+        return f"{share(median(errors))} · {len(errors):,}/{asked:,}" if errors else ""
 
     rows = [
         [source.result["title"], *(cell(source, name) for name in predictors)] for source in sources if source.measured

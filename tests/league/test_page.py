@@ -75,6 +75,17 @@ def test_our_own_measurements_stand_apart_and_reasons_are_told(results: Path) ->
     assert "- 1: Tonnage: a <library> is missing" in own
 
 
+def test_rows_that_were_not_asked_do_not_count_as_silence(tmp_path: Path) -> None:
+    rows = [
+        row("a", 100, {"tonnage": 100, "MemTracker": 90}),
+        row("b", 100, {"tonnage": 100}, refused={"MemTracker": "not asked"}),
+    ]
+    (tmp_path / "timm.json").write_text(
+        json.dumps({"title": "T", "where": "", "read": 2, "left_out": {}, "rows": rows})
+    )
+    assert page.errors_table(page.standings(tmp_path)).rows == [["T", "0 % · 2/2", "10 % · 1/1"]]
+
+
 def test_an_error_within_what_was_rounded_is_none(tmp_path: Path) -> None:
     rows = [row("a", 1000, {"tonnage": 1004}, resolution=5)]
     result = {"title": "T", "where": "", "read": 1, "left_out": {}, "rows": rows}
@@ -94,6 +105,12 @@ def test_the_command_writes_the_page_its_figure_and_the_document(
     assert (tmp_path / "docs" / "images" / "accuracy.svg").read_text().count("<circle") == 4
     assert "a &lt;library&gt; is missing" in html.read_text()
     assert "http" not in html.read_text().replace("http://www.w3.org/2000/svg", "").replace("http-equiv", "")
+
+
+@pytest.mark.skipif(not (page.ROOT / "docs" / "accuracy.md").exists(), reason="no results are kept yet")
+def test_the_document_is_made_from_what_is_kept() -> None:
+    written = (page.ROOT / "docs" / "accuracy.md").read_text("utf-8")
+    assert written == page.markdown(page.standings(page.RESULTS), "images/accuracy.svg"), "make league-page"
 
 
 def test_without_results_it_says_how_to_make_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

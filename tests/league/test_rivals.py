@@ -58,6 +58,11 @@ def test_arithmetic_of_adam_says_nothing_of_other_optimizers(asked: Callable[[st
     assert asked("DeepSpeed ZeRO-2", "SGD").refused == "estimates Adam, not SGD"
 
 
+def test_of_a_large_source_a_sample_is_asked() -> None:
+    ways = rivals.of_script(lambda row: (Path(row.name), []), one_in=10**9)
+    assert ways["MemTracker"](Row("some/row", "h200", "2.11", {})).refused == "not asked"
+
+
 def test_a_script_that_fails_is_refused_with_its_reason(asked: Callable[[str, str], Prediction]) -> None:
     said = asked("MemTracker", "NoSuchOptimizer")
     assert said.predicted is None
