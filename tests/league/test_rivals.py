@@ -20,6 +20,8 @@ model = torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.ReLU(), torch.
 optimizer = getattr(torch.optim, sys.argv[1])(model.parameters(), lr=1e-3)
 for step in range(3):
     loss = model(torch.randn(256, 1024, device="cuda")).square().mean()
+    if "twice" in sys.argv:
+        loss = loss + model(torch.randn(256, 1024, device="cuda")).square().mean()
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -35,7 +37,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Pred
     script.write_text(SCRIPT)
     running.preload()
     ways = rivals.of_script(lambda row: (script, row.case["words"]))
-    return lambda name, optimizer: ways[name](Row(optimizer, "h200", "2.11", {"words": [optimizer]}))
+    return lambda name, words: ways[name](Row(words, "h200", "2.11", {"words": words.split()}))
 
 
 def test_memtracker_counts_the_tensors_of_a_step(asked: Callable[[str, str], Prediction]) -> None:
@@ -56,6 +58,11 @@ def test_arithmetic_of_adam_says_nothing_of_other_optimizers(asked: Callable[[st
     assert asked("MemTracker", "SGD").predicted
     assert asked("accelerate", "SGD").refused == "estimates Adam, not SGD"
     assert asked("DeepSpeed ZeRO-2", "SGD").refused == "estimates Adam, not SGD"
+
+
+def test_arithmetic_is_asked_where_memtracker_refuses(asked: Callable[[str, str], Prediction]) -> None:
+    assert "multiple iterative calls" in asked("MemTracker", "AdamW twice").refused
+    assert asked("accelerate", "AdamW twice").predicted == 4 * 4 * WEIGHTS
 
 
 def test_of_a_large_source_a_sample_is_asked() -> None:

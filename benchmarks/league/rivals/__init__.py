@@ -21,6 +21,7 @@ from rivals.tracked import track
 Command = Callable[[Row], tuple[Path, Sequence[str]]]
 ZERO = Path(__file__).parents[3] / ".venv" / "engines" / "deepspeed" / "runtime" / "zero"
 ACCELERATE = Path(find_spec("accelerate").origin).parent  # type: ignore[union-attr, arg-type]
+PATIENCE_S = 1800.0  # MemTracker copies its statistics at every operator
 NO_MODEL = "the script calls no module with parameters"
 
 
@@ -35,12 +36,22 @@ def of_script(command: Command, one_in: int = 1) -> dict[str, Callable[[Row], Pr
         if row.name not in kept:
             kept.clear()
             script, words = command(row)
-            kept[row.name] = running.in_fork(_track_quietly, script, list(words), row.card, row.torch or None)
-        found = kept[row.name]
-        return {"refused": found} if isinstance(found, str) else found
+            kept[row.name] = _seen(script, list(words), row.card, row.torch or None)
+        return kept[row.name]
 
     ways = {"MemTracker": memtracker, "accelerate": accelerate, "DeepSpeed ZeRO-2": zero_2, "DeepSpeed ZeRO-3": zero_3}
     return {name: partial(lambda way, row: way(seen(row)), way) for name, way in ways.items()}
+
+
+def _seen(*run: Any) -> Mapping[str, Any]:
+    """What a run of the script shows. Where it fails under MemTracker, a run without it tells what the model is."""
+    found: Any = running.in_fork(_track_quietly, *run, True, timeout_s=PATIENCE_S)
+    found = {"refused": found} if isinstance(found, str) else found
+    if not found.get("refused"):
+        return found
+    alone: Any = running.in_fork(_track_quietly, *run, False, timeout_s=PATIENCE_S)
+    failed = isinstance(alone, str) or alone.get("refused")
+    return {"refused": found["refused"]} if failed else alone | {"refused": found["refused"]}
 
 
 def memtracker(seen: Mapping[str, Any]) -> Prediction:
@@ -100,6 +111,6 @@ def _function(file: Path, name: str) -> Any:
     return names[name]
 
 
-def _track_quietly(script: Path, words: list[str], gpu: str, torch_version: str | None) -> dict[str, Any]:
+def _track_quietly(script: Path, words: list[str], gpu: str, torch_version: str | None, tracks: bool) -> dict[str, Any]:
     logging.disable()
-    return track(script, words, gpu, torch_version)
+    return track(script, words, gpu, torch_version, tracks)

@@ -50,7 +50,7 @@ class Observed:
         return found | {"float32_bytes": calculate_maximum_sizes(model.to("meta", torch.float32))[0]}
 
 
-def track(script: Path, words: list[str], gpu: str, torch_version: str | None) -> dict[str, Any]:
+def track(script: Path, words: list[str], gpu: str, torch_version: str | None, tracks: bool = True) -> dict[str, Any]:
     """What MemTracker has at its peak, and what the arithmetic of other estimators needs to know of the model."""
     from tonnage.hardware import find_cuda_gpu
     from tonnage.script.program import Program
@@ -77,7 +77,8 @@ def track(script: Path, words: list[str], gpu: str, torch_version: str | None) -
         stack.enter_context(patch.object(torch.Tensor, "backward", reset_after))
         stack.callback(register_module_forward_pre_hook(seen.before_forward).remove)
         stack.callback(register_optimizer_step_pre_hook(seen.before_step).remove)
-        stack.enter_context(tracker)
+        if tracks:
+            stack.enter_context(tracker)
         ending = run_as_main(Program.of_file(script), words, torch, quick_imports())
         peaks = tracker.get_tracker_snapshot("peak")
         found = {"peak": sum(held["Total"] for device, held in peaks.items() if device.type == "cuda")}
