@@ -202,7 +202,7 @@ def figure(sources: Sequence[Standing]) -> str:
 
     def x(error: float) -> float:
         place = (log10(max(error, 10.0 ** DECADES[0])) - DECADES[0]) / len(DECADES[1:])
-        return LABELS + min(place, 1.0) * (WIDTH - LABELS - 20)
+        return LABELS + min(place, 1.0) * (WIDTH - LABELS - 36)
 
     marks, y = [], TOP
     for source in sources:
