@@ -9,7 +9,10 @@ VENV_CUDA  := .venv-cuda
 STAMP_CUDA := $(VENV_CUDA)/.setup-done
 PIP_CUDA   := $(VENV_CUDA)/bin/python -m pip install --quiet --disable-pip-version-check
 CUDA_TORCH := torch==2.11.0 torchvision==0.26.0
-NEED_TORCH := triton peft accelerate timm lightning pytorch-lightning torchmetrics bitsandbytes torchao liger-kernel diffusers trl datasets
+# Further ones hold other versions of torch, whose own host code then runs: `make setup-torch VERSION=2.6.0`.
+VERSION    ?= 2.6.0
+VENV_TORCH ?= .venv-torch-$(VERSION)
+NEED_TORCH := peft accelerate timm lightning pytorch-lightning torchmetrics bitsandbytes torchao liger-kernel diffusers trl datasets
 NEEDED     := filelock "typing_extensions>=4.10" "setuptools<82" "sympy>=1.13.3" networkx jinja2 fsspec pyyaml psutil \
               packaging lightning-utilities pillow ninja scipy fastapi uvicorn pydantic safetensors transformers \
               pyarrow pandas dill multiprocess xxhash importlib_metadata requests
@@ -18,10 +21,10 @@ ENGINES := deepspeed hjson py-cpuinfo einops msgpack torchtitan tyro docstring_p
 TRUTH  ?= ../shared/truth
 GPU    ?= h200
 
-.PHONY: help setup setup-cuda torchvision-apart packages site lint format test slow demo bench docs truth clean
+.PHONY: help setup setup-cuda setup-torch torchvision-apart packages site lint format test slow demo bench docs truth league league-page league-sample clean
 
 help:           ## this list
-	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
+	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 15
 
 setup: $(STAMP) ## build .venv with everything that tests and demo need
 
@@ -59,8 +62,14 @@ $(STAMP_CUDA): pyproject.toml constraints.txt
 	@echo "installing torch built for CUDA (the one large download)"
 	@$(PIP_CUDA) --no-deps $(CUDA_TORCH)
 	@grep -qE "^cuda.* = '" $(VENV_CUDA)/lib/python*/site-packages/torch/version.py || { echo "The index gave a CPU build of torch. Set PIP_INDEX_URL to one that has the CUDA build."; exit 1; }
+	@$(PIP_CUDA) --no-deps "$$($(VENV_CUDA)/bin/python -c 'from importlib.metadata import requires; print(next(r.partition(";")[0] for r in requires("torch") if r.startswith("triton")))')"
 	@$(PIP_CUDA) --constraint constraints.txt --no-deps $(NEED_TORCH)
 	@touch $@
+
+# torchvision's versions follow torch's: 0.21.0 is made for 2.6.0.
+setup-torch:    ## build .venv-torch-VERSION: the same with another torch (VERSION=2.6.0)
+	@$(MAKE) --no-print-directory setup-cuda VENV_CUDA=$(VENV_TORCH) \
+	  CUDA_TORCH="torch==$(VERSION) torchvision==$(shell echo $(VERSION) | awk -F. '{print "0." $$2 + 15 "." $$3}')"
 
 lint: $(STAMP)  ## ruff and mypy, and the workflows and the action of GitHub
 	$(BIN)/ruff check .
@@ -100,6 +109,16 @@ truth: slow $(STAMP_CUDA) ## hold predictions of both builds against real measur
 	$(BIN)/python $(TRUTH)/check.py --tonnage $(VENV_CUDA)/bin/tonnage --scripts $(CURDIR)/benchmarks/truth/unseen --truth $(CURDIR)/benchmarks/truth/h200-unseen.jsonl
 	PYTHONPATH=$(CURDIR)/$(VENV)/torchvision $(BIN)/python $(TRUTH)/check.py --tonnage $(BIN)/tonnage
 	PYTHONPATH=$(CURDIR)/$(VENV)/torchvision $(BIN)/python $(TRUTH)/check.py --tonnage $(BIN)/tonnage --truth $(TRUTH)/h200-expandable.jsonl
+
+league: $(STAMP) $(if $(filter Linux,$(shell uname -s)),$(STAMP_CUDA)) ## predict every run that others published, on the CPU alone; goes on where it was stopped
+	$(BIN)/python benchmarks/league/league.py --resume
+	$(BIN)/python benchmarks/league/page.py
+
+league-page: $(STAMP) ## docs/accuracy.md and build/accuracy.html, from what the league has kept
+	$(BIN)/python benchmarks/league/page.py
+
+league-sample: $(STAMP) ## a few rows of each source, held against what was kept
+	$(BIN)/python benchmarks/league/league.py --check --sample 3
 
 packages: $(STAMP) ## build what is published into dist/: wheels for Linux (x86-64, aarch64), a pure one, the sdist; and check them
 	@rm -rf dist

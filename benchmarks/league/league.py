@@ -1,14 +1,15 @@
 """The league: every predictor's error on runs that others measured and published.
 
-    python benchmarks/league/league.py [SOURCE ...] [--sample N] [--resume]
+    python benchmarks/league/league.py [SOURCE ...] [--sample N] [--resume] [--check]
 
-Each source is read, its rows are predicted, and both are kept in `benchmarks/results/league/SOURCE.json`. The table is made from
-those files alone: `page.py` writes it into docs/accuracy.md.
+Each source is read, its rows are predicted, and both are kept in `benchmarks/results/league/SOURCE.json` as they come: a run
+that was stopped goes on with --resume. The table is made from those files alone: `page.py` writes it into docs/accuracy.md.
 """
 
 import argparse
 import importlib
 import json
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,30 +19,68 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests"), str(HERE)]
 RESULTS = ROOT / "benchmarks" / "results" / "league"
-SOURCES = ("xmem", "timm", "liger", "peft", "megatron", "gpumemnet", "fakegpu", "tables", "snapshots", "issues")
+SOURCES = ("xmem", "timm", "liger", "peft", "megatron", "gpumemnet", "fakegpu", "tables", "snapshots", "issues", "h200")
+# Sources whose kernels are libraries' own run under a CUDA build of torch, where those are.
+CUDA_BUILD = ("liger",)
+SAVE_EVERY_S = 10.0
+# What depends on addresses of the host (when autocast's cache is dropped) is less.
+SAME = 1e-3
 
 
 def judged(name: str, count: int | None, resume: bool) -> dict[str, Any]:
-    """Every row of a source with what each predictor says of it."""
+    """Every row of a source with what each predictor says of it; kept where all rows are asked for."""
     from rows import sample
 
     source = importlib.import_module(f"sources.{name}").SOURCE
     reading = source.read()
     rows = sample(reading.rows, count) if count else list(reading.rows)
-    kept = RESULTS / f"{name}.json"
-    known = {row["name"]: row for row in json.loads(kept.read_text())["rows"]} if resume and kept.exists() else {}
-    found, began = [], time.perf_counter()
-    for number, row in enumerate(rows, 1):
-        if row.name not in known:
-            known[row.name] = predicted(source, row)
-        found.append(known[row.name])
-        passed = time.perf_counter() - began
-        print(f"\r{name}: {number} of {len(rows)}, {passed:.0f} s", end="", file=sys.stderr, flush=True)
-    print(file=sys.stderr)
-    return {
+    known = {row["name"]: row for row in kept(name)} if resume else {}
+    found: list[dict[str, Any]] = []
+    result = {
         "title": source.title, "where": source.where, "read": len(reading.rows) + reading.left_out.total(),
         "left_out": dict(reading.left_out), "rows": found,
     }  # fmt: skip
+    began = saved = time.perf_counter()
+    for number, row in enumerate(rows, 1):
+        found.append(known.pop(row.name, None) or predicted(source, row))
+        now = time.perf_counter()
+        print(f"\r{name}: {number} of {len(rows)}, {now - began:.0f} s", end="", file=sys.stderr, flush=True)
+        if count is None and (number == len(rows) or now - saved > SAVE_EVERY_S):
+            # What an earlier run knew of rows still to come is kept until they come.
+            save(name, result | {"rows": [*found, *known.values()]} if number < len(rows) else result)
+            saved = now
+    print(file=sys.stderr)
+    return result
+
+
+def kept(name: str) -> list[dict[str, Any]]:
+    """The rows of a source that were predicted before."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text())["rows"] if path.exists() else []
+
+
+def save(name: str, result: dict[str, Any]) -> None:
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    partial = RESULTS / f"{name}.json.part"
+    partial.write_text(json.dumps(result, indent=1) + "\n")
+    partial.replace(RESULTS / f"{name}.json")
+
+
+def changed(name: str, count: int) -> list[str]:
+    """What Tonnage says now of a sample of a source's rows, where it is not what was kept."""
+    from rows import sample
+
+    source, before = importlib.import_module(f"sources.{name}").SOURCE, {row["name"]: row for row in kept(name)}
+    rows = sample([row for row in source.read().rows if row.name in before], count)
+    words = []
+    for row in rows:
+        said, old = source.predict(row), before[row.name]
+        was, verdict = old["says"].get("tonnage"), old["says_fits"].get("tonnage")
+        equal = said.predicted == was or (said.predicted and was and abs(said.predicted / was - 1) < SAME)
+        if not equal or said.fits != verdict:
+            now = said.refused or f"{said.predicted} bytes, fits: {said.fits}"
+            words.append(f"{name}: {row.name}: {now}; kept: {was} bytes, fits: {verdict}")
+    return words
 
 
 def predicted(source: Any, row: Any) -> dict[str, Any]:
@@ -63,18 +102,40 @@ def predicted(source: Any, row: Any) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("sources", nargs="*", default=SOURCES, metavar="SOURCE", help=", ".join(SOURCES))
+    parser.add_argument("sources", nargs="*", metavar="SOURCE", help=", ".join(SOURCES))
     parser.add_argument(
         "--sample", type=int, metavar="N", help="N rows of each, the same in every run; nothing is kept"
     )
     parser.add_argument("--resume", action="store_true", help="predict only rows that are not kept yet")
+    parser.add_argument(
+        "--check", action="store_true", help="fail where Tonnage says another thing of a sample than was kept"
+    )
     options = parser.parse_args()
-    for name in options.sources:
-        result = judged(name, options.sample, options.resume)
-        if options.sample is None:
-            RESULTS.mkdir(parents=True, exist_ok=True)
-            (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
-        report(name, result)
+    there = [name for name in SOURCES if (HERE / "sources" / f"{name}.py").exists()]
+    words: list[str] = []
+    for name in options.sources or there:
+        if name in CUDA_BUILD and not _cuda_build():
+            words += _elsewhere(name)
+        elif options.check:
+            words += changed(name, options.sample or 2)
+        else:
+            report(name, judged(name, options.sample, options.resume))
+    sys.exit("\n".join(words) or 0)
+
+
+def _cuda_build() -> bool:
+    from tonnage.virtual.driver.loading import is_cuda_build, torch_root
+
+    return is_cuda_build(torch_root())
+
+
+def _elsewhere(name: str) -> list[str]:
+    """The same command for one source, in the environment that has the CUDA build."""
+    python = ROOT / ".venv-cuda" / "bin" / "python"
+    if not python.exists():
+        return [f"{name} needs a CUDA build of torch: make setup-cuda"]
+    flags = [word for word in sys.argv[1:] if word not in SOURCES]
+    return [] if subprocess.run([python, __file__, *flags, name]).returncode == 0 else [f"{name} failed"]
 
 
 def report(name: str, result: dict[str, Any]) -> None:

@@ -10,6 +10,10 @@ from typing import Any, Literal
 Meter = Literal["allocated", "reserved", "process"]
 
 
+# The reason of a predictor that was asked about a sample of the rows alone.
+NOT_ASKED = "not asked"
+
+
 @dataclass(frozen=True)
 class Row:
     """A published run: what it was, where it ran, and how much memory it took or whether it fitted."""

@@ -5,7 +5,7 @@ import importlib
 import multiprocessing
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,32 +38,42 @@ def run(
     script: Path, words: Sequence[str], gpu: str, torch: str | None = None, timeout_s: float = 300, **environment: str
 ) -> Peaks:
     """The peaks of a script on a card of the catalogue. A run that dies goes on without the limit."""
-    ours, theirs = FORKS.Pipe(duplex=False)
-    child = FORKS.Process(target=_in_child, args=(theirs, script, list(words), gpu, torch, environment))
     began = time.perf_counter()
+    found = in_fork(_recorded, script, list(words), gpu, torch, environment, timeout_s=timeout_s)
+    if isinstance(found, str):
+        found = Peaks("error", error=found)
+    return Peaks(**(vars(found) | {"seconds": time.perf_counter() - began}))
+
+
+def in_fork(function: Callable[..., Any], *arguments: Any, timeout_s: float = 300) -> Any:
+    """What a function returns in a fork of its own, silent; a word in place of it where there is nothing."""
+    ours, theirs = FORKS.Pipe(duplex=False)
+    child = FORKS.Process(target=_in_child, args=(theirs, function, arguments))
     child.start()
     theirs.close()
-    found = Peaks("error", error="took too long")
+    found = "took too long"
     if ours.poll(timeout_s):
         try:
             found = ours.recv()
         except EOFError:
-            found = Peaks("error", error="the process died")
+            found = "the process died"
     child.kill()
     child.join()
-    return Peaks(**(vars(found) | {"seconds": time.perf_counter() - began}))
+    return found
 
 
-def _in_child(
-    pipe: Any, script: Path, words: list[str], gpu: str, torch: str | None, environment: dict[str, str]
-) -> None:
+def _in_child(pipe: Any, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+        found = function(*arguments)
+    pipe.send(found)
+
+
+def _recorded(script: Path, words: list[str], gpu: str, torch: str | None, environment: dict[str, str]) -> Peaks:
     os.environ |= environment
     from tonnage.hardware import find_cuda_gpu
     from tonnage.virtual.script import run_script
 
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
-        recording = run_script(script, words, gpu=find_cuda_gpu(gpu), torch_version=torch)
-    pipe.send(peaks_of(recording))
+    return peaks_of(run_script(script, words, gpu=find_cuda_gpu(gpu), torch_version=torch))
 
 
 def peaks_of(recording: Any) -> Peaks:

@@ -1,0 +1,64 @@
+"""A few rows of each source of the league, the same in every run: Tonnage must say of them what was kept."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LEAGUE = ROOT / "benchmarks" / "league"
+sys.path.insert(0, str(LEAGUE))
+
+from rows import Prediction, Reading, Row  # noqa: E402
+
+import league  # noqa: E402
+
+KEPT = [name for name in league.SOURCES if (league.RESULTS / f"{name}.json").exists()]
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_predictions_are_what_was_kept(name: str) -> None:
+    if name in league.CUDA_BUILD and not (ROOT / ".venv-cuda").exists():
+        pytest.skip("needs `make setup-cuda`")
+    words = [sys.executable, str(LEAGUE / "league.py"), "--check", "--sample", "2", name]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A source of three rows in place of a real one, of which Tonnage says 100 bytes; results are kept in a folder of its own."""
+    from collections import Counter
+
+    source = SimpleNamespace(title="T", where="W", rivals={}, asked=[], says=100)
+    rows = [Row(name, "h100", "2.6", {}, measured=100) for name in "abc"]
+    source.read = lambda: Reading(rows, Counter({"no figure": 2}))
+    source.predict = lambda row: source.asked.append(row.name) or Prediction(source.says, True)
+    monkeypatch.setitem(sys.modules, "sources.made_up", SimpleNamespace(SOURCE=source))
+    monkeypatch.setattr(league, "RESULTS", tmp_path)
+    return source
+
+
+def test_a_run_that_was_stopped_goes_on(made_up: SimpleNamespace, tmp_path: Path) -> None:
+    whole = league.judged("made_up", None, resume=False)
+    assert json.loads((tmp_path / "made_up.json").read_text()) == whole
+    assert whole["read"] == 5
+    league.save("made_up", whole | {"rows": whole["rows"][:2]})
+    made_up.asked.clear()
+    assert league.judged("made_up", None, resume=True) == whole
+    assert made_up.asked == ["c"]
+
+
+def test_a_prediction_that_changed_is_named(made_up: SimpleNamespace) -> None:
+    league.judged("made_up", None, resume=False)
+    assert league.changed("made_up", 3) == []
+    made_up.says = 200
+    assert league.changed("made_up", 1) == ["made_up: c: 200 bytes, fits: True; kept: 100 bytes, fits: True"]
+
+
+def test_a_sample_keeps_nothing(made_up: SimpleNamespace, tmp_path: Path) -> None:
+    assert len(league.judged("made_up", 2, resume=False)["rows"]) == 2
+    assert not list(tmp_path.iterdir())
