@@ -119,6 +119,17 @@ def test_sequence_parallelism_divides_what_tensor_parallelism_leaves() -> None:
     assert own == pytest.approx(kept(shape, framework="megatron") / 8)
 
 
+def test_megatron_copies_what_flash_attention_2_puts_out() -> None:
+    choices = {"framework": "megatron", "precision": "bf16-mixed"}
+    cudnn, flash = (block(llama(), **choices, attention=kernel).attention for kernel in ("flash", "flash-2"))
+    assert flash.split - cudnn.split == 2 * HIDDEN
+
+
+def test_megatron_keeps_rotated_queries_and_keys_once() -> None:
+    attention = block(llama(), framework="megatron", precision="bf16-mixed").attention
+    assert attention.split == 2 * (HIDDEN + 2 * KV + HIDDEN) + 4 * HEADS
+
+
 def test_ring_attention_copies_what_it_puts_out() -> None:
     shape = llama()
     alone, ring, own = (kept(shape, **choices) for choices in ({}, {"cp": 4}, {"cp": 4, "framework": "megatron"}))

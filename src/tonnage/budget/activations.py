@@ -213,7 +213,7 @@ def _mixer(mixer: Attention, style: Style, widths: Widths, configuration: Config
         return kept + {"apart": _apart, "math": _math, "eager": _eager}[style.scores](style, widths)
     if style.unfused_mqa and mixer.kv_heads == 1:
         return kept + Kept(split=3 * FP32 * widths.queries + size * widths.attended, scores=FP32 * widths.heads)
-    return kept + _flash(style, widths) + _ring(widths, configuration)
+    return kept + _flash(style, widths) + _ring(widths, configuration) + _turned(widths, configuration)
 
 
 def _ring(widths: Widths, configuration: Configuration) -> Kept:
@@ -221,6 +221,12 @@ def _ring(widths: Widths, configuration: Configuration) -> Kept:
     if framework_of(configuration).parallel != "torch":
         return Kept()
     return Kept(split=widths.compute_bytes * widths.attended * (np.asarray(configuration.cp) > 1))
+
+
+def _turned(widths: Widths, configuration: Configuration) -> Kept:
+    """Megatron's tokens lie sequence first, those of FlashAttention 2 batch first: Transformer Engine copies its output back."""
+    turns = configuration.framework == "megatron" and configuration.attention == "flash-2"
+    return Kept(split=widths.compute_bytes * widths.attended * turns)
 
 
 def _exchanged(widths: Widths, configuration: Configuration) -> Kept:
@@ -254,7 +260,8 @@ def _flash(style: Style, widths: Widths) -> Kept:
     heads = widths.queries + widths.keys + widths.values
     if style.repeated:
         heads = 2 * widths.queries + widths.attended
-    elif style.fused_qkv and style.rotary != "none":
+    elif style.fused_qkv and style.rotary != "none" and not style.fused:
+        # Values are a view of what the matrix put out. Transformer Engine copies them beside queries and keys that were rotated.
         heads += widths.queries + widths.keys
     out = widths.attended * (2 if style.rotary == "cat" and size < FP32 else 1)
     return Kept(split=size * (heads + out) + FP32 * widths.heads)
