@@ -34,11 +34,12 @@ def read() -> Reading:
         except NotSaid as reason:
             left_out[f"{case['family']}: {reason}"] += 1
             continue
-        card = re.sub(r"^\d+x", "", run.words[run.words.index("--gpus") + 1])
+        card = re.sub(r"^\d+x", "", run.words[run.words.index("--gpus") + 1]).replace("p5.48xlarge", "h100")
         measured = int(case["peak_mem_gib"] * 2**30)
         rows.append(Row(case["id"], card, "", {"line": json.dumps(case)}, run.figure, measured, _resolution(case)))
     with (LEAGUE / "figures" / "detectron2.csv").open(newline="") as file:
-        left_out["detectron2: no package of it, and torchvision's detectors are other models"] += len(list(csv.DictReader(file)))
+        zoo = list(csv.DictReader(file))
+    left_out["detectron2: no package of it, and torchvision's detectors are other models"] += len(zoo)
     return Reading(rows, left_out)
 
 
