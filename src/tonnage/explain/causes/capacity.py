@@ -14,7 +14,11 @@ def capacity(case: Case) -> Finding | None:
     total = ledger.total_bytes
     lines = guilty_lines(case.live)
     when = "were needed when it died" if case.death else "at the peak"
-    sentence = f"{format_bytes(total)} {when}; {_largest_words(*next(ledger.ranked()), lines_words(lines))}"
+    category, size_bytes = next(ledger.ranked())
+    # Older blocks have no lines: then it is those of the rest that tell something.
+    of_category = [a for a in case.live if category in (a.category, Category.EARLIER)]
+    where = lines_words(guilty_lines(of_category))
+    sentence = f"{format_bytes(total)} {when}; {_largest_words(category, size_bytes, where)}"
     if case.death is None:
         return Finding("peak", sentence, total, lines=lines)
     return Finding("capacity", sentence, total, "capacity", lines=lines)

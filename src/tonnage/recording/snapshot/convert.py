@@ -81,7 +81,9 @@ def settings_of(snapshot: Snapshot) -> AllocatorSettings:
 
 def _header(history: History, settings: AllocatorSettings) -> Header:
     fatal = _fatal(history)
-    names = Counter(a.line.rpartition(":")[0] for a in history.allocations if a.line)
+    # A stack ends in the script that was started, but for those of the threads that run backward.
+    stacks = [a.stack for a in history.allocations if a.stack and a.phase != "backward"]
+    names = Counter(stack[-1].rpartition(":")[0] for stack in stacks)
     return Header(
         gpu="",
         gpu_name=UNKNOWN_GPU,
