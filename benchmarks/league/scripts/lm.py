@@ -21,9 +21,8 @@ class Linear(nn.Module):
         self.weight_first = weight_first
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.weight_first:  # until torch 2.7, einsum left the outputs' dimension where the first operand had it
-            flat = x.flatten(0, 1)
-            return torch.bmm(self.weight[None], flat.T[None]).squeeze(0).T.unflatten(0, x.shape[:2])
+        if self.weight_first:  # einsum of older versions leaves the outputs' dimension where the first operand has it
+            return torch.einsum("oi,...i->o...", self.weight, x).movedim(0, -1)
         return torch.einsum("...i,oi->...o", x, self.weight)
 
 

@@ -437,7 +437,7 @@ def test_lines_are_those_of_what_the_sentence_is_about() -> None:
 
 def test_the_script_is_the_one_that_was_started() -> None:
     program = Program()
-    forward_of(program, 3, [MAIN])
+    forward_of(program, 3, [MAIN, frame("run_path", "<frozen runpy>", 9), frame("<module>", "/home/me/launch.py", 3)])
     for _ in range(20):  # backward of a library's own function, on a thread that knows no script
         library = frame("backward", "/usr/lib/python3.12/site-packages/bnb/_functions.py", 9)
         program.free(program.alloc(MIB, [library, frame("apply", TORCH + "autograd/function.py", 307)]))
