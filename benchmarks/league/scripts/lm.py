@@ -117,7 +117,8 @@ class Attention(nn.Module):
         q, k, v = (t.reshape(batch, length, self.heads, -1).transpose(1, 2) for t in (q_flat, k_flat, v_flat))
         if OPTIONS.author == "a":
             positions = torch.arange(length, device=x.device).unsqueeze(0).expand(batch, -1)
-            q, k = self.rotation(q, positions), self.rotation(k, positions)
+            q = self.rotation(q, positions)
+            k = self.rotation(k, positions)
             mask = torch.triu(torch.ones(length, length, device=x.device), diagonal=1).to(torch.bool)
             mask = ~mask
             mask = mask.unsqueeze(0).unsqueeze(0).expand(batch, self.heads, -1, -1)
@@ -125,7 +126,8 @@ class Attention(nn.Module):
             result = result.transpose(1, 2).reshape(batch, length, width)
             return self.o(result)
         del q_flat, k_flat, v_flat
-        q, k = self.rotation(q), self.rotation(k)
+        q = self.rotation(q)  # the one before it is free by the time that the next is made
+        k = self.rotation(k)
         places = torch.arange(length, device=x.device)
         mask = (places[:, None] >= places[None])[None]
         result = attend(q, k, v, mask)
@@ -205,10 +207,10 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     if OPTIONS.author == "a":
         logits, targets = logits.view(-1, logits.shape[-1]), targets.view(-1)
         largest = logits.max(dim=-1, keepdim=True).values
-        shifted = logits - largest
-        powers = torch.exp(shifted)
+        logits = logits - largest
+        powers = torch.exp(logits)
         total = powers.sum(dim=-1)
-        chosen = shifted[torch.arange(len(targets)), targets]
+        chosen = logits[torch.arange(len(targets)), targets]
         losses = torch.log(total) - chosen
         return losses.mean()
     surprise = -log_softmax(logits)
