@@ -236,3 +236,10 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 def test_a_trace_that_contradicts_itself_is_replayed_all_the_same(more: list[tuple[str, int, int, int]]) -> None:
     events = [("segment_alloc", 2**21, 2**21, 0), ("alloc", 2**21, 512, 0), *more]
     assert replay(events).events == len(events)
+
+
+def test_of_moments_with_as_much_reserved_the_fullest_is_told() -> None:
+    """A trace that begins with a cache would else be said to use nothing of it."""
+    start = State([Segment(1 << 40, 40 * MIB, 0, False)], [])
+    result = replay([("alloc", 1 << 40, 30 * MIB, 0), ("free_completed", 1 << 40, 30 * MIB, 0)], start=start)
+    assert result.at_peak_reserved.allocated_bytes == 30 * MIB

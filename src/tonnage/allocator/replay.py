@@ -212,7 +212,9 @@ class _Replay:
         counters, result = self._allocator.counters, self._result
         if counters.allocated_bytes > result.at_peak_allocated.allocated_bytes:
             result.at_peak_allocated = Occupancy.of(counters)
-        if counters.reserved_bytes > result.at_peak_reserved.reserved_bytes:
+        # Of moments with as much reserved, the fullest tells how much of it was needed.
+        reserved, fullest = (counters.reserved_bytes, counters.allocated_bytes), result.at_peak_reserved
+        if reserved > (fullest.reserved_bytes, fullest.allocated_bytes):
             result.at_peak_reserved = Occupancy.of(counters)
 
     def _request_free(self, address: int, size: int, stream: int) -> None:

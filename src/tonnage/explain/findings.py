@@ -47,12 +47,14 @@ class Finding:
 def guilty_lines(allocations: Iterable[Allocation], count: int = LINES) -> tuple[Guilty, ...]:
     """The lines that made these blocks, most bytes first; each with its largest block in words.
 
-    A line that leads into several lines of a library, as a framework's does, is shown as those.
+    A line that leads into several lines of a library, as a framework's does, is shown as those. Blocks without a line are
+    told apart by what they are for.
     """
-    by_place: dict[tuple[str, tuple[str, ...]], list[Allocation]] = {}
+    by_place: dict[tuple[str, tuple[str, ...], str], list[Allocation]] = {}
     for a in allocations:
-        by_place.setdefault((a.line, a.stack[:1]), []).append(a)
-    rows = [_guilty(line, members) for line, members in zip(telling_lines(by_place), by_place.values(), strict=True)]
+        by_place.setdefault((a.line, a.stack[:1], "" if a.line else a.category.label), []).append(a)
+    lines = telling_lines((line, stack) for line, stack, _ in by_place)
+    rows = [_guilty(line, members) for line, members in zip(lines, by_place.values(), strict=True)]
     return tuple(sorted(rows, key=lambda row: -row.size_bytes)[:count])
 
 

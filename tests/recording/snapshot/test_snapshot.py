@@ -401,3 +401,55 @@ def test_what_was_reserved_before_is_neither_fragmentation_nor_saved() -> None:
     assert [mark.kind for mark in recording.marks if mark.kind == "empty_cache"] == ["empty_cache"]
     assert diagnose(recording).cause == "none"
     assert not any("expandable" in fix.how for fix in diagnose(recording).fixes)
+
+
+STEP = [frame("step", "/home/me/optimizer.py", 80), MAIN]
+
+
+def step_with_new_states() -> Recording:
+    """A step of an optimizer that computes its states anew and drops the older ones; the model is from before."""
+    program = Program()
+    weight, *states = [program.alloc(40 * MIB) for _ in range(3)]
+    first = len(program.trace)
+    program.free(program.alloc(5 * MIB, FORWARD))
+    program.free(program.alloc(512, BACKWARD))
+    program.alloc(weight.requested_bytes)
+    for state in states:
+        program.alloc(40 * MIB, STEP)
+        program.free(state, STEP)
+    return read_dict(program.snapshot(first))
+
+
+def test_older_states_that_a_step_replaces_are_states() -> None:
+    recording = step_with_new_states()
+    kinds = [a.category for a in recording.allocations if a.requested_bytes == 40 * MIB]
+    assert sorted(kinds[:3]) == [Category.OPTIMIZER_STATES, Category.OPTIMIZER_STATES, Category.PARAMETERS]
+    assert kinds[3:] == [Category.GRADIENTS, Category.OPTIMIZER_STATES, Category.OPTIMIZER_STATES]
+
+
+def test_lines_are_those_of_what_the_sentence_is_about() -> None:
+    """Not the line of backward, nor any where most of the states are older; and older blocks are told apart."""
+    found = diagnose(step_with_new_states())
+    assert found.sentence.endswith("optimizer states are 120.00 MiB of it.")
+    rows = {row.what: row.size_bytes for row in found.evidence[0].lines if not row.line}
+    assert rows == {"optimizer states": 80 * MIB, "parameters": 40 * MIB}
+
+
+def test_the_script_is_the_one_that_was_started() -> None:
+    program = Program()
+    forward_of(program, 3, [MAIN, frame("run_path", "<frozen runpy>", 9), frame("<module>", "/home/me/launch.py", 3)])
+    for _ in range(20):  # backward of a library's own function, on a thread that knows no script
+        library = frame("backward", "/usr/lib/python3.12/site-packages/bnb/_functions.py", 9)
+        program.free(program.alloc(MIB, [library, frame("apply", TORCH + "autograd/function.py", 307)]))
+    assert read_dict(program.snapshot()).header.script == "train.py"
+
+
+def test_a_graph_that_no_backward_uses_is_told() -> None:
+    program = Program()
+    for line in range(20, 25):
+        program.alloc(5 * MIB, [frame("forward", "/home/me/model.py", line), *PASS[1:], MAIN])
+    told = {finding.rule: finding.sentence for finding in diagnose(read_dict(program.snapshot())).evidence}
+    assert told["graph-without-backward"].startswith("25.00 MiB of activations are kept as for a backward")
+    program.free(program.alloc(512, BACKWARD))
+    trained = diagnose(read_dict(program.snapshot())).evidence
+    assert "graph-without-backward" not in {finding.rule for finding in trained}

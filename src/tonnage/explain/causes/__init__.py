@@ -13,6 +13,7 @@ from tonnage.explain.causes.evaluation import graph_in_evaluation, kept_predicti
 from tonnage.explain.causes.fragmentation import fragmentation
 from tonnage.explain.causes.generation import growing_generation
 from tonnage.explain.causes.gradients import kept_gradients
+from tonnage.explain.causes.graph import graph_without_backward
 from tonnage.explain.causes.host import host_memory
 from tonnage.explain.causes.leak import leak
 from tonnage.explain.causes.lengths import varying_lengths
@@ -53,6 +54,7 @@ RULES: tuple[Callable[[Case], Finding | None], ...] = (
     attention_matrices,
     optimizer_temporaries,
     kept_gradients,
+    graph_without_backward,
     resident_data,
     varying_lengths,
     ddp_accumulation,

@@ -14,7 +14,12 @@ def capacity(case: Case) -> Finding | None:
     total = ledger.total_bytes
     lines = guilty_lines(case.live)
     when = "were needed when it died" if case.death else "at the peak"
-    sentence = f"{format_bytes(total)} {when}; {_largest_words(*next(ledger.ranked()), lines_words(lines))}"
+    category, size_bytes = next(ledger.ranked())
+    # Older blocks have no lines: where they are most of it, no line is.
+    known = [a for a in case.live if a.line and category in (a.category, Category.EARLIER)]
+    is_most = category is Category.EARLIER or 2 * sum(a.block_bytes for a in known) > size_bytes
+    where = lines_words(guilty_lines(known)) if is_most else ""
+    sentence = f"{format_bytes(total)} {when}; {_largest_words(category, size_bytes, where)}"
     if case.death is None:
         return Finding("peak", sentence, total, lines=lines)
     return Finding("capacity", sentence, total, "capacity", lines=lines)

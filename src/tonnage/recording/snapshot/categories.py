@@ -34,7 +34,7 @@ def categorise(
             a.category = _of_start(origin)
         else:
             a.category = _category(a, origin, ends.of(a), sizes)
-    _match_gradients(allocations[:started], allocations[started:], shows_optimizer="optimizer" in ends.names)
+    _match_gradients(allocations[:started], allocations[started:], ends)
 
 
 def _category(a: Allocation, origin: Origin, outlives_phase: bool, sizes: set[int]) -> Category:
@@ -61,14 +61,22 @@ def _of_start(origin: Origin) -> Category:
     return known.get(origin.about, Category.EARLIER)
 
 
-def _match_gradients(older: Sequence[Allocation], made: Sequence[Allocation], *, shows_optimizer: bool) -> None:
-    """Older blocks of the gradients' sizes: parameters, then the states of an optimizer that steps and makes none."""
+def _match_gradients(older: Sequence[Allocation], made: Sequence[Allocation], ends: "_PhaseEnds") -> None:
+    """Older blocks of the gradients' sizes: parameters, then the states of an optimizer that steps and makes none.
+
+    An optimizer that computes its states anew frees the older ones while it steps.
+    """
     counts = max(_gradients_by_step(made).values(), key=Counter.total, default=Counter[int]())
-    has_states = shows_optimizer and not any(a.category is Category.OPTIMIZER_STATES for a in made)
+    new_states = {a.requested_bytes for a in made if a.category is Category.OPTIMIZER_STATES}
+    has_states = "optimizer" in ends.names and not new_states
     by_size: dict[int, list[Allocation]] = {}
     for a in older:
-        if a.category is Category.EARLIER and a.died is None and a.requested_bytes in counts:
+        if a.category is not Category.EARLIER or a.requested_bytes not in counts:
+            continue
+        if a.died is None:
             by_size.setdefault(a.requested_bytes, []).append(a)
+        elif a.requested_bytes in new_states and ends.phase_at(a.died) == "optimizer":
+            a.category = Category.OPTIMIZER_STATES
     for size, alike in by_size.items():
         count = counts[size]
         whole = len(alike) // count * count
@@ -98,10 +106,15 @@ class _PhaseEnds:
     """Whether a block outlives the stretch of its phase in which it was made."""
 
     def __init__(self, marks: Sequence[Mark]) -> None:
-        self._starts = [mark.sequence for mark in marks if mark.kind == "phase"]
-        self.names = {mark.name for mark in marks if mark.kind == "phase"}
+        self._phases = [mark for mark in marks if mark.kind == "phase"]
+        self._starts = [mark.sequence for mark in self._phases]
+        self.names = {mark.name for mark in self._phases}
 
     def of(self, a: Allocation) -> bool:
         place = bisect_right(self._starts, a.born)
         ends = self._starts[place] if place < len(self._starts) else None
         return a.died is None or (ends is not None and a.died >= ends)
+
+    def phase_at(self, sequence: int) -> str:
+        place = bisect_right(self._starts, sequence) - 1
+        return self._phases[place].name if place >= 0 else ""

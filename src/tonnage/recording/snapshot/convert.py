@@ -5,6 +5,7 @@ request failed, the bytes that were free then say how much there was.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 
 from tonnage.allocator import AllocatorSettings, BadAllocatorSettings
 from tonnage.errors import BadSnapshot
@@ -12,7 +13,7 @@ from tonnage.recording.recording import Recording
 from tonnage.recording.records import Header, Note, OutOfMemory
 from tonnage.recording.snapshot.categories import categorise
 from tonnage.recording.snapshot.history import History, Refusal, Walk
-from tonnage.recording.snapshot.origins import origin_of
+from tonnage.recording.snapshot.origins import Origin, origin_of
 from tonnage.recording.snapshot.phases import Guide, Phases, mark_turns
 from tonnage.recording.snapshot.schema import Snapshot, Trace, flag
 from tonnage.recording.snapshot.start import start_of
@@ -52,7 +53,7 @@ def recording_of(snapshot: Snapshot, device: int | None = None, guide: Guide | N
         mark_turns(history.allocations[history.started :], found[history.started :], phases.marks)
         categorise(history.allocations, found, phases.marks, history.started)
     return Recording(
-        header=_header(history, settings),
+        header=_header(history, origins, settings),
         allocations=history.allocations,
         segments=history.segments,
         marks=phases.marks,
@@ -79,9 +80,10 @@ def settings_of(snapshot: Snapshot) -> AllocatorSettings:
     return settings
 
 
-def _header(history: History, settings: AllocatorSettings) -> Header:
+def _header(history: History, origins: Sequence[Origin], settings: AllocatorSettings) -> Header:
     fatal = _fatal(history)
-    names = Counter(a.line.rpartition(":")[0] for a in history.allocations if a.line)
+    names = Counter(filter(None, (origins[number].script for number in history.stacks)))
+    names = names or Counter(a.line.rpartition(":")[0] for a in history.allocations if a.line)
     return Header(
         gpu="",
         gpu_name=UNKNOWN_GPU,

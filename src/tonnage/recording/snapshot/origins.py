@@ -38,6 +38,7 @@ class Origin:
     stack: tuple[str, ...] = ()
     makes_state: bool = False
     outside: tuple[str, ...] = ()  # of `stack`, the lines outside every call of a module: the script's own loops
+    script: str = ""  # whose code outside every function runs
 
 
 def origin_of(frames: tuple[Frame, ...]) -> Origin:
@@ -46,6 +47,7 @@ def origin_of(frames: tuple[Frame, ...]) -> Origin:
     is_own = _is_own if any(_is_own(frame) for frame in python) else _is_installed
     lines = tuple(_line(frame) for frame in python if is_own(frame))
     calls = [place for place, frame in enumerate(python) if _calls_module(frame)]
+    scripts = (_line(frame).rpartition(":")[0] for frame in python if frame.name == "<module>" and is_own(frame))
     return Origin(
         about=_about(python, frames),
         line=lines[0] if lines else "",
@@ -53,6 +55,7 @@ def origin_of(frames: tuple[Frame, ...]) -> Origin:
         stack=lines,
         makes_state=any(f.name == "_init_group" for f in python),
         outside=tuple(_line(frame) for frame in python[calls[-1] if calls else 0 :] if is_own(frame)),
+        script=next(scripts, ""),
     )
 
 
