@@ -6,6 +6,7 @@ are the business of `convolution_engines`.
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from typing import TypeAlias
 from weakref import WeakKeyDictionary
@@ -63,7 +64,10 @@ def _input_sides(output: Ints, weight: Ints, padding: Ints, extra: Ints, stride:
 
 
 def _run(way: Way, x: Tensor, weight: Tensor, how: How, benchmark: bool, last: bool) -> None:
-    """One plan: its workspace lives while it runs."""
+    """One plan: its workspace lives while it runs. PyTorch goes on to the next plan where there is no room for it.
+
+    The last plans of cuDNN's list need no workspace, so that a convolution runs wherever its operands fit.
+    """
     padding, stride, dilation, groups = how
     layer = Layer(
         tuple(x.shape[1:]), tuple(weight.shape), tuple(stride), tuple(padding), tuple(dilation), groups
@@ -72,7 +76,8 @@ def _run(way: Way, x: Tensor, weight: Tensor, how: How, benchmark: bool, last: b
     active().device.use("cudnn")
     if benchmark:
         _search(plan, x)
-    scratch(_chosen_bytes(plan), x)
+    with suppress(torch.OutOfMemoryError):
+        scratch(_chosen_bytes(plan), x)
 
 
 def _chosen_bytes(plan: Plan) -> int:
@@ -95,7 +100,8 @@ def _search(plan: Plan, x: Tensor) -> None:
     free_bytes = (
         session.gpu.memory_bytes - allocator.outside_bytes - allocator.memory_stats()["allocated_bytes.all.current"]
     )
-    scratch(max((size for size in search_bytes(plan) if size <= free_bytes), default=0), x)
+    with suppress(torch.OutOfMemoryError):
+        scratch(max((size for size in search_bytes(plan) if size <= free_bytes), default=0), x)
     session.device.empty_cache()
 
 
