@@ -1,7 +1,4 @@
-"""What timm's benchmark does with a model: batches of random images through it, forward alone or in steps of training.
-
-    python timm_step.py MODEL --batch 256 --image 224 [--train] [--channels-last] [--plain-attention] [--no-grad]
-"""
+"""What timm's benchmark does with a model: batches of random images through it, forward alone or in steps of training."""
 
 import argparse
 
@@ -18,7 +15,9 @@ parser.add_argument("--train", action="store_true")
 parser.add_argument("--channels-last", action="store_true")
 parser.add_argument("--plain-attention", action="store_true", help="as before scaled_dot_product_attention")
 parser.add_argument("--no-grad", action="store_true", help="instead of the inference mode")
-parser.add_argument("--before-2", action="store_true", help="gradients are kept and set to zero, parameters updated one by one")
+parser.add_argument(
+    "--before-2", action="store_true", help="gradients are kept and set to zero, parameters updated one by one"
+)
 options = parser.parse_args()
 
 STEPS = 2  # the first searches cuDNN's engines and makes the optimizer's states; the others are alike

@@ -25,7 +25,13 @@ FIGURES = HERE / "figures" / "timm.csv"
 FILES = HERE / "figures" / "timm-files.csv"
 SCRIPT = HERE / "scripts" / "timm_step.py"
 COMMIT = "aa4b5850"
-CARDS = {"rtx3090": "rtx-3090", "rtx4090": "rtx-4090", "4090": "rtx-4090", "5090": "rtx-5090", "pro6000maxq": "rtx-pro-6000-max-q"}
+CARDS = {
+    "rtx3090": "rtx-3090",
+    "rtx4090": "rtx-4090",
+    "4090": "rtx-4090",
+    "5090": "rtx-5090",
+    "pro6000maxq": "rtx-pro-6000-max-q",
+}
 BACKED_OFF, AT_ONCE = 20, 6  # lines of each file that are drawn: those that backed off say the most
 NEWEST = "benchmark-infer-amp-nchw-pt291-cu128-4090.csv"  # what timm had last: 1.0.24, of January 2026
 Line = tuple[str, int, int, str]  # model, batch, image, millions of parameters
@@ -47,16 +53,16 @@ class File:
     def parts(self) -> dict[str, str]:
         """What its name says."""
         found = re.match(
-            r"benchmark-(?P<way>infer|train)-(?P<precision>\w+)-(?P<layout>nchw|nhwc)-pt(?P<torch>\d+)-cu\d+-(?P<card>\w+)", self.name
+            r"benchmark-(?P<way>infer|train)-\w+-(?P<layout>nchw|nhwc)-pt(?P<torch>\d+)-cu\d+-(?P<card>\w+)", self.name
         )  # fmt: skip
         assert found, self.name
         return found.groupdict()
 
     @property
     def torch(self) -> str:
-        """ "pt240" is 2.4."""
+        """ "pt113" is 1.13, "pt240" is 2.4."""
         digits = self.parts["torch"]
-        return f"{digits[0]}.{int(digits[1:]) if len(digits) == 2 else int(digits[1:-1])}"
+        return f"1.{digits[1:]}" if digits[0] == "1" else f"{digits[0]}.{digits[1]}"
 
 
 def series(asked: int) -> list[int]:
@@ -76,7 +82,11 @@ def read() -> Reading:
         }
     with FIGURES.open() as text:
         lines = list(csv.DictReader(text))
-    rows = [row for line in lines for row in verdicts(files[line["file"]], line["model"], int(line["batch"]), int(line["image"]))]
+    rows = [
+        row
+        for line in lines
+        for row in verdicts(files[line["file"]], line["model"], int(line["batch"]), int(line["image"]))
+    ]
     left_out = Counter[str]()
     for file in files.values():
         drawn = sum(line["file"] == file.name for line in lines)
@@ -89,9 +99,7 @@ def read() -> Reading:
 def verdicts(file: File, model: str, batch: int, image: int) -> Iterator[Row]:
     """What one published line says: this batch fits, and the one that was tried before it does not."""
     parts, tried = file.parts, series(file.asked)
-    case = {
-        "model": model, "image": image, "way": parts["way"], "layout": parts["layout"], "year": file.torch,
-    }  # fmt: skip
+    case = {"model": model, "image": image, "way": parts["way"], "layout": parts["layout"]}
     for size, fits in [(batch, True), *((larger, False) for larger in tried[: tried.index(batch)][-1:])]:
         name = f"{file.name.removeprefix('benchmark-').removesuffix('.csv')} {model} {image} {size}"
         yield Row(name, CARDS[parts["card"]], file.torch, case | {"batch": size}, meter="process", fits=fits)
@@ -106,6 +114,8 @@ def words(row: Row) -> list[str]:
     return found + ["--plain-attention", "--before-2"] * (version < (2, 0)) + ["--no-grad"] * (version < (2, 8))
 
 
+# The publisher's script goes on with a smaller batch after any error of PyTorch, not only where memory runs out.
+REFUSALS = ("canUse32BitIndexMath", "invalid configuration argument")
 _loaded: list[str] = []
 
 
@@ -131,6 +141,8 @@ def predict(row: Row) -> Prediction:
     from running import run
 
     peaks = run(SCRIPT, words(row), row.card, row.torch)
+    if peaks.outcome == "error" and any(refusal in peaks.error for refusal in REFUSALS):
+        return Prediction(fits=False, seconds=peaks.seconds)
     if peaks.outcome == "error":
         return Prediction(refused=peaks.error.strip().rpartition("\n")[2][:200], seconds=peaks.seconds)
     return Prediction(predicted=peaks.process, fits=peaks.outcome == "ok", seconds=peaks.seconds)
