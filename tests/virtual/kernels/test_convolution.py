@@ -79,6 +79,19 @@ def test_the_search_for_the_fastest_engine_happens_once_and_is_large(events: Eve
     assert second == "+6422528 +6570000 -1"
 
 
+def test_a_plan_whose_workspace_does_not_fit_gives_way_to_one_without(gpu: Session) -> None:
+    x, w = _empty(8, 64, 56, 56), _empty(64, 64, 3, 3)
+    functional.conv2d(x, w, padding=1)  # loads cuDNN
+    torch.cuda.empty_cache()
+    room = 10 << 20  # for the output, and not for copies of both operands beside it
+    taken = gpu.gpu.memory_bytes - gpu.device.allocator.outside_bytes - torch.cuda.memory_reserved() - room
+    rest = torch.empty(taken - taken % (2 << 20), dtype=torch.uint8, device="cuda")
+    for benchmark in (False, True):
+        with torch.backends.cudnn.flags(enabled=True, benchmark=benchmark):
+            assert functional.conv2d(x.detach(), w.detach(), padding=1).shape == x.shape
+    del rest
+
+
 def test_an_unmeasured_shape_is_said_to_be_assumed(gpu: Session) -> None:
     functional.conv2d(_empty(9, 37, 41, 43), _empty(53, 37, 3, 5))
     assert any(note.operator == "cudnn_convolution" for note in gpu.stand_ins.notes())

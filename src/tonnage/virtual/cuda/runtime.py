@@ -37,6 +37,15 @@ def install(cards: Cards, patches: Patches) -> None:
     _install_attention_choice(patches)
     if cards.at(0).torch_version < (2, 9):
         patches.set(torch, "rms_norm", unfused_rms_norm)
+    if cards.at(0).torch_version < (2, 5):
+        _keep_attention_in_half(patches)
+
+
+def _keep_attention_in_half(patches: Patches) -> None:
+    """The attention that is written in plain operators computes in float32 since 2.5; before, in the type of its inputs."""
+    before = torch._C._get_math_sdp_allow_fp16_bf16_reduction()
+    torch._C._set_math_sdp_allow_fp16_bf16_reduction(True)
+    patches.on_undo(lambda: torch._C._set_math_sdp_allow_fp16_bf16_reduction(before))
 
 
 def _module(name: str, **contents: Any) -> ModuleType:

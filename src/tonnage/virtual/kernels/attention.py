@@ -30,6 +30,15 @@ def _floats(like: torch.Tensor, *shape: int) -> torch.Tensor:
     return torch.empty(shape, dtype=torch.float32, device=like.device)
 
 
+LARGEST_GRID = 65535  # in the second and third dimension of a launch, which the kernels have for heads and sequences
+
+
+def _check_launch(*counts: int) -> None:
+    """CUDA refuses a kernel with more blocks in a row: real runs with more sequences than that die here, too."""
+    if max(counts) > LARGEST_GRID:
+        raise RuntimeError("CUDA error: invalid configuration argument")
+
+
 # Flash attention
 
 
@@ -81,6 +90,8 @@ def _flash_dense(query: Any, key: Any, value: Any, dropout: float, debug: bool, 
         queries, heads = heads // key_heads, key_heads
     out = torch.empty_like(query)
     statistics = _floats(query, batch, heads, queries)
+    if _device().torch_version >= (2, 2):  # where FlashAttention 2 came
+        _check_launch(batch, heads)
     softmax = query.new_empty(batch, heads, _round_up(queries, 128), _round_up(keys, 128)) if debug else None
     statistics_parts, out_parts = (
         _split_accumulators(query, batch, heads, width, keys, queries) if dropout == 0 else (None, None)
@@ -196,6 +207,8 @@ def _efficient(query: Any, value: Any, want_statistics: bool, queries: int) -> t
     if query.dtype in _HALF and max(width, value.shape[-1]) > 128:
         accumulator = _floats(query, *shape)
         del accumulator
+    if _device().torch_version < (2, 8):  # which goes through large batches in pieces
+        _check_launch(batch, heads)
     return out, statistics
 
 

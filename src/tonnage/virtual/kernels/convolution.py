@@ -6,6 +6,7 @@ are the business of `convolution_engines`.
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from typing import TypeAlias
 from weakref import WeakKeyDictionary
@@ -13,6 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from tonnage.virtual.cuda.releases import release_of
 from tonnage.virtual.kernels.convolution_engines import Layer, Plan, Way, measured_bytes, search_bytes, workspace_bytes
 from tonnage.virtual.kernels.registry import kernel, own_operator, scratch
 from tonnage.virtual.session import Session, active
@@ -63,7 +65,10 @@ def _input_sides(output: Ints, weight: Ints, padding: Ints, extra: Ints, stride:
 
 
 def _run(way: Way, x: Tensor, weight: Tensor, how: How, benchmark: bool, last: bool) -> None:
-    """One plan: its workspace lives while it runs."""
+    """One plan: its workspace lives while it runs. PyTorch goes on to the next plan where there is no room for it.
+
+    The last plans of cuDNN's list need no workspace, so that a convolution runs wherever its operands fit.
+    """
     padding, stride, dilation, groups = how
     layer = Layer(
         tuple(x.shape[1:]), tuple(weight.shape), tuple(stride), tuple(padding), tuple(dilation), groups
@@ -72,7 +77,8 @@ def _run(way: Way, x: Tensor, weight: Tensor, how: How, benchmark: bool, last: b
     active().device.use("cudnn")
     if benchmark:
         _search(plan, x)
-    scratch(_chosen_bytes(plan), x)
+    with suppress(torch.OutOfMemoryError):
+        scratch(_chosen_bytes(plan), x)
 
 
 def _chosen_bytes(plan: Plan) -> int:
@@ -95,7 +101,8 @@ def _search(plan: Plan, x: Tensor) -> None:
     free_bytes = (
         session.gpu.memory_bytes - allocator.outside_bytes - allocator.memory_stats()["allocated_bytes.all.current"]
     )
-    scratch(max((size for size in search_bytes(plan) if size <= free_bytes), default=0), x)
+    with suppress(torch.OutOfMemoryError):
+        scratch(max((size for size in search_bytes(plan) if size <= free_bytes), default=0), x)
     session.device.empty_cache()
 
 
@@ -231,6 +238,25 @@ def cudnn_convolution_transpose_backward(
 
 # ---- PyTorch's own
 
+_MOST_ELEMENTS = 2**31 - 1
+
+
+def _is_left_to_cudnn(x: Tensor, weight: Tensor, stride: Sequence[int]) -> bool:
+    """Whether PyTorch gives a depthwise convolution with too many elements for its own kernel to cuDNN, and it runs there.
+
+    Of small filters it does since cuDNN has indices of 64 bits; before, it chose as for small tensors. Larger filters fail: the
+    batches that timm published stop at 2^31 elements in all versions up to 2.9.
+    """
+    cudnn, last = (
+        release_of(active().device.torch_version).cudnn,
+        _convolution_format(x, weight) != torch.contiguous_format,
+    )
+    (height, width), (_, channels, _, side) = weight.shape[2:], x.shape
+    is_small = height == width and width in (1, 3, 5) and side >= 7 and channels >= 32 and x.dtype == torch.float16
+    if last or not is_small or cudnn >= (9, 3, 0):
+        return (last and cudnn <= (9, 10, 0)) or (is_small and not last)
+    return stride[0] == 1 or (stride[0] == 2 and width > 1 and (channels >= 512 or (channels >= 256 and side >= 28)))
+
 
 def _output_shape(
     x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
@@ -244,7 +270,16 @@ def depthwise(
     self: Tensor, weight: Tensor, kernel_size: Ints, bias: Tensor | None, stride: Ints, padding: Ints, dilation: Ints
 ) -> Tensor:
     """One channel at a time, straight from contiguous operands."""
-    output = torch.empty(_output_shape(self, weight, stride, padding, dilation), dtype=self.dtype, device=self.device)
+    shape = _output_shape(self, weight, stride, padding, dilation)
+    too_large = max(self.numel(), math.prod(shape)) >= _MOST_ELEMENTS
+    if too_large and self.dim() == 4 and _is_left_to_cudnn(self, weight, stride):
+        layout = _convolution_format(self, weight)
+        return torch.empty(shape, dtype=self.dtype, device=self.device, memory_format=layout)
+    output = torch.empty(shape, dtype=self.dtype, device=self.device)
+    if too_large:  # its kernels count elements in 32 bits
+        raise RuntimeError(
+            "Expected canUse32BitIndexMath(input) && canUse32BitIndexMath(output) to be true, but got false."
+        )
     laid_x = self.contiguous()
     laid_weight = weight.contiguous()
     laid_bias = bias.contiguous() if bias is not None else None

@@ -1,0 +1,58 @@
+"""Kernels that refuse tensors which are too large for them, by version of PyTorch; where published runs stopped."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from tonnage.virtual.context import virtual_gpu
+
+CARD = "h200"
+
+
+def _depthwise(batch: int, channels: int, side: int, kernel: int, last: bool = False) -> torch.Tensor:
+    layout = torch.channels_last if last else torch.contiguous_format
+    x = torch.empty(batch, channels, side, side, dtype=torch.half, device="cuda", memory_format=layout)
+    w = torch.empty(channels, 1, kernel, kernel, dtype=torch.half, device="cuda", memory_format=layout)
+    return F.conv2d(x, w, stride=2, padding=kernel // 2, groups=channels)
+
+
+def test_a_depthwise_kernel_takes_less_than_two_to_the_31_elements() -> None:
+    with virtual_gpu(CARD, torch="2.4"):
+        assert _depthwise(128, 192, 264, 3).shape == (128, 192, 132, 132)
+        with pytest.raises(RuntimeError, match="canUse32BitIndexMath"):
+            _depthwise(192, 192, 264, 3)
+        assert _depthwise(192, 192, 264, 3, last=True).shape == (192, 192, 132, 132), "cuDNN's"
+        assert _depthwise(768, 256, 128, 3).shape == (768, 256, 64, 64), "cuDNN's, which has many channels"
+
+
+def test_newer_cudnn_takes_over_but_for_large_filters() -> None:
+    with virtual_gpu(CARD, torch="2.9"):
+        assert _depthwise(192, 192, 264, 3).shape == (192, 192, 132, 132)
+        with pytest.raises(RuntimeError, match="canUse32BitIndexMath"):
+            _depthwise(1536, 96, 128, 7)
+
+
+@pytest.mark.parametrize(
+    ("backend", "fails", "runs"),
+    [(SDPBackend.FLASH_ATTENTION, "2.4", "2.1"), (SDPBackend.EFFICIENT_ATTENTION, "2.4", "2.8")],
+)
+def test_attention_over_more_sequences_than_a_launch_has_blocks(backend: SDPBackend, fails: str, runs: str) -> None:
+    for version, sequences in ((fails, 65535), (runs, 65536), (fails, 65536)):
+        with virtual_gpu(CARD, torch=version), sdpa_kernel(backend):
+            q = torch.empty(sequences, 2, 49, 32, dtype=torch.half, device="cuda")
+            if (version, sequences) == (fails, 65536):
+                with pytest.raises(RuntimeError, match="invalid configuration argument"):
+                    F.scaled_dot_product_attention(q, q, q)
+            else:
+                assert F.scaled_dot_product_attention(q, q, q).shape == q.shape
+
+
+def test_attention_in_plain_operators_computes_in_float_since_2_5() -> None:
+    peaks = {}
+    for version in ("2.4", "2.6"):
+        with virtual_gpu(CARD, torch=version) as gpu, sdpa_kernel(SDPBackend.MATH):
+            q = torch.empty(4, 8, 512, 64, dtype=torch.half, device="cuda")
+            F.scaled_dot_product_attention(q, q, q)
+            peaks[version] = gpu.peak_allocated_bytes
+    assert 1.5 * peaks["2.4"] < peaks["2.6"]
