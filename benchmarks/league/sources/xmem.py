@@ -1,0 +1,62 @@
+"""xMem's experiments (Middleware 2025): image and language models trained in Docker on an RTX 3060 and an RTX 4060, and on CoLab's A100.
+
+`ground` is the peak of what NVML says the card holds, sampled every millisecond, less its first sample. Their runner
+limits the process's share of memory before that, which makes the CUDA context: the context is not in the figure, what
+torch and its libraries load later is. A run that ran out has no figure, only a verdict.
+"""
+
+import csv
+from collections import Counter
+from pathlib import Path
+
+import running
+from rows import Prediction, Reading, Row, Source
+
+from tonnage.hardware import find_cuda_gpu
+
+HERE = Path(__file__).parents[1]
+FIGURES = HERE / "figures" / "xmem.csv"
+RIVALS = {"xmem": "xMem", "dnnmem": "DNNMem", "schedtune": "SchedTune", "llmem": "LLMem"}
+MIB = 1 << 20
+
+
+def read() -> Reading:
+    """Every run that was read: NVML counts whole pages of 2 MiB."""
+    with FIGURES.open() as file:
+        return Reading([row_of(fields) for fields in csv.DictReader(file)], Counter())
+
+
+def row_of(fields: dict[str, str]) -> Row:
+    """A run with what each estimator said of it."""
+    ran_out = fields["ran_out"] == "1"
+    words = fields["model"], fields["optimiser"], fields["batch"]
+    return Row(
+        name="/".join((fields["folder"], *words, fields["card"], fields["run"])),
+        card=fields["card"],
+        torch="2.6",
+        case={"words": words, "said_out": fields["said_out"].split("+")},
+        meter="process",
+        measured=None if ran_out else int(fields["ground_bytes"]),
+        resolution=MIB,
+        fits=not ran_out,
+        rivals={name: int(size) for key, name in RIVALS.items() if (size := fields[f"{key}_bytes"])},
+    )
+
+
+def predict(row: Row) -> Prediction:
+    """The process of the same steps on the virtual card, less the context."""
+    running.preload("torchvision_names", "torchvision", "transformers")
+    peaks = running.run(HERE / "scripts" / "xmem_train.py", row.case["words"], row.card, row.torch)
+    if peaks.outcome == "error":
+        return Prediction(refused=peaks.error.splitlines()[-1] if peaks.error else "failed", seconds=peaks.seconds)
+    context = find_cuda_gpu(row.card).overheads["context"].size_bytes
+    return Prediction(peaks.process - context, peaks.outcome == "ok", seconds=peaks.seconds)
+
+
+SOURCE = Source(
+    key="xmem",
+    title="xMem's experiments",
+    where="github.com/Stone-ResearchLife/xMem plot/data at d61e0764486838fff7a444bb03be7d6d2cd8bbaa (005: 7114ee6d)",
+    read=read,
+    predict=predict,
+)
