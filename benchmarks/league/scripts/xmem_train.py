@@ -44,6 +44,28 @@ def text_model(name: str) -> torch.nn.Module:
     return kind.from_config(config, dtype=torch.float32, attn_implementation=attention)
 
 
+def as_transformers_4_51(name: str) -> None:
+    """Keep keys, values and contiguous copies as transformers 4.51 does, whose version they ran.
+
+    It keeps the first keys and values as they come, views of what the projections put out, where later ones join them to
+    an empty tensor; and it copies what fused attention gets, but for OPT, which has an attention of its own.
+    """
+    from transformers import cache_utils, modeling_utils
+
+    def update(layer: Any, keys: torch.Tensor, values: torch.Tensor, *_: Any, **__: Any) -> Any:
+        layer.keys, layer.values, layer.is_initialized = keys, values, True
+        return keys, values
+
+    fused = modeling_utils.ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    def contiguous(module: Any, query: Any, key: Any, value: Any, *rest: Any, **options: Any) -> Any:
+        return fused(module, query.contiguous(), key.contiguous(), value.contiguous(), *rest, **options)
+
+    cache_utils.DynamicLayer.update = update
+    if "opt" not in name:
+        modeling_utils.ALL_ATTENTION_FUNCTIONS["sdpa"] = contiguous
+
+
 def optimiser_of(name: str, model: torch.nn.Module) -> torch.optim.Optimizer:
     """The optimizer with its defaults; transformers' Adafactor takes a fixed rate."""
     if name == "Adafactor":
@@ -80,6 +102,7 @@ def train_texts(model: torch.nn.Module, optimiser: str, batch: int) -> None:
     for _ in range(STEPS):
         tokens: dict[str, Any] = {"input_ids": torch.ones(batch, TOKENS, dtype=torch.long)}
         tokens |= {"attention_mask": torch.ones_like(tokens["input_ids"]), "labels": tokens["input_ids"].clone()}
+        tokens["attention_mask"][1:, TOKENS // 2 :] = 0  # some texts are shorter: there is a mask
         optimizer.zero_grad()
         tokens = {name: values.to(device) for name, values in tokens.items()}
         outputs = model(**tokens)
@@ -93,4 +116,5 @@ if __name__ == "__main__":
     if "Net" in name or "VGG" in name or "ConvNeXt" in name:
         train_images(image_model(name), optimiser, batch)
     else:
+        as_transformers_4_51(name)
         train_texts(text_model(name), optimiser, batch)

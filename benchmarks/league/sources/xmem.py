@@ -18,6 +18,9 @@ HERE = Path(__file__).parents[1]
 FIGURES = HERE / "figures" / "xmem.csv"
 RIVALS = {"xmem": "xMem", "dnnmem": "DNNMem", "schedtune": "SchedTune", "llmem": "LLMem"}
 MIB = 1 << 20
+# What every run imports, so that each fork has it: Dynamo, which torchvision brings, wakes Inductor when a run begins.
+MODELS = [f"transformers.models.{name}.modeling_{name}" for name in ("gpt_neo", "gpt2", "opt", "t5", "llama", "qwen2", "qwen3", "gemma2")]
+LIBRARIES = ["torchvision_names", "torchvision", "torch._inductor.cudagraph_trees", "transformers", "transformers.optimization", *MODELS]
 
 
 def read() -> Reading:
@@ -45,7 +48,7 @@ def row_of(fields: dict[str, str]) -> Row:
 
 def predict(row: Row) -> Prediction:
     """The process of the same steps on the virtual card, less the context."""
-    running.preload("torchvision_names", "torchvision", "transformers")
+    running.preload(*LIBRARIES)
     peaks = running.run(HERE / "scripts" / "xmem_train.py", row.case["words"], row.card, row.torch)
     if peaks.outcome == "error":
         return Prediction(refused=peaks.error.splitlines()[-1] if peaks.error else "failed", seconds=peaks.seconds)

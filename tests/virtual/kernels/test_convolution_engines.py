@@ -11,6 +11,7 @@ from tonnage.virtual.kernels.convolution_engines import (
     measured_bytes,
     padded,
     recognised,
+    runs_grouped_direct,
     search_bytes,
     workspace_bytes,
 )
@@ -29,6 +30,16 @@ def test_a_batch_between_measured_ones_has_their_engine() -> None:
     plan = Plan("backward_data", RESNET, 28, "float32", False)
     assert measured_bytes(plan) is None
     assert workspace_bytes(plan) == sum(plan.operand_bytes()) + 16
+
+
+@pytest.mark.parametrize(("capability", "direct"), [((7, 0), True), ((8, 6), True), ((8, 9), True), ((9, 0), False)])
+def test_depthwise_channels_last_runs_channel_by_channel_before_hopper(
+    capability: tuple[int, int], direct: bool
+) -> None:
+    convnext = Layer((96, 56, 56), (96, 1, 7, 7), (1, 1), (3, 3), (1, 1), 96)
+    assert runs_grouped_direct(Plan("backward_filter", convnext, 64, "float32", True), capability) == direct
+    assert not runs_grouped_direct(Plan("backward_filter", convnext, 64, "float32", False), capability)
+    assert not runs_grouped_direct(Plan("backward_filter", RESNET, 64, "float32", True), capability)
 
 
 def test_padding_goes_to_multiples_and_to_powers_of_two() -> None:

@@ -13,7 +13,15 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from tonnage.virtual.kernels.convolution_engines import Layer, Plan, Way, measured_bytes, search_bytes, workspace_bytes
+from tonnage.virtual.kernels.convolution_engines import (
+    Layer,
+    Plan,
+    Way,
+    measured_bytes,
+    runs_grouped_direct,
+    search_bytes,
+    workspace_bytes,
+)
 from tonnage.virtual.kernels.registry import kernel, own_operator, scratch
 from tonnage.virtual.session import Session, active
 
@@ -76,6 +84,8 @@ def _run(way: Way, x: Tensor, weight: Tensor, how: How, benchmark: bool, last: b
 
 
 def _chosen_bytes(plan: Plan) -> int:
+    if runs_grouped_direct(plan, active().gpu.compute_capability):
+        return 0
     if measured_bytes(plan) is None:
         active().stand_ins.assume("cudnn_convolution", "an unmeasured workspace is that of the nearest measured shapes")
     return workspace_bytes(plan)

@@ -8,8 +8,8 @@ padded to 4, 8 or a power of two), a gradient of the weights for each image, and
 multiprocessors rather than on the batch.
 
 Held out layer by layer, the guess is within 5 % of the operands in 92 % of cases among layers of common networks, and in
-87 % (two dimensions) and 78 % (three) among layers drawn at random. Other cards are taken to choose as an H200 does; that,
-engines without TF32 and deterministic ones were not measured.
+87 % (two dimensions) and 78 % (three) among layers drawn at random. Other cards are taken to choose as an H200 does, but
+for depthwise convolutions (`runs_grouped_direct`); that, engines without TF32 and deterministic ones were not measured.
 """
 
 import math
@@ -266,6 +266,16 @@ def measured_bytes(plan: Plan) -> int | None:
     """The workspace as measured, or None where it was not."""
     place = _table().places.get(plan.layer)
     return None if place is None else _table().column(plan.key).exact.get((place, plan.batch))
+
+
+def runs_grouped_direct(plan: Plan, capability: tuple[int, int]) -> bool:
+    """Whether cuDNN convolves channel by channel, without a workspace: channels last and depthwise, before Hopper.
+
+    Profiles show its `grouped_direct` kernels there (pytorch/pytorch issue 34977); on an H200 an engine that pads every
+    group to eight channels takes eight times the output instead. Figures of ConvNeXt on RTX 3060 and 4060 cards, which
+    xMem's authors published, leave no room for that.
+    """
+    return plan.channels_last and plan.layer.groups > 1 and plan.layer.weight[1] == 1 and capability < (9, 0)
 
 
 @cache
