@@ -90,7 +90,7 @@ def train_images(model: torch.nn.Module, optimiser: str, batch: int) -> None:
         loss = criterion(outputs, labels)
         loss.backward()
         optimizer.step()
-        _, choices = torch.max(outputs, 1)
+        _choices = torch.max(outputs, 1)
 
 
 def train_texts(model: torch.nn.Module, optimiser: str, batch: int) -> None:

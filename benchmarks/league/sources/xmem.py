@@ -1,4 +1,4 @@
-"""xMem's experiments (Middleware 2025): image and language models trained in Docker on an RTX 3060 and an RTX 4060, and on CoLab's A100.
+"""xMem's experiments (Middleware 2025): image and language models trained on an RTX 3060, an RTX 4060 and CoLab's A100.
 
 `ground` is the peak of what NVML says the card holds, sampled every millisecond, less its first sample. Their runner
 limits the process's share of memory before that, which makes the CUDA context: the context is not in the figure, what
@@ -7,20 +7,26 @@ torch and its libraries load later is. A run that ran out has no figure, only a 
 
 import csv
 from collections import Counter
+from functools import cache
+from itertools import product
 from pathlib import Path
 
 import running
 from rows import Prediction, Reading, Row, Source
 
 from tonnage.hardware import find_cuda_gpu
+from tonnage.virtual.kernels.convolution_engines import Layer, Plan, workspace_bytes
 
 HERE = Path(__file__).parents[1]
 FIGURES = HERE / "figures" / "xmem.csv"
 RIVALS = {"xmem": "xMem", "dnnmem": "DNNMem", "schedtune": "SchedTune", "llmem": "LLMem"}
 MIB = 1 << 20
 # What every run imports, so that each fork has it: Dynamo, which torchvision brings, wakes Inductor when a run begins.
-MODELS = [f"transformers.models.{name}.modeling_{name}" for name in ("gpt_neo", "gpt2", "opt", "t5", "llama", "qwen2", "qwen3", "gemma2")]
-LIBRARIES = ["torchvision_names", "torchvision", "torch._inductor.cudagraph_trees", "transformers", "transformers.optimization", *MODELS]
+MODELS = ("gpt_neo", "gpt2", "opt", "t5", "llama", "qwen2", "qwen3", "gemma2")
+LIBRARIES = (
+    "torchvision_names", "torchvision", "torch._inductor.cudagraph_trees", "transformers", "transformers.optimization",
+    *(f"transformers.models.{name}.modeling_{name}" for name in MODELS),
+)  # fmt: skip
 
 
 def read() -> Reading:
@@ -46,9 +52,18 @@ def row_of(fields: dict[str, str]) -> Row:
     )
 
 
+@cache
+def prepare() -> None:
+    """Load once what every fork needs: the libraries, and the tables of cuDNN's workspaces."""
+    running.preload(*LIBRARIES)
+    layer = Layer((5, 9, 9), (7, 5, 3, 3), (1, 1), (1, 1), (1, 1), 1)
+    for way, last in product(("forward", "backward_data", "backward_filter"), (False, True)):
+        workspace_bytes(Plan(way, layer, 3, "float32", last))
+
+
 def predict(row: Row) -> Prediction:
     """The process of the same steps on the virtual card, less the context."""
-    running.preload(*LIBRARIES)
+    prepare()
     peaks = running.run(HERE / "scripts" / "xmem_train.py", row.case["words"], row.card, row.torch)
     if peaks.outcome == "error":
         return Prediction(refused=peaks.error.splitlines()[-1] if peaks.error else "failed", seconds=peaks.seconds)
