@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tonnage.hardware import find_gpu
 from tonnage.virtual.kernels.convolution_engines import (
     Engine,
     Layer,
@@ -11,8 +12,8 @@ from tonnage.virtual.kernels.convolution_engines import (
     measured_bytes,
     padded,
     recognised,
-    runs_grouped_direct,
     search_bytes,
+    takes_none,
     workspace_bytes,
 )
 
@@ -32,14 +33,13 @@ def test_a_batch_between_measured_ones_has_their_engine() -> None:
     assert workspace_bytes(plan) == sum(plan.operand_bytes()) + 16
 
 
-@pytest.mark.parametrize(("capability", "direct"), [((7, 0), True), ((8, 6), True), ((8, 9), True), ((9, 0), False)])
-def test_depthwise_channels_last_runs_channel_by_channel_before_hopper(
-    capability: tuple[int, int], direct: bool
-) -> None:
-    convnext = Layer((96, 56, 56), (96, 1, 7, 7), (1, 1), (3, 3), (1, 1), 96)
-    assert runs_grouped_direct(Plan("backward_filter", convnext, 64, "float32", True), capability) == direct
-    assert not runs_grouped_direct(Plan("backward_filter", convnext, 64, "float32", False), capability)
-    assert not runs_grouped_direct(Plan("backward_filter", RESNET, 64, "float32", True), capability)
+@pytest.mark.parametrize(
+    ("card", "none"), [("rtx-3060", True), ("rtx-4060", True), ("v100-32", True), ("a100-40", False), ("h200", False)]
+)
+def test_float32_takes_no_workspace_where_tf32_is_no_faster(card: str, none: bool) -> None:
+    rates = find_gpu(card).rates
+    assert takes_none(Plan("forward", RESNET, 8, "float32", False), rates) == none
+    assert not takes_none(Plan("forward", RESNET, 8, "bfloat16", False), rates)
 
 
 def test_padding_goes_to_multiples_and_to_powers_of_two() -> None:

@@ -20,8 +20,8 @@ from tonnage.virtual.kernels.convolution_engines import (
     Plan,
     Way,
     measured_bytes,
-    runs_grouped_direct,
     search_bytes,
+    takes_none,
     workspace_bytes,
 )
 from tonnage.virtual.kernels.recurrent_sizes import KINDS, Network, dropout_state_bytes
@@ -90,7 +90,7 @@ def _convolution(fields: Fields, device: Card, assume: Assume) -> int:
     layer = Layer(x[1:], weight, stride, padding, dilation, x[1] // weight[1])
     plan = Plan(_WAYS[fields["way"]], layer, x[0], fields["dtype"], _is_channels_last(fields))
     engine = int(fields["engine"])
-    if engine == 0 and runs_grouped_direct(plan, device.gpu.compute_capability):
+    if engine == 0 and takes_none(plan, device.gpu.rates):
         return 0
     if engine == 0:
         if measured_bytes(plan) is None:

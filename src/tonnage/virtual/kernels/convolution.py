@@ -18,8 +18,8 @@ from tonnage.virtual.kernels.convolution_engines import (
     Plan,
     Way,
     measured_bytes,
-    runs_grouped_direct,
     search_bytes,
+    takes_none,
     workspace_bytes,
 )
 from tonnage.virtual.kernels.registry import kernel, own_operator, scratch
@@ -84,7 +84,7 @@ def _run(way: Way, x: Tensor, weight: Tensor, how: How, benchmark: bool, last: b
 
 
 def _chosen_bytes(plan: Plan) -> int:
-    if runs_grouped_direct(plan, active().gpu.compute_capability):
+    if takes_none(plan, active().gpu.rates):
         return 0
     if measured_bytes(plan) is None:
         active().stand_ins.assume("cudnn_convolution", "an unmeasured workspace is that of the nearest measured shapes")

@@ -9,10 +9,11 @@ multiprocessors rather than on the batch.
 
 Held out layer by layer, the guess is within 5 % of the operands in 92 % of cases among layers of common networks, and in
 87 % (two dimensions) and 78 % (three) among layers drawn at random. Other cards are taken to choose as an H200 does, but
-for depthwise convolutions (`runs_grouped_direct`); that, engines without TF32 and deterministic ones were not measured.
+for those that gain nothing by TF32 (`takes_none`); that, engines without TF32 and deterministic ones were not measured.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import product
@@ -268,14 +269,14 @@ def measured_bytes(plan: Plan) -> int | None:
     return None if place is None else _table().column(plan.key).exact.get((place, plan.batch))
 
 
-def runs_grouped_direct(plan: Plan, capability: tuple[int, int]) -> bool:
-    """Whether cuDNN convolves channel by channel, without a workspace: channels last and depthwise, before Hopper.
+def takes_none(plan: Plan, rates: Mapping[str, float]) -> bool:
+    """Whether a card of these rates convolves in the layout it is given, without a workspace.
 
-    Profiles show its `grouped_direct` kernels there (pytorch/pytorch issue 34977); on an H200 an engine that pads every
-    group to eight channels takes eight times the output instead. Figures of ConvNeXt on RTX 3060 and 4060 cards, which
-    xMem's authors published, leave no room for that.
+    The measured engines turn float32 operands into the layout of the tensor cores, for TF32. Where these are no faster than
+    the plain units, as on GeForce cards, or not there, nothing is gained by that. Trainings of ten networks on an RTX 3060
+    and an RTX 4060 (`benchmarks/league`, xMem) hold what their tensors do.
     """
-    return plan.channels_last and plan.layer.groups > 1 and plan.layer.weight[1] == 1 and capability < (9, 0)
+    return plan.dtype == "float32" and rates.get("tf32", 0) <= rates["fp32"]
 
 
 @cache
