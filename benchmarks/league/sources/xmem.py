@@ -7,7 +7,7 @@ torch and its libraries load later is. A run that ran out has no figure, only a 
 
 import csv
 from collections import Counter
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 
@@ -71,10 +71,17 @@ def predict(row: Row) -> Prediction:
     return Prediction(peaks.process - context, peaks.outcome == "ok", seconds=peaks.seconds)
 
 
+def published(key: str, row: Row) -> Prediction:
+    """What an estimator said of a run, whether it would fit among it."""
+    size = row.rivals.get(RIVALS[key])
+    return Prediction(size, None if size is None else key not in row.case["said_out"])
+
+
 SOURCE = Source(
     key="xmem",
     title="xMem's experiments",
     where="github.com/Stone-ResearchLife/xMem plot/data at d61e0764486838fff7a444bb03be7d6d2cd8bbaa (005: 7114ee6d)",
     read=read,
     predict=predict,
+    rivals={name: partial(published, key) for key, name in RIVALS.items()},
 )
