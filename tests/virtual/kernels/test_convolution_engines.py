@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tonnage.hardware import find_gpu
 from tonnage.virtual.kernels.convolution_engines import (
     Engine,
     Layer,
@@ -12,6 +13,7 @@ from tonnage.virtual.kernels.convolution_engines import (
     padded,
     recognised,
     search_bytes,
+    takes_none,
     workspace_bytes,
 )
 
@@ -29,6 +31,15 @@ def test_a_batch_between_measured_ones_has_their_engine() -> None:
     plan = Plan("backward_data", RESNET, 28, "float32", False)
     assert measured_bytes(plan) is None
     assert workspace_bytes(plan) == sum(plan.operand_bytes()) + 16
+
+
+@pytest.mark.parametrize(
+    ("card", "none"), [("rtx-3060", True), ("rtx-4060", True), ("v100-32", True), ("a100-40", False), ("h200", False)]
+)
+def test_float32_takes_no_workspace_where_tf32_is_no_faster(card: str, none: bool) -> None:
+    rates = find_gpu(card).rates
+    assert takes_none(Plan("forward", RESNET, 8, "float32", False), rates) == none
+    assert not takes_none(Plan("forward", RESNET, 8, "bfloat16", False), rates)
 
 
 def test_padding_goes_to_multiples_and_to_powers_of_two() -> None:

@@ -15,7 +15,15 @@ from typing import Protocol
 from tonnage.hardware import Gpu
 from tonnage.virtual.cuda.releases import Release
 from tonnage.virtual.kernels import library_sizes as sizes
-from tonnage.virtual.kernels.convolution_engines import Layer, Plan, Way, measured_bytes, search_bytes, workspace_bytes
+from tonnage.virtual.kernels.convolution_engines import (
+    Layer,
+    Plan,
+    Way,
+    measured_bytes,
+    search_bytes,
+    takes_none,
+    workspace_bytes,
+)
 from tonnage.virtual.kernels.recurrent_sizes import KINDS, Network, dropout_state_bytes
 
 NONE = -1
@@ -82,6 +90,8 @@ def _convolution(fields: Fields, device: Card, assume: Assume) -> int:
     layer = Layer(x[1:], weight, stride, padding, dilation, x[1] // weight[1])
     plan = Plan(_WAYS[fields["way"]], layer, x[0], fields["dtype"], _is_channels_last(fields))
     engine = int(fields["engine"])
+    if engine == 0 and takes_none(plan, device.gpu.rates):
+        return 0
     if engine == 0:
         if measured_bytes(plan) is None:
             assume("cudnn_convolution", "an unmeasured workspace is that of the nearest measured shapes")

@@ -15,7 +15,15 @@ import torch
 from torch import Tensor
 
 from tonnage.virtual.cuda.releases import release_of
-from tonnage.virtual.kernels.convolution_engines import Layer, Plan, Way, measured_bytes, search_bytes, workspace_bytes
+from tonnage.virtual.kernels.convolution_engines import (
+    Layer,
+    Plan,
+    Way,
+    measured_bytes,
+    search_bytes,
+    takes_none,
+    workspace_bytes,
+)
 from tonnage.virtual.kernels.registry import kernel, own_operator, scratch
 from tonnage.virtual.session import Session, active
 
@@ -82,6 +90,8 @@ def _run(way: Way, x: Tensor, weight: Tensor, how: How, benchmark: bool, last: b
 
 
 def _chosen_bytes(plan: Plan) -> int:
+    if takes_none(plan, active().gpu.rates):
+        return 0
     if measured_bytes(plan) is None:
         active().stand_ins.assume("cudnn_convolution", "an unmeasured workspace is that of the nearest measured shapes")
     return workspace_bytes(plan)

@@ -8,11 +8,12 @@ padded to 4, 8 or a power of two), a gradient of the weights for each image, and
 multiprocessors rather than on the batch.
 
 Held out layer by layer, the guess is within 5 % of the operands in 92 % of cases among layers of common networks, and in
-87 % (two dimensions) and 78 % (three) among layers drawn at random. Other cards are taken to choose as an H200 does; that,
-engines without TF32 and deterministic ones were not measured.
+87 % (two dimensions) and 78 % (three) among layers drawn at random. Other cards are taken to choose as an H200 does, but
+for those that gain nothing by TF32 (`takes_none`); that, engines without TF32 and deterministic ones were not measured.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import product
@@ -266,6 +267,16 @@ def measured_bytes(plan: Plan) -> int | None:
     """The workspace as measured, or None where it was not."""
     place = _table().places.get(plan.layer)
     return None if place is None else _table().column(plan.key).exact.get((place, plan.batch))
+
+
+def takes_none(plan: Plan, rates: Mapping[str, float]) -> bool:
+    """Whether a card of these rates convolves in the layout it is given, without a workspace.
+
+    The measured engines turn float32 operands into the layout of the tensor cores, for TF32. Where these are no faster than
+    the plain units, as on GeForce cards, or not there, nothing is gained by that. Trainings of ten networks on an RTX 3060
+    and an RTX 4060 (`benchmarks/league`, xMem) hold what their tensors do.
+    """
+    return plan.dtype == "float32" and rates.get("tf32", 0) <= rates["fp32"]
 
 
 @cache
