@@ -119,7 +119,7 @@ def projected_jsd(case: dict[str, Any]) -> tuple[Callable, Callable]:
         from liger_kernel.transformers import LigerFusedLinearJSD
 
         fused = LigerFusedLinearJSD()
-        return lambda: fused(given, student, wanted, teacher), alone
+        return lambda: fused(given, student, wanted, teacher, None), alone
     distance = jensen_shannon_by_row if case["late"] else jensen_shannon
 
     def forward() -> Tensor:
