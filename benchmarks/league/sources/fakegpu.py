@@ -4,6 +4,7 @@ Where only the size of its error was published, its prediction is taken to be to
 """
 
 import csv
+import tempfile
 from collections import Counter
 from pathlib import Path
 
@@ -47,10 +48,12 @@ def row_of(figures: dict[str, str]) -> Row:
 
 def predict(row: Row) -> Prediction:
     running.preload("transformers.models.qwen3_5.modeling_qwen3_5", "peft")
-    peaks = running.run(SCRIPT, row.case["words"], row.card, row.torch)
-    if peaks.outcome == "error":
-        return Prediction(refused=peaks.error, seconds=peaks.seconds)
-    return Prediction(peaks.allocated, seconds=peaks.seconds)
+    with tempfile.TemporaryDirectory() as folder:
+        found = Path(folder, "peak")
+        peaks = running.run(SCRIPT, [str(found), *row.case["words"]], row.card, row.torch)
+        if not found.exists():
+            return Prediction(refused=peaks.error or peaks.outcome, seconds=peaks.seconds)
+        return Prediction(int(found.read_text()), seconds=peaks.seconds)
 
 
 SOURCE = Source(
