@@ -36,7 +36,9 @@ def delta_rule(query, key, value, g, beta, chunk_size=64, use_qk_l2norm_in_kerne
     dtype = query.dtype
     if use_qk_l2norm_in_kernel:
         query, key = modeling_qwen3_5.l2norm(query), modeling_qwen3_5.l2norm(key)
-    query, key, value, beta, g = (x.transpose(1, 2).contiguous().to(torch.float32) for x in (query, key, value, beta, g))
+    query, key, value, beta, g = (
+        x.transpose(1, 2).contiguous().to(torch.float32) for x in (query, key, value, beta, g)
+    )
     length = key.shape[2]
     missing = -length % chunk_size
     query, key, value = (functional.pad(x, (0, 0, 0, missing)) for x in (query, key, value))
@@ -73,7 +75,9 @@ def delta_rule(query, key, value, g, beta, chunk_size=64, use_qk_l2norm_in_kerne
     return output.transpose(1, 2).contiguous().to(dtype), None
 
 
-def dequantized(packed: Tensor, scales: Tensor, lookup: Tensor, nested: tuple[Tensor, ...], shape: tuple[int, int]) -> Tensor:
+def dequantized(
+    packed: Tensor, scales: Tensor, lookup: Tensor, nested: tuple[Tensor, ...], shape: tuple[int, int]
+) -> Tensor:
     """The matrix again: scales first, then two codes of every byte."""
     dtype = lookup.dtype
     if nested:

@@ -29,6 +29,11 @@ CARDS = {
 CHANGED = {
     ("rms_norm", "0.2.1"), ("layer_norm", "0.6.0"), ("fused_linear_cross_entropy", "0.4.2"), ("fused_linear_jsd", "0.3.1"),
 }  # fmt: skip
+# Nobody says which torch it was: the newest of the day is taken, and the installed one after the last of these.
+RELEASES = {
+    "2024-07-24": "2.4", "2024-10-17": "2.5", "2025-01-29": "2.6", "2025-04-23": "2.7", "2025-08-06": "2.8", "2025-10-15": "2.9",
+    "2026-05-01": "",
+}  # fmt: skip
 # These were still measured with the first scripts, whatever table they are in.
 FIRST_SCRIPTS = ("multi_token_attention", "tiled_geglu", "tiled_swiglu")
 
@@ -61,7 +66,10 @@ def row_of(figures: dict[str, str]) -> Row:
     measured = float(figures["mib"])
     words = (figures["table"], kernel, figures["provider"], figures["mode"], figures["x_name"], x, figures["sweep"])
     card = CARDS[figures["card"]]
-    return Row("/".join((*words, card)), card, "", case, "allocated", round(measured * MIB), round(measured * 2**-24 * MIB))
+    torch = [version for day, version in RELEASES.items() if day <= figures["date"]][-1]
+    return Row(
+        "/".join((*words, card)), card, torch, case, "allocated", round(measured * MIB), round(measured * 2**-24 * MIB)
+    )
 
 
 @cache
@@ -88,8 +96,8 @@ def predicted_together(benchmark: tuple[str, ...]) -> Mapping[str, Prediction]:
     return predictions(by_benchmark()[benchmark])
 
 
-def predictions(rows: Sequence[Row], torch: str | None = None) -> Mapping[str, Prediction]:
-    """What is said of rows of one benchmark, which one process measures."""
+def predictions(rows: Sequence[Row]) -> Mapping[str, Prediction]:
+    """What is said of rows of one benchmark, which one process measures. A CUDA build is what it is, of any torch."""
     has_liger = find_spec("liger_kernel") is not None
     refusal = Prediction(refused="needs liger-kernel and a CUDA build of torch")
     found = {row.name: refusal for row in rows}
@@ -99,7 +107,7 @@ def predictions(rows: Sequence[Row], torch: str | None = None) -> Mapping[str, P
     with tempfile.TemporaryDirectory() as folder:
         given, answers = Path(folder, "cases.json"), Path(folder, "answers.json")
         given.write_text(json.dumps([row.case for row in able]))
-        peaks = running.run(SCRIPT, [str(given), str(answers)], able[0].card, torch, timeout_s=900)
+        peaks = running.run(SCRIPT, [str(given), str(answers)], able[0].card, able[0].torch or None, timeout_s=900)
         said = json.loads(answers.read_text()) if answers.exists() else []
     seconds = peaks.seconds / len(able)
     for row, answer in zip_longest(able, said, fillvalue=peaks.error or peaks.outcome):

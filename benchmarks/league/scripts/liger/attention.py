@@ -33,7 +33,9 @@ def rotary(case: dict[str, Any]) -> tuple[Callable, Callable]:
     if not late:
         gradients = torch.randn_like(query), torch.randn_like(key)
     positions = torch.arange(length, dtype=torch.long).unsqueeze(0)
-    rotate = {"rope": llama, "llama4_rope": llama4, "qwen2vl_mrope": qwen2_vl}[kernel](case, query, key, positions, size, heads, groups)
+    rotate = {"rope": llama, "llama4_rope": llama4, "qwen2vl_mrope": qwen2_vl}[kernel](
+        case, query, key, positions, size, heads, groups
+    )
     if late:
         return lambda: rotate()[0], None
     both = lambda outputs: torch.autograd.grad(  # noqa: E731
@@ -129,7 +131,9 @@ class MultiToken(nn.Module):
     def __init__(self, config: dict[str, Any], sparse: bool) -> None:
         super().__init__()
         size, dtype = config["K"], config["dtype"]
-        self.weight = nn.Parameter(torch.empty(config["C_out"], config["C_in"] // config["groups"], size, size, dtype=dtype))
+        self.weight = nn.Parameter(
+            torch.empty(config["C_out"], config["C_in"] // config["groups"], size, size, dtype=dtype)
+        )
         self.bias = nn.Parameter(torch.empty(config["C_out"], dtype=dtype))
         self.padding, self.groups, self.sparse = size // 2, config["groups"], sparse
 

@@ -134,7 +134,9 @@ def squared(case: dict[str, Any]) -> tuple[Callable, Callable]:
 
 def experts(case: dict[str, Any]) -> tuple[Callable, Callable]:
     config = case["config"] | {case["config"]["sweep_dim"]: case["x"]}
-    tokens, count, size, inner, chosen, dtype = (config[key] for key in ("T", "E", "H", "intermediate_dim", "K", "dtype"))
+    tokens, count, size, inner, chosen, dtype = (
+        config[key] for key in ("T", "E", "H", "intermediate_dim", "K", "dtype")
+    )
     x = torch.randn(tokens, size, dtype=dtype, requires_grad=True)
     # The scaled weights are what is used: the leaves, with their gradients, stay beside them.
     gate_up = torch.randn(count, 2 * inner, size, dtype=dtype, requires_grad=True) * 0.02

@@ -109,7 +109,9 @@ def keeping(function: Callable, *_kept: Any) -> Callable:
 
 def projected_jsd(case: dict[str, Any]) -> tuple[Callable, Callable]:
     config, rows, dtype = case["config"], case["x"], case["config"]["dtype"]
-    hidden_size, vocabulary = (config["hidden_size"], config["vocab_size"]) if case["late"] else (config["H"], config["V"])
+    hidden_size, vocabulary = (
+        (config["hidden_size"], config["vocab_size"]) if case["late"] else (config["H"], config["V"])
+    )
     student, teacher = (
         nn.Parameter(torch.rand(vocabulary, hidden_size, dtype=dtype), requires_grad=True) for _ in range(2)
     )

@@ -122,7 +122,12 @@ def unpaired(case: dict[str, Any]) -> Callable[[], Tensor]:
         chosen_losses = 1 - torch.sigmoid(config["beta"] * ((chosen - reference_chosen) - kl))
         rejected_losses = 1 - torch.sigmoid(config["beta"] * (kl - (rejected - reference_rejected)))
         loss = torch.cat((chosen_losses, rejected_losses), 0).mean()
-        _told = chosen.detach().sum(), rejected.detach().sum(), chosen_logits.detach().sum(), rejected_logits.detach().sum()
+        _told = (
+            chosen.detach().sum(),
+            rejected.detach().sum(),
+            chosen_logits.detach().sum(),
+            rejected_logits.detach().sum(),
+        )
         return loss
 
     return lambda: (forward(), heads)[0]

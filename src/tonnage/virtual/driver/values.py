@@ -76,7 +76,11 @@ class Values(KnownValues):
         """The operator, and its values on the host where all that it reads is known."""
         tensors = list(_tensors(arguments, self._torch.Tensor))
         known = bool(self._mirrors) and all(not t.is_cuda or self._mirror(t) is not None for t in tensors)
-        if known and operator._schema.name.removeprefix("aten::") not in REDUCED and any(t.numel() > MOST_INTEGERS for t in tensors):
+        if (
+            known
+            and operator._schema.name.removeprefix("aten::") not in REDUCED
+            and any(t.numel() > MOST_INTEGERS for t in tensors)
+        ):
             known = False  # an expanded number: what comes of it is too large to keep
         if not known:
             decided = self._decided(operator, tensors)
