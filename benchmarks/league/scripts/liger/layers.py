@@ -25,7 +25,7 @@ def embedding(case: dict[str, Any]) -> tuple[Callable, Callable]:
     try:
         from liger_kernel.transformers.experimental.embedding import LigerEmbedding as Fused
     except ImportError:
-        Fused = nn.Embedding  # noqa: N806
+        Fused = nn.Embedding
     fused = Fused(vocabulary, config["D"]).to(config["dtype"])
     compiled = torch.compile(plain)
     tokens = torch.randint(0, vocabulary, (config["B"], config["T"]))

@@ -16,7 +16,9 @@ from statistics import median
 import torch
 
 FAMILIES = {
-    "losses": ("cross_entropy", "fused_linear_cross_entropy", "kl_div", "jsd", "fused_linear_jsd", "tvd", "megatron_cross_entropy"),
+    "losses": (
+        "cross_entropy", "fused_linear_cross_entropy", "kl_div", "jsd", "fused_linear_jsd", "tvd", "megatron_cross_entropy",
+    ),
     "preferences": (
         "fused_linear_orpo_loss", "fused_linear_cpo_loss", "fused_linear_simpo_loss", "kto_loss", "distill_jsd_loss",
         "distill_cosine_loss", "fused_linear_grpo_loss_token", "fused_linear_grpo_loss_sequence",

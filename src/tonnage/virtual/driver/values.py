@@ -114,9 +114,10 @@ class Values(KnownValues):
         if decisive is None:
             return None
         for tensor in tensors:
-            if tensor.is_cuda and self._mirror(tensor) is not None:
-                if bool((without_repeats(self.host_view(tensor)) == decisive).all()):
-                    return decisive
+            if not tensor.is_cuda or self._mirror(tensor) is None:
+                continue
+            if bool((without_repeats(self.host_view(tensor)) == decisive).all()):
+                return decisive
         return None
 
     def _follow_law(self, operator: Any, arguments: Sequence[Any], result: Any) -> None:
