@@ -2,8 +2,9 @@
 
     measure.py CASES.json OUT.json
 
-One process measures all cases of a kernel, one after the other, as the publisher's scripts do. A case has `kernel`, `provider`, `mode`, `x` and `config` as the publisher's table has them, and `late`, which says whether it is
-of the scripts of 2026, where sizes are those of a model and every output gets a random gradient.
+One process measures all cases of a kernel, one after the other, as the publisher's scripts do. A case has `kernel`, `provider`,
+`mode`, `x` and `config` as the publisher's table has them, and `late`, which says whether it is of the scripts of 2026, where
+sizes are those of a model and every output gets a random gradient.
 """
 
 import json
