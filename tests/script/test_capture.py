@@ -335,3 +335,17 @@ def test_backward_runs_on_the_stream_of_its_forward() -> None:
     streams = {span.name: span.stream for span in recording.step_time.timeline.spans}
     assert (streams["addmm"], streams["mm"]) == (1, 1)
     assert streams["_foreach_add_"] == 0
+
+
+def test_a_model_that_the_script_drops_is_not_kept() -> None:
+    allocated = []
+
+    def script() -> None:
+        for _ in range(3):
+            model = torch.nn.Linear(1024, 1024, bias=False, device="cuda")
+            model(torch.ones(1, 1024, device="cuda")).sum().backward()
+            del model
+            allocated.append(torch.cuda.memory_allocated())
+
+    record(script)
+    assert allocated[0] == allocated[-1] < 2**22 + 2**26, "no weight of 4 MiB is left beside cuBLAS's workspaces"

@@ -15,6 +15,7 @@ have torch write to memory that is gone. A script that profiles itself is left a
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import wraps
@@ -285,7 +286,7 @@ class _Step:
         self.complete = self.called = self.evaluates = self.failed = False
         self.module_calls = self.parameters = 0
         self.settings: dict[str, str] = {}
-        self._model: Any = None
+        self._model: Callable[[], Any] | None = None  # not kept: the script may drop it, and its memory with it
         self.samples: int | None = 0
         self.tokens: int | None = 0
 
@@ -300,11 +301,11 @@ class _Step:
         if evaluates:
             return
         self.called = True
-        if module is self._model and again:
-            return
         if self._model is None:
-            self._model = module
-        if module is self._model:
+            self._model = weakref.ref(module)
+        elif module is self._model() and again:
+            return
+        if module is self._model():
             samples, tokens = _batch(arguments, keywords)
             self.samples = None if samples is None or self.samples is None else self.samples + samples
             self.tokens = None if tokens is None or self.tokens is None else self.tokens + tokens

@@ -26,6 +26,8 @@ EVALUATED = [
     searchsorted.Tensor bucketize.Tensor isin.Tensor_Tensor isin.Tensor_Scalar _amp_update_scale_
     """.split(),
 ]
+# Of these, what is small comes of a tensor of any size.
+REDUCED = frozenset("sum prod mean any all max min amax amin count_nonzero bincount".split())
 FLAGS = [
     *"isnan isposinf isneginf isinf".split(),
     *(f"{name}.{overload}" for name in ("eq", "ne", "gt", "ge", "lt", "le") for overload in ("Scalar", "Tensor")),

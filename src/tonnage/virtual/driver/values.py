@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tonnage.script.attribution import address_of
 from tonnage.virtual.assumptions import as_mask, beyond_tolerance, distinct_values
 from tonnage.virtual.driver.collectives import COLLECTIVES, Collectives
-from tonnage.virtual.driver.followed import CHOSEN, EVALUATED, FILLS, FLAGS, SAMPLERS
+from tonnage.virtual.driver.followed import CHOSEN, EVALUATED, FILLS, FLAGS, REDUCED, SAMPLERS
 from tonnage.virtual.driver.known import MOST_INTEGERS, KnownValues, version_of, without_repeats
 
 if TYPE_CHECKING:
@@ -76,6 +76,12 @@ class Values(KnownValues):
         """The operator, and its values on the host where all that it reads is known."""
         tensors = list(_tensors(arguments, self._torch.Tensor))
         known = bool(self._mirrors) and all(not t.is_cuda or self._mirror(t) is not None for t in tensors)
+        if (
+            known
+            and operator._schema.name.removeprefix("aten::") not in REDUCED
+            and any(t.numel() > MOST_INTEGERS for t in tensors)
+        ):
+            known = False  # an expanded number: what comes of it is too large to keep
         if not known:
             decided = self._decided(operator, tensors)
             result = call()
@@ -108,7 +114,9 @@ class Values(KnownValues):
         if decisive is None:
             return None
         for tensor in tensors:
-            if tensor.is_cuda and self._mirror(tensor) is not None and bool((self.host_view(tensor) == decisive).all()):
+            if not tensor.is_cuda or self._mirror(tensor) is None:
+                continue
+            if bool((without_repeats(self.host_view(tensor)) == decisive).all()):
                 return decisive
         return None
 
@@ -138,7 +146,7 @@ class Values(KnownValues):
             return number
         if argument.is_cuda and self._mirror(argument) is None:
             return None
-        return (float(self._on_host(argument).double().mean()),) if argument.numel() else None
+        return (float(without_repeats(self._on_host(argument)).double().mean()),) if argument.numel() else None
 
     def _sampled(
         self, operator: Any, call: Callable[[], Any], arguments: Sequence[Any], keywords: dict[str, Any]
