@@ -12,6 +12,15 @@ from tonnage.recording.records import Outcome
 COMMUNICATORS = "communicators"
 
 
+@dataclass(frozen=True, slots=True)
+class WholeModel:
+    """A model that an engine (DDP, FSDP, DeepSpeed) got whole, and how many ranks of a host gave it the same one."""
+
+    engine: str = ""
+    size_bytes: int = 0
+    copies: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSummary:
     """A rank that ran, and the ranks that it stands for (itself among them)."""
@@ -30,6 +39,10 @@ class RankSummary:
     overhead_parts: dict[str, int] = field(default_factory=dict)
     host_bytes: int = 0  # that the host must have for it
     host_mapped_bytes: int = 0  # pages of files, which all ranks of a host share
+    host_parts: dict[str, int] = field(
+        default_factory=dict
+    )  # of `host_bytes`, and mapped files: parts of `recording.host`
+    whole_model: WholeModel = WholeModel()
     step_time_s: float | None = None  # None: it does not fit, or no step was captured
 
     @property
@@ -40,7 +53,13 @@ class RankSummary:
 
     @classmethod
     def of(
-        cls, rank: int, stands_for: tuple[int, ...], recording: Recording, engine_bytes: dict[str, int], stopped: bool
+        cls,
+        rank: int,
+        stands_for: tuple[int, ...],
+        recording: Recording,
+        engine_bytes: dict[str, int],
+        stopped: bool,
+        whole_model: WholeModel = WholeModel(),
     ) -> "RankSummary":
         """What a recording says of its rank."""
         by_stream: dict[str, int] = {}
@@ -61,6 +80,8 @@ class RankSummary:
             overhead_parts=dict(recording.header.overhead_parts),
             host_bytes=recording.host.needed_bytes if recording.host else 0,
             host_mapped_bytes=recording.host.mapped_peak_bytes if recording.host else 0,
+            host_parts=dict(recording.host.peak.parts) if recording.host else {},
+            whole_model=whole_model,
             step_time_s=recording.step_time.step_s if recording.step_time else None,
         )
 

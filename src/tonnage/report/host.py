@@ -7,6 +7,7 @@ from typing import Any
 from rich.text import Text
 
 from tonnage.errors import UnknownGpu
+from tonnage.explain.model_copies import model_copies
 from tonnage.hardware.cluster import find_cluster
 from tonnage.recording import ClusterSummary, Recording
 from tonnage.recording.host import LIBRARIES, MAPPED, PYTHON, HostMemory, HostMoment
@@ -77,13 +78,14 @@ def ranks_host_lines(summary: ClusterSummary) -> Iterator[Text]:
     yield from (Text(line, style="red" if short else "") for line in wrapped(words))
     if mapped >= GIB // 100:
         yield from map(Text, wrapped(f"{_mapped_words(mapped)}, once for all ranks"))
-    if short:
-        yield from (
-            Text(line, style="red")
-            for line in wrapped(
-                "the host has not as much: load onto the card (device_map), or start fewer ranks at once"
-            )
-        )
+    copies = model_copies(summary)
+    if copies:
+        spared = f"{copies.spared_bytes / GIB:,.1f} GiB less if one rank loads it (tonnage explain says how)"
+        words = f"{copies.copies} ranks each hold the whole model, {copies.held_bytes / GIB:,.1f} GiB in all: {spared}"
+        yield from (Text(line, style="red" if short else "") for line in wrapped(words))
+    elif short:
+        words = "the host has not as much: load onto the card (device_map), or start fewer ranks at once"
+        yield from (Text(line, style="red") for line in wrapped(words))
 
 
 def _are_alike(sizes: list[int]) -> bool:
