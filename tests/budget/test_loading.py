@@ -29,9 +29,11 @@ def test_weights_as_wide_as_stored_are_pages_of_the_file() -> None:
     assert (found.way, found.host_bytes, found.checkpoint_bytes) == ("mapped", 0, 2 * LLAMA.parameters)
 
 
-def test_accelerate_builds_it_once_a_host_and_hands_whole_tensors_on() -> None:
+def test_accelerate_hands_whole_tensors_on_and_transformers_copies_the_model_on_the_other_ranks() -> None:
     found = loading(framework="fsdp2", zero=3)
-    assert found.host_bytes_by_rank == (4 * LLAMA.parameters, *(0,) * 7)
+    assert found.host_bytes_by_rank == (4 * LLAMA.parameters, *(8 * LLAMA.parameters,) * 7)
+    narrow = loading(framework="fsdp2", zero=3, precision="bf16")  # what is read are pages of the file
+    assert narrow.host_bytes_by_rank == (0, *(2 * LLAMA.parameters,) * 7)
     kept = 4 * LLAMA.parameters / 8
     assert kept + 4 * EMBEDDING < found.card_bytes < kept + 4 * EMBEDDING + 2 * 2**30
 
@@ -39,7 +41,15 @@ def test_accelerate_builds_it_once_a_host_and_hands_whole_tensors_on() -> None:
 def test_parameters_that_stay_on_the_host_are_there_beside_the_whole() -> None:
     found = loading(framework="fsdp2", zero=3, parameter_place="host", optimizer_place="host")
     part = round(4 * LLAMA.parameters / 8)
-    assert found.host_bytes_by_rank == (4 * LLAMA.parameters + part, *(part,) * 7)
+    assert found.host_bytes_by_rank == (4 * LLAMA.parameters + part, *(8 * LLAMA.parameters + part,) * 7)
+
+
+def test_deepspeed_orders_the_parts_of_stage_3_on_the_host() -> None:
+    found = loading(framework="deepspeed", zero=3)
+    assert found.way == "split"
+    assert found.host_bytes_by_rank == (2 * LLAMA.parameters // 8,) * 8
+    stays = loading(framework="deepspeed", zero=3, parameter_place="host", optimizer_place="host")
+    assert stays.host_bytes_by_rank == (round(2 * LLAMA.parameters / 8),) * 8
 
 
 @pytest.mark.parametrize("choices", [{"framework": "megatron", "tp": 8}, {"framework": "fsdp2", "zero": 3, "pp": 8}])

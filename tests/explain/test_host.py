@@ -63,8 +63,8 @@ def test_eight_ranks_that_each_load_the_whole_model_are_told():
     summary = a_host(*(a_rank(rank, parameters=10 * GIB, python=GIB) for rank in range(8)))
     found = host_finding(a_run(parameters=10 * GIB, python=GIB), summary)
     assert found.sentence == (
-        "a host needs for 8 ranks 88.00 GiB at train.py:3; "
-        "80.00 GiB of it are the whole model on each of 8 ranks, and DDP needs it on one"
+        "a host with 8 ranks needs 88.00 GiB at train.py:3; "
+        "8 ranks each hold the whole model, 80.00 GiB in all, and DDP needs it on one"
     )
     assert found.cause is None
     assert found.fixes[0].saves_bytes == 70 * GIB

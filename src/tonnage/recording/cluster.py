@@ -119,14 +119,19 @@ class ClusterSummary:
         return max(self.ranks, key=lambda rank: (rank.step_time_s or 0.0, -rank.rank), default=None)
 
     @property
-    def host_ranks(self) -> tuple["RankSummary", ...]:
-        """The ranks of the host that needs most memory, each by the one that ran for it; none where that is not known."""
+    def fullest_host(self) -> dict[int, RankSummary]:
+        """The ranks of the host that needs most memory, each with the one that ran for it; none where that is not known."""
         ran = {number: rank for rank in self.ranks for number in rank.stands_for}
-        by_host: dict[int, list[RankSummary]] = {}
-        for number, rank in ran.items():
-            by_host.setdefault(number // self.gpus_per_host, []).append(rank)
-        most = max(by_host.values(), key=lambda ranks: sum(rank.host_bytes for rank in ranks), default=[])
-        return tuple(most) if sum(rank.host_bytes for rank in most) else ()
+        by_host: dict[int, dict[int, RankSummary]] = {}
+        for number, rank in sorted(ran.items()):
+            by_host.setdefault(number // self.gpus_per_host, {})[number] = rank
+        most = max(by_host.values(), key=lambda ranks: sum(rank.host_bytes for rank in ranks.values()), default={})
+        return most if any(rank.host_bytes for rank in most.values()) else {}
+
+    @property
+    def host_ranks(self) -> tuple[RankSummary, ...]:
+        """Those that ran for the ranks of that host, each as often as it stands for one."""
+        return tuple(self.fullest_host.values())
 
     @property
     def worst_rank(self) -> RankSummary | None:

@@ -28,7 +28,7 @@ def host_memory(case: Case) -> Finding | None:
     ranks = case.cluster.host_ranks if case.cluster else ()
     if case.cluster and len(ranks) > 1:
         gpu, needed = f"{case.cluster.gpus_per_host}x{case.cluster.gpu}", sum(rank.host_bytes for rank in ranks)
-        who = f"a host needs for {len(ranks)} ranks"
+        who = f"a host with {len(ranks)} ranks needs"
     capacity = _capacity_bytes(gpu)
     too_small = 0 < capacity < needed
     spared = [*_copies(case), *_spared(peak)]
@@ -56,8 +56,8 @@ def _copies(case: Case) -> Iterator[tuple[str, Fix]]:
     copies = model_copies(case.cluster) if case.cluster else None
     if copies is None:
         return
-    held = format_bytes(copies.held_bytes)
-    words = f"{held} of it are the whole model on each of {copies.copies} ranks, and {copies.engine} needs it on one"
+    held = f"{copies.copies} ranks each hold the whole model, {format_bytes(copies.held_bytes)} in all"
+    words = f"{held}, and {copies.engine} needs it on one"
     how = words_for(case.recording, f"load_once_{copies.engine.lower()}")
     yield words, Fix("load the model on one rank (host)", copies.spared_bytes, "a broadcast at the start", how)
 
