@@ -1,10 +1,11 @@
 """Predicted against measured memory of the host, for ways of loading models of 1 to 6 GB.
 
-    python benchmarks/host_memory.py [--small] [--only WAY ...] [--output FILE]
+    python benchmarks/host_memory.py [--small | --large] [--only WAY ...] [--output FILE]
 
 Each way of `host_memory_ways.py` is run twice: plainly, with its pages read from /proc every few milliseconds (and the system's
 own high-water mark), and by `tonnage run` on a virtual GPU, which counts tensors by their storages and mapped files by what
-copies read. Checkpoints are random weights, made in a temporary folder and removed after. `--small` takes models of 50 MB.
+copies read. Checkpoints are random weights, made in a temporary folder and removed after. `--small` takes models of 50 MB,
+`--large` some of 5.7 GB.
 """
 
 import json
@@ -44,14 +45,14 @@ CASES = {
     "load_file_assigned": "1.2b-bfloat16",
     "workers": "0.3b-float32",
 }
-# `--large`: models of 5 to 6 GB, in ways that stay below 16 GiB.
+# `--large`: models of 5.7 GB, in ways that stay below 13 GiB.
 LARGE = {
     "from_pretrained": "2.9b-bfloat16",
-    "from_pretrained_wider": "2.9b-bfloat16",
     "load_file_assigned": "2.9b-bfloat16",
-    "load_state_dict": "1.4b-float32",
+    "from_pretrained_device_map": "2.9b-bfloat16",
     "mapped_and_assigned": "1.4b-float32",
     "from_pretrained_bin": "1.4b-float32",
+    "load_state_dict": "1.4b-float32",
 }
 # These need a card: they are measured there (`--measured`), and nothing is predicted.
 ON_A_CARD = {
@@ -78,11 +79,12 @@ for p in model.parameters():  # random numbers again and again: the making need 
 if kind == "bin":
     config.save_pretrained(folder)
     torch.save(model.state_dict(), f"{folder}/pytorch_model.bin")
+if sys.argv[6:]:
     states = {i: {"step": torch.tensor(1.0), "exp_avg": p.detach(), "exp_avg_sq": p.detach().clone()}
               for i, p in enumerate(model.parameters())}
     groups = torch.optim.AdamW(model.parameters()).state_dict()["param_groups"]
     torch.save({"model": model.state_dict(), "optimizer": {"state": states, "param_groups": groups}}, f"{folder}/training.pt")
-else:
+if kind == "safetensors":
     model.save_pretrained(folder, max_shard_size="1GB")
 """
 
@@ -141,19 +143,19 @@ def predict(words: list[str]) -> dict[str, Any]:
     }
 
 
-def make(folder: Path, name: str, *, small: bool) -> None:
+def make(folder: Path, name: str, *, small: bool, states: bool) -> None:
     """The checkpoint of one model."""
     layers, width, dtype = MODELS[name]
     if small:
         layers, width = 2, 512
-    make_model(folder, layers, width, dtype)
+    make_model(folder, layers, width, dtype, states=states)
 
 
-def make_model(folder: Path, layers: int, width: int, dtype: str) -> None:
-    """A random Llama: pickled with an optimizer's states where it is in float32, else as safetensors."""
+def make_model(folder: Path, layers: int, width: int, dtype: str, *, states: bool = False) -> None:
+    """A random Llama: pickled where it is in float32, else as safetensors; `states`: an optimizer's, too."""
     folder.mkdir()
     kind = "bin" if dtype == "float32" else "safetensors"
-    words = [str(folder), str(layers), str(width), dtype, kind]
+    words = [str(folder), str(layers), str(width), dtype, kind, *["states"] * states]
     subprocess.run([sys.executable, "-c", _MAKE, *words], check=True, stderr=subprocess.DEVNULL)
 
 
@@ -192,7 +194,7 @@ def main() -> None:
         if not ways:
             continue
         with TemporaryDirectory() as folder:
-            make(Path(folder) / model, model, small=options.small)
+            make(Path(folder) / model, model, small=options.small, states="optimizer_state" in ways)
             for way in ways:
                 if options.measured:
                     rows[way] = {"model": model, "measured": measure([str(WAYS), way, str(Path(folder) / model)])}

@@ -35,7 +35,7 @@ CASES: dict[str, tuple[str, str | None]] = {
     "zero3": ("2xh200", "--framework deepspeed --zero 3"),
     "fsdp_rank0": ("2xh200", None),
 }
-_NO_TENSORS = ("python", "libraries", "rounding", "shared_memory", "workers", "mapped_files")
+_NO_TENSORS = ("python", "libraries", "cuda", "rounding", "shared_memory", "workers", "mapped_files")
 
 
 def tonnage(command: str, *words: str, engines: bool = False) -> dict[str, Any]:

@@ -106,7 +106,10 @@ def _host_by_rank(
     whole = shape.parameters * width if width != stored_bytes(shape) else 0
     stays = part if configuration.parameter_place == "host" else 0
     if way == "every rank":
-        return (max(whole, stays),) * ranks
+        # DeepSpeed makes 16 bits of the parameters while they are on the host.
+        narrowed = configuration.framework == "deepspeed" and width > configuration.compute_bytes
+        passing = largest_tensor(shape) * configuration.compute_bytes if narrowed else 0
+        return (max(whole, stays) + passing,) * ranks
     if way == "own part":
         return (largest_tensor(shape) * width // int(configuration.tp) + stays,) * ranks
     if way == "split":

@@ -18,7 +18,7 @@ _WAYS: dict[Way, str] = {
 }
 _REMEDIES: dict[Way, str] = {
     "every rank": "load onto the card (device_map), start fewer ranks at once, or shard with --framework fsdp2",
-    "first rank": "load a distributed checkpoint, of which each rank reads its part",
+    "first rank": "load a distributed checkpoint, of which each rank reads its part, or use transformers 4",
     "own part": "give the hosts more memory, or split tensors further with --tp",
     "split": "give the hosts more memory, or shard over more of them",
     "mapped": "load a checkpoint that is quantised already, or shard it over more cards",
