@@ -1,10 +1,11 @@
 """Predicted against measured memory of the host, for ways of loading models of 1 to 6 GB.
 
-    python benchmarks/host_memory.py [--small] [--only WAY ...] [--model NAME] [--card] [--output FILE]
+    python benchmarks/host_memory.py [--small | --large] [--only WAY ...] [--model NAME] [--card] [--output FILE]
 
 Each way of `host_memory_ways.py` is run twice: plainly, with its pages read from /proc every few milliseconds (and the system's
 own high-water mark), and by `tonnage run` on a virtual GPU, which counts tensors by their storages and mapped files by what
-copies read. Checkpoints are random weights, made in a temporary folder and removed after. `--small` takes models of 50 MB.
+copies read. Checkpoints are random weights, made in a temporary folder and removed after. `--small` takes models of 50 MB,
+`--large` some of 5.7 GB.
 """
 
 import json
@@ -26,6 +27,7 @@ MODELS = {
     "1.2b-bfloat16": (22, 2048, "bfloat16"),
     "0.3b-float32": (6, 1536, "float32"),
     "2.9b-bfloat16": (24, 3072, "bfloat16"),
+    "1.4b-float32": (26, 2048, "float32"),
 }
 CASES = {
     "load_state_dict": "0.3b-float32",
@@ -42,6 +44,15 @@ CASES = {
     "from_pretrained": "1.2b-bfloat16",
     "load_file_assigned": "1.2b-bfloat16",
     "workers": "0.3b-float32",
+}
+# `--large`: models of 5.7 GB, in ways that stay below 13 GiB.
+LARGE = {
+    "from_pretrained": "2.9b-bfloat16",
+    "load_file_assigned": "2.9b-bfloat16",
+    "from_pretrained_device_map": "2.9b-bfloat16",
+    "mapped_and_assigned": "1.4b-float32",
+    "from_pretrained_bin": "1.4b-float32",
+    "load_state_dict": "1.4b-float32",
 }
 # These need a card to be measured (`--card`).
 ON_A_CARD = {
@@ -68,11 +79,12 @@ for p in model.parameters():  # random numbers again and again: the making need 
 if kind == "bin":
     config.save_pretrained(folder)
     torch.save(model.state_dict(), f"{folder}/pytorch_model.bin")
+if sys.argv[6:]:
     states = {i: {"step": torch.tensor(1.0), "exp_avg": p.detach(), "exp_avg_sq": p.detach().clone()}
               for i, p in enumerate(model.parameters())}
     groups = torch.optim.AdamW(model.parameters()).state_dict()["param_groups"]
     torch.save({"model": model.state_dict(), "optimizer": {"state": states, "param_groups": groups}}, f"{folder}/training.pt")
-else:
+if kind == "safetensors":
     model.save_pretrained(folder, max_shard_size="1GB")
 """
 
@@ -134,14 +146,19 @@ def predict(words: list[str]) -> dict[str, Any]:
     }
 
 
-def make(folder: Path, name: str, *, small: bool) -> None:
+def make(folder: Path, name: str, *, small: bool, states: bool) -> None:
     """The checkpoint of one model."""
     layers, width, dtype = MODELS[name]
     if small:
         layers, width = 2, 512
+    make_model(folder, layers, width, dtype, states=states)
+
+
+def make_model(folder: Path, layers: int, width: int, dtype: str, *, states: bool = False) -> None:
+    """A random Llama: pickled where it is in float32, else as safetensors; `states`: an optimizer's, too."""
     folder.mkdir()
     kind = "bin" if dtype == "float32" else "safetensors"
-    words = [str(folder), str(layers), str(width), dtype, kind]
+    words = [str(folder), str(layers), str(width), dtype, kind, *["states"] * states]
     subprocess.run([sys.executable, "-c", _MAKE, *words], check=True, stderr=subprocess.DEVNULL)
 
 
@@ -166,20 +183,21 @@ def main() -> None:
     """All ways, model by model, so that one checkpoint is on the disk at a time."""
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--large", action="store_true", help="models of 5 to 6 GB, in some of the ways")
     parser.add_argument("--only", nargs="*", choices=list(CASES | ON_A_CARD))
     parser.add_argument("--model", choices=list(MODELS), help="this one for all ways, instead of each way's own")
     parser.add_argument("--card", action="store_true", help="there is a card: measure those ways, too, that need one")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     rows: dict[str, Any] = {}
-    cases = CASES | ON_A_CARD if options.card else CASES
+    cases = LARGE if options.large else CASES | ON_A_CARD if options.card else CASES
     chosen = {way: options.model or model for way, model in cases.items() if not options.only or way in options.only}
     for model in MODELS:
         ways = [way for way in chosen if chosen[way] == model]
         if not ways:
             continue
         with TemporaryDirectory() as folder:
-            make(Path(folder) / model, model, small=options.small)
+            make(Path(folder) / model, model, small=options.small, states="optimizer_state" in ways)
             for way in ways:
                 rows[way] = {"model": model} | compare(way, Path(folder) / model)
                 _write(options.output, rows)

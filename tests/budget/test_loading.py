@@ -1,5 +1,8 @@
 """What loading takes, by who loads."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from tonnage.budget.configuration import Configuration
@@ -21,7 +24,8 @@ def test_every_rank_builds_what_it_makes_wider() -> None:
     found = loading(framework="torch", zero=0)
     assert found.host_bytes_by_rank == (4 * LLAMA.parameters,) * 8
     assert found.host_bytes == 8 * 4 * LLAMA.parameters
-    assert loading(framework="deepspeed", zero=2).host_bytes == found.host_bytes
+    narrowed = 2 * EMBEDDING  # DeepSpeed makes 16 bits of it, tensor by tensor
+    assert loading(framework="deepspeed", zero=2).host_bytes == found.host_bytes + 8 * narrowed
 
 
 def test_weights_as_wide_as_stored_are_pages_of_the_file() -> None:
@@ -29,9 +33,11 @@ def test_weights_as_wide_as_stored_are_pages_of_the_file() -> None:
     assert (found.way, found.host_bytes, found.checkpoint_bytes) == ("mapped", 0, 2 * LLAMA.parameters)
 
 
-def test_accelerate_builds_it_once_a_host_and_hands_whole_tensors_on() -> None:
+def test_accelerate_hands_whole_tensors_on_and_transformers_copies_the_model_on_the_other_ranks() -> None:
     found = loading(framework="fsdp2", zero=3)
-    assert found.host_bytes_by_rank == (4 * LLAMA.parameters, *(0,) * 7)
+    assert found.host_bytes_by_rank == (4 * LLAMA.parameters, *(8 * LLAMA.parameters,) * 7)
+    narrow = loading(framework="fsdp2", zero=3, precision="bf16")  # what is read are pages of the file
+    assert narrow.host_bytes_by_rank == (0, *(2 * LLAMA.parameters,) * 7)
     kept = 4 * LLAMA.parameters / 8
     assert kept + 4 * EMBEDDING < found.card_bytes < kept + 4 * EMBEDDING + 2 * 2**30
 
@@ -39,7 +45,15 @@ def test_accelerate_builds_it_once_a_host_and_hands_whole_tensors_on() -> None:
 def test_parameters_that_stay_on_the_host_are_there_beside_the_whole() -> None:
     found = loading(framework="fsdp2", zero=3, parameter_place="host", optimizer_place="host")
     part = round(4 * LLAMA.parameters / 8)
-    assert found.host_bytes_by_rank == (4 * LLAMA.parameters + part, *(part,) * 7)
+    assert found.host_bytes_by_rank == (4 * LLAMA.parameters + part, *(8 * LLAMA.parameters + part,) * 7)
+
+
+def test_deepspeed_orders_the_parts_of_stage_3_on_the_host() -> None:
+    found = loading(framework="deepspeed", zero=3)
+    assert found.way == "split"
+    assert found.host_bytes_by_rank == (2 * LLAMA.parameters // 8,) * 8
+    stays = loading(framework="deepspeed", zero=3, parameter_place="host", optimizer_place="host")
+    assert stays.host_bytes_by_rank == (round(2 * LLAMA.parameters / 8),) * 8
 
 
 @pytest.mark.parametrize("choices", [{"framework": "megatron", "tp": 8}, {"framework": "fsdp2", "zero": 3, "pp": 8}])
@@ -82,3 +96,33 @@ def test_files_that_are_quantised_already_are_smaller() -> None:
     asked = ServingConfiguration(weights="int4", context=4096)
     found = serving_loading(LLAMA, serving_budget(LLAMA, asked, gpu), 1)
     assert found.checkpoint_bytes == LLAMA.parameters // 2
+
+
+COUNTED = json.loads((Path(__file__).parents[2] / "benchmarks" / "results" / "plan-loading.json").read_text())["ways"]
+PLANNED: dict[str, dict[str, object]] = {
+    "single": {"framework": "torch", "zero": 0},
+    "ddp": {"framework": "torch", "zero": 0},
+    "ddp_bf16": {"framework": "torch", "zero": 0, "precision": "bf16"},
+    "fsdp2": {"framework": "fsdp2", "zero": 3},
+    "fsdp2_bf16": {"framework": "fsdp2", "zero": 3, "precision": "bf16"},
+    "zero2": {"framework": "deepspeed", "zero": 2},
+    "zero3": {"framework": "deepspeed", "zero": 3},
+}
+
+
+@pytest.mark.parametrize("way", PLANNED)
+def test_a_plan_says_what_a_run_counted(way: str, tmp_path: Path) -> None:
+    """Weights on the host by rank, of the model that `benchmarks/plan_loading.py` loads."""
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16", "vocab_size": 32000,
+        "hidden_size": 2048, "intermediate_size": 5440, "num_hidden_layers": 10, "num_attention_heads": 32,
+        "num_key_value_heads": 32, "tie_word_embeddings": False,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    counted = COUNTED[way]["run_bytes"]
+    ranks = len(counted)
+    configuration = Configuration(data=ranks, shard=ranks, **PLANNED[way])  # type: ignore[arg-type]
+    shape = find_model(str(tmp_path / "config.json"))
+    found = training_loading(shape, configuration, find_cluster(f"{ranks}xh200"))
+    assert found.host_bytes_by_rank == pytest.approx(counted, rel=0.01)
+    assert found.checkpoint_bytes >= 0.99 * COUNTED[way]["run_file_bytes"]  # a tensor that has moved is mapped no more

@@ -126,6 +126,8 @@ def test_an_existing_file_stays_unless_forced(written: Path) -> None:
         "UPDATE rank SET summary = json_set(summary, '$.stands_for', json('[[0, 7], [0, 7]]'))",
         "UPDATE rank SET summary = json_set(summary, '$.stands_for', json('[]'))",
         "UPDATE rank SET summary = json_set(summary, '$.stopped', 'no')",
+        "UPDATE rank SET summary = json_set(summary, '$.host_parts', json('[1]'))",
+        "UPDATE rank SET summary = json_set(summary, '$.whole_model', json('{\"engine\": 1}'))",
     ],
 )
 def test_damaged_rows_are_refused_in_words(written: Path, statement: str) -> None:

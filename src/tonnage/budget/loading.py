@@ -3,15 +3,20 @@
 | who loads                                      | on the host                               | on a card, beside what it keeps |
 |------------------------------------------------|-------------------------------------------|---------------------------------|
 | plain PyTorch, DeepSpeed below ZeRO 3          | every rank builds the whole model         |                                 |
-| FSDP2 as accelerate sets it up                 | the first rank of a host builds it        | one whole tensor                |
-| DeepSpeed's `zero.Init`                        | pages of the file                         | one whole tensor                |
+| FSDP2 as accelerate sets it up                 | every rank reads it, the others than the  | one whole tensor                |
+|                                                | first of a host copy it                   |                                 |
+| DeepSpeed's `zero.Init`                        | each rank's part in 16 bits, for a moment | one whole tensor                |
 | FSDP2 with a pipeline or experts, Megatron     | one tensor at a time of each rank's part  |                                 |
 | a base that is quantised as it is read, vLLM   | pages of the file                         | one matrix in 16 bits           |
 
 Safetensors are mapped: a tensor that is used as wide as it is stored is pages of the file, which the host keeps once for all
 ranks and may drop. What is made wider is memory of the rank's own. The facts are from the sources of transformers 5.17,
-accelerate 1.15 and vLLM, which until 0.15 had all of a model on the card before it quantised it. How long reading takes is not
-known here.
+accelerate 1.15, DeepSpeed 0.19 and vLLM, which until 0.15 had all of a model on the card before it quantised it. They are held
+against runs by `benchmarks/plan_loading.py`. How long reading takes is not known here.
+
+With `cpu_ram_efficient_loading` only the first rank of a host needs weights, but transformers 5 reads them on all ranks, and then
+makes zeros of the same size on the others (transformers#43749); what was read lives until all zeros are there. DeepSpeed's stage
+3 moves the parts of parameters to the host and back, so that they lie in one piece.
 """
 
 from dataclasses import dataclass
@@ -27,7 +32,7 @@ if TYPE_CHECKING:
     from tonnage.budget.serving import ServingBudget
     from tonnage.hardware import Cluster
 
-Way = Literal["every rank", "first rank", "own part", "mapped"]
+Way = Literal["every rank", "first rank", "own part", "split", "mapped"]
 _HALF_BYTES = 2
 # Formats that a server makes of a wider checkpoint; for others it takes files that are quantised already.
 _QUANTIZED_ON_LOADING = {"vllm": ("fp8", "nf4"), "sglang": ("fp8",), "tonnage": ("fp8", "int8")}
@@ -89,7 +94,7 @@ def _way(configuration: "Configuration") -> Way:
         # accelerate has no pipeline and splits no experts; torchtitan builds its parts on the meta device.
         return "own part" if max(configuration.pp, configuration.ep) > 1 else "first rank"
     if configuration.framework == "deepspeed" and configuration.zero == 3:
-        return "mapped"
+        return "split"
     return "every rank" if max(configuration.tp, configuration.pp, configuration.ep) == 1 else "own part"
 
 
@@ -101,11 +106,18 @@ def _host_by_rank(
     whole = shape.parameters * width if width != stored_bytes(shape) else 0
     stays = part if configuration.parameter_place == "host" else 0
     if way == "every rank":
-        return (max(whole, stays),) * ranks
+        # DeepSpeed makes 16 bits of the parameters while they are on the host.
+        narrowed = configuration.framework == "deepspeed" and width > configuration.compute_bytes
+        passing = largest_tensor(shape) * configuration.compute_bytes if narrowed else 0
+        return (max(whole, stays) + passing,) * ranks
     if way == "own part":
         return (largest_tensor(shape) * width // int(configuration.tp) + stays,) * ranks
-    first = whole if way == "first rank" else 0
-    return (first + stays, *(stays,) * (ranks - 1))
+    if way == "split":
+        passing = shape.parameters * configuration.compute_bytes // int(configuration.shard)
+        return (stays or passing,) * ranks
+    if way == "first rank":
+        return (whole + stays, *(whole + shape.parameters * width + stays,) * (ranks - 1))
+    return (stays,) * ranks
 
 
 def _loaded_bytes(configuration: "Configuration") -> int:
@@ -117,7 +129,7 @@ def _passing_bytes(shape: ModelShape, configuration: "Configuration", way: Way) 
     """What is on the card for a moment: a tensor before it is sharded or quantised."""
     if configuration.quantized_base:
         return _HALF_BYTES * largest_matrix(shape)
-    if way == "first rank" or (way == "mapped" and configuration.zero == 3):
+    if way in ("first rank", "split"):
         return _loaded_bytes(configuration) * largest_tensor(shape)
     return 0
 

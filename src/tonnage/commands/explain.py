@@ -43,7 +43,7 @@ def explain(
 
     page = page_target(html, opens=opens, force=force)
     recording, cluster = open_recording(file, rank), open_cluster(file)
-    diagnosis = diagnose(recording)
+    diagnosis = diagnose(recording, cluster.summary if cluster else None)
     script = recording.header.script
     if script and recording.header.source != "snapshot" and not Path(script).is_file():  # a snapshot has names alone
         print(f"tonnage: there is no script at {Path(script).absolute()} any more:", file=sys.stderr)

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from tonnage.allocator.segments import DRIVER_RESERVE_BYTES
 from tonnage.explain.turns import turns
-from tonnage.recording import Allocation, OutOfMemory, Recording
+from tonnage.recording import Allocation, ClusterSummary, OutOfMemory, Recording
 from tonnage.recording.replay import demand, until_refused
 from tonnage.units import parse_bytes
 
@@ -97,8 +97,9 @@ def needed_of(recording: Recording) -> Recording:
 class Case:
     """What every rule asks of a recording, answered once."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recording, cluster: ClusterSummary | None = None) -> None:
         self.recording = recording
+        self.cluster = cluster  # of which the recording is one rank
         self.death = death_of(recording)
 
     @cached_property

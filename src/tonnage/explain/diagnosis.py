@@ -15,7 +15,7 @@ from tonnage.explain.findings import Cause, Finding
 from tonnage.explain.fixes import Advice, Fix, advise
 from tonnage.explain.outlook import outlook_of
 from tonnage.explain.total import Total
-from tonnage.recording import Recording
+from tonnage.recording import ClusterSummary, Recording
 from tonnage.units import format_bytes
 
 _WITHOUT_END = ("leak", "unbounded-cache")
@@ -36,9 +36,9 @@ class Diagnosis:
     total: Total | None = None
 
 
-def diagnose(recording: Recording) -> Diagnosis:
-    """Every rule, the cause that they name, and all fixes."""
-    case = Case(recording)
+def diagnose(recording: Recording, cluster: ClusterSummary | None = None) -> Diagnosis:
+    """Every rule, the cause that they name, and all fixes; of a cluster's rank also what its host's ranks do together."""
+    case = Case(recording, cluster)
     findings = [finding for rule in RULES if (finding := rule(case))]
     named = _fatal(case, findings) if case.death else _chronic(case, findings)
     findings.sort(

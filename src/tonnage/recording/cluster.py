@@ -12,6 +12,15 @@ from tonnage.recording.records import Outcome
 COMMUNICATORS = "communicators"
 
 
+@dataclass(frozen=True, slots=True)
+class WholeModel:
+    """A model that an engine (DDP, FSDP, DeepSpeed) got whole, and how many ranks of a host gave it the same one."""
+
+    engine: str = ""
+    size_bytes: int = 0
+    copies: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSummary:
     """A rank that ran, and the ranks that it stands for (itself among them)."""
@@ -30,6 +39,10 @@ class RankSummary:
     overhead_parts: dict[str, int] = field(default_factory=dict)
     host_bytes: int = 0  # that the host must have for it
     host_mapped_bytes: int = 0  # pages of files, which all ranks of a host share
+    host_parts: dict[str, int] = field(
+        default_factory=dict
+    )  # of `host_bytes`, and mapped files: parts of `recording.host`
+    whole_model: WholeModel = WholeModel()
     step_time_s: float | None = None  # None: it does not fit, or no step was captured
 
     @property
@@ -40,7 +53,13 @@ class RankSummary:
 
     @classmethod
     def of(
-        cls, rank: int, stands_for: tuple[int, ...], recording: Recording, engine_bytes: dict[str, int], stopped: bool
+        cls,
+        rank: int,
+        stands_for: tuple[int, ...],
+        recording: Recording,
+        engine_bytes: dict[str, int],
+        stopped: bool,
+        whole_model: WholeModel = WholeModel(),
     ) -> "RankSummary":
         """What a recording says of its rank."""
         by_stream: dict[str, int] = {}
@@ -61,6 +80,8 @@ class RankSummary:
             overhead_parts=dict(recording.header.overhead_parts),
             host_bytes=recording.host.needed_bytes if recording.host else 0,
             host_mapped_bytes=recording.host.mapped_peak_bytes if recording.host else 0,
+            host_parts=dict(recording.host.peak.parts) if recording.host else {},
+            whole_model=whole_model,
             step_time_s=recording.step_time.step_s if recording.step_time else None,
         )
 
@@ -98,14 +119,19 @@ class ClusterSummary:
         return max(self.ranks, key=lambda rank: (rank.step_time_s or 0.0, -rank.rank), default=None)
 
     @property
-    def host_ranks(self) -> tuple["RankSummary", ...]:
-        """The ranks of the host that needs most memory, each by the one that ran for it; none where that is not known."""
+    def fullest_host(self) -> dict[int, RankSummary]:
+        """The ranks of the host that needs most memory, each with the one that ran for it; none where that is not known."""
         ran = {number: rank for rank in self.ranks for number in rank.stands_for}
-        by_host: dict[int, list[RankSummary]] = {}
-        for number, rank in ran.items():
-            by_host.setdefault(number // self.gpus_per_host, []).append(rank)
-        most = max(by_host.values(), key=lambda ranks: sum(rank.host_bytes for rank in ranks), default=[])
-        return tuple(most) if sum(rank.host_bytes for rank in most) else ()
+        by_host: dict[int, dict[int, RankSummary]] = {}
+        for number, rank in sorted(ran.items()):
+            by_host.setdefault(number // self.gpus_per_host, {})[number] = rank
+        most = max(by_host.values(), key=lambda ranks: sum(rank.host_bytes for rank in ranks.values()), default={})
+        return most if any(rank.host_bytes for rank in most.values()) else {}
+
+    @property
+    def host_ranks(self) -> tuple[RankSummary, ...]:
+        """Those that ran for the ranks of that host, each as often as it stands for one."""
+        return tuple(self.fullest_host.values())
 
     @property
     def worst_rank(self) -> RankSummary | None:

@@ -22,7 +22,7 @@ from tonnage.recording.checks import (
     is_word_list,
     is_words,
 )
-from tonnage.recording.cluster import ClusterRecording, ClusterSummary, RankSummary
+from tonnage.recording.cluster import ClusterRecording, ClusterSummary, RankSummary, WholeModel
 from tonnage.recording.layout import CLUSTER_LAYOUT_VERSION, is_of_cluster, opened, written
 from tonnage.recording.recording import Recording
 from tonnage.recording.store import Contexts, decoded, insert_contexts, insert_run, read_recording
@@ -61,7 +61,8 @@ def read_cluster(path: Path) -> ClusterRecording | None:
 def _same(cluster: ClusterRecording, other: RankSummary, rank: RankSummary, recording: Recording) -> bool:
     """Whether a rank did the very same as one that is kept. Most that differ do so in their figures already."""
     # Python's own memory is never quite the same in two processes.
-    own = {name: getattr(rank, name) for name in ("rank", "stands_for", "host_bytes", "host_mapped_bytes")}
+    names = ("rank", "stands_for", "host_bytes", "host_mapped_bytes", "host_parts")
+    own = {name: getattr(rank, name) for name in names}
     if replace(other, **own) != rank:
         return False
     before = cluster.recording_of(other.rank)
@@ -99,7 +100,8 @@ def _summary(database: sqlite3.Connection) -> ClusterSummary:
 
 
 def _rank(number: int, values: dict[str, Any], gpus: int) -> RankSummary:
-    values = {"step_time_s": None, "host_bytes": 0, "host_mapped_bytes": 0} | values  # which older files do not have
+    absent: dict[str, Any] = {"step_time_s": None, "host_bytes": 0, "host_mapped_bytes": 0, "host_parts": {}}
+    values = absent | {"whole_model": asdict(WholeModel())} | values  # which older files do not have
     check_values(values, _RANK_KINDS, f"summary of rank {number}")
     if values["rank"] != number:
         raise ValueError(f"its summary of rank {number} is that of {values['rank']}")
@@ -108,7 +110,8 @@ def _rank(number: int, values: dict[str, Any], gpus: int) -> RankSummary:
     if any(not 0 <= first <= last < gpus for first, last in spans) or not 1 <= count <= gpus:
         raise ValueError(f"its rank {number} stands for ranks that there are not")
     stands_for = tuple(rank for first, last in spans for rank in range(first, last + 1))
-    return RankSummary(**values | {"stands_for": stands_for})
+    check_values(values["whole_model"], _WHOLE_KINDS, f"whole model of rank {number}")
+    return RankSummary(**values | {"stands_for": stands_for, "whole_model": WholeModel(**values["whole_model"])})
 
 
 # What reports rely on: each value is of its kind
@@ -133,7 +136,8 @@ _CLUSTER_KINDS: Kinds = {
 _RANK_KINDS: Kinds = {
     **dict.fromkeys(("host_bytes", "host_mapped_bytes"), is_count),
     **dict.fromkeys(("peak_allocated_bytes", "peak_reserved_bytes", "peak_process_bytes", "rank"), is_count),
-    **dict.fromkeys(("engine_bytes", "stream_bytes", "overhead_parts"), is_sizes),
+    **dict.fromkeys(("engine_bytes", "stream_bytes", "overhead_parts", "host_parts"), is_sizes),
+    "whole_model": lambda value: isinstance(value, dict),
     "ledger": _is_ledger,
     "outcome": is_outcome,
     "stopped": lambda value: isinstance(value, bool),
@@ -141,3 +145,4 @@ _RANK_KINDS: Kinds = {
     "stands_for": lambda value: isinstance(value, list),
     "step_time_s": lambda value: value is None or is_seconds(value),
 }
+_WHOLE_KINDS: Kinds = {"engine": is_words, "size_bytes": is_count, "copies": is_count}

@@ -7,6 +7,7 @@ from typing import Any
 from rich.text import Text
 
 from tonnage.errors import UnknownGpu
+from tonnage.explain.model_copies import model_copies
 from tonnage.hardware.cluster import find_cluster
 from tonnage.recording import ClusterSummary, Recording
 from tonnage.recording.host import CUDA, LIBRARIES, MAPPED, PYTHON, HostMemory, HostMoment
@@ -39,10 +40,9 @@ def host_lines(recording: Recording, *, verbose: bool = False) -> Iterator[Text]
         return
     peak, capacity = host.peak, host_capacity_bytes(recording.header.gpu)
     of = f" of the {capacity / GIB:,.0f} GiB that come with the card" if capacity else ""
-    when = f"in step {peak.step}, {peak.phase}" if peak.step else "before any step"
     at = f", at {peak.line}" if peak.line else ""
     short = bool(capacity) and host.needed_bytes > capacity
-    words = f"host memory {format_bytes(host.needed_bytes)}{of}, {when}{at}"
+    words = f"host memory {format_bytes(host.needed_bytes)}{of}, {when_words(peak)}{at}"
     yield from (Text(line, style="red" if short else "") for line in wrapped(words))
     parts = sorted(peak.parts.items(), key=lambda part: -part[1])
     entries = [
@@ -50,7 +50,12 @@ def host_lines(recording: Recording, *, verbose: bool = False) -> Iterator[Text]
     ]
     yield from map(Text, packed(entries, first="    "))
     if host.mapped_peak_bytes >= GIB // 100:
-        yield from (Text(line) for line in wrapped(_mapped_words(host.mapped_peak_bytes), first="    "))
+        yield from (Text(line) for line in wrapped(mapped_words(host.mapped_peak_bytes), first="    "))
+
+
+def when_words(moment: HostMoment) -> str:
+    """When in the run it was."""
+    return f"in step {moment.step}, {moment.phase}" if moment.step else "before any step"
 
 
 def is_much(host: HostMemory) -> bool:
@@ -60,38 +65,41 @@ def is_much(host: HostMemory) -> bool:
 
 
 def ranks_host_lines(summary: ClusterSummary) -> Iterator[Text]:
-    """The ranks of a host added up; pages of files, which they share, once."""
+    """The ranks of a host added up, where that is much."""
+    ranks = summary.host_ranks
+    mapped = max((rank.host_mapped_bytes for rank in ranks), default=0)
+    if max(sum(rank.host_bytes for rank in ranks), mapped) >= _WORTH_BYTES:
+        words, short = ranks_host_words(summary)
+        yield from (Text(line, style="red" if short else "") for said in words for line in wrapped(said))
+
+
+def ranks_host_words(summary: ClusterSummary) -> tuple[list[str], bool]:
+    """The ranks of a host added up, pages of files, which they share, once; and whether the host has less than that."""
     ranks = summary.host_ranks
     needed, most = sum(rank.host_bytes for rank in ranks), max((rank.host_bytes for rank in ranks), default=0)
     mapped = max((rank.host_mapped_bytes for rank in ranks), default=0)
-    if max(needed, mapped) < _WORTH_BYTES:
-        return
     capacity = host_capacity_bytes(f"{summary.gpus_per_host}x{summary.gpu}")
+    short = 0 < capacity < needed
     of = f", of a host's {capacity / GIB:,.0f}" if capacity else ""
-    each = (
-        f"{most / GIB:,.1f} of it per rank"
-        if _are_alike([rank.host_bytes for rank in ranks])
-        else f"{most / GIB:,.1f} of it the fullest"
-    )
-    words = f"needs {needed / GIB:,.1f} GiB of host memory with {len(ranks)} ranks, {each}{of}"
-    short = bool(capacity) and needed > capacity
-    yield from (Text(line, style="red" if short else "") for line in wrapped(words))
+    each = "per rank" if _are_alike([rank.host_bytes for rank in ranks]) else "the fullest"
+    said = [f"needs {needed / GIB:,.1f} GiB of host memory with {len(ranks)} ranks, {most / GIB:,.1f} of it {each}{of}"]
     if mapped >= GIB // 100:
-        yield from map(Text, wrapped(f"{_mapped_words(mapped)}, once for all ranks"))
-    if short:
-        yield from (
-            Text(line, style="red")
-            for line in wrapped(
-                "the host has not as much: load onto the card (device_map), or start fewer ranks at once"
-            )
-        )
+        said.append(f"{mapped_words(mapped)}, once for all ranks")
+    if copies := model_copies(summary):
+        spared = f"{copies.spared_bytes / GIB:,.1f} GiB less if one rank loads it (tonnage explain says how)"
+        held = f"{copies.held_bytes / GIB:,.1f} GiB in all"
+        said.append(f"{copies.copies} ranks each hold the whole model, {held}: {spared}")
+    elif short:
+        said.append("the host has not as much: load onto the card (device_map), or start fewer ranks at once")
+    return said, short
 
 
 def _are_alike(sizes: list[int]) -> bool:
     return max(sizes) - min(sizes) <= 0.05 * max(sizes)
 
 
-def _mapped_words(size: int) -> str:
+def mapped_words(size: int) -> str:
+    """Pages of files, in words."""
     return f"file cache for {format_bytes(size)} of mapped files, which the host may drop"
 
 

@@ -11,14 +11,16 @@ if TYPE_CHECKING:
 
 _WAYS: dict[Way, str] = {
     "every rank": "every rank builds the whole model",
-    "first rank": "the first rank of a host builds the model and hands it on",
+    "first rank": "a host's first rank hands the model on; transformers 5 copies it on the others",
     "own part": "each rank reads its own part",
+    "split": "ranks split each tensor, and order their parts on the host",
     "mapped": "weights go from mapped files to the card, one by one",
 }
 _REMEDIES: dict[Way, str] = {
     "every rank": "load onto the card (device_map), start fewer ranks at once, or shard with --framework fsdp2",
-    "first rank": "load a distributed checkpoint, of which each rank reads its part",
+    "first rank": "load a distributed checkpoint, of which each rank reads its part, or use transformers 4",
     "own part": "give the hosts more memory, or split tensors further with --tp",
+    "split": "give the hosts more memory, or shard over more of them",
     "mapped": "load a checkpoint that is quantised already, or shard it over more cards",
 }
 

@@ -244,7 +244,9 @@ class HostMeter:
         now = process_memory.resident()
         self._files.look(now.file_bytes)
         tensors = _Stretches()
-        for address, size in [*self._kept.items(), *((address, block.size) for address, block in self._live.items())]:
+        # Copies: threads that load a model make blocks meanwhile.
+        live = [(address, block.size) for address, block in list(self._live.items())]
+        for address, size in [*list(self._kept.items()), *live]:
             tensors.add(address, address + size)
         written = process_memory.resident_bytes(tensors)
         records = _RECORD_BYTES * len(self._device.allocations)

@@ -156,6 +156,9 @@ def test_sharding_over_more_ranks_leaves_each_less(tmp_path: Path) -> None:
     halves = two["ranks"][0]["ledger"]["optimizer_states"], four["ranks"][0]["ledger"]["optimizer_states"]
     assert halves[0] == pytest.approx(2 * halves[1], rel=0.01)
     assert {"unsharded parameters", "all-gather buffers"} <= set(four["ranks"][0]["engine_bytes"])
+    assert four["ranks"][0]["whole_model"]["engine"] == "fully_shard"
+    assert four["ranks"][0]["whole_model"]["copies"] == 4
+    assert four["ranks"][0]["host_parts"]["python"] > 0
     # How long a step takes, by its slowest rank.
     assert four["time_by_kind"]["collective"] > 0
     assert four["step_time_s"] == max(rank["step_time_s"] for rank in four["ranks"])

@@ -13,6 +13,7 @@ from tonnage.explain import Advice, advice_for
 from tonnage.recording import ClusterRecording, Recording
 from tonnage.report.html import cluster_sections as sections
 from tonnage.report.html.cluster_series import line_of
+from tonnage.report.html.host import cluster_host_section
 from tonnage.report.html.markup import text
 from tonnage.report.html.page import page_script, page_style, render_page
 from tonnage.report.html.sections import advice_section
@@ -48,6 +49,7 @@ def render_cluster_page(cluster: ClusterRecording, advice: Advice | None = None)
         hidden="" if shown else " hidden",
         engines=sections.engines_section(shown),
         categories=sections.categories_section(shown, found),
+        host=cluster_host_section(summary),
         advice=_advice_for(summary.worst, worst, advice),
         reports=reports,
         data=embedded({"lines": lines, "ceiling": _ceiling(summary.capacity_bytes, worst)}),

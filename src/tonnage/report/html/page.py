@@ -15,6 +15,7 @@ from tonnage.recording.failure import moment_of_failure, until_failure
 from tonnage.report.html import sections
 from tonnage.report.html.blocks import packed_blocks
 from tonnage.report.html.cause import cause_section
+from tonnage.report.html.host import host_section
 from tonnage.report.html.markup import text
 from tonnage.report.html.segments import segments_section
 from tonnage.report.html.series import STRETCHES, series_of
@@ -58,6 +59,7 @@ def render_page(
         outside=sections.outside_section(recording),
         segments=segments_section(shown),
         course=sections.course_section(shown),
+        host=host_section(recording),
         settings=sections.settings_section(recording),
         basis=sections.basis_section(recording),
         data=embedded({"timeline": series_of(shown, stretches), "failure": _failure(recording)}),

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tonnage.hardware.cluster import Cluster
 from tonnage.recording import Recording
+from tonnage.recording.cluster import WholeModel
 from tonnage.recording.records import Outcome
 from tonnage.script.program import Program
 from tonnage.virtual.cluster.calls import Payload, rank_names
@@ -38,6 +39,7 @@ class RankRun:
     engine_bytes: dict[str, int]  # what FSDP and DDP hold at the peak for themselves: parts of the ledger, by name
     stopped: bool  # it did not fail itself: another rank did
     calls: int  # collectives and messages on the card
+    whole_model: WholeModel = field(default_factory=WholeModel)
 
     @property
     def outcome(self) -> Outcome:
@@ -206,7 +208,17 @@ class _Search:
         runs = []
         for rank, report in done.reports.items():
             stood_for = tuple(other for other, by in done.hub.standing.items() if by == rank)
-            runs.append(RankRun(rank, stood_for, report.recording, report.engine_bytes, report.stopped, report.calls))
+            runs.append(
+                RankRun(
+                    rank,
+                    stood_for,
+                    report.recording,
+                    report.engine_bytes,
+                    report.stopped,
+                    report.calls,
+                    report.whole_model,
+                )
+            )
         return ClusterRun(self._cluster, tuple(runs), done.trouble, self._errors(runs), tuple(self._groups))
 
     def _errors(self, runs: list[RankRun]) -> str:

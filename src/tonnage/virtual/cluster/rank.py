@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from tonnage.hardware.cluster import Cluster
 from tonnage.recording import Recording
+from tonnage.recording.cluster import WholeModel
 from tonnage.recording.recording import HOST, HOSTS
 from tonnage.script.launchers import LOCAL_RANK
 from tonnage.script.program import Program
@@ -25,6 +26,7 @@ class RankReport:
     engine_bytes: dict[str, int]
     stopped: bool
     calls: int
+    whole_model: WholeModel
 
 
 def run_rank(
@@ -47,12 +49,15 @@ def run_rank(
     from tonnage.virtual.cluster.engines import Engines
     from tonnage.virtual.cluster.member import Member
     from tonnage.virtual.cluster.store import HubStore
+    from tonnage.virtual.cluster.whole_models import WholeModels
     from tonnage.virtual.cuda.patches import Patches
 
     member, engines, patches = Member(rank, cluster.gpus, session, exchange), Engines(session.device), Patches()
     install(member, HubStore(exchange, member.line), patches)
     spawning.install(rank, cluster, patches)
     engines.watch(patches)
+    whole = WholeModels(rank, cluster.gpus_per_host)
+    whole.watch(patches)
     try:
         ending = run_as_main(program, own, session.torch, quick_imports(), (PeerError,))
     finally:
@@ -66,4 +71,5 @@ def run_rank(
         where = {HOSTS: f"{cluster.hosts}x{cluster.gpus_per_host}", HOST: cluster.host.key}
         recording.captured = replace(recording.captured, settings=recording.captured.settings | where)
     stopped = ending.error.startswith(f"{PeerError.__name__}:")
-    return RankReport(recording, engines.bytes_by_name(recording.live_at_peak), stopped, member.calls)
+    held = engines.bytes_by_name(recording.live_at_peak)
+    return RankReport(recording, held, stopped, member.calls, whole.largest)

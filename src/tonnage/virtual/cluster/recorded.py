@@ -25,7 +25,9 @@ def recorded(run: ClusterRun) -> ClusterRecording:
         script=header.program if header else "",
         arguments=header.arguments if header else (),
         ranks=tuple(
-            RankSummary.of(rank.rank, rank.stands_for, rank.recording, rank.engine_bytes, rank.stopped)
+            RankSummary.of(
+                rank.rank, rank.stands_for, rank.recording, rank.engine_bytes, rank.stopped, rank.whole_model
+            )
             for rank in run.ranks
         ),
     )
