@@ -47,6 +47,7 @@ GROUPS = [
     Group("fit trainers", ("tests/integrations/test_fit_trainer.py", "tests/integrations/test_fit_lightning.py"), covered=False),
     Group("docs, packages", ("tests/tools",), covered=False),
     Group("kernels", ("tests/serve/kernels", "tests/serve/simulation"), covered=False),
+    Group("league", ("tests/league",), covered=False),
     Group("integrations", ("tests/integrations",)),
 ]  # fmt: skip
 

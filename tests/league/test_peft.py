@@ -1,24 +1,15 @@
 """The source `peft`: what is read, the lengths that stand for the data, and one of its runs."""
 
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
 
 @pytest.fixture(scope="module")
-def peft() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(BENCHMARKS / "league"))
-        from sources import peft
+def peft() -> ModuleType:
+    from sources import peft
 
-        yield peft
-        for name in ("rows", "running", "sources", "sources.peft"):
-            sys.modules.pop(name, None)
+    return peft
 
 
 def test_every_figure_is_read_or_counted(peft: ModuleType) -> None:

@@ -1,25 +1,15 @@
 """The source `tables`: what is read, what is left out, and a few of its rows."""
 
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
 
 @pytest.fixture(scope="module")
-def tables() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(BENCHMARKS))
-        patch.syspath_prepend(str(BENCHMARKS / "league"))
-        from sources import tables
+def tables() -> ModuleType:
+    from sources import tables
 
-        yield tables
-        for name in ("rows", "running", "sources", "sources.tables", "published_training"):
-            sys.modules.pop(name, None)
+    return tables
 
 
 def test_every_row_is_read_or_counted(tables: ModuleType) -> None:
