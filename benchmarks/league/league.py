@@ -19,9 +19,11 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests"), str(HERE)]
 RESULTS = ROOT / "benchmarks" / "results" / "league"
-SOURCES = ("xmem", "timm", "liger", "peft", "megatron", "gpumemnet", "fakegpu", "tables", "snapshots", "issues", "h200")
+SOURCES = (
+    "xmem", "timm", "liger", "liger_kernels", "peft", "megatron", "gpumemnet", "fakegpu", "tables", "snapshots", "issues", "h200",
+)  # fmt: skip
 # Sources whose kernels are libraries' own run under a CUDA build of torch, where those are.
-CUDA_BUILD = ("liger",)
+CUDA_BUILD = ("liger_kernels",)
 SAVE_EVERY_S = 10.0
 # What depends on addresses of the host (when autocast's cache is dropped) is less.
 SAME = 1e-3

@@ -1,6 +1,6 @@
-"""Liger-Kernel's own benchmarks: memory of its kernels and of what they replace, one kernel at a time.
+"""Liger-Kernel's own benchmarks: memory of what its kernels replace, one kernel at a time, and of the kernels (`liger_kernels`).
 
-Run with the CUDA build (`.venv-cuda`), where liger-kernel is; under a CPU build only plain PyTorch's rows can be predicted.
+The latter are run with the CUDA build of torch, where liger-kernel is.
 """
 
 import csv
@@ -38,11 +38,13 @@ RELEASES = {
 FIRST_SCRIPTS = ("multi_token_attention", "tiled_geglu", "tiled_swiglu")
 
 
-def read() -> Reading:
-    """Every memory row of the three tables."""
+def read(own: bool = False) -> Reading:
+    """Every memory row of the three tables that is of plain PyTorch, or of Liger's own kernels."""
     rows, left_out = [], Counter[str]()
     for figures in csv.DictReader(FIGURES.open()):
         kernel, provider = figures["kernel"], figures["provider"]
+        if own != provider.startswith(("liger", "cutile", "cutedsl")):
+            continue
         if "cutile" in provider or "cutedsl" in provider:
             left_out["kernels of cuTile and CuTe DSL, which are not here"] += 1
         elif provider.startswith("megatron") and kernel != "megatron_rms_norm":
@@ -76,14 +78,18 @@ def row_of(figures: dict[str, str]) -> Row:
 def by_benchmark() -> Mapping[tuple[str, ...], Sequence[Row]]:
     """The rows of each run of a publisher's script, in their order."""
     groups: dict[tuple[str, ...], list[Row]] = defaultdict(list)
-    for row in read().rows:
+    for row in (*read().rows, *read(own=True).rows):
         groups[benchmark_of(row)].append(row)
     return groups
 
 
 def benchmark_of(row: Row) -> tuple[str, ...]:
     table, kernel, *_ = row.name.split("/")
-    return table, kernel, row.card
+    return table, kernel, row.card, *(["own"] if is_own(row) else [])
+
+
+def is_own(row: Row) -> bool:
+    return str(row.case["provider"]).startswith("liger")
 
 
 def predict(row: Row) -> Prediction:
@@ -98,25 +104,23 @@ def predicted_together(benchmark: tuple[str, ...]) -> Mapping[str, Prediction]:
 
 def predictions(rows: Sequence[Row]) -> Mapping[str, Prediction]:
     """What is said of rows of one benchmark, which one process measures. A CUDA build is what it is, of any torch."""
-    has_liger = find_spec("liger_kernel") is not None
-    refusal = Prediction(refused="needs liger-kernel and a CUDA build of torch")
-    found = {row.name: refusal for row in rows}
-    able = [row for row in rows if has_liger or not row.case["provider"].startswith("liger")]
+    if is_own(rows[0]) and find_spec("liger_kernel") is None:
+        return dict.fromkeys(
+            (row.name for row in rows), Prediction(refused="needs liger-kernel and a CUDA build of torch")
+        )
     # Liger and the models of transformers ask for the device when they are imported, so that comes after the fork.
-    running.preload("transformers", *(["triton"] if has_liger else []))
+    running.preload("transformers", *(["triton"] if is_own(rows[0]) else []))
     with tempfile.TemporaryDirectory() as folder:
         given, answers = Path(folder, "cases.json"), Path(folder, "answers.json")
-        given.write_text(json.dumps([row.case for row in able]))
-        peaks = running.run(SCRIPT, [str(given), str(answers)], able[0].card, able[0].torch or None, timeout_s=900)
+        given.write_text(json.dumps([row.case for row in rows]))
+        peaks = running.run(SCRIPT, [str(given), str(answers)], rows[0].card, rows[0].torch or None, timeout_s=900)
         said = json.loads(answers.read_text()) if answers.exists() else []
-    seconds = peaks.seconds / len(able)
-    for row, answer in zip_longest(able, said, fillvalue=peaks.error or peaks.outcome):
+    found: dict[str, Prediction] = {}
+    for row, answer in zip_longest(rows, said, fillvalue=peaks.error or peaks.outcome):
         refused = {"refused": answer} if isinstance(answer, str) else {"predicted": answer}
-        found[row.name] = Prediction(**refused, seconds=seconds)
+        found[row.name] = Prediction(**refused, seconds=peaks.seconds / len(rows))
     return found
 
 
-SOURCE = Source(
-    "liger", "Liger-Kernel's benchmarks",
-    "github.com/linkedin/Liger-Kernel, benchmark/data/all_benchmark_data*.csv at ead96b61", read, predict,
-)  # fmt: skip
+WHERE = "github.com/linkedin/Liger-Kernel, benchmark/data/all_benchmark_data*.csv at ead96b61"
+SOURCE = Source("liger", "Liger-Kernel's benchmarks: what it replaces", WHERE, read, predict)
