@@ -42,6 +42,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@DS_BUILD_OPS=0 $(PIP) --no-deps --no-build-isolation --upgrade --target $(VENV)/engines $(ENGINES)
 	@echo "installing Triton apart, for the tests that interpret its kernels: torch behaves differently beside it"
 	@$(PIP) --no-deps --upgrade --target $(VENV)/triton triton || echo "no Triton for this machine: its kernels will not be interpreted"
+	@echo "installing the transformers that some published runs had, apart"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/transformers-5.12 transformers==5.12.0 tokenizers==0.22.2
 	@$(BIN)/python -c 'import torchvision' 2>/dev/null || $(MAKE) --no-print-directory torchvision-apart
 	@touch $@
 

@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import multiprocessing
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,11 +36,20 @@ def preload(*modules: str) -> None:
 
 
 def run(
-    script: Path, words: Sequence[str], gpu: str, torch: str | None = None, timeout_s: float = 300, **environment: str
+    script: Path,
+    words: Sequence[str],
+    gpu: str,
+    torch: str | None = None,
+    timeout_s: float = 300,
+    first_path: Path | None = None,
+    **environment: str,
 ) -> Peaks:
-    """The peaks of a script on a card of the catalogue. A run that dies goes on without the limit."""
+    """The peaks of a script on a card of the catalogue. A run that dies goes on without the limit.
+
+    Libraries are looked for in `first_path` first, where they are not loaded yet.
+    """
     began = time.perf_counter()
-    found = in_fork(_recorded, script, list(words), gpu, torch, environment, timeout_s=timeout_s)
+    found = in_fork(_recorded, script, list(words), gpu, torch, first_path, environment, timeout_s=timeout_s)
     if isinstance(found, str):
         found = Peaks("error", error=found)
     return Peaks(**(vars(found) | {"seconds": time.perf_counter() - began}))
@@ -68,8 +78,12 @@ def _in_child(pipe: Any, function: Callable[..., Any], arguments: tuple[Any, ...
     pipe.send(found)
 
 
-def _recorded(script: Path, words: list[str], gpu: str, torch: str | None, environment: dict[str, str]) -> Peaks:
+def _recorded(
+    script: Path, words: list[str], gpu: str, torch: str | None, first_path: Path | None, environment: dict[str, str]
+) -> Peaks:
     os.environ |= environment
+    if first_path:
+        sys.path.insert(0, str(first_path))
     from tonnage.hardware import find_cuda_gpu
     from tonnage.virtual.script import run_script
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
-from transformers.models.qwen3_5 import modeling_qwen3_5
 
 RANK, ALPHA = 8, 16
 SIZES = {"0.8B": (1024, 3584), "2B": (2048, 6144)}
@@ -26,53 +25,6 @@ def build(size: str) -> Qwen3_5ForCausalLM:
     # Made on the card, where nothing has to be computed; what was loaded to the host and moved there takes as much.
     with torch.device("cuda"):
         return Qwen3_5ForCausalLM._from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
-
-
-def delta_rule(query, key, value, g, beta, chunk_size=64, use_qk_l2norm_in_kernel=False, **_):
-    """The gated delta rule as transformers 5.12 has it: later ones solve by rows what it solves element by element.
-
-    Each step of that keeps copies for the backward pass.
-    """
-    dtype = query.dtype
-    if use_qk_l2norm_in_kernel:
-        query, key = modeling_qwen3_5.l2norm(query), modeling_qwen3_5.l2norm(key)
-    query, key, value, beta, g = (
-        x.transpose(1, 2).contiguous().to(torch.float32) for x in (query, key, value, beta, g)
-    )
-    length = key.shape[2]
-    missing = -length % chunk_size
-    query, key, value = (functional.pad(x, (0, 0, 0, missing)) for x in (query, key, value))
-    beta, g = (functional.pad(x, (0, missing)) for x in (beta, g))
-    query = query * query.shape[-1] ** -0.5
-    v_beta, k_beta = value * beta.unsqueeze(-1), key * beta.unsqueeze(-1)
-    query, key, value, k_beta, v_beta = (
-        x.reshape(x.shape[0], x.shape[1], -1, chunk_size, x.shape[-1]) for x in (query, key, value, k_beta, v_beta)
-    )
-    g = g.reshape(g.shape[0], g.shape[1], -1, chunk_size)
-    ones = torch.ones(chunk_size, chunk_size, dtype=torch.bool, device=query.device)
-    upper = torch.triu(ones, diagonal=0)
-    g = g.cumsum(dim=-1)
-    decay = ((g.unsqueeze(-1) - g.unsqueeze(-2)).tril().exp().float()).tril()
-    system = -((k_beta @ key.transpose(-1, -2)) * decay).masked_fill(upper, 0)
-    for at in range(1, chunk_size):
-        row, above = system[..., at, :at].clone(), system[..., :at, :at].clone()
-        system[..., at, :at] = row + (row.unsqueeze(-1) * above).sum(-2)
-    system = system + torch.eye(chunk_size, dtype=system.dtype, device=system.device)
-    value = system @ v_beta
-    faded = system @ (k_beta * g.exp().unsqueeze(-1))
-    state = torch.zeros(*value.shape[:2], key.shape[-1], value.shape[-1], device=value.device)
-    output = torch.zeros_like(value)
-    upper = torch.triu(ones, diagonal=1)
-    for at in range(value.shape[2]):
-        q, k, v = query[:, :, at], key[:, :, at], value[:, :, at]
-        within = (q @ k.transpose(-1, -2) * decay[:, :, at]).masked_fill_(upper, 0)
-        new = v - faded[:, :, at] @ state
-        before = (q * g[:, :, at, :, None].exp()) @ state
-        output[:, :, at] = before + within @ new
-        kept = (k * (g[:, :, at, -1, None] - g[:, :, at]).exp()[..., None]).transpose(-1, -2)
-        state = state * g[:, :, at, -1, None, None].exp() + kept @ new
-    output = output.reshape(output.shape[0], output.shape[1], -1, output.shape[-1])[:, :, :length]
-    return output.transpose(1, 2).contiguous().to(dtype), None
 
 
 def dequantized(
@@ -166,7 +118,6 @@ def main() -> None:
     parser.add_argument("--checkpointing", action="store_true")
     options = parser.parse_args()
 
-    modeling_qwen3_5.torch_chunk_gated_delta_rule = delta_rule
     model = build(options.model)
     if options.method == "lora":
         from peft import LoraConfig, get_peft_model

@@ -4,6 +4,7 @@ Where only the size of its error was published, its prediction is taken to be to
 """
 
 import csv
+import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -14,6 +15,7 @@ from rows import Prediction, Reading, Row, Source
 HERE = Path(__file__).parent.parent
 FIGURES = HERE / "figures" / "fakegpu.csv"
 SCRIPT = HERE / "scripts" / "fakegpu_sft.py"
+TRANSFORMERS = Path(sys.prefix) / "transformers-5.12"
 GIB = 2**30
 RESOLUTION = round(0.0005 * GIB)
 # The RTX PRO 5000 is not in the catalogue; the larger card of its architecture stands in, since only the allocator was read.
@@ -47,10 +49,13 @@ def row_of(figures: dict[str, str]) -> Row:
 
 
 def predict(row: Row) -> Prediction:
-    running.preload("transformers.models.qwen3_5.modeling_qwen3_5", "peft")
+    """What the script of the same training takes, with the transformers of that day: later ones compute its layers otherwise."""
+    if not TRANSFORMERS.exists():
+        return Prediction(refused="needs transformers 5.12 beside the installed one: make setup")
+    running.preload("torch.distributed.tensor")  # which PEFT takes to be there
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder, "peak")
-        peaks = running.run(SCRIPT, [str(found), *row.case["words"]], row.card, row.torch)
+        peaks = running.run(SCRIPT, [str(found), *row.case["words"]], row.card, row.torch, first_path=TRANSFORMERS)
         if not found.exists():
             return Prediction(refused=peaks.error or peaks.outcome, seconds=peaks.seconds)
         return Prediction(int(found.read_text()), seconds=peaks.seconds)
