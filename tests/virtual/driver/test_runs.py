@@ -2,6 +2,7 @@
 
 import json
 import platform
+import re
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -150,3 +151,21 @@ def test_a_card_that_torch_has_no_kernels_for_is_refused(tmp_path: Path) -> None
     done = run("--gpu", "v100-32gb", SCRIPTS / "chooses.py", folder=tmp_path)
     assert done.returncode == 2
     assert "has no kernels for the" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_what_comes_of_an_expanded_number_is_not_computed_on_the_host(tmp_path: Path) -> None:
+    """One number is known, but a billion of its products would take gigabytes here."""
+    script = tmp_path / "expanded.py"
+    script.write_text("""
+import resource, torch
+high = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+torch.ones(4, device="cuda").mul(2).sum().item()
+before, one = high(), torch.ones((), device="cuda").expand(1 << 28)
+(one * 2 + one).sum()
+print("grew by", high() - before, "MiB;", float(one.sum()))
+""")
+    done = run("--gpu", "h200", script, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    grown = re.search(r"grew by (\d+) MiB; (.*)", done.stdout)
+    assert grown and int(grown[1]) < 500
+    assert float(grown[2]) == 1 << 28
