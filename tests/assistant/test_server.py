@@ -127,7 +127,8 @@ def test_a_script_that_fails_is_an_error_without_a_traceback(server: Talk) -> No
 def test_a_run_that_takes_too_long_says_what_it_saw(server: Talk) -> None:
     server.progress.clear()
     result = server("run", gpu="h200", script="waits.py", timeout_s=40)
-    assert not result.is_error and result.content[0].text.startswith("Stopped after 40 s")
+    assert not result.is_error, result.content[0].text
+    assert result.content[0].text.startswith("Stopped after 40 s")
     assert result.structured_content["outcome"] == "stopped"
     assert result.structured_content["peak_allocated_gib"] == 1.0
     seconds = [progress for progress, _ in server.progress]
