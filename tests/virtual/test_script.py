@@ -1,13 +1,16 @@
 """Scripts as they come: failing, leaving, branching, forking, compiling. Their own words and status are kept."""
 
 import json
+import signal
+import subprocess
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from virtual_runs import SCRIPTS, run_tonnage
+from virtual_runs import SCRIPTS, TONNAGE, run_tonnage
 
 
 def run(script: str, tmp_path: Path, *words: str) -> tuple[Any, dict[str, Any]]:
@@ -132,3 +135,16 @@ def test_vision_language_models_are_fine_tuned(tmp_path: Path) -> None:
     done, _ = run("vision_language.py", tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[:3] == ["llava", "gemma3", "qwen2_vl"]
+
+
+def test_an_interrupt_that_comes_inside_the_virtual_gpu_is_one(tmp_path: Path) -> None:
+    """A loop that does nothing but allocate is there nearly all the time."""
+    script, figures = tmp_path / "loops.py", tmp_path / "figures.json"
+    script.write_text("import torch\nprint('go', flush=True)\nwhile True:\n    torch.ones(9, device='cuda')\n")
+    command = [str(TONNAGE), "run", "--gpu", "h200", "--json", str(figures), str(script)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout and process.stdout.readline() == "go\n"
+        time.sleep(1)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=120)
+    assert json.loads(figures.read_text())["error"] == "interrupted"

@@ -17,6 +17,7 @@ _NO_TRITON = (
     "virtual one its kernels are counted and not run."
 )
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_INTERRUPTED = "interrupted inside the virtual GPU"  # a KeyboardInterrupt that came through C++ (native/bridge.h)
 RUNNER = os.path.abspath(__file__)  # frames of this file and below started us, and are not the script's
 
 
@@ -50,6 +51,8 @@ def run_as_main(
     except KeyboardInterrupt:
         return Ending("error", 130, "interrupted")
     except BaseException as error:
+        if _INTERRUPTED in str(error):
+            return Ending("error", 130, "interrupted")
         if not isinstance(error, told_elsewhere):
             _show(error)
         shortage = _cause(error, torch.OutOfMemoryError)

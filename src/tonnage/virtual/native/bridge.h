@@ -55,5 +55,9 @@ void synchronize();
 
 // Raises in C++ what the Python callback raised.
 [[noreturn]] void rethrow_python_error();
+// Says that an error cannot be raised here; an interrupt comes again where it can.
+void tell_unraisable(PyObject* where);
+// What a KeyboardInterrupt becomes on its way through C++: `script.running` knows it.
+constexpr const char* INTERRUPTED = "interrupted inside the virtual GPU";
 
 }  // namespace tonnage

@@ -193,7 +193,7 @@ Outcome run_on_zeros(const c10::OperatorHandle& op, const Traits& traits, Stack&
 void tell_unmodelled(const c10::OperatorHandle& op, const std::string& why) {
   PyGILState_STATE state = PyGILState_Ensure();
   PyObject* done = PyObject_CallFunction(listeners.unmodelled, "ss", c10::toString(op.operator_name()).c_str(), why.c_str());
-  if (!done) PyErr_WriteUnraisable(listeners.unmodelled);
+  if (!done) tell_unraisable(listeners.unmodelled);
   Py_XDECREF(done);
   PyGILState_Release(state);
 }

@@ -134,7 +134,7 @@ void release(void* context) {
   PyObject *type, *value, *trace;
   PyErr_Fetch(&type, &value, &trace);   // a tensor may die while an exception travels
   PyObject* done = PyObject_CallFunction(on_free, "KK", (unsigned long long)block->address, (unsigned long long)current_serial());
-  if (!done) PyErr_WriteUnraisable(on_free);
+  if (!done) tell_unraisable(on_free);
   Py_XDECREF(done);
   PyErr_Restore(type, value, trace);
 }
@@ -317,8 +317,14 @@ void synchronize() {
   if (!on_synchronize) return;
   Gil gil;
   PyObject* done = PyObject_CallNoArgs(on_synchronize);
-  if (!done) PyErr_WriteUnraisable(on_synchronize);
+  if (!done) tell_unraisable(on_synchronize);
   Py_XDECREF(done);
+}
+
+void tell_unraisable(PyObject* where) {
+  if (!PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) return PyErr_WriteUnraisable(where);
+  PyErr_Clear();
+  PyErr_SetInterrupt();  // it cannot be raised from here: once more, where it can
 }
 
 void rethrow_python_error() {
@@ -329,6 +335,7 @@ void rethrow_python_error() {
   const char* utf8 = text ? PyUnicode_AsUTF8(text) : nullptr;
   std::string message = utf8 ? utf8 : "the virtual GPU failed";
   bool memory = value && PyObject_HasAttrString(value, "is_out_of_memory");
+  if (type && PyErr_GivenExceptionMatches(type, PyExc_KeyboardInterrupt)) message = INTERRUPTED;
   Py_XDECREF(text);
   Py_XDECREF(type);
   Py_XDECREF(value);

@@ -31,7 +31,7 @@ std::vector<Untold> untold;  // of threads that Python does not know: told with 
 
 void call_python(const Untold& event, const char* name) {
   PyObject* done = PyObject_CallFunction(on_host, "iKKs", static_cast<int>(event.kind), (unsigned long long)event.data, (unsigned long long)event.bytes, name);
-  if (!done) PyErr_WriteUnraisable(on_host);
+  if (!done) tell_unraisable(on_host);
   Py_XDECREF(done);
 }
 

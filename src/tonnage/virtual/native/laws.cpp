@@ -49,7 +49,7 @@ Answer ask(const char* name, PyObject* operands, int64_t numel, const Tensor& re
                                         c10::toString(result.scalar_type()));
   Answer answer;
   PyObject* value = nullptr;
-  if (!got || !PyArg_ParseTuple(got, "lO", &answer.law, &value)) PyErr_WriteUnraisable(listeners.laws);
+  if (!got || !PyArg_ParseTuple(got, "lO", &answer.law, &value)) tell_unraisable(listeners.laws);
   else if (value != Py_None) answer.value = PyFloat_AsDouble(value);
   Py_XDECREF(got);
   return answer;

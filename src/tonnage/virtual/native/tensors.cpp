@@ -38,7 +38,7 @@ bool travels_directly(const Tensor& a, const Tensor& b) {
 void tell_unknown_read(const Tensor& to) {
   PyGILState_STATE state = PyGILState_Ensure();
   PyObject* done = PyObject_CallFunction(listeners.unknown, "sL", c10::toString(to.scalar_type()), (long long)to.numel());
-  if (!done) PyErr_WriteUnraisable(listeners.unknown);
+  if (!done) tell_unraisable(listeners.unknown);
   Py_XDECREF(done);
   PyGILState_Release(state);
 }
@@ -109,7 +109,7 @@ at::Scalar local_scalar(const Tensor& self) {
   PyGILState_STATE state = PyGILState_Ensure();
   PyObject* got = PyObject_CallFunction(listeners.unknown, "sL", c10::toString(self.scalar_type()), (long long)-1);
   const double value = got && got != Py_None ? PyFloat_AsDouble(got) : 0.0;
-  if (!got || PyErr_Occurred()) PyErr_WriteUnraisable(listeners.unknown);
+  if (!got || PyErr_Occurred()) tell_unraisable(listeners.unknown);
   Py_XDECREF(got);
   PyGILState_Release(state);
   if (self.scalar_type() == at::kBool) return value != 0.0;
