@@ -1,11 +1,16 @@
 """Runs a program as Python would, and keeps its own output, traceback and exit status."""
 
 import os
+import signal
 import sys
+import threading
+import time
 import traceback
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from tonnage.errors import TonnageError
@@ -18,6 +23,8 @@ _NO_TRITON = (
 )
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _INTERRUPTED = "interrupted inside the virtual GPU"  # a KeyboardInterrupt that came through C++ (native/bridge.h)
+_DEVICE = _OWN + "virtual" + os.sep
+_SOON_S, _LONGEST_S = 0.005, 2.0
 RUNNER = os.path.abspath(__file__)  # frames of this file and below started us, and are not the script's
 
 
@@ -40,7 +47,7 @@ def run_as_main(
     """Run it to its end, whatever that is; `around` is entered for its time. Errors told elsewhere print nothing."""
     program = program if isinstance(program, Program) else Program.of_file(program)
     try:
-        with program.as_main(arguments), around or nullcontext():
+        with program.as_main(arguments), around or nullcontext(), _interrupts_outside_the_device():
             program.run()
         return Ending("ok")
     except torch.OutOfMemoryError as error:
@@ -59,6 +66,32 @@ def run_as_main(
         return Ending("oom", 1, str(shortage)) if shortage else Ending("error", 1, _words(error))
     finally:
         sys.stdout.flush()
+
+
+@contextmanager
+def _interrupts_outside_the_device() -> Iterator[None]:
+    """Let a KeyboardInterrupt wait, for seconds at most, while the virtual GPU works: it would leave half of an event there."""
+    plain, since = signal.getsignal(signal.SIGINT), 0.0
+    if plain is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal since
+        since = since or time.monotonic()
+        while frame is not None and frame.f_code.co_filename != RUNNER:
+            if frame.f_code.co_filename.startswith(_DEVICE) and time.monotonic() < since + _LONGEST_S:
+                threading.Timer(_SOON_S, signal.raise_signal, (number,)).start()
+                return
+            frame = frame.f_back
+        since = 0.0
+        signal.default_int_handler(number, frame)
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, plain)
 
 
 def _exited(code: object) -> Ending:
