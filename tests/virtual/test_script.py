@@ -146,5 +146,8 @@ def test_an_interrupt_that_comes_inside_the_virtual_gpu_is_one(tmp_path: Path) -
         assert process.stdout and process.stdout.readline() == "go\n"
         time.sleep(1)
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=120)
+        try:
+            process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert json.loads(figures.read_text())["error"] == "interrupted"
