@@ -9,6 +9,7 @@ that was stopped goes on with --resume. The table is made from those files alone
 import argparse
 import importlib
 import json
+import re
 import subprocess
 import sys
 import time
@@ -98,7 +99,7 @@ def predicted(source: Any, row: Any) -> dict[str, Any]:
         if prediction.fits is not None:
             kept["says_fits"][name] = prediction.fits
         if prediction.refused:
-            kept["refused"][name] = prediction.refused
+            kept["refused"][name] = re.sub(r" ?\(/\S+\)", "", prediction.refused)  # no places of this machine
     return kept
 
 
