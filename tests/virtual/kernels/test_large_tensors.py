@@ -1,5 +1,8 @@
 """Kernels that refuse tensors which are too large for them, by version of PyTorch; where published runs stopped."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -26,11 +29,32 @@ def test_a_depthwise_kernel_takes_less_than_two_to_the_31_elements() -> None:
         assert _depthwise(768, 256, 128, 3).shape == (768, 256, 64, 64), "cuDNN's, which has many channels"
 
 
-def test_newer_cudnn_takes_over_but_for_large_filters() -> None:
-    with virtual_gpu(CARD, torch="2.9"):
-        assert _depthwise(192, 192, 264, 3).shape == (192, 192, 132, 132)
-        with pytest.raises(RuntimeError, match="canUse32BitIndexMath"):
-            _depthwise(1536, 96, 128, 7)
+# PyTorch asks for cuDNN's version once in a process.
+NEWER = f"""
+import torch
+import torch.nn.functional as F
+from tonnage.virtual.context import virtual_gpu
+
+def convolve(batch, channels, side, kernel, layout):
+    x = torch.empty(batch, channels, side, side, dtype=torch.half, device="cuda", memory_format=layout)
+    w = torch.empty(channels, 1, kernel, kernel, dtype=torch.half, device="cuda", memory_format=torch.contiguous_format)
+    return F.conv2d(x, w, stride=2, padding=kernel // 2, groups=channels)
+
+with virtual_gpu("{CARD}", torch="2.9"):
+    print(tuple(convolve(192, 192, 264, 3, torch.contiguous_format).shape))
+    for kernel in (3, 7):
+        try:
+            convolve(192, 192, 264, kernel, torch.channels_last)
+        except RuntimeError as error:
+            print("canUse32BitIndexMath" in str(error))
+"""
+
+
+def test_newer_cudnn_takes_over_but_for_channels_last() -> None:
+    words = subprocess.run(
+        [sys.executable, "-c", NEWER], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert words == ["(192, 192, 132, 132)", "True", "True"]
 
 
 @pytest.mark.parametrize(

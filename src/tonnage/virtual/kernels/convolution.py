@@ -252,19 +252,18 @@ _MOST_ELEMENTS = 2**31 - 1
 
 
 def _is_left_to_cudnn(x: Tensor, weight: Tensor, stride: Sequence[int]) -> bool:
-    """Whether PyTorch gives a depthwise convolution with too many elements for its own kernel to cuDNN, and it runs there.
+    """Whether a release gave a depthwise convolution with too many elements for PyTorch's own kernel to cuDNN.
 
-    Of small filters it does since cuDNN has indices of 64 bits; before, it chose as for small tensors. Larger filters fail: the
-    batches that timm published stop at 2^31 elements in all versions up to 2.9.
+    Since cuDNN has indices of 64 bits PyTorch's choice depends on the size, and what comes here is not for cuDNN. Before, it chose
+    as for small tensors: all with channels last, of others those that cuDNN is fast with.
     """
-    cudnn, last = (
-        release_of(active().device.torch_version).cudnn,
-        _convolution_format(x, weight) != torch.contiguous_format,
-    )
+    if release_of(active().device.torch_version).cudnn >= (9, 3, 0):
+        return False
+    if _convolution_format(x, weight) != torch.contiguous_format:
+        return True
     (height, width), (_, channels, _, side) = weight.shape[2:], x.shape
-    is_small = height == width and width in (1, 3, 5) and side >= 7 and channels >= 32 and x.dtype == torch.float16
-    if last or not is_small or cudnn >= (9, 3, 0):
-        return (last and cudnn <= (9, 10, 0)) or (is_small and not last)
+    if height != width or width not in (1, 3, 5) or side < 7 or channels < 32 or x.dtype != torch.float16:
+        return False
     return stride[0] == 1 or (stride[0] == 2 and width > 1 and (channels >= 512 or (channels >= 256 and side >= 28)))
 
 
