@@ -80,3 +80,36 @@ def test_attention_in_plain_operators_computes_in_float_since_2_5() -> None:
             F.scaled_dot_product_attention(q, q, q)
             peaks[version] = gpu.peak_allocated_bytes
     assert 1.5 * peaks["2.4"] < peaks["2.6"]
+
+
+def test_rows_that_a_mask_hides_are_looked_for_since_2_5() -> None:
+    peaks = {}
+    for version in ("2.4", "2.6"):
+        with virtual_gpu(CARD, torch=version) as gpu, sdpa_kernel(SDPBackend.MATH):
+            q, mask = torch.empty(4, 8, 512, 64, device="cuda"), torch.empty(4, 8, 512, 512, device="cuda")
+            F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+            peaks[version] = gpu.peak_allocated_bytes
+    assert peaks["2.6"] - peaks["2.4"] >= 4 * 8 * 512 * 512, "one byte for each weight"
+
+
+@pytest.mark.parametrize(
+    ("channels", "filters", "side", "kernel", "stride", "mebibytes"),
+    [
+        (64, 64, 112, 3, 1, 8190.7),
+        (256, 256, 28, 3, 1, 8193.2),
+        (256, 512, 28, 1, 2, 6144.3),
+        (3, 64, 224, 7, 2, 5118.9),
+    ],
+)
+def test_a_convolution_of_more_elements_has_a_workspace_for_two_to_the_31(
+    channels: int, filters: int, side: int, kernel: int, stride: int, mebibytes: float
+) -> None:
+    """Batches of 1.2 times 2^31 elements; workspaces as an H200 showed them with torch 2.11."""
+    batch = int(1.2 * 2**31 / max(channels * side**2, filters * (side // stride) ** 2)) + 1
+    with virtual_gpu(CARD, torch="2.11"):
+        x = torch.empty(batch, channels, side, side, dtype=torch.half, device="cuda")
+        w = torch.empty(filters, channels, kernel, kernel, dtype=torch.half, device="cuda")
+        before = torch.cuda.memory_allocated()
+        y = F.conv2d(x, w, stride=stride, padding=kernel // 2)
+        workspace = torch.cuda.max_memory_allocated() - before - 2 * y.numel()
+    assert workspace / 2**20 == pytest.approx(mebibytes, abs=0.1)

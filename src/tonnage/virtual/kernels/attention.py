@@ -195,6 +195,23 @@ def scaled_dot_product_flash_attention_backward(
     return tuple(t.transpose(1, 2) for t in _flash_backward(grad, q, k, v, o, cum_seq_q))
 
 
+# In plain operators
+
+
+@kernel("_safe_softmax")
+def safe_softmax(self: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Since 2.5, rows that a mask hides whole are zeros; before, a plain softmax."""
+    out = torch.softmax(self, dim, dtype=dtype)
+    if _device().torch_version < (2, 5):
+        return out
+    hidden = torch.isneginf(self)
+    rows = hidden.all(dim, keepdim=True)
+    zero = torch.scalar_tensor(0.0, dtype=out.dtype, device=out.device)
+    torch.where(rows, zero, out, out=out)
+    del zero, rows, hidden
+    return out
+
+
 # The efficient kernels
 
 
