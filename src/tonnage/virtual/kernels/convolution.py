@@ -257,8 +257,8 @@ _MOST_ELEMENTS = 2**31 - 1
 def _is_left_to_cudnn(x: Tensor, weight: Tensor, stride: Sequence[int]) -> bool:
     """Whether a release gave a depthwise convolution with too many elements for PyTorch's own kernel to cuDNN.
 
-    Since cuDNN has indices of 64 bits PyTorch's choice depends on the size, and what comes here is not for cuDNN. Before, it chose
-    as for small tensors: all with channels last, of others those that cuDNN is fast with.
+    Since cuDNN has indices of 64 bits PyTorch's choice depends on the size, and what comes here is not for cuDNN. Before, it
+    chose as for small tensors: all with channels last, of others those that cuDNN is fast with.
     """
     if release_of(active().device.torch_version).cudnn >= (9, 3, 0):
         return False
