@@ -142,7 +142,8 @@ def verdicts_table(sources: Sequence[Standing]) -> Table:
         for source in sources
         if any(source.verdicts(name)[1] for name in predictors)
     ]
-    return Table(["source", *map(title, predictors)], rows)
+    totals = [map(sum, zip(*(source.verdicts(name) for source in sources), strict=True)) for name in predictors]
+    return Table(["source", *map(title, predictors)], [*rows, ["all", *(cell(*total) for total in totals)]])
 
 
 def counts_table(sources: Sequence[Standing]) -> Table:
@@ -166,7 +167,9 @@ def silence(sources: Sequence[Standing]) -> Iterator[tuple[str, Counter[str]]]:
     for source in sources:
         reasons = Counter(source.result["left_out"])
         reasons["not judged yet"] = source.result["read"] - reasons.total() - len(source.rows)
-        reasons.update(f"Tonnage: {row['refused'][US]}" for row in source.rows if US in row["refused"])
+        reasons.update(
+            f"Tonnage: {row['refused'][US].partition('. ')[0]}" for row in source.rows if US in row["refused"]
+        )
         reasons = +reasons
         if reasons:
             yield source.result["title"], reasons
@@ -253,6 +256,11 @@ APART = (
     "These runs are our own, on one H200 with torch 2.11, and the virtual GPU was made with them in sight: they are no proof of "
     "Tonnage's accuracy. They are here because every predictor that runs scripts can be asked about them."
 )
+EDGES = (
+    "timm's rows are hard ones: each is the largest batch that fitted, or the next of the series, a third more, which did not. "
+    "Most that are wrong need, by Tonnage's count, within 2 GiB of what the card has, and failed there: what else was on the "
+    "card, and with which flags the benchmark was started, is not published."
+)
 
 
 def sections(sources: Sequence[Standing]) -> Iterator[tuple[str, str, Table | None]]:
@@ -269,7 +277,7 @@ def sections(sources: Sequence[Standing]) -> Iterator[tuple[str, str, Table | No
         yield "Beside each rival", "Medians and 90th percentiles over the rows that both said.", duels_table(others)
         yield (
             "Verdicts",
-            "How many were right about whether a run fits on its card, of those they said.",
+            f"How many were right about whether a run fits on its card, of those they said. {EDGES}",
             verdicts_table(others),
         )
     if own:

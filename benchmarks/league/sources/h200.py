@@ -82,5 +82,5 @@ SOURCE = Source(
     where="benchmarks/truth: h200.jsonl, h200-unseen.jsonl, h200-libraries.jsonl",
     read=read,
     predict=predict,
-    rivals=rivals.of_script(command),
+    rivals=rivals.of_script(command, one_in=4),
 )
