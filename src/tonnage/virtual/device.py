@@ -46,7 +46,7 @@ class Device(RecordedDevice):
 
     def __init__(self, gpu: Gpu, torch_version: tuple[int, int], settings: AllocatorSettings) -> None:
         super().__init__(gpu, torch_version)
-        self.overheads = Overheads(gpu)
+        self.overheads = Overheads(gpu, torch_version)
         self.allocator = CachingAllocator(
             gpu.memory_bytes, settings, outside_bytes=self.overheads.total_bytes, observer=self._on_segment
         )

@@ -6,8 +6,10 @@ from tonnage.hardware import Gpu
 class Overheads:
     """The parts in use so far, in bytes, by the catalogue's figures for this card."""
 
-    def __init__(self, gpu: Gpu) -> None:
-        self._known = gpu.overheads
+    def __init__(self, gpu: Gpu, torch_version: tuple[int, int]) -> None:
+        # Since 1.13 a kernel is loaded when it is first launched; before, all of torch's were.
+        all_kernels = {"kernels": gpu.overheads["all kernels"]} if torch_version < (1, 13) else {}
+        self._known = {**gpu.overheads, **all_kernels}
         self.parts: dict[str, int] = {}
         self.use("context")
 
