@@ -54,13 +54,11 @@ def guilty_lines(allocations: Iterable[Allocation], count: int = LINES) -> tuple
     for a in allocations:
         by_place.setdefault((a.line, a.stack[:1], "" if a.line else a.category.label), []).append(a)
     lines = telling_lines((line, stack) for line, stack, _ in by_place)
-    rows = [_guilty(line, members) for line, members in zip(lines, by_place.values(), strict=True)]
+    rows = []
+    for line, members in zip(lines, by_place.values(), strict=True):
+        largest = max(members, key=lambda a: a.block_bytes)
+        rows.append(Guilty(line, sum(a.block_bytes for a in members), len(members), tensor_words(largest)))
     return tuple(sorted(rows, key=lambda row: -row.size_bytes)[:count])
-
-
-def _guilty(line: str, members: list[Allocation]) -> Guilty:
-    largest = max(members, key=lambda a: a.block_bytes)
-    return Guilty(line, sum(a.block_bytes for a in members), len(members), tensor_words(largest))
 
 
 def tensor_words(a: Allocation) -> str:
