@@ -44,7 +44,7 @@ class Finding:
     fixes: tuple[Fix, ...] = ()
 
 
-def guilty_lines(allocations: Iterable[Allocation], count: int = LINES) -> tuple[Guilty, ...]:
+def guilty_lines(allocations: Iterable[Allocation]) -> tuple[Guilty, ...]:
     """The lines that made these blocks, most bytes first; each with its largest block in words.
 
     A line that leads into several lines of a library, as a framework's does, is shown as those. Blocks without a line are
@@ -58,7 +58,7 @@ def guilty_lines(allocations: Iterable[Allocation], count: int = LINES) -> tuple
     for line, members in zip(lines, by_place.values(), strict=True):
         largest = max(members, key=lambda a: a.block_bytes)
         rows.append(Guilty(line, sum(a.block_bytes for a in members), len(members), tensor_words(largest)))
-    return tuple(sorted(rows, key=lambda row: -row.size_bytes)[:count])
+    return tuple(sorted(rows, key=lambda row: -row.size_bytes)[:LINES])
 
 
 def tensor_words(a: Allocation) -> str:
@@ -68,7 +68,7 @@ def tensor_words(a: Allocation) -> str:
     return " ".join(filter(None, [a.dtype, shape, maker])) or a.category.label
 
 
-def lines_words(lines: Iterable[Guilty], count: int = 2) -> str:
+def lines_words(lines: Iterable[Guilty]) -> str:
     """ " at train.py:12 and train.py:30": for a sentence; nothing where no line is known."""
-    named = [row.line for row in lines if row.line][:count]
+    named = [row.line for row in lines if row.line][:2]
     return f" at {' and '.join(named)}" if named else ""

@@ -62,7 +62,7 @@ def compile_peak(case: Case) -> Finding | None:
 
 
 def wide_logits(case: Case) -> Finding | None:
-    """Logits in FP32, which are as wide as a vocabulary; the chunked loss is among the fixes that are tried on every recording."""
+    """Logits in FP32, as wide as a vocabulary; the chunked loss is among the fixes that are tried on every recording."""
     wide = [a for a in case.live if _is_wide(a)]
     size = sum(a.block_bytes for a in wide)
     if not is_worth(case, size):
