@@ -13,8 +13,8 @@ import pytest
 from support import training_run
 from tonnage.errors import BadRecording
 from tonnage.recording import CapturedCall, CapturedStep, read_recording, write_recording
-from tonnage.recording.captured_step import packed, unpacked
 from tonnage.recording.layout import APPLICATION_ID, SCHEMAS
+from tonnage.recording.store import packed, unpacked
 
 LINEAR = CapturedCall(
     name="linear", shapes=((4, 8), (8, 8)), strides=((8, 1), (8, 1)), types=("float", "float"), devices=("cuda", "cuda")

@@ -11,7 +11,6 @@ from tonnage.errors import RequestError
 from tonnage.hardware import Gpu, find_cuda_gpu
 
 if TYPE_CHECKING:
-    from tonnage.allocator import AllocatorSettings
     from tonnage.certify.certificate import Certificate
     from tonnage.certify.running import Training
     from tonnage.script.launchers import Launch
@@ -33,12 +32,17 @@ def command(words: list[str]) -> int:
         training = _run(options, launch, gpu)
     failed = training.ending.outcome == "error"
     if training.replayed_parts and (failed or not training.is_faithful):
-        return _run_every_step(words, training)
+        # Begin again without replays: the script does something between its steps that replays would miss.
+        why = training.ending.error or "the script works on gradients by itself"
+        sys.stderr.write(f"tonnage: steps cannot be replayed ({why}); every one is run instead, which takes longer.\n")
+        again = [sys.executable, "-m", "tonnage", "certify", "--every-step", *words]
+        return subprocess.run(again, check=False).returncode
     if not training.steps:
         return _no_steps(training)
+    from tonnage.allocator import AllocatorSettings
     from tonnage.certify.certificate import certify
 
-    settings = _settings(training)
+    settings = AllocatorSettings.from_environment(os.environ, training.torch_version)
     certificate = certify(training.program, gpu, settings)
     _publish(options, certificate, training, _larger_card(certificate))
     if training.ending.outcome == "error" and training.ending.error:
@@ -90,13 +94,6 @@ def _run(options: Namespace, launch: "Launch", gpu: Gpu) -> "Training":
         progress.wipe()
 
 
-def _run_every_step(words: list[str], training: "Training") -> int:
-    """Begin again without replays: the script does something between its steps that replays would miss."""
-    why = training.ending.error or "the script works on gradients by itself"
-    print(f"tonnage: steps cannot be replayed ({why}); every one is run instead, which takes longer.", file=sys.stderr)
-    return subprocess.run([sys.executable, "-m", "tonnage", "certify", "--every-step", *words], check=False).returncode
-
-
 def _no_steps(training: "Training") -> int:
     ending = training.ending
     if ending.outcome != "ok":
@@ -106,12 +103,6 @@ def _no_steps(training: "Training") -> int:
         "The script trained nothing on the GPU: no model was called with gradients.",
         hint="certify is for trainings; for anything else there is `tonnage run`.",
     )
-
-
-def _settings(training: "Training") -> "AllocatorSettings":
-    from tonnage.allocator import AllocatorSettings
-
-    return AllocatorSettings.from_environment(os.environ, training.torch_version)
 
 
 def _larger_card(certificate: "Certificate") -> str:

@@ -7,12 +7,27 @@ from argparse import Action, ArgumentParser
 from collections.abc import Callable
 from typing import Any
 
+import typer
 from typer.core import TyperCommand
 
 try:  # typer brings its own click since 0.26
     from typer._click.shell_completion import CompletionItem
 except ImportError:  # pragma: no cover
     from click.shell_completion import CompletionItem  # type: ignore[assignment]
+
+
+def add_command(app: typer.Typer, name: str, module: Any) -> None:
+    """List a command that parses its own words in the help of typer; `commands.main` calls the command itself."""
+    make_parser = module._parser
+
+    @app.command(
+        name,
+        short_help=module.SUMMARY,
+        cls=parsed_by(make_parser),
+        context_settings={"ignore_unknown_options": True, "help_option_names": []},
+    )
+    def listed(words: list[str] = typer.Argument(None, autocompletion=values_of(make_parser))) -> None:
+        raise typer.Exit(module.command(words))
 
 
 def parsed_by(make_parser: Callable[[], ArgumentParser]) -> type[TyperCommand]:

@@ -35,7 +35,11 @@ def diff(
 
     page = page_target(html, opens=opens, force=force)
     limit = GrowthLimit.parse(fail_above) if fail_above else None
-    chosen = _ranks(ranks)
+    # "3,7", or one for both.
+    numbers = ranks.split(",") if ranks else []
+    if len(numbers) > 2 or not all(number.strip().isdecimal() for number in numbers):
+        raise RequestError(f"{ranks!r} names no ranks.", hint="Write it like --ranks 3,7, or --ranks 3 for both files.")
+    chosen = (int(numbers[0]), int(numbers[-1])) if numbers else (None, None)
     runs = (open_recording(before, chosen[0]), open_recording(after, chosen[1]))
     names = (_name(before, chosen[0]), _name(after, chosen[1]))
     difference = compare(*runs)
@@ -54,14 +58,6 @@ def diff(
 
         write_page(page, render_diff_page(names, runs, difference, limit, failed), opens=opens, json_target=json)
     raise typer.Exit(int(failed))
-
-
-def _ranks(words: str) -> tuple[int | None, int | None]:
-    """ "3,7", or one for both."""
-    numbers = words.split(",") if words else []
-    if len(numbers) > 2 or not all(number.strip().isdecimal() for number in numbers):
-        raise RequestError(f"{words!r} names no ranks.", hint="Write it like --ranks 3,7, or --ranks 3 for both files.")
-    return (int(numbers[0]), int(numbers[-1])) if numbers else (None, None)
 
 
 def _name(file: Path, rank: int | None) -> str:

@@ -68,9 +68,10 @@ def _explain_text(file: Path | None, *, pasted: bool, json: str, verbose: bool) 
     from contextlib import closing
 
     from tonnage.explain.text import explain_text, text_lines
-    from tonnage.explain.text.sources import clipboard, opened, standard_input
+    from tonnage.explain.text.sources import clipboard, standard_input
     from tonnage.report.explain_text import print_text_diagnosis, text_figures
     from tonnage.report.output import wants_report, write_json
+    from tonnage.untrusted import open_file
 
     if pasted and file is not None:
         raise RequestError("Either a file or the clipboard is explained.", hint="Leave out one of them.")
@@ -84,7 +85,7 @@ def _explain_text(file: Path | None, *, pasted: bool, json: str, verbose: bool) 
     elif str(file) == "-":
         name, stream = "standard input", standard_input()
     else:
-        name, stream = file.name, opened(file)
+        name, stream = file.name, open_file(file)
     with closing(stream):
         found = explain_text(text_lines(stream))
     if json:

@@ -1,12 +1,8 @@
 """`tonnage gpu`: the catalogue, and cards side by side."""
 
 import sys
-from typing import TYPE_CHECKING
 
 import typer
-
-if TYPE_CHECKING:
-    from tonnage.hardware import Cluster
 
 
 def gpu(
@@ -20,21 +16,17 @@ def gpu(
 
     clusters = [find_cluster(name) for name in names or ()]
     if json:
-        _write(json, clusters)
+        from tonnage.report.output import write_json
+
+        of_all = not clusters
+        write_json(
+            json, cards.catalogue_figures(all_gpus(), all_hosts()) if of_all else cards.cluster_figures(clusters)
+        )
     if json == "-":
         return
-    words = sys.stdout
     if clusters:
-        cards.print_cards(clusters, stream=words)
+        cards.print_cards(clusters, stream=sys.stdout)
     elif hosts:
-        cards.print_hosts(all_hosts(), stream=words)
+        cards.print_hosts(all_hosts(), stream=sys.stdout)
     else:
-        cards.print_catalogue(all_gpus(), stream=words)
-
-
-def _write(target: str, clusters: "list[Cluster]") -> None:
-    from tonnage.hardware import all_gpus, all_hosts
-    from tonnage.report.card_figures import catalogue_figures, cluster_figures
-    from tonnage.report.output import write_json
-
-    write_json(target, cluster_figures(clusters) if clusters else catalogue_figures(all_gpus(), all_hosts()))
+        cards.print_catalogue(all_gpus(), stream=sys.stdout)

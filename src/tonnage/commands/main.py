@@ -18,7 +18,11 @@ def main() -> NoReturn:
     """Run a command; exit 0 it fits or worked, 1 it does not fit, 2 the request was wrong, 130 it was interrupted."""
     from tonnage.report.streams import use_look_alikes
 
-    _open_closed_streams()
+    # Open to nowhere what the caller closed (`>&-`): Python has no stream there, and the next file would get its number.
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            _to_nowhere(number)
+            setattr(sys, name, os.fdopen(number, "w"))
     use_look_alikes(sys.stdout, sys.stderr)
     try:
         status = _status()
@@ -34,14 +38,6 @@ def main() -> NoReturn:
         _to_nowhere(1)
         status = 2
     sys.exit(status)
-
-
-def _open_closed_streams() -> None:
-    """Open to nowhere what the caller closed (`>&-`): Python has no stream there, and the next file would get its number."""
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        if getattr(sys, name) is None:
-            _to_nowhere(number)
-            setattr(sys, name, os.fdopen(number, "w"))
 
 
 def _to_nowhere(number: int) -> None:

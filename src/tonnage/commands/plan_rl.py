@@ -7,7 +7,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, get_args
 
-from tonnage.commands.pages import add_page_options, page_of
+from tonnage.commands.options import add_page_options, page_of
 from tonnage.errors import BadLayout, RequestError
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ _EPILOG = (
 # Completions of a prompt and samples of a step: TRL's `num_generations`, verl's `rollout.n` of 1 where a critic is the baseline.
 _GROUP, _SAMPLES = 8, 256
 _UNGROUPED = ("ppo", "reinforce++")
-_DEFAULT_RANK = 16
 _OFFLOADS: "dict[str, Movable]" = {"reference": "frozen", "optimizer": "optimizer", "weights": "weights"}
 
 
@@ -157,18 +156,12 @@ def request_of(options: Namespace, shape: "ModelShape") -> "RlRequest":
 
 def _training(options: Namespace) -> "TrainingRequest":
     """Of the actor; the planner puts in the length and the number of samples."""
-    from tonnage.budget.adapters import parse_targets
+    from tonnage.commands.plan_train import adapters_of
     from tonnage.planner.request import TrainingRequest
 
-    if options.lora is not None and options.lora < 1:
-        raise BadLayout(f"--lora {options.lora}: a rank is at least 1.", hint="Write --lora 16, or leave it out.")
-    if options.lora_targets and not options.lora and not options.qlora:
-        raise BadLayout(f"--lora-targets {options.lora_targets}: no adapters are trained.", hint="Add --lora 16.")
     return TrainingRequest(
         seq=1, tp=1, pp=1, cp=1, precision=options.precision or "bf16-mixed", optimizer=options.optimizer,
-        lora_rank=options.lora or (_DEFAULT_RANK if options.qlora else 0),
-        lora_targets=parse_targets(options.lora_targets or "all-linear"),
-        base=options.base or ("nf4" if options.qlora else "16-bit"),
+        **adapters_of(options),
         loss=options.loss or ("fused" if options.liger else None), liger=options.liger,
         micro_batch=options.micro_batch, checkpoint=options.checkpoint, zero=options.zero, framework=options.framework,
     )  # fmt: skip

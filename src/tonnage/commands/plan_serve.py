@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tonnage.commands import plan_diffusion
-from tonnage.commands.pages import add_page_options, page_of
+from tonnage.commands.options import add_page_options, page_of
 from tonnage.commands.which_cards import check_cards_named, publish
 from tonnage.errors import OutputExists, RequestError
 

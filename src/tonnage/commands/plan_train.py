@@ -9,12 +9,10 @@ import time
 from argparse import ArgumentParser, Namespace
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from tonnage.commands import plan_diffusion
-from tonnage.commands.campaign import add_campaign, campaign_of
-from tonnage.commands.objective import add_objective, objective_from
-from tonnage.commands.pages import add_page_options, page_of
+from tonnage.commands.options import add_campaign, add_objective, add_page_options, campaign_of, objective_from, page_of
 from tonnage.commands.which_cards import check_cards_named, publish
 from tonnage.errors import BadLayout, OutputExists, RequestError
 
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
     from tonnage.hardware import Cluster
     from tonnage.models import ModelShape
     from tonnage.planner.lengths import Lengths
-    from tonnage.planner.remedies import Remedy
     from tonnage.planner.request import Offload, TrainingRequest
     from tonnage.planner.search import Findings
 
@@ -194,14 +191,10 @@ def shape_of(options: Namespace) -> "ModelShape":
 
 def request_of(options: Namespace, shape: "ModelShape") -> "TrainingRequest":
     """The flags as the planner takes them."""
-    from tonnage.budget.adapters import parse_targets
     from tonnage.planner.request import TrainingRequest
     from tonnage.units import parse_count
 
-    if options.lora is not None and options.lora < 1:
-        raise BadLayout(f"--lora {options.lora}: a rank is at least 1.", hint="Write --lora 16, or leave it out.")
-    if options.lora_targets and not options.lora and not options.qlora:
-        raise BadLayout(f"--lora-targets {options.lora_targets}: no adapters are trained.", hint="Add --lora 16.")
+    adapters = adapters_of(options)
     lengths = _lengths(options)
     most = shape.fixed_tokens or min(shape.max_positions or _DEFAULT_SEQ, _DEFAULT_SEQ)
     names = ["micro_batch", "global_batch", "optimizer_kernel", "checkpoint", "attention"]
@@ -214,9 +207,7 @@ def request_of(options: Namespace, shape: "ModelShape") -> "TrainingRequest":
         lengths=lengths,
         cp=1 if lengths and options.cp is None else options.cp,
         precision=options.precision or "bf16-mixed",  # or what the cards have in its place
-        lora_rank=options.lora or (_DEFAULT_RANK if options.qlora else 0),
-        lora_targets=parse_targets(options.lora_targets or "all-linear"),
-        base=options.base or ("nf4" if options.qlora else "16-bit"),
+        **adapters,
         loss=options.loss or (("fused" if options.liger else None) if objective.has_logits else "full"),
         compile_loss=not options.eager_loss,
         wide_logits=options.fp32_logits,
@@ -228,6 +219,21 @@ def request_of(options: Namespace, shape: "ModelShape") -> "TrainingRequest":
         pp=1 if shape.unfrozen and options.pp is None else options.pp,
         **{name: getattr(options, name) for name in names},
     )
+
+
+def adapters_of(options: Namespace) -> dict[str, Any]:
+    """The rank, the targets and the base of adapters, as the planner takes them."""
+    from tonnage.budget.adapters import parse_targets
+
+    if options.lora is not None and options.lora < 1:
+        raise BadLayout(f"--lora {options.lora}: a rank is at least 1.", hint="Write --lora 16, or leave it out.")
+    if options.lora_targets and not options.lora and not options.qlora:
+        raise BadLayout(f"--lora-targets {options.lora_targets}: no adapters are trained.", hint="Add --lora 16.")
+    return {
+        "lora_rank": options.lora or (_DEFAULT_RANK if options.qlora else 0),
+        "lora_targets": parse_targets(options.lora_targets or "all-linear"),
+        "base": options.base or ("nf4" if options.qlora else "16-bit"),
+    }
 
 
 def _lengths(options: Namespace) -> "Lengths | None":
@@ -276,7 +282,11 @@ def _publish(findings: "Findings", options: Namespace, page: Path | None, second
     from tonnage.planner.reasons import rejected
     from tonnage.report.plan import print_plan
 
-    reasons, changes, offered = rejected(findings), _remedies(findings), offers(findings)
+    reasons, offered, changes = rejected(findings), offers(findings), []
+    if not findings.fits:
+        from tonnage.planner.remedies import remedies
+
+        changes = remedies(findings)
     campaign, batchings = campaign_of(options), choices(findings)
     if options.json:
         from tonnage.report.lengths import length_figures
@@ -294,14 +304,6 @@ def _publish(findings: "Findings", options: Namespace, page: Path | None, second
     elif options.json != "-":
         how = {"explain": options.explain, "seconds": seconds, "campaign": campaign}
         print_plan(findings, reasons, changes, offered, stream=sys.stdout, batchings=batchings, **how)
-
-
-def _remedies(findings: "Findings") -> "list[Remedy]":
-    if findings.fits:
-        return []
-    from tonnage.planner.remedies import remedies
-
-    return remedies(findings)
 
 
 def _export(findings: "Findings", options: Namespace) -> None:

@@ -3,7 +3,7 @@
 from argparse import ArgumentParser
 from pathlib import Path
 
-from tonnage.commands.pages import add_page_options, page_of
+from tonnage.commands.options import add_page_options, page_of
 from tonnage.commands.run import add_program, read, tell_failed
 from tonnage.errors import BadLayout
 

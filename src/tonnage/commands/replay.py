@@ -37,6 +37,7 @@ def replay(
     from tonnage.recording.layout import is_database
     from tonnage.recording.snapshot import read_traced
     from tonnage.report.lines import print_lines
+    from tonnage.report.output import write_json
     from tonnage.untrusted import printable
 
     if is_database(trace):
@@ -45,7 +46,8 @@ def replay(
     result = replay_events(traced.events, traced.settings, traced.start)
     advice = expandable_segments(traced.recording)
     if json:
-        _write(json, result, advice)
+        saved = advice.saves_bytes if advice else 0
+        write_json(json, result.as_json() | {"expandable_segments_save_bytes": saved})
     if json != "-":
         print_lines(report(printable(trace.name), result, traced.recording.notes, advice), sys.stdout)
     raise typer.Exit(bool(result.differences))
@@ -133,21 +135,3 @@ def _segments(result: ReplayResult, unit: str) -> Iterator[Text | str]:
     if rest:
         total = sum(size * count for (size, _), count in rest)
         yield f"  {column(total, unit)}  {sum(count for _, count in rest):5} others"
-
-
-def _write(target: str, result: ReplayResult, advice: Fix | None) -> None:
-    from json import dumps
-
-    from tonnage.errors import RequestError
-
-    figures = result.as_json() | {"expandable_segments_save_bytes": advice.saves_bytes if advice else 0}
-    text = dumps(figures, indent=1) + "\n"
-    if target == "-":
-        sys.stdout.write(text)
-        return
-    try:
-        Path(target).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise RequestError(
-            f"Cannot write {target}: {error.strerror}.", hint="Name a file in a folder that exists."
-        ) from None

@@ -10,8 +10,7 @@ from argparse import REMAINDER, ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tonnage.commands.campaign import add_campaign, campaign_of
-from tonnage.commands.pages import add_page_options, page_of
+from tonnage.commands.options import add_campaign, add_page_options, campaign_of, page_of
 from tonnage.errors import OutputExists, RequestError
 from tonnage.hardware import Gpu, find_cuda_gpu
 from tonnage.hardware.cluster import Cluster, find_cuda_cluster
@@ -59,7 +58,10 @@ def command(words: list[str]) -> int:
         recording = _record(options, launch, max(cards, key=lambda card: card.memory_bytes))
     answers = _answers(recording, cards)
     _keep(recording, answers, options, page)
-    return _exit_status(answers)
+    # The script's own where it failed for its own reasons, 1 where a card does not hold it, else 0.
+    if any(answer.header.outcome == "error" for answer in answers):
+        return answers[0].header.exit_status or 1
+    return int(any(answer.fits is False for answer in answers))
 
 
 def _parser() -> ArgumentParser:
@@ -201,10 +203,3 @@ def tell_failed(outcome: str, options: Namespace) -> None:
     """Of a run that failed for reasons of its own, what becomes of the file that it left."""
     if outcome == "error":
         print(f"tonnage: {options.output} holds the run that failed, and the next one may replace it.", file=sys.stderr)
-
-
-def _exit_status(answers: "list[Recording]") -> int:
-    """The script's own where it failed for its own reasons, 1 where a card does not hold it, else 0."""
-    if any(answer.header.outcome == "error" for answer in answers):
-        return answers[0].header.exit_status or 1
-    return int(any(answer.fits is False for answer in answers))

@@ -45,16 +45,13 @@ class AllCards:
         """Neighbours of about the same memory that hold it, or on which it dies at the same place."""
         row: list[CardAnswer] = []
         for answer in sorted(self.answers, key=lambda answer: (answer.oom is None, answer.gpu.memory_bytes)):
-            if row and not _are_alike(row[0], answer):
-                yield row
-                row = []
+            if row:
+                near = answer.gpu.memory_bytes <= (1 + _ALIKE_SHARE) * row[0].gpu.memory_bytes
+                if not near or _place(row[0].oom) != _place(answer.oom):
+                    yield row
+                    row = []
             row.append(answer)
         yield row
-
-
-def _are_alike(first: CardAnswer, other: CardAnswer) -> bool:
-    near = other.gpu.memory_bytes <= (1 + _ALIKE_SHARE) * first.gpu.memory_bytes
-    return near and _place(first.oom) == _place(other.oom)
 
 
 def _place(oom: OutOfMemory | None) -> tuple[object, ...]:

@@ -46,7 +46,11 @@ def diagnose(recording: Recording, cluster: ClusterSummary | None = None) -> Dia
     )
     advice = advise(recording)
     cause: Cause = named.cause if named and named.cause else "none"
-    sentence, fixes = _sentence(case, named, findings), _fixes(named, findings, advice)
+    # The cause's own first, then what rescues, then by bytes; one of a kind.
+    own = named.fixes if named else ()
+    others = [fix for finding in findings if finding is not named for fix in finding.fixes]
+    ranked = sorted([*others, *advice.fixes], key=lambda fix: (not fix.rescues, -fix.saves_bytes))
+    sentence, fixes = _sentence(case, named, findings), _one_of_a_kind((*own, *ranked))
     return Diagnosis(cause, sentence, tuple(findings), fixes, advice.larger_card, advice.total)
 
 
@@ -119,14 +123,6 @@ def _capacity_words(case: Case, findings: list[Finding]) -> str:
     asked = f"{format_bytes(death.requested_bytes)} more{at}, on top of {format_bytes(death.allocated_bytes)}"
     short = f"{format_bytes(death.shortage_bytes)} short"
     return f"it asked for {asked}, {short}" + (f"; {surprise.sentence}" if surprise else "")
-
-
-def _fixes(named: Finding | None, findings: list[Finding], advice: Advice) -> tuple[Fix, ...]:
-    """The cause's own first, then what rescues, then by bytes; one of a kind."""
-    own = named.fixes if named else ()
-    others = [fix for finding in findings if finding is not named for fix in finding.fixes]
-    ranked = sorted([*others, *advice.fixes], key=lambda fix: (not fix.rescues, -fix.saves_bytes))
-    return _one_of_a_kind((*own, *ranked))
 
 
 def _one_of_a_kind(fixes: Iterable[Fix]) -> tuple[Fix, ...]:

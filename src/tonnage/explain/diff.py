@@ -73,13 +73,15 @@ class GrowthLimit:
 
 def compare(before: Recording, after: Recording) -> Difference:
     """The first run against the second."""
+    # The peak of each phase of either run.
+    first, second = ({phase.name: phase.peak_allocated_bytes for phase in run.phases} for run in (before, after))
     return Difference(
         peaks=(
             Growth("allocated", before.peak_allocated_bytes, after.peak_allocated_bytes),
             Growth("reserved", before.peak_reserved_bytes, after.peak_reserved_bytes),
             Growth("process", before.peak_process_bytes, after.peak_process_bytes),
         ),
-        phases=_phases(before, after),
+        phases=_ranked(first, second),
         categories=_by(before, after, lambda a: a.category.value),
         modules=_by(before, after, lambda a: module_pattern(a.module)),
         lines=_by(before, after, _line_of(before, after)),
@@ -89,12 +91,6 @@ def compare(before: Recording, after: Recording) -> Difference:
 def passes(difference: Difference, limit: GrowthLimit) -> bool:
     """Whether a peak, of allocated or of reserved memory, grew by more than the limit."""
     return any(limit.is_passed_by(growth) for growth in difference.peaks[:2])
-
-
-def _phases(before: Recording, after: Recording) -> tuple[Growth, ...]:
-    """The peak of each phase of either run."""
-    first, second = ({phase.name: phase.peak_allocated_bytes for phase in run.phases} for run in (before, after))
-    return _ranked(first, second)
 
 
 def _by(before: Recording, after: Recording, name_of: Callable[[Allocation], str]) -> tuple[Growth, ...]:

@@ -44,7 +44,7 @@ class Finding:
     fixes: tuple[Fix, ...] = ()
 
 
-def guilty_lines(allocations: Iterable[Allocation], count: int = LINES) -> tuple[Guilty, ...]:
+def guilty_lines(allocations: Iterable[Allocation]) -> tuple[Guilty, ...]:
     """The lines that made these blocks, most bytes first; each with its largest block in words.
 
     A line that leads into several lines of a library, as a framework's does, is shown as those. Blocks without a line are
@@ -54,13 +54,11 @@ def guilty_lines(allocations: Iterable[Allocation], count: int = LINES) -> tuple
     for a in allocations:
         by_place.setdefault((a.line, a.stack[:1], "" if a.line else a.category.label), []).append(a)
     lines = telling_lines((line, stack) for line, stack, _ in by_place)
-    rows = [_guilty(line, members) for line, members in zip(lines, by_place.values(), strict=True)]
-    return tuple(sorted(rows, key=lambda row: -row.size_bytes)[:count])
-
-
-def _guilty(line: str, members: list[Allocation]) -> Guilty:
-    largest = max(members, key=lambda a: a.block_bytes)
-    return Guilty(line, sum(a.block_bytes for a in members), len(members), tensor_words(largest))
+    rows = []
+    for line, members in zip(lines, by_place.values(), strict=True):
+        largest = max(members, key=lambda a: a.block_bytes)
+        rows.append(Guilty(line, sum(a.block_bytes for a in members), len(members), tensor_words(largest)))
+    return tuple(sorted(rows, key=lambda row: -row.size_bytes)[:LINES])
 
 
 def tensor_words(a: Allocation) -> str:
@@ -70,7 +68,7 @@ def tensor_words(a: Allocation) -> str:
     return " ".join(filter(None, [a.dtype, shape, maker])) or a.category.label
 
 
-def lines_words(lines: Iterable[Guilty], count: int = 2) -> str:
+def lines_words(lines: Iterable[Guilty]) -> str:
     """ " at train.py:12 and train.py:30": for a sentence; nothing where no line is known."""
-    named = [row.line for row in lines if row.line][:count]
+    named = [row.line for row in lines if row.line][:2]
     return f" at {' and '.join(named)}" if named else ""

@@ -8,7 +8,6 @@ What is said of a change's cost in time is a rule, not a measurement; nothing he
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tonnage.explain.case import is_limited_by_itself, needed_of
@@ -77,7 +76,8 @@ class Advice:
 def advise(recording: Recording) -> Advice:
     """The changes that are worth making; those that rescue the run first, then by bytes saved."""
     needed = needed_of(recording)
-    found = [*_rewritten(needed), expandable_segments(recording)]
+    rewrites = filter(None, (rewrite_of(needed) for rewrite_of in REWRITES))
+    found = [*(fix_of(needed, rewrite) for rewrite in rewrites), expandable_segments(recording)]
     fixes = sorted(filter(None, found), key=lambda fix: (not fix.rescues, -fix.saves_bytes))
     needs_larger = _died(needed) and not is_limited_by_itself(recording)
     return Advice(tuple(fixes), _larger_card(needed) if needs_larger else None, total=total_of(recording))
@@ -102,24 +102,16 @@ def _first_that_holds(needed: Recording, cards: list[Gpu]) -> str | None:
     return cards[first].key if first < len(cards) else None
 
 
-def _rewritten(needed: Recording) -> Iterator[Fix]:
-    rewrites = (rewrite_of(needed) for rewrite_of in REWRITES)
-    yield from (fix for rewrite in rewrites if rewrite and (fix := fix_of(needed, rewrite)))
-
-
 def fix_of(needed: Recording, rewrite: Rewrite) -> Fix | None:
     """What a rewrite of all that a run needs takes off its peak; None where that is not worth making."""
     peak = needed.peak_allocated_bytes
     saved = peak - Timeline.of(rewrite.allocations, []).peak_allocated_bytes
     if saved < max(_WORTH_SHARE * peak, MIB):
         return None
-    return Fix(rewrite.change, saved, rewrite.costs, rewrite.how, _rescues(needed, rewrite))
-
-
-def _rescues(needed: Recording, rewrite: Rewrite) -> bool | None:
-    if not _died(needed):
-        return None
-    return outcome_on(replace(needed, allocations=rewrite.allocations)).failed is None
+    rescues = None
+    if _died(needed):
+        rescues = outcome_on(replace(needed, allocations=rewrite.allocations)).failed is None
+    return Fix(rewrite.change, saved, rewrite.costs, rewrite.how, rescues)
 
 
 def expandable_segments(recording: Recording) -> Fix | None:

@@ -6,6 +6,8 @@ of them has parameters of that size among its part of the host's peak. One copy 
 
 from dataclasses import dataclass
 
+from tonnage.errors import UnknownGpu
+from tonnage.hardware.cluster import find_cluster
 from tonnage.ledger import Category
 from tonnage.recording import ClusterSummary, RankSummary
 from tonnage.recording.host import CHECKPOINT
@@ -24,6 +26,14 @@ class ModelCopies:
     copies: int
     held_bytes: int
     spared_bytes: int
+
+
+def host_capacity_bytes(gpu: str) -> int:
+    """A card's share of the memory of the host that it is taken to sit in; 0 where none is known."""
+    try:
+        return find_cluster(gpu).host_memory_bytes
+    except UnknownGpu:
+        return 0
 
 
 def model_copies(summary: ClusterSummary) -> ModelCopies | None:

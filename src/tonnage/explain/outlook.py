@@ -14,10 +14,9 @@ from tonnage.explain.causes.cache import unbounded_cache
 from tonnage.explain.causes.data import waiting_batches
 from tonnage.explain.causes.evaluation import graph_in_evaluation, kept_predictions, training_in_evaluation
 from tonnage.explain.causes.generation import growing_generation
-from tonnage.explain.causes.leak import Kept, kept_blocks, kept_words, leak
+from tonnage.explain.causes.leak import kept_blocks, kept_words, leak
 from tonnage.explain.causes.loading import checkpoint_held_twice
 from tonnage.explain.causes.saving import saving_on_gpu
-from tonnage.explain.findings import Finding
 from tonnage.explain.fixes import Climb, Outlook, allocator_fix
 from tonnage.ledger import Category
 from tonnage.recording import Recording
@@ -47,17 +46,15 @@ def outlook_of(recording: Recording) -> Outlook:
         return Outlook()
     case = Case(recording)
     climbing = _leak(case) or _creep(case)
-    said = [finding for rule in _OF_PHASES if (finding := rule(case)) and _sets_the_peak(case, finding)]
+    found = filter(None, (rule(case) for rule in _OF_PHASES))
+    least = _WORTH_SHARE * case.peak_bytes
+    said = [finding for finding in found if finding.fixes and finding.fixes[0].saves_bytes >= least]
     caches = [finding for rule in _OF_CACHES if (finding := rule(case))][:1]
     lines = [*(finding.sentence for finding in (*said, *caches)), *_lengths(case)]
     fixes = [fix for finding in said for fix in finding.fixes]
     if climbing is None:
         return Outlook(tuple(lines), fixes=tuple(fixes))
     return replace(climbing, lines=(*climbing.lines, *lines))
-
-
-def _sets_the_peak(case: Case, finding: Finding) -> bool:
-    return bool(finding.fixes) and finding.fixes[0].saves_bytes >= _WORTH_SHARE * case.peak_bytes
 
 
 # Steps that leave something behind
@@ -68,8 +65,13 @@ def _leak(case: Case) -> Outlook | None:
     kept, finding = kept_blocks(case), leak(case)
     if kept is None or finding is None or finding.cause != "leak" or kept.in_cycle:
         return None
-    each = kept.size_bytes // _turns_spanned(case, kept)
-    climb = Climb(each, _dies_at(case, each))
+    # From the first turn that left something to the last: not every turn between need have.
+    numbers = [bisect_right(case.turns, a.born) for a in kept.blocks]
+    each = kept.size_bytes // (max(numbers) - min(numbers) + 1)
+    # The first step that the card has no room for, if every one takes as much more; None where the card is unknown.
+    header = case.recording.header
+    room = header.capacity_bytes - header.overhead_bytes - case.recording.peak_reserved_bytes
+    climb = Climb(each, len(case.turns) + max(0, room) // each + 1 if header.capacity_bytes and each else None)
     ahead = ""
     if climb.dies_at_step is not None and case.recording.begins_at:  # nobody knows how many steps went before
         ahead = f": the card is full after about {climb.dies_at_step - len(case.turns):,} more"
@@ -77,19 +79,6 @@ def _leak(case: Case) -> Outlook | None:
         ahead = f": it will die about step {climb.dies_at_step:,} on this card"
     words = f"the steps climb by {format_bytes(each)} each ({kept_words(case, kept)}){ahead}"
     return Outlook((words,), climb, finding.fixes)
-
-
-def _turns_spanned(case: Case, kept: Kept) -> int:
-    """From the first turn that left something to the last: not every turn between need have."""
-    numbers = [bisect_right(case.turns, a.born) for a in kept.blocks]
-    return max(numbers) - min(numbers) + 1
-
-
-def _dies_at(case: Case, each_bytes: int) -> int | None:
-    """The first step that the card has no room for, if every one takes as much more; None where the card is unknown."""
-    header = case.recording.header
-    room = header.capacity_bytes - header.overhead_bytes - case.recording.peak_reserved_bytes
-    return len(case.turns) + max(0, room) // each_bytes + 1 if header.capacity_bytes and each_bytes else None
 
 
 # Reserved memory that creeps up

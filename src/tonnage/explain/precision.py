@@ -89,7 +89,12 @@ class _Walk:
         self._widths = _input_widths(recording)
         self._recent: list[Allocation] = []
         self._half_logits = False
-        ordered = sorted((a for a in recording.allocations if self._counts(a)), key=lambda a: a.born)
+        results = (
+            a
+            for a in recording.allocations
+            if a.category is Category.ACTIVATIONS and a.phase in ("forward", "backward") and a.dtype == "float32"
+        )
+        ordered = sorted((a for a in results if a.block_bytes >= self._tiny), key=lambda a: a.born)
         self._loss_backwards = [a.born + 1 for a in ordered if "nll_loss" in a.operator and a.phase == "backward"]
         for a in ordered:
             self._step(a)
@@ -106,16 +111,9 @@ class _Walk:
         if copies and not is_half:
             yield replace(scaled(a, 0.5 * copies), index=-1 - a.index)
         if is_half and a.phase != "backward" and _OF_LOGITS.search(a.operator):
-            yield self._loss_input(a)
-
-    def _loss_input(self, logits: Allocation) -> Allocation:
-        """The loss itself is taken in 32 bits, and keeps its input so until its own backward is done."""
-        after = (moment for moment in self._loss_backwards if moment > logits.born)
-        return replace(logits, index=-1 - logits.index, died=next(after, logits.died))
-
-    def _counts(self, a: Allocation) -> bool:
-        is_result = a.category is Category.ACTIVATIONS and a.phase in ("forward", "backward")
-        return is_result and a.dtype == "float32" and a.block_bytes >= self._tiny
+            # The loss itself is taken in 32 bits, and keeps its input so until its own backward is done.
+            after = (moment for moment in self._loss_backwards if moment > a.born)
+            yield replace(a, index=-1 - a.index, died=next(after, a.died))
 
     def _step(self, a: Allocation) -> None:
         operator = a.operator.removeprefix("aten::")
@@ -125,7 +123,11 @@ class _Walk:
             if a.phase != "backward":
                 self._take(a, operator)
         elif _OF_LOGITS.match(operator):
-            self._is_half[a.index] = self._has_half_logits(a, last)
+            # Cross entropy takes logits as they are; the losses of transformers make them 32 bits wide first.
+            if a.phase != "backward":
+                upcast = any(frame.startswith(_UPCASTS_LOGITS) for frame in a.stack)
+                self._half_logits = last is not None and self._is_half[last.index] and not upcast
+            self._is_half[a.index] = self._half_logits
         elif _FULL.search(operator):
             self._is_half[a.index] = False
             if last is not None and self._is_half[last.index] and _KEEPS_ITS_INPUT.search(operator):
@@ -133,13 +135,6 @@ class _Walk:
         else:
             self._is_half[a.index] = self._follows(a, operator, last)
         self._recent = [b for b in self._recent[-63:] if b.died is None or b.died > a.born] + [a]
-
-    def _has_half_logits(self, a: Allocation, last: Allocation | None) -> bool:
-        """Cross entropy takes logits as they are; the losses of transformers make them 32 bits wide first."""
-        if a.phase != "backward":
-            upcast = any(frame.startswith(_UPCASTS_LOGITS) for frame in a.stack)
-            self._half_logits = last is not None and self._is_half[last.index] and not upcast
-        return self._half_logits
 
     def _follows(self, a: Allocation, operator: str, last: Allocation | None) -> bool:
         """Whether a result of what does not care is in 16 bits: where all that it is made from is."""
@@ -188,7 +183,11 @@ def _input_widths(recording: Recording) -> dict[int, set[int]]:
 
 def _weight_copies(recording: Recording) -> Iterator[Allocation]:
     """A weight's 16-bit copy, from the forward that makes it to the end of the backward that uses it."""
-    spared = _tables_alone(recording)
+    # Shapes of embedding tables that no product uses: those whose rows are the width of nothing.
+    shapes = [tuple(map(int, table.split("x"))) for table in recording.header.training.get("embeddings", "").split()]
+    counts = Counter(a.shape for a in recording.allocations if a.category is Category.PARAMETERS)
+    widths = {a.shape[-1] for a in recording.allocations if a.category is Category.ACTIVATIONS and a.shape}
+    spared = {shape for shape in shapes if shape[0] not in widths and counts[shape] < 2}
     weights = [a for a in recording.allocations if a.category is Category.PARAMETERS and a.dtype == "float32"]
     weights = [a for a in weights if len(a.shape or ()) > 1 and a.shape not in spared]
     backwards = list(spans_of(recording, "backward"))
@@ -198,11 +197,3 @@ def _weight_copies(recording: Recording) -> Iterator[Allocation]:
         died = backwards[place][1] if place < len(backwards) else None
         for a in weights:
             yield replace(scaled(a, 0.5), index=-2 - 2 * a.index - number * 10**7, born=start, died=died)
-
-
-def _tables_alone(recording: Recording) -> set[tuple[int, ...]]:
-    """Shapes of embedding tables that no product uses: those whose rows are the width of nothing."""
-    shapes = [tuple(map(int, table.split("x"))) for table in recording.header.training.get("embeddings", "").split()]
-    counts = Counter(a.shape for a in recording.allocations if a.category is Category.PARAMETERS)
-    widths = {a.shape[-1] for a in recording.allocations if a.category is Category.ACTIVATIONS and a.shape}
-    return {shape for shape in shapes if shape[0] not in widths and counts[shape] < 2}

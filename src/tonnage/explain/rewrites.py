@@ -39,7 +39,9 @@ def halve_batch(recording: Recording) -> Rewrite | None:
     """Half the batch: half of what was computed from it. A training adds the gradients of both halves up."""
     flag = batch_flag(recording)
     batch = batch_of(recording)
-    is_of_evaluation = trains(recording) and _peak_phase(recording) == "evaluation"
+    peak = recording.timeline.peak_sequence
+    phases = [mark.name for mark in recording.marks if mark.kind == "phase" and mark.sequence <= peak]
+    is_of_evaluation = trains(recording) and phases[-1:] == ["evaluation"]
     if is_of_evaluation:
         told = recording.header.training.get("eval_batch", "")
         batch = int(told) if told.isdigit() else batch
@@ -67,12 +69,6 @@ def _halve_evaluation(recording: Recording, batch: int | None) -> Rewrite | None
     halved = resized(recording, lambda a: (batch // 2) / batch if a.phase == "evaluation" and is_batched(a) else 1.0)
     how = words_for(recording, "eval_batch", half=batch // 2)
     return Rewrite("half the batch of evaluation", "more of its steps", how, halved)
-
-
-def _peak_phase(recording: Recording) -> str:
-    peak = recording.timeline.peak_sequence
-    phases = [mark.name for mark in recording.marks if mark.kind == "phase" and mark.sequence <= peak]
-    return phases[-1] if phases else ""
 
 
 def _batch_test(recording: Recording, batch: int | None) -> Callable[[Allocation], bool]:
@@ -214,7 +210,13 @@ def free_gradients(recording: Recording) -> Rewrite | None:
     if split == recording.allocations:
         return None
     split = [a for a in split if a.index not in replaced]
-    late = any(_is_freed_in(a, gap) for a in recording.allocations for gap in gaps)
+    # Whether a gradient is freed in a forward, or right after it: too late.
+    late = any(
+        a.born < start and a.died is not None and start < a.died <= end
+        for a in recording.allocations
+        if a.category is Category.GRADIENTS
+        for start, end in gaps
+    )
     how = words_for(recording, "zero_grad_early" if late else "zero_grad")
     return Rewrite("free gradients between steps", "nothing", how, split)
 
@@ -222,11 +224,6 @@ def free_gradients(recording: Recording) -> Rewrite | None:
 def _last_before(starts: list[int], moment: int) -> int:
     position = bisect_right(starts, moment)
     return starts[position - 1] if position else -1
-
-
-def _is_freed_in(a: Allocation, gap: tuple[int, int]) -> bool:
-    """Whether a gradient is freed in a forward, or right after it: too late."""
-    return a.category is Category.GRADIENTS and a.born < gap[0] and a.died is not None and gap[0] < a.died <= gap[1]
 
 
 _Births = dict[tuple[int, tuple[int, ...] | None], list[Allocation]]

@@ -65,7 +65,7 @@ class Source:
     def keeper_on(self, line: int) -> Keeper | None:
         """The statement of this line, if it stores what it makes."""
         for statement in self._statements():
-            if _spans(statement, line) and _stores(statement):
+            if _spans(statement, line) and list(_stored_values(statement)):
                 return self._keeper(statement)
         return None
 
@@ -86,7 +86,9 @@ class Source:
 
     def keeping_hook(self) -> Keeper | None:
         """A statement in a function registered as a hook that stores one of the function's arguments."""
-        hooks = self._hook_names()
+        calls = (node for node in ast.walk(self._tree) if isinstance(node, ast.Call))
+        hooking = [c for c in calls if isinstance(c.func, ast.Attribute) and "hook" in c.func.attr]
+        hooks = {name for call in hooking for argument in call.args for name in _loaded(argument)}
         for function in (node for node in ast.walk(self._tree) if isinstance(node, _Function)):
             arguments = {argument.arg for argument in function.args.args}
             for statement in ast.walk(function) if function.name in hooks else ():
@@ -105,11 +107,6 @@ class Source:
                 return node.lineno
         return None
 
-    def _hook_names(self) -> set[str]:
-        calls = (node for node in ast.walk(self._tree) if isinstance(node, ast.Call))
-        hooking = [c for c in calls if isinstance(c.func, ast.Attribute) and "hook" in c.func.attr]
-        return {name for call in hooking for argument in call.args for name in _loaded(argument)}
-
     def _statements(self) -> Iterator[ast.stmt]:
         compound = (ast.For, ast.While, ast.If, ast.With, ast.Try, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
         for node in ast.walk(self._tree):
@@ -127,10 +124,6 @@ def _spans(node: ast.stmt | ast.expr, line: int) -> bool:
 
 def _loaded(node: ast.AST) -> set[str]:
     return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
-
-
-def _stores(statement: ast.stmt) -> bool:
-    return bool(list(_stored_values(statement)))
 
 
 def _stored_values(statement: ast.stmt) -> Iterator[ast.expr]:

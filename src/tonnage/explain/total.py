@@ -71,7 +71,13 @@ def batch_of(needed: Recording) -> int | None:
 
 def largest_batch(needed: Recording, of_batch: int) -> int | None:
     """The largest smaller batch with which the whole run fits the card; None where none does."""
-    weights = {shape for a in needed.allocations if a.category is Category.PARAMETERS for shape in _either_way(a)}
+    # A weight's shape, and that of its transpose.
+    weights = {
+        shape
+        for a in needed.allocations
+        if a.category is Category.PARAMETERS
+        for shape in ((a.shape, a.shape[::-1]) if a.shape else ())
+    }
     evaluates = needed.peak_allocation is not None and needed.peak_allocation.phase == "evaluation"
     results = {
         a.shape for a in needed.allocations if a.phase == "forward" and a.category in _BATCHED and not _is_cast(a)
@@ -98,8 +104,3 @@ def largest_batch(needed: Recording, of_batch: int) -> int | None:
 
 def _is_cast(a: Allocation) -> bool:
     return a.operator.removeprefix("aten::") in ("to", "_to_copy", "copy_", "clone")
-
-
-def _either_way(a: Allocation) -> tuple[tuple[int, ...], ...]:
-    """A weight's shape, and that of its transpose."""
-    return (a.shape, a.shape[::-1]) if a.shape else ()

@@ -117,15 +117,14 @@ def _problems(trainer: Any, module: Any) -> Iterator[tuple[str, str]]:
             yield f"the module has a {name} of its own, which fit would pass over", f"Leave {name} out."
 
 
-def _refused(trainer: Any) -> Iterator[tuple[str, str]]:
-    if "mixed" in str(trainer.precision):
-        yield "autocast", f"precision={trainer.precision!r} does the same"
-    if trainer.accumulate_grad_batches > 1:
-        yield "step-in-backward", "a step has several backward passes (accumulate_grad_batches), whose gradients add up"
-
-
 def _fit(trainer: Any, module: Any, options: FitOptions, batch: Batch, batch_idx: int) -> Fitted:
     plain_step = PlainStep(trainer, module, batch_idx)
+    refused = {}
+    if "mixed" in str(trainer.precision):
+        refused["autocast"] = f"precision={trainer.precision!r} does the same"
+    if trainer.accumulate_grad_batches > 1:
+        why = "a step has several backward passes (accumulate_grad_batches), whose gradients add up"
+        refused["step-in-backward"] = why
     with _silent(module):
         fitted = options.fit(
             module,
@@ -133,10 +132,14 @@ def _fit(trainer: Any, module: Any, options: FitOptions, batch: Batch, batch_idx
             loss=plain_step,
             sample=batch,
             clip_norm=trainer.gradient_clip_val or None,
-            refused=dict(_refused(trainer)),
+            refused=refused,
             gradients_wait=trainer.accumulate_grad_batches > 1,
         )
-    fitted.afterwards(_drive(module, Steps(trainer, fitted.training, plain_step)))
+    steps = Steps(trainer, fitted.training, plain_step)
+    with ExitStack() as stack:
+        for name in ("training_step", *_HOOKS):
+            stack.callback(_replace(module, name, _instead_of(getattr(module, name), getattr(steps, name))))
+        fitted.afterwards(stack.pop_all().close)
     return fitted
 
 
@@ -209,13 +212,6 @@ class Steps:
         self._trainer.precision_plugin._after_closure(self._training.model, self._training.optimizer)
         self._begun = False
         self._training.stepper.finish()
-
-
-def _drive(module: Any, steps: Steps) -> Undo:
-    with ExitStack() as stack:
-        for name in ("training_step", *_HOOKS):
-            stack.callback(_replace(module, name, _instead_of(getattr(module, name), getattr(steps, name))))
-        return stack.pop_all().close
 
 
 def _instead_of(plain: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:

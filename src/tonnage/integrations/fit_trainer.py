@@ -308,7 +308,10 @@ def _drive(trainer: Any, fitted: Fitted, step: Step) -> Undo:
     bases = (FittedSteps,) if plain_class is Trainer else (plain_class, FittedSteps)
     with ExitStack() as stack:
         if trainer.accelerator.scaler is not None:
-            stack.callback(fitted.training.replace_stepper(_scaled(trainer, fitted.training)))
+            training = fitted.training
+            stepper = ScaledStepper(training.optimizer, training.device, clip_norm=training.stepper.clip_norm)
+            stepper.scaler = trainer.accelerator.scaler
+            stack.callback(fitted.training.replace_stepper(stepper))
         if _mixed(trainer):
             fitted.training.applied.insert(0, "autocast")  # the Trainer's: a proof allows for its rounding
             stack.callback(fitted.training.applied.remove, "autocast")
@@ -320,9 +323,3 @@ def _drive(trainer: Any, fitted: Fitted, step: Step) -> Undo:
         trainer.optimizer = optimizer
         stack.callback(lambda: setattr(trainer, "optimizer", optimizer.let_go()))
         return stack.pop_all().close
-
-
-def _scaled(trainer: Any, training: Training) -> Stepper:
-    stepper = ScaledStepper(training.optimizer, training.device, clip_norm=training.stepper.clip_norm)
-    stepper.scaler = trainer.accelerator.scaler
-    return stepper

@@ -4,7 +4,7 @@ import linecache
 from collections.abc import Iterator
 from pathlib import Path
 
-from tonnage.explain import Fix, advise
+from tonnage.explain import advise
 from tonnage.integrations.meter import Meter
 from tonnage.recording import Recording
 from tonnage.recording.replay import demand
@@ -54,19 +54,15 @@ def _words(recording: Recording, needed_bytes: int, limit_bytes: int) -> Iterato
     least = "at least " if recording.oom else ""
     yield f"GPU memory: needed {least}{needed}, limit {limit}: {format_bytes(max(0, excess_bytes), unit)} too much"
     yield f"  {_peak(recording)}"
-    yield f"  on {_card(recording)}"
+    header = recording.header
+    kind = "virtual" if header.source == "virtual" else "measured"
+    yield f"  on {header.gpu_name}, {format_bytes(header.capacity_bytes, 'GiB')}, {kind}"
     yield ""
     whole = demand(recording)
     for section in (ledger(whole), largest(whole)):
         yield from (line.plain for line in section)
         yield ""
     yield from _change(recording, needed_bytes, excess_bytes, unit)
-
-
-def _card(recording: Recording) -> str:
-    header = recording.header
-    kind = "virtual" if header.source == "virtual" else "measured"
-    return f"{header.gpu_name}, {format_bytes(header.capacity_bytes, 'GiB')}, {kind}"
 
 
 def _peak(recording: Recording) -> str:
@@ -85,23 +81,15 @@ def _peak(recording: Recording) -> str:
 
 def _change(recording: Recording, needed_bytes: int, excess_bytes: int, unit: str) -> Iterator[str]:
     """The change that is enough, else the one that saves most; or the limit that it would take."""
-    fix = _best(advise(recording).fixes, excess_bytes)
+    fixes = advise(recording).fixes
+    # Of those that are enough the first is the one that `advise` ranks best.
+    largest_fix = max(fixes, key=lambda fix: fix.saves_bytes, default=None)
+    fix = next((fix for fix in fixes if fix.saves_bytes >= excess_bytes), largest_fix)
     if fix:
         saves = f"saves {format_bytes(fix.saves_bytes, unit)}, costs {fix.costs}"
         enough = "" if fix.saves_bytes >= excess_bytes else " (not enough alone)"
         yield f"  to save memory: {fix.change}: {saves}{enough}"
         yield f"    {fix.how}"
-    yield f'  if it is meant to need this much: limit="{_rounded_up(needed_bytes, unit)}"'
-
-
-def _rounded_up(size_bytes: int, unit: str) -> str:
-    """A limit that a person would write: tenths of a GiB, whole MiB."""
-    if unit == "GiB":
-        return f"{-(-size_bytes * 10 // GIB) / 10} GiB"
-    return f"{-(-size_bytes // MIB)} MiB"
-
-
-def _best(fixes: tuple[Fix, ...], excess_bytes: int) -> Fix | None:
-    enough = [fix for fix in fixes if fix.saves_bytes >= excess_bytes]
-    # Of those that are enough the first is the one that `advise` ranks best.
-    return enough[0] if enough else max(fixes, key=lambda fix: fix.saves_bytes, default=None)
+    # A limit that a person would write: tenths of a GiB, whole MiB.
+    limit = f"{-(-needed_bytes * 10 // GIB) / 10} GiB" if unit == "GiB" else f"{-(-needed_bytes // MIB)} MiB"
+    yield f'  if it is meant to need this much: limit="{limit}"'

@@ -6,10 +6,9 @@ Works on a real GPU and on a virtual one (`tonnage run`, `tonnage.virtual_gpu`);
 """
 
 import sys
-import warnings
 from typing import TYPE_CHECKING, Any
 
-from tonnage.integrations.steps import StepMemory, StepMeter, larger
+from tonnage.integrations.steps import StepMemory, StepMeter
 
 if TYPE_CHECKING or "pytorch_lightning" not in sys.modules or "lightning" in sys.modules:
     from lightning.pytorch.callbacks import Callback
@@ -25,8 +24,6 @@ class MemoryCallback(Callback):
 
     def __init__(self) -> None:
         self._meter = StepMeter()
-        self._highest: StepMemory | None = None
-        self._warned = False
         self.latest: StepMemory | None = None
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
@@ -42,19 +39,9 @@ class MemoryCallback(Callback):
         self.latest = self._meter.end(pl_module, trainer.optimizers)
         if self.latest is None:
             return
-        self._highest = larger(self._highest, self.latest)
-        self._warn(self.latest)
+        self._meter.warn_of_leak(self.latest)
         every = trainer.log_every_n_steps
         if every and (batch_idx + 1) % every == 0:
-            self._log(trainer)
-
-    def _warn(self, step: StepMemory) -> None:
-        if step.leak_words and not self._warned:
-            self._warned = True
-            warnings.warn(step.leak_words, stacklevel=3)
-
-    def _log(self, trainer: Any) -> None:
-        assert self._highest is not None
-        for logger in trainer.loggers:
-            logger.log_metrics(self._highest.metrics(), step=trainer.global_step)
-        self._highest = None
+            metrics = self._meter.take_highest().metrics()
+            for logger in trainer.loggers:
+                logger.log_metrics(metrics, step=trainer.global_step)

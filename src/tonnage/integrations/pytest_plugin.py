@@ -74,7 +74,11 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     try:
         result = yield
     except BaseException as error:
-        _explain(item, gate, error)
+        # A test that ran out keeps its own error; where the memory went is a section of its report.
+        from tonnage.integrations.gate import is_out_of_memory
+
+        if is_out_of_memory(error):
+            item.add_report_section("call", "GPU memory", gate.words(error))
         raise
     item.user_properties.append(("gpu_memory_bytes", gate.needed_bytes))
     if not gate.is_passed:
@@ -118,11 +122,3 @@ def _open(item: pytest.Item, limit: str, card: str) -> "Gate":
     except TonnageError as error:
         words = error.words
     pytest.fail(f"{_MARK}: {words}", pytrace=False)
-
-
-def _explain(item: pytest.Item, gate: "Gate", error: BaseException) -> None:
-    """A test that ran out keeps its own error; where the memory went is a section of its report."""
-    from tonnage.integrations.gate import is_out_of_memory
-
-    if is_out_of_memory(error):
-        item.add_report_section("call", "GPU memory", gate.words(error))

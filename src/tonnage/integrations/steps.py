@@ -5,6 +5,7 @@ GPU the counters of PyTorch give the peak, and the live model and optimizers giv
 what the peak holds beside them is counted as activations. It does not know whose training loop it is.
 """
 
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tonnage.ledger import Category, Ledger
-from tonnage.recording import Allocation, Recording, SegmentEvent
+from tonnage.recording import Recording, SegmentEvent
 from tonnage.units import GIB, MIB, format_bytes
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ class StepMeter:
     _source: _Source | None = None
     _gradient_bytes: int = 0
     _begun: bool = False
+    _highest: StepMemory | None = None
+    _warned: bool = False
 
     def begin(self) -> None:
         """A step begins."""
@@ -92,7 +95,22 @@ class StepMeter:
         taken = self._source.end(model, optimizers, self._gradient_bytes)
         self._levels = [*self._levels[-_STEPS_OF_A_LEAK:], taken.allocated_bytes]
         leak_bytes = steady_growth_bytes(self._levels)
-        return replace(taken, leak_bytes=leak_bytes, leak_line=self._source.leaking_line()) if leak_bytes else taken
+        if leak_bytes:
+            taken = replace(taken, leak_bytes=leak_bytes, leak_line=self._source.leaking_line())
+        self._highest = larger(self._highest, taken)
+        return taken
+
+    def warn_of_leak(self, step: StepMemory) -> None:
+        """Warn once of memory that grows, in the name of whoever called the callback that calls this."""
+        if step.leak_words and not self._warned:
+            self._warned = True
+            warnings.warn(step.leak_words, stacklevel=3)
+
+    def take_highest(self) -> StepMemory:
+        """The step with the highest peak since this was last asked for."""
+        assert self._highest is not None
+        highest, self._highest = self._highest, None
+        return highest
 
 
 def steady_growth_bytes(levels: list[int]) -> int:
@@ -143,7 +161,10 @@ class _VirtualSteps:
     def _window(self) -> Recording:
         """The step as a recording of its own, which begins with what was there."""
         device, start = self._device, self._starts[-1]
-        blocks = [_shifted(a, start) for a in (*self._alive, *device.allocations[self._first :])]
+        blocks = [
+            replace(a, born=max(0, a.born - start), died=None if a.died is None else a.died - start)
+            for a in (*self._alive, *device.allocations[self._first :])
+        ]
         taken = [replace(s, sequence=s.sequence - start) for s in device.segments[self._first_segment :]]
         before = SegmentEvent(0, "segment_alloc", 0, self._reserved_bytes, 0)
         return Recording(self._session.recording().header, blocks, [before, *taken])
@@ -160,10 +181,6 @@ class _VirtualSteps:
             if start < a.born <= end:
                 lines[a.line] += a.block_bytes
         return lines
-
-
-def _shifted(a: Allocation, start: int) -> Allocation:
-    return replace(a, born=max(0, a.born - start), died=None if a.died is None else a.died - start)
 
 
 class _CudaSteps:

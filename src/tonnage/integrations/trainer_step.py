@@ -63,17 +63,14 @@ class Step:
     def _parts(self, batches: list[Inputs], items: Tensor | int | None) -> list[Part]:
         joined = join(batches) if self._joins else None
         groups = batches if joined is None else [joined]
-        share = self._share(len(batches), items)
+        # Of one batch in the step's loss, as the Trainer has it: a loss that was told of all items is a share already.
+        told = self._trainer.model_accepts_loss_kwargs and items is not None
+        share = 1.0 if told or self._trainer.compute_loss_func is not None else 1 / len(batches)
         parts: list[Part] = []
         for group in groups:
             count = -(-batch_rows(group) // self._rows)
             parts += shared_out(split(with_items(group, items), count, self._training.weighting), share)
         return parts
-
-    def _share(self, batches: int, items: Tensor | int | None) -> float:
-        """Of one batch in the step's loss, as the Trainer has it: a loss that was told of all items is a share already."""
-        told = self._trainer.model_accepts_loss_kwargs and items is not None
-        return 1.0 if told or self._trainer.compute_loss_func is not None else 1 / batches
 
     def _check_parts(self, parts: list[Part]) -> None:
         if len(parts) > 1 and not self._training.stepper.accumulates:

@@ -6,12 +6,11 @@
 Works on a real GPU and on a virtual one (`tonnage run`, `tonnage.virtual_gpu`); without either it stays silent.
 """
 
-import warnings
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from tonnage.integrations.steps import StepMemory, StepMeter, larger
+from tonnage.integrations.steps import StepMemory, StepMeter
 
 
 class MemoryCallback(TrainerCallback):
@@ -23,8 +22,6 @@ class MemoryCallback(TrainerCallback):
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._meter = StepMeter()
-        self._highest: StepMemory | None = None
-        self._warned = False
         self.latest: StepMemory | None = None
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -51,18 +48,7 @@ class MemoryCallback(TrainerCallback):
         self.latest = self._meter.end(model, [optimizer] if optimizer is not None else [])
         if self.latest is None:
             return
-        self._highest = larger(self._highest, self.latest)
-        self._warn(self.latest)
+        self._meter.warn_of_leak(self.latest)
         if control.should_log:
-            self._log(control)
-
-    def _warn(self, step: StepMemory) -> None:
-        if step.leak_words and not self._warned:
-            self._warned = True
-            warnings.warn(step.leak_words, stacklevel=3)
-
-    def _log(self, control: TrainerControl) -> None:
-        assert self._highest is not None
-        self._trainer.log(self._highest.metrics())
-        control.should_log = True  # to log is to have logged: the Trainer would leave out its own
-        self._highest = None
+            self._trainer.log(self._meter.take_highest().metrics())
+            control.should_log = True  # to log is to have logged: the Trainer would leave out its own

@@ -42,7 +42,8 @@ def write_cluster(path: Path, cluster: ClusterRecording, *, force: bool = False)
             if like == rank.rank:
                 kept[like] = rank
                 insert_run(database, recording, contexts, (rank.rank,))
-            database.execute("INSERT INTO rank VALUES (?, ?, ?)", (rank.rank, like, json.dumps(_rank_values(rank))))
+            values = asdict(rank) | {"stands_for": _spans(rank.stands_for)}
+            database.execute("INSERT INTO rank VALUES (?, ?, ?)", (rank.rank, like, json.dumps(values)))
         insert_contexts(database, contexts)
         values = {field.name: getattr(summary, field.name) for field in fields(summary) if field.name != "ranks"}
         rows = ((key, json.dumps(value)) for key, value in values.items())
@@ -70,18 +71,11 @@ def _same(cluster: ClusterRecording, other: RankSummary, rank: RankSummary, reco
     return replace(recording, header=header, host=before.host) == before
 
 
-# A rank's summary
-
-
-def _rank_values(rank: RankSummary) -> dict[str, Any]:
-    return asdict(rank) | {"stands_for": _spans(rank.stands_for)}
-
-
 def _spans(ranks: tuple[int, ...]) -> list[tuple[int, int]]:
     """First and last of each stretch of neighbours: a thousand ranks are a few numbers."""
     ordered = sorted(ranks)
-    starts = [ordered[0], *(after for before, after in pairwise(ordered) if after != before + 1)] if ordered else []
-    ends = [*(before for before, after in pairwise(ordered) if after != before + 1), *ordered[-1:]]
+    gaps = [(before, after) for before, after in pairwise(ordered) if after != before + 1]
+    starts, ends = [*ordered[:1], *(after for _, after in gaps)], [*(before for before, _ in gaps), *ordered[-1:]]
     return list(zip(starts, ends, strict=True))
 
 
@@ -117,18 +111,10 @@ def _rank(number: int, values: dict[str, Any], gpus: int) -> RankSummary:
 # What reports rely on: each value is of its kind
 
 
-def _is_ledger(value: Any) -> bool:
-    return is_sizes(value) and set(value) <= {str(category) for category in Category}
-
-
-def _is_rank(value: Any) -> bool:
-    return value is None or is_count(value)
-
-
 _CLUSTER_KINDS: Kinds = {
     **dict.fromkeys(("words", "gpu", "gpu_name", "trouble", "script"), is_words),
     **dict.fromkeys(("capacity_bytes", "gpus", "hosts", "gpus_per_host"), is_count),
-    **dict.fromkeys(("worst", "dies_first"), _is_rank),
+    **dict.fromkeys(("worst", "dies_first"), lambda value: value is None or is_count(value)),
     "outcome": is_outcome,
     "exit_status": lambda value: isinstance(value, int),
     "arguments": is_word_list,
@@ -138,7 +124,7 @@ _RANK_KINDS: Kinds = {
     **dict.fromkeys(("peak_allocated_bytes", "peak_reserved_bytes", "peak_process_bytes", "rank"), is_count),
     **dict.fromkeys(("engine_bytes", "stream_bytes", "overhead_parts", "host_parts"), is_sizes),
     "whole_model": lambda value: isinstance(value, dict),
-    "ledger": _is_ledger,
+    "ledger": lambda value: is_sizes(value) and set(value) <= {str(category) for category in Category},
     "outcome": is_outcome,
     "stopped": lambda value: isinstance(value, bool),
     "error": is_words,

@@ -46,7 +46,9 @@ def segments_at(recording: Recording, sequence: int | None = None) -> list[Segme
     states = []
     for low, high in _pieces(recording, moment):
         inside = blocks[bisect_left(starts, low) : bisect_right(starts, high - 1)]
-        states.append(SegmentState(low, high - low, tuple(_holes(low, high, inside))))
+        gaps = zip([low, *(end for _, end in inside)], [*(start for start, _ in inside), high], strict=True)
+        holes = tuple(Hole(end, start - end) for end, start in gaps if start > end)
+        states.append(SegmentState(low, high - low, holes))
     return states
 
 
@@ -68,12 +70,6 @@ def _pieces(recording: Recording, moment: int) -> list[tuple[int, int]]:
             case "segment_unmap":
                 mapped.remove(low, high)
     return sorted([*fixed.items(), *mapped.pairs()])
-
-
-def _holes(low: int, high: int, blocks: list[tuple[int, int]]) -> list[Hole]:
-    ends = [low, *(end for _, end in blocks)]
-    starts = [*(start for start, _ in blocks), high]
-    return [Hole(end, start - end) for end, start in zip(ends, starts, strict=True) if start > end]
 
 
 class Ranges:

@@ -60,22 +60,21 @@ _ONE_RUN = {
 }
 
 
-def _of_a_rank(table: str, statement: str) -> str:
-    if table == "context":
-        return statement
-    return statement.replace(" PRIMARY KEY", "").replace("(", "(rank INTEGER, ", 1)
-
-
 def _schema(version: int) -> dict[str, str]:
     run = {
         name: text for name, text in _ONE_RUN.items() if name != "captured" or version not in _LAYOUTS_BEFORE_CAPTURE
     }
     if not is_of_cluster(version):
         return run
+    of_rank = {
+        table: statement.replace(" PRIMARY KEY", "").replace("(", "(rank INTEGER, ", 1)
+        for table, statement in run.items()
+    }
     return {
         "cluster": "CREATE TABLE cluster (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT",
         "rank": "CREATE TABLE rank (rank INTEGER PRIMARY KEY, kept INTEGER NOT NULL, summary TEXT NOT NULL) STRICT",
-        **{table: _of_a_rank(table, statement) for table, statement in run.items()},
+        **of_rank,
+        "context": run["context"],
         "allocation_of_rank": "CREATE INDEX allocation_of_rank ON allocation (rank)",
     }
 

@@ -16,7 +16,7 @@ from tonnage.hardware import Gpu
 from tonnage.ledger import Category
 from tonnage.recording.beyond import TO_ITS_END, demand_of, parted
 from tonnage.recording.recording import Recording
-from tonnage.recording.records import Allocation, Header, Mark, Outcome, OutOfMemory, SegmentEvent
+from tonnage.recording.records import Allocation, Header, Mark, OutOfMemory, SegmentEvent
 
 _CATEGORY_BY_PHASE = {
     "forward": Category.ACTIVATIONS,
@@ -48,19 +48,15 @@ def until_refused(recording: Recording) -> Recording:
     oom = recording.oom
     if oom is None:
         return recording
-    moment = _moment_of(oom, recording)
-    kept = [_alive_after(a, moment) for a in recording.allocations if a.born <= moment]
-    return replace(recording, allocations=[*kept, _request(oom, recording, moment)], oom=None, whole=None)
-
-
-def _moment_of(oom: OutOfMemory, recording: Recording) -> int:
-    """The last event before the request failed. What follows are frees, as the script unwinds."""
+    # The last event before the request failed. What follows are frees, as the script unwinds.
     levels = recording.timeline.allocated_bytes
-    return next((i for i in range(len(levels) - 1, -1, -1) if levels[i] == oom.allocated_bytes), len(levels) - 1)
-
-
-def _alive_after(a: Allocation, moment: int) -> Allocation:
-    return replace(a, died=None) if a.died is not None and a.died > moment else a
+    moment = next((i for i in range(len(levels) - 1, -1, -1) if levels[i] == oom.allocated_bytes), len(levels) - 1)
+    kept = [
+        replace(a, died=None) if a.died is not None and a.died > moment else a
+        for a in recording.allocations
+        if a.born <= moment
+    ]
+    return replace(recording, allocations=[*kept, _request(oom, recording, moment)], oom=None, whole=None)
 
 
 def _request(oom: OutOfMemory, recording: Recording, moment: int) -> Allocation:
@@ -134,7 +130,9 @@ def replay_on(recording: Recording, gpu: Gpu | None = None, *, settings: str | N
     tape = _Tape(asked)
     outcomes = _play(asked, _allocator(header, tape.on_segment), tape)
     whole = recording.whole or (recording if recording.oom is None else None)
-    header.outcome = _outcome((whole or recording).header.outcome, outcomes)
+    header.outcome = "error" if (whole or recording).header.outcome == "error" else "ok"
+    if outcomes.failed is not None:
+        header.outcome = "oom"
     return replace(
         recording,
         header=header,
@@ -159,12 +157,6 @@ def _header_on(header: Header, gpu: Gpu | None, settings: str | None) -> Header:
     changed.overhead_parts = parts
     changed.overhead_bytes = sum(parts.values()) if parts else header.overhead_bytes
     return changed
-
-
-def _outcome(before: Outcome, outcomes: Outcomes) -> Outcome:
-    if outcomes.failed is not None:
-        return "oom"
-    return "error" if before == "error" else "ok"
 
 
 def _allocator(header: Header, observer: Callable[[str, int, int, int], None] | None = None) -> CachingAllocator:

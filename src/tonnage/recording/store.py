@@ -6,16 +6,17 @@ The rows of a run are the same in a file of its own and in that of a cluster, wh
 import json
 import reprlib
 import sqlite3
+import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, astuple
+from dataclasses import asdict, astuple, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from tonnage.clock.captured import CallKind, CapturedCall, CapturedStep
 from tonnage.errors import BadRecording
 from tonnage.ledger import Category
 from tonnage.recording.beyond import as_kept, as_read
-from tonnage.recording.captured_step import packed, unpacked
-from tonnage.recording.checks import HEADER_KINDS, OOM_KINDS, check_values, is_shape, is_word_list
+from tonnage.recording.checks import HEADER_KINDS, OOM_KINDS, check_values, is_count, is_shape, is_word_list, is_words
 from tonnage.recording.host import HOST_KEY, host_memory
 from tonnage.recording.layout import LAYOUT_VERSION, is_of_cluster, opened, written
 from tonnage.recording.recording import Recording
@@ -23,13 +24,15 @@ from tonnage.recording.records import (
     Allocation,
     Header,
     Mark,
-    MarkKind,
     Note,
     OutOfMemory,
     SegmentEvent,
     StandIn,
 )
 from tonnage.untrusted import Unreadable, parse_json
+
+_MOST_BYTES = 2**28
+_NUMBERS = ("sequence", "depths", "threads")
 
 
 def write_recording(path: str | Path, recording: Recording, *, force: bool = False) -> None:
@@ -104,7 +107,10 @@ def insert_run(
 
 def insert_contexts(database: sqlite3.Connection, contexts: Contexts) -> None:
     """What blocks have in common, each once."""
-    rows = (_context_row(number, context) for context, number in contexts.items())
+    rows = []
+    for (category, operator, module, phase, line, stack, shape, dtype), number in contexts.items():
+        encoded = (json.dumps(stack), json.dumps(shape))
+        rows.append((number, str(category), operator, module, phase, line, *encoded, dtype))
     database.executemany(f"INSERT INTO context VALUES ({', '.join('?' * 9)})", rows)
 
 
@@ -114,11 +120,6 @@ def _allocation_rows(allocations: Iterable[Allocation], contexts: Contexts) -> I
         context = (a.category, a.operator, a.module, a.phase, a.line, a.stack, a.shape, a.dtype)
         number = contexts.setdefault(context, len(contexts))
         yield a.index, a.address, a.requested_bytes, a.block_bytes, a.stream, a.born, a.died, a.step, number
-
-
-def _context_row(number: int, context: _Context) -> tuple[Any, ...]:
-    category, operator, module, phase, line, stack, shape, dtype = context
-    return number, str(category), operator, module, phase, line, json.dumps(stack), json.dumps(shape), dtype
 
 
 def read_run(database: sqlite3.Connection, of_rank: int | None = None) -> Recording:
@@ -132,47 +133,35 @@ def read_run(database: sqlite3.Connection, of_rank: int | None = None) -> Record
 
     header = dict(rows("header"))
     host = header.pop(HOST_KEY, None)  # older files have none
+    lacking = {"command": [], "folder": "", "training": {}}  # in older files
+    values = lacking | {key: decoded(value) for key, value in header.items()}
+    check_values(values, HEADER_KINDS, "header")
+    # Each context is decoded once, however many blocks have it.
+    contexts = {row[0]: _context(*row[1:]) for row in database.execute("SELECT * FROM context")}
+    # Older files have no such table.
+    is_captured = database.execute("SELECT 1 FROM sqlite_schema WHERE name = 'captured'").fetchone() is not None
+    marks = [Mark(*row) for row in rows("mark", "sequence, rowid")]
+    for mark in marks:
+        if mark.kind == "step" and not mark.name.isdecimal():
+            raise ValueError(f"it has a step {mark.name!r}")
+    oom = None
+    for (value,) in rows("oom"):
+        request = decoded(value)
+        check_values(request, OOM_KINDS, "failed request")
+        shape = None if request["shape"] is None else tuple(request["shape"])
+        oom = OutOfMemory(**request | {"stack": tuple(request["stack"]), "shape": shape})
+        break
     return Recording(
-        header=_header(header.items()),
-        allocations=list(_allocations(rows("allocation", '"index"'), _contexts(database))),
+        header=Header(**values | {key: tuple(values[key]) for key in ("arguments", "command")}),
+        allocations=list(_allocations(rows("allocation", '"index"'), contexts)),
         segments=[SegmentEvent(*row) for row in rows("segment", "sequence")],
-        marks=[_mark(*row) for row in rows("mark", "sequence, rowid")],
+        marks=marks,
         stand_ins=[StandIn(*row) for row in rows("stand_in")],
         notes=[Note(*row) for row in rows("note")],
-        oom=next((_read_oom(value) for (value,) in rows("oom")), None),
+        oom=oom,
         host=host_memory(decoded(host)) if host else None,
-        captured=next((unpacked(data) for (data,) in rows("captured")), None) if _has_captured(database) else None,
+        captured=next((unpacked(data) for (data,) in rows("captured")), None) if is_captured else None,
     )
-
-
-def _has_captured(database: sqlite3.Connection) -> bool:
-    """Older files have no such table."""
-    return database.execute("SELECT 1 FROM sqlite_schema WHERE name = 'captured'").fetchone() is not None
-
-
-def _header(rows: Iterable[tuple[Any, ...]]) -> Header:
-    lacking = {"command": [], "folder": "", "training": {}}  # in older files
-    values = lacking | {key: decoded(value) for key, value in rows}
-    check_values(values, HEADER_KINDS, "header")
-    return Header(**values | {key: tuple(values[key]) for key in ("arguments", "command")})
-
-
-def _mark(sequence: int, kind: MarkKind, name: str) -> Mark:
-    if kind == "step" and not name.isdecimal():
-        raise ValueError(f"it has a step {name!r}")
-    return Mark(sequence, kind, name)
-
-
-def _read_oom(value: str) -> OutOfMemory:
-    values = decoded(value)
-    check_values(values, OOM_KINDS, "failed request")
-    shape = values["shape"]
-    return OutOfMemory(**values | {"stack": tuple(values["stack"]), "shape": None if shape is None else tuple(shape)})
-
-
-def _contexts(database: sqlite3.Connection) -> dict[int, _Context]:
-    """Each context is decoded once, however many blocks have it."""
-    return {row[0]: _context(*row[1:]) for row in database.execute("SELECT * FROM context")}
 
 
 def _allocations(rows: Iterable[tuple[Any, ...]], contexts: dict[int, _Context]) -> Iterator[Allocation]:
@@ -192,3 +181,67 @@ def _context(
         raise ValueError(f"it has a tensor of shape {reprlib.repr(extents)}, made at {reprlib.repr(frames)}")
     decoded_shape = None if extents is None else tuple(extents)
     return Category(category), operator, module, phase, line, tuple(frames), decoded_shape, dtype
+
+
+def packed(step: CapturedStep) -> bytes:
+    """A step as it is kept in a file."""
+    values = {field.name: getattr(step, field.name) for field in fields(step)}
+    values["calls"] = [asdict(call) for call in step.calls]
+    return zlib.compress(json.dumps(values, separators=(",", ":")).encode())
+
+
+def unpacked(data: bytes) -> CapturedStep:
+    """The step that was packed so; `ValueError` of anything else."""
+    inflater = zlib.decompressobj()
+    try:
+        values = parse_json(inflater.decompress(data, _MOST_BYTES))
+    except (zlib.error, Unreadable) as error:
+        raise ValueError(f"its step cannot be read: {error}") from None
+    check_values(values, _KINDS, "step")
+    for call in values["calls"]:
+        check_values(call, _CALL_KINDS, "call")
+    calls = tuple(CapturedCall(**{name: _frozen(value) for name, value in call.items()}) for call in values["calls"])
+    length = len(values["sequence"])
+    if not length == len(values["depths"]) == len(values["threads"]) or not all(
+        n < len(calls) for n in values["sequence"]
+    ):
+        raise ValueError("its step names calls that there are not")
+    phases = tuple((place, name) for place, name in values["phases"])
+    return CapturedStep(
+        **values | {name: tuple(values[name]) for name in _NUMBERS} | {"calls": calls, "phases": phases}
+    )
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+
+
+def _is_extents(value: Any) -> bool:
+    """Numbers, in lists no deeper than a list of tensors for each argument."""
+    return isinstance(value, list) and all(
+        isinstance(entry, list) and all(is_count(n) or (isinstance(n, list) and all(map(is_count, n))) for n in entry)
+        for entry in value
+    )
+
+
+def _is_phases(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(pair, list) and len(pair) == 2 and is_count(pair[0]) and is_words(pair[1]) for pair in value
+    )
+
+
+_KINDS = {
+    **dict.fromkeys(_NUMBERS, lambda value: isinstance(value, list) and all(map(is_count, value))),
+    **dict.fromkeys(("number", "module_calls", "optimizer_parameters"), is_count),
+    **dict.fromkeys(("samples", "tokens"), lambda value: value is None or is_count(value)),
+    "training": lambda value: isinstance(value, bool),
+    "calls": lambda value: isinstance(value, list),
+    "phases": _is_phases,
+    "settings": lambda value: isinstance(value, dict) and all(map(is_words, value.values())),
+}
+_CALL_KINDS = {
+    "name": is_words,
+    "kind": lambda value: value in get_args(CallKind),
+    **dict.fromkeys(("shapes", "strides"), _is_extents),
+    **dict.fromkeys(("types", "values", "kernels", "devices"), is_word_list),
+}

@@ -24,7 +24,9 @@ class Timeline:
     @classmethod
     def of(cls, allocations: Sequence[Allocation], segments: Sequence[SegmentEvent]) -> "Timeline":
         """Sum the events up."""
-        length = 1 + _last_sequence(allocations, segments)
+        born = max((a.born for a in allocations), default=0)
+        died = max((a.died for a in allocations if a.died is not None), default=0)
+        length = 1 + max(born, died, max((e.sequence for e in segments), default=0))
         blocks, reserved = [0] * length, [0] * length
         for a in allocations:
             blocks[a.born] += a.block_bytes
@@ -124,9 +126,3 @@ def _stretches(marks: Sequence[Mark], kind: MarkKind, length: int) -> Iterator[t
 def name_at(marks: Sequence[Mark], kind: MarkKind, sequence: int) -> str:
     """The phase or the step that runs at an event; "" before the first."""
     return next((name for name, start, end in spans(marks, kind, sequence + 1) if start <= sequence < end), "")
-
-
-def _last_sequence(allocations: Sequence[Allocation], segments: Sequence[SegmentEvent]) -> int:
-    born = max((a.born for a in allocations), default=0)
-    died = max((a.died for a in allocations if a.died is not None), default=0)
-    return max(born, died, max((e.sequence for e in segments), default=0))

@@ -16,22 +16,21 @@ def all_cards_sections(cards: AllCards) -> list[Iterator[Text]]:
     rows = list(cards.rows())
     holding = [row for row in rows if row[0].oom is None]
     others = [row for row in rows if row[0].oom is not None]
-    held = [
-        (_names(row, 36), _memory(row), _gib(max(a.process_bytes for a in row)), _gib(min(a.left_bytes for a in row)))
-        for row in holding
-    ]
+    held = []
+    for row in holding:
+        low, high = (f"{pick(a.gpu.memory_bytes for a in row) / GIB:.1f}" for pick in (min, max))
+        memory = f"{low} GiB" if low == high else f"{low}–{high} GiB"
+        most, left = max(a.process_bytes for a in row), min(a.left_bytes for a in row)
+        held.append((_names(row, 36), memory, _gib(most), _gib(left)))
     died = [(_names(row, 26), _gib(row[0].gpu.memory_bytes), place_words(row[0])) for row in others]
+    smallest = cards.smallest
+    holder = f"the {smallest.gpu.key} is the smallest card that holds it" if smallest else "no known card holds it"
+    sentence = f"needs {format_bytes(cards.needed_bytes)} in all; {holder}"
     return [
-        (Text(line, style="bold") for line in wrapped(_sentence(cards))),
+        (Text(line, style="bold") for line in wrapped(sentence)),
         _table(("these hold it", "memory", "it takes", "left"), held, "<>>>", ()),
         _table(("these do not", "memory", "it dies"), died, "<><", (2,)),
     ]
-
-
-def _sentence(cards: AllCards) -> str:
-    smallest = cards.smallest
-    holder = f"the {smallest.gpu.key} is the smallest card that holds it" if smallest else "no known card holds it"
-    return f"needs {format_bytes(cards.needed_bytes)} in all; {holder}"
 
 
 def _table(
@@ -55,11 +54,6 @@ def _names(row: list[CardAnswer], of_80: int) -> str:
         shown.append(name)
     more = len(names) - len(shown)
     return ", ".join(shown) + (f", +{more}" if more else "")
-
-
-def _memory(row: list[CardAnswer]) -> str:
-    low, high = (f"{pick(a.gpu.memory_bytes for a in row) / GIB:.1f}" for pick in (min, max))
-    return f"{low} GiB" if low == high else f"{low}–{high} GiB"
 
 
 def _gib(size_bytes: int) -> str:

@@ -4,11 +4,13 @@ Nothing is computed here but layout.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, fields
 from itertools import groupby
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.text import Text
 
+from tonnage import __version__
 from tonnage.hardware import Cluster, Gpu, Host
 from tonnage.hardware.hierarchy import LATENCIES_NS, Level, levels_of, reference_precision
 from tonnage.report.lines import cut, heading, print_sections, report_width, table, wrapped
@@ -23,6 +25,7 @@ _FAMILIES = {
     "laptop": "NVIDIA GeForce, laptops",
     "apple": "Apple",
 }
+_UNITS = {"AMD": "CUs", "Apple": "cores"}
 _PRECISIONS = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp6", "fp4", "int8", "int4")
 _LABEL = 11
 _CARD = 34
@@ -105,14 +108,22 @@ def _comparison(clusters: Sequence[Cluster]) -> Iterator[Text]:
     gpus = [cluster.gpu for cluster in clusters]
     yield _row("", [cut(gpu.name, _CARD - 1) for gpu in gpus], "bold")
     yield _row("", [f"{gpu.generation}, {gpu.architecture}" for gpu in gpus])
-    yield _row("", [f"{gpu.sm_count} {_unit_name(gpu)}, {gpu.clock_mhz} MHz{_power(gpu)}" for gpu in gpus])
+    units = [f"{gpu.sm_count} {_UNITS.get(gpu.maker, 'SMs')}, {gpu.clock_mhz} MHz" for gpu in gpus]
+    powers = [f", {gpu.power_w} W" if gpu.power_w else "" for gpu in gpus]
+    yield _row("", [unit + power for unit, power in zip(units, powers, strict=True)])
     yield _row("", [f"in {cut(cluster.host.name, _CARD - 4)}" for cluster in clusters])
     yield Text()
     yield from _level_table(clusters)
     yield Text()
-    yield from _rate_table(gpus)
+    yield _row("rate", [f"{'TFLOP/s':>9}{'FLOP/B of memory':>20}" for _ in gpus], "bold")
+    for precision in _PRECISIONS:
+        if any(precision in gpu.rates for gpu in gpus):
+            yield _row(precision, [_rate_cells(gpu, precision) for gpu in gpus])
     yield Text()
-    yield from _link_table(clusters)
+    tables = [{level.name: level.what for level in levels_of(cluster)} for cluster in clusters]
+    for name in ("memory", "peers", "host", "network"):
+        cells = [cut(_link_words(name, pair), _CARD - 1) for pair in zip(tables, clusters, strict=True)]
+        yield _row(name, cells)
     yield Text()
     yield from _footnotes(clusters)
 
@@ -120,14 +131,6 @@ def _comparison(clusters: Sequence[Cluster]) -> Iterator[Text]:
 def _row(label: str, cells: Sequence[str], style: str = "") -> Text:
     line = f"  {label:<{_LABEL - 2}}" + "".join(f" {cell:<{_CARD - 1}}" for cell in cells)
     return Text(line.rstrip(), style=style)
-
-
-def _unit_name(gpu: Gpu) -> str:
-    return {"AMD": "CUs", "Apple": "cores"}.get(gpu.maker, "SMs")
-
-
-def _power(gpu: Gpu) -> str:
-    return f", {gpu.power_w} W" if gpu.power_w else ""
 
 
 def _level_table(clusters: Sequence[Cluster]) -> Iterator[Text]:
@@ -146,31 +149,19 @@ def _level_cells(level: Level | None, operations_per_s: float) -> str:
     if level is None:
         return f"{_ABSENT:>9}"
     capacity = _size(level.capacity_bytes) if level.capacity_bytes else _ABSENT
-    speed = _speed(level.bytes_per_s) if level.bytes_per_s else _ABSENT
+    unit, factor = ("TB/s", 1e12) if (level.bytes_per_s or 0) >= 1e12 else ("GB/s", 1e9)
+    speed = f"{_short(level.bytes_per_s / factor)} {unit}" if level.bytes_per_s else _ABSENT
+    latency = f"{level.latency_ns} ns" if level.latency_ns < 1000 else f"{level.latency_ns // 1000} µs"
     intensity = level.intensity(operations_per_s)
     operations = _short(intensity) if intensity is not None else _ABSENT
-    return f"{capacity:>9}{speed:>10}{_time(level.latency_ns):>7}{operations:>7}"
-
-
-def _rate_table(gpus: Sequence[Gpu]) -> Iterator[Text]:
-    yield _row("rate", [f"{'TFLOP/s':>9}{'FLOP/B of memory':>20}" for _ in gpus], "bold")
-    for precision in _PRECISIONS:
-        if any(precision in gpu.rates for gpu in gpus):
-            yield _row(precision, [_rate_cells(gpu, precision) for gpu in gpus])
+    return f"{capacity:>9}{speed:>10}{latency:>7}{operations:>7}"
 
 
 def _rate_cells(gpu: Gpu, precision: str) -> str:
     rate = gpu.rates.get(precision)
     if rate is None:
         return f"{_ABSENT:>9}"
-    return f"{_rate(rate):>9}{_short(rate / gpu.bandwidth_bytes_per_s):>20}"
-
-
-def _link_table(clusters: Sequence[Cluster]) -> Iterator[Text]:
-    tables = [{level.name: level.what for level in levels_of(cluster)} for cluster in clusters]
-    for name in ("memory", "peers", "host", "network"):
-        cells = [cut(_link_words(name, pair), _CARD - 1) for pair in zip(tables, clusters, strict=True)]
-        yield _row(name, cells)
+    return f"{_short(rate / 1e12):>9}{_short(rate / gpu.bandwidth_bytes_per_s):>20}"
 
 
 def _link_words(name: str, pair: tuple[dict[str, str], Cluster]) -> str:
@@ -203,15 +194,6 @@ def _size(size_bytes: int) -> str:
     return f"{size_bytes / factor:.{1 if size_bytes / factor < 999.5 else 0}f} {unit}"
 
 
-def _speed(bytes_per_s: float) -> str:
-    tera = bytes_per_s >= 1e12
-    return f"{_short(bytes_per_s / (1e12 if tera else 1e9))} {'TB/s' if tera else 'GB/s'}"
-
-
-def _rate(operations_per_s: float) -> str:
-    return _short(operations_per_s / 1e12)
-
-
 def _short(number: float) -> str:
     """Three digits, or all of them before the point."""
     for limit, digits in ((9.995, 2), (99.95, 1)):
@@ -220,5 +202,39 @@ def _short(number: float) -> str:
     return f"{number:.0f}"
 
 
-def _time(latency_ns: int) -> str:
-    return f"{latency_ns} ns" if latency_ns < 1000 else f"{latency_ns // 1000} µs"
+def cluster_figures(clusters: Sequence[Cluster]) -> dict[str, object]:
+    """Cards in their hosts."""
+    return {"tonnage": __version__, "gpus": [_cluster_figures(cluster) for cluster in clusters]}
+
+
+def catalogue_figures(gpus: Sequence[Gpu], hosts: Sequence[Host]) -> dict[str, object]:
+    """Everything there is."""
+    return {
+        "tonnage": __version__,
+        "gpus": [_gpu_figures(gpu) for gpu in gpus],
+        "hosts": [asdict(host) for host in hosts],
+    }
+
+
+def _cluster_figures(cluster: Cluster) -> dict[str, Any]:
+    rates = cluster.gpu.rates
+    levels = [
+        asdict(level)
+        | {
+            "latency_ns": level.latency_ns,
+            "flop_per_byte": {precision: level.intensity(rate) for precision, rate in rates.items()},
+        }
+        for level in levels_of(cluster)
+    ]
+    return _gpu_figures(cluster.gpu) | {
+        "levels": levels,
+        "host": asdict(cluster.host),
+        "gpus_per_host": cluster.gpus_per_host,
+        "hosts": cluster.hosts,
+    }
+
+
+def _gpu_figures(gpu: Gpu) -> dict[str, Any]:
+    figures = {field.name: getattr(gpu, field.name) for field in fields(gpu)}
+    overheads = {library: asdict(overhead) for library, overhead in gpu.overheads.items()}
+    return figures | {"rates": dict(gpu.rates), "overheads": overheads}

@@ -10,13 +10,13 @@ from html import escape
 from itertools import accumulate
 
 from tonnage.explain import Advice, Outlook, advice_for, advise
-from tonnage.recording import Group, Recording, telling_lines
+from tonnage.recording import Recording, telling_lines
 from tonnage.recording.failure import until_failure
 from tonnage.report.html import markup
 from tonnage.report.html.series import series_of
 from tonnage.report.html.shell import colours
 from tonnage.report.terminal import print_report
-from tonnage.report.verdict import CLIMBS
+from tonnage.report.total import CLIMBS
 from tonnage.units import format_bytes, percent
 
 _LARGEST = 5
@@ -140,14 +140,12 @@ def _ledger(recording: Recording) -> str:
 
 def _largest(recording: Recording) -> str:
     groups = recording.largest(_LARGEST)
-    lines = telling_lines((group.line, group.stack) for group in groups)
-    return "<p><b>largest at the peak</b></p>" + _table(map(_group, groups, lines))
-
-
-def _group(group: Group, line: str) -> tuple[str, ...]:
-    maker = group.operator.removeprefix("aten::")
-    names = map(markup.name, (maker, group.module or group.category.label, line))
-    return format_bytes(group.total_bytes), escape(group.what), *names
+    rows: list[tuple[str, ...]] = []
+    for group, line in zip(groups, telling_lines((group.line, group.stack) for group in groups), strict=True):
+        maker = group.operator.removeprefix("aten::")
+        names = map(markup.name, (maker, group.module or group.category.label, line))
+        rows.append((format_bytes(group.total_bytes), escape(group.what), *names))
+    return "<p><b>largest at the peak</b></p>" + _table(rows)
 
 
 def _fixes(advice: Advice) -> str:
@@ -165,18 +163,13 @@ def _fixes(advice: Advice) -> str:
 
 
 def _table(rows: Iterable[tuple[str, ...]]) -> str:
-    """Cells are HTML already."""
-    return f'<div style="overflow-x:auto"><table style="font-size:inherit">{"".join(_rows(rows))}</table></div>'
+    """Lay out cells that are HTML already: sizes stay on one line, names may be broken (at a `wbr`)."""
 
+    def cell_html(cell: str) -> str:
+        style = "min-width:7em" if "<wbr>" in cell else "white-space:nowrap"
+        if "<br>" in cell:
+            style = "min-width:12em;overflow-wrap:anywhere"
+        return f'<td style="text-align:left;vertical-align:top;{style}">{cell}</td>'
 
-def _rows(rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
-    """Sizes and what a cell of one word says are on one line; where names may be broken (at a `wbr`) they are."""
-    for row in rows:
-        held = "".join(f'<td style="text-align:left;vertical-align:top;{_wrapping(cell)}">{cell}</td>' for cell in row)
-        yield f"<tr>{held}</tr>"
-
-
-def _wrapping(cell: str) -> str:
-    if "<br>" in cell:
-        return "min-width:12em;overflow-wrap:anywhere"
-    return "min-width:7em" if "<wbr>" in cell else "white-space:nowrap"
+    body = "".join(f"<tr>{''.join(map(cell_html, row))}</tr>" for row in rows)
+    return f'<div style="overflow-x:auto"><table style="font-size:inherit">{body}</table></div>'

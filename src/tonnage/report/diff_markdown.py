@@ -31,7 +31,9 @@ def markdown_difference(
     lines = [f"### GPU memory of {code(after.program)} on {after.gpu_name}", ""]
     lines += [f"**{words}** at the peak of allocated memory{judged}.", ""]
     for name, run in zip(names, runs, strict=True):
-        lines += [f"{name} {_outcome(run)}.", ""] if run.header.outcome != "ok" else []
+        if run.header.outcome != "ok":
+            died = f"runs out of memory at {code(run.oom.line)}" if run.oom else "fails for reasons of its own"
+            lines += [f"{name} {died}: it is compared up to there.", ""]
     lines += _table("peak", names, difference.peaks, len(difference.peaks))
     lines += ["", "<details><summary>By category, module and line</summary>", ""]
     for title, growths in (
@@ -49,12 +51,6 @@ def code(name: str) -> str:
     """A name as code."""
     plain = printable(name).replace("`", "'").replace("|", "\\|") or "elsewhere"
     return f"`{plain if len(plain) <= _LONGEST_NAME else plain[:_LONGEST_NAME] + '…'}`"
-
-
-def _outcome(run: Recording) -> str:
-    if run.oom:
-        return f"runs out of memory at {code(run.oom.line)}: it is compared up to there"
-    return "fails for reasons of its own: it is compared up to there"
 
 
 def _table(title: str, names: tuple[str, str], growths: Sequence[Growth], rows: int) -> Iterator[str]:

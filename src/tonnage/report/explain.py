@@ -6,8 +6,7 @@ from typing import Any, TextIO
 
 from rich.text import Text
 
-from tonnage.explain import Advice, Diagnosis, Finding, Fix
-from tonnage.explain.findings import Guilty
+from tonnage.explain import Advice, Diagnosis, Finding
 from tonnage.recording import Recording
 from tonnage.report.fixes import fix_lines
 from tonnage.report.lines import cut, heading, print_sections, report_width, spread, table, wrapped
@@ -61,14 +60,13 @@ def _evidence(diagnosis: Diagnosis, verbose: bool) -> Iterator[Text]:
 def _finding(finding: Finding, words: str, verbose: bool) -> Iterator[Text]:
     yield from map(Text, wrapped(words, first=f"  {format_bytes(finding.size_bytes):>11}   "))
     lines = finding.lines if verbose else finding.lines[:_LINES]
-    rows = [(format_bytes(g.size_bytes), g.line or "no line known", _tensors(g)) for g in lines]
+    rows = [
+        (format_bytes(g.size_bytes), g.line or "no line known", (f"{g.count:,} × {g.what}" if g.count > 1 else g.what))
+        for g in lines
+    ]
     yield from (
         Text(row, style="dim") for row in (table(rows, align="><<", names=(1, 2), first=" " * 9) if rows else ())
     )
-
-
-def _tensors(guilty: Guilty) -> str:
-    return f"{guilty.count:,} × {guilty.what}" if guilty.count > 1 else guilty.what
 
 
 def _what_to_do(recording: Recording, diagnosis: Diagnosis, verbose: bool) -> Iterator[Text]:
@@ -80,11 +78,12 @@ def _what_to_do(recording: Recording, diagnosis: Diagnosis, verbose: bool) -> It
 
 def explain_figures(recording: Recording, diagnosis: Diagnosis) -> dict[str, object]:
     """The keys that scripts rely on; every size is in bytes."""
+    # `change` is the whole of it: what the report calls it, and exactly how.
     return {
         "cause": diagnosis.cause,
         "sentence": diagnosis.sentence,
         "evidence": [_finding_figures(finding) for finding in diagnosis.evidence],
-        "fixes": [_fix_figures(fix) for fix in diagnosis.fixes],
+        "fixes": [asdict(fix) | {"change": f"{fix.change}: {fix.how}", "name": fix.change} for fix in diagnosis.fixes],
         "larger_card": diagnosis.larger_card,
         "total": asdict(diagnosis.total) if diagnosis.total else None,
         "outcome": recording.header.outcome,
@@ -100,8 +99,3 @@ def _finding_figures(finding: Finding) -> dict[str, Any]:
         "bytes": finding.size_bytes,
         "lines": [{"line": g.line, "bytes": g.size_bytes, "count": g.count, "what": g.what} for g in finding.lines],
     }
-
-
-def _fix_figures(fix: Fix) -> dict[str, Any]:
-    """`change` is the whole of it: what the report calls it, and exactly how."""
-    return asdict(fix) | {"change": f"{fix.change}: {fix.how}", "name": fix.change}

@@ -5,7 +5,7 @@ from typing import Any, TextIO
 
 from rich.text import Text
 
-from tonnage.explain.text import Numbers, TextDiagnosis
+from tonnage.explain.text import TextDiagnosis
 from tonnage.report.lines import cut, heading, print_sections, report_width, spread, wrapped
 from tonnage.units import format_bytes
 from tonnage.untrusted import printable
@@ -96,7 +96,11 @@ def _steps(found: TextDiagnosis) -> Iterator[Text]:
 
 def text_figures(found: TextDiagnosis) -> dict[str, object]:
     """The keys that scripts rely on; every size is in bytes."""
-    frame = found.place.own_frame
+    frame, numbers = found.place.own_frame, found.numbers
+    sizes: dict[str, Any] | None = None
+    if numbers:
+        sizes = {f"{name}_bytes": getattr(numbers, name) for name in _LABELS}
+        sizes |= {"other_process_bytes": list(numbers.others), "device": numbers.device}
     return {
         "cause": found.first.cause,
         "certainty": found.first.certainty,
@@ -109,15 +113,10 @@ def text_figures(found: TextDiagnosis) -> dict[str, object]:
         "phase": found.place.phase or None,
         "operator": found.place.operator.name if found.place.operator else None,
         "line": printable(f"{frame.file}:{frame.line}") if frame else None,
-        "numbers": _number_figures(found.numbers) if found.numbers else None,
+        "numbers": sizes,
         "proved": [printable(sentence) for sentence in found.proves if sentence],
         "not_proved": [printable(sentence) for sentence in found.unproved],
         "steps": [printable(step) for step in found.steps],
         "found": found.episode.count,
         "text_line": found.episode.first_line,
     }
-
-
-def _number_figures(numbers: Numbers) -> dict[str, Any]:
-    sizes = {f"{name}_bytes": getattr(numbers, name) for name in _LABELS}
-    return sizes | {"other_process_bytes": list(numbers.others), "device": numbers.device}

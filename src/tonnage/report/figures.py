@@ -6,11 +6,11 @@ from typing import Any
 
 from tonnage import __version__
 from tonnage.explain import Advice
-from tonnage.recording import Group, Recording
+from tonnage.recording import Recording
 from tonnage.report.campaign import NONE, Campaign
 from tonnage.report.host import host_figures
 from tonnage.report.step_time import time_figures
-from tonnage.report.verdict import verdict_words
+from tonnage.report.total import verdict_words
 
 LARGEST = 20
 
@@ -23,6 +23,8 @@ def figures_of(answers: Sequence[Recording], advice: Sequence[Advice], campaign:
 
 def card_figures(recording: Recording, advice: Advice, campaign: Campaign = NONE) -> dict[str, Any]:
     """What one card would see."""
+    at = recording.peak_allocation
+    keys = ("step", "phase", "line", "stack", "module", "operator")
     return {
         **_header_figures(recording),
         "fits": recording.fits,
@@ -35,12 +37,12 @@ def card_figures(recording: Recording, advice: Advice, campaign: Campaign = NONE
         "unused_at_peak_bytes": recording.unused_at_peak_bytes,
         **time_figures(recording, campaign),
         "ledger": {str(category): size for category, size in recording.ledger().bytes_by_category.items()},
-        "peak": _peak_figures(recording),
+        "peak": {key: getattr(at, key) for key in keys} if at else None,
         "phases": {phase.name: phase.peak_allocated_bytes for phase in recording.phases},
         "steps": [asdict(step) for step in recording.steps],
-        "largest": [_group_figures(group) for group in recording.largest(LARGEST)],
+        "largest": [asdict(group) | {"category": str(group.category)} for group in recording.largest(LARGEST)],
         "host": host_figures(recording.host),
-        "oom": _oom_figures(recording),
+        "oom": asdict(recording.oom) if recording.oom else None,
         "fixes": [asdict(fix) for fix in advice.fixes],
         "larger_card": advice.larger_card,
         "total": asdict(advice.total) if advice.total else None,
@@ -59,17 +61,3 @@ def _header_figures(recording: Recording) -> dict[str, Any]:
         "gpu_key": header.pop("gpu"),
         **header,
     }
-
-
-def _peak_figures(recording: Recording) -> dict[str, Any] | None:
-    at = recording.peak_allocation
-    keys = ("step", "phase", "line", "stack", "module", "operator")
-    return {key: getattr(at, key) for key in keys} if at else None
-
-
-def _group_figures(group: Group) -> dict[str, Any]:
-    return asdict(group) | {"category": str(group.category)}
-
-
-def _oom_figures(recording: Recording) -> dict[str, Any] | None:
-    return asdict(recording.oom) if recording.oom else None

@@ -6,9 +6,7 @@ from typing import Any
 
 from rich.text import Text
 
-from tonnage.errors import UnknownGpu
-from tonnage.explain.model_copies import model_copies
-from tonnage.hardware.cluster import find_cluster
+from tonnage.explain.model_copies import host_capacity_bytes, model_copies
 from tonnage.recording import ClusterSummary, Recording
 from tonnage.recording.host import CUDA, LIBRARIES, MAPPED, PYTHON, HostMemory, HostMoment
 from tonnage.report.lines import packed, wrapped
@@ -23,14 +21,6 @@ _LABELS = {
 }
 # Less than this beside Python and its libraries is not worth a word.
 _WORTH_BYTES = 2 * GIB
-
-
-def host_capacity_bytes(gpu: str) -> int:
-    """A card's share of the memory of the host that it is taken to sit in; 0 where none is known."""
-    try:
-        return find_cluster(gpu).host_memory_bytes
-    except UnknownGpu:
-        return 0
 
 
 def host_lines(recording: Recording, *, verbose: bool = False) -> Iterator[Text]:
@@ -81,7 +71,8 @@ def ranks_host_words(summary: ClusterSummary) -> tuple[list[str], bool]:
     capacity = host_capacity_bytes(f"{summary.gpus_per_host}x{summary.gpu}")
     short = 0 < capacity < needed
     of = f", of a host's {capacity / GIB:,.0f}" if capacity else ""
-    each = "per rank" if _are_alike([rank.host_bytes for rank in ranks]) else "the fullest"
+    alike = most - min((rank.host_bytes for rank in ranks), default=0) <= 0.05 * most
+    each = "per rank" if alike else "the fullest"
     said = [f"needs {needed / GIB:,.1f} GiB of host memory with {len(ranks)} ranks, {most / GIB:,.1f} of it {each}{of}"]
     if mapped >= GIB // 100:
         said.append(f"{mapped_words(mapped)}, once for all ranks")
@@ -92,10 +83,6 @@ def ranks_host_words(summary: ClusterSummary) -> tuple[list[str], bool]:
     elif short:
         said.append("the host has not as much: load onto the card (device_map), or start fewer ranks at once")
     return said, short
-
-
-def _are_alike(sizes: list[int]) -> bool:
-    return max(sizes) - min(sizes) <= 0.05 * max(sizes)
 
 
 def mapped_words(size: int) -> str:

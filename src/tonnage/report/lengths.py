@@ -22,7 +22,9 @@ def length_words(findings: Findings) -> Iterator[str]:
     lengths, size = findings.request.lengths, int(findings.closest.configuration.micro_batch)
     if lengths is None:
         return
-    yield f"samples have {lengths.mean:,.0f} tokens in the mean and {lengths.longest:,} at most" + _cut(lengths)
+    yield f"samples have {lengths.mean:,.0f} tokens in the mean and {lengths.longest:,} at most" + (
+        f"; {percent(lengths.cut)} are longer and cut" if lengths.cut else ""
+    )
     tokens = int(lengths.worst(size)) * size
     often = lengths.at_worst(size)
     how = "the expected largest of an epoch" if lengths.batching == "padding-free" else "the largest of an epoch"
@@ -33,10 +35,6 @@ def length_words(findings: Findings) -> Iterator[str]:
     yield f"{percent(lengths.padding(size))} of what is computed is padding"
     if lengths.batching in ("pad", "bucket") and lengths.longest > lengths.values[0]:
         yield "shapes that change leave the allocator's memory in pieces: set PYTORCH_ALLOC_CONF=expandable_segments:True"
-
-
-def _cut(lengths: Lengths) -> str:
-    return f"; {percent(lengths.cut)} are longer and cut" if lengths.cut else ""
 
 
 def length_lines(findings: Findings, choices: list[Choice]) -> Iterator[tuple[str, str]]:

@@ -18,8 +18,7 @@ from tonnage.report.campaign import NONE, Campaign, campaign_words
 from tonnage.report.lengths import length_lines
 from tonnage.report.lines import bar, beside, column, cut, packed, report_width, table_unit, wrapped
 from tonnage.report.loading import loading_words
-from tonnage.report.objective import objective_notes
-from tonnage.report.parts import part_words
+from tonnage.report.objective import objective_notes, part_words
 from tonnage.units import GIB, format_bytes, percent
 
 if TYPE_CHECKING:
@@ -68,16 +67,14 @@ def print_plan(
         clock(findings) if explain else iter(()),
         footer(findings, seconds, explain),
     ]
+    has_colours = stream.isatty() and not os.environ.get("NO_COLOR")
     stream.write("\n")
     for section in sections:
-        lines = [_styled(line, stream) for line in section]
-        stream.write("".join(f"{line}\n" for line in lines) + ("\n" if lines else ""))
-
-
-def _styled(line: Line, stream: TextIO) -> str:
-    if not stream.isatty() or os.environ.get("NO_COLOR"):
-        return "".join(text for text, _ in line).rstrip()
-    return "".join(f"\x1b[{_CODES[style]}m{text}\x1b[0m" if style else text for text, style in line)
+        lines = list(section)
+        for line in lines:
+            words = "".join(f"\x1b[{_CODES[style]}m{text}\x1b[0m" if style else text for text, style in line)
+            stream.write(f"{words if has_colours else ''.join(text for text, _ in line).rstrip()}\n")
+        stream.write("\n" if lines else "")
 
 
 def headline(findings: Findings, campaign: Campaign = NONE) -> Iterator[Line]:
@@ -206,20 +203,17 @@ def ledger(plan: Plan) -> Iterator[Line]:
     unit = table_unit(plan.capacity_bytes)
     whole = max(plan.capacity_bytes, plan.total_bytes)
     for category, size in plan.ledger.ranked():
-        yield _row(category.label, size, unit, size / whole)
+        share = size / whole
+        yield [
+            (f"  {category.label:<17}{column(size, unit)}  {percent(share):>6}  ", ""),
+            (bar(share, _BAR_CELLS), "bar"),
+        ]
     free = plan.capacity_bytes - plan.total_bytes
     if free > 0:
         yield [(f"  {'free':<17}{column(free, unit)}  {percent(free / whole):>6}", "dim")]
-    yield [(f"  peak in the {plan.moment.partition(',')[0]}{_stage(plan)}", "dim")]
-
-
-def _stage(plan: Plan) -> str:
-    stage = plan.moment.partition(", ")[2]
-    return f" of the {stage}" if stage and stage != "stage" else ""
-
-
-def _row(label: str, size: int, unit: str, share: float) -> Line:
-    return [(f"  {label:<17}{column(size, unit)}  {percent(share):>6}  ", ""), (bar(share, _BAR_CELLS), "bar")]
+    moment, _, stage = plan.moment.partition(", ")
+    of_stage = f" of the {stage}" if stage and stage != "stage" else ""
+    yield [(f"  peak in the {moment}{of_stage}", "dim")]
 
 
 def step(plan: Plan) -> Iterator[Line]:
@@ -320,13 +314,9 @@ def arithmetic(plan: Plan) -> Iterator[Line]:
                 yield from _lines(
                     beside(name, width, f"  {cut(term.source, 17)}", first=f"  {size}  ", rest=f"{'':15}")
                 )
-                yield from _formula(term.formula, dict(term.numbers))
-
-
-def _formula(formula: str, numbers: dict[str, object]) -> Iterator[Line]:
-    yield from _lines(wrapped(formula, first=f"{'':15}= "), "dim")
-    words = ", ".join(f"{name} {number_words(value)}" for name, value in numbers.items())
-    yield from _lines(wrapped(words, first=f"{'':17}"), "dim")
+                yield from _lines(wrapped(term.formula, first=f"{'':15}= "), "dim")
+                words = ", ".join(f"{name} {number_words(value)}" for name, value in dict(term.numbers).items())
+                yield from _lines(wrapped(words, first=f"{'':17}"), "dim")
 
 
 def number_words(value: object) -> str:
@@ -374,10 +364,6 @@ def footer(findings: Findings, seconds: float, explain: bool) -> Iterator[Line]:
     """What was looked at, and what to do next."""
     looked = [f"{findings.looked_at:,} looked at", f"{findings.fitting:,} fit"]
     yield from _lines(packed([f"{findings.searched:,} configurations in {seconds:.2f} s", *looked]), "dim")
-    yield from _hints(findings, explain)
-
-
-def _hints(findings: Findings, explain: bool) -> Iterable[Line]:
     if findings.fits:
         hints = ["to launch it: --export DIR", *([] if explain else ["the arithmetic: --explain"])]
         yield from _lines(packed(hints), "bold")

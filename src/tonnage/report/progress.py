@@ -63,12 +63,9 @@ def line(step: int, phase: str, module: str, peak_bytes: int, capacity_bytes: in
     # Of a wider line the module and the bar share what is more.
     cells = max(6, 16 + (width - 79) // 2)
     left, right = f"{where}  {cut(module, cells):<{cells}}  {peak:<14}  ", f"  {minutes}:{seconds:02d}"
-    return left + _bar(peak_bytes / capacity_bytes, width - len(left) - len(right)) + right
-
-
-def _bar(share: float, cells: int) -> str:
-    halves = min(2 * cells, round(2 * cells * share))
-    return ("━" * (halves // 2) + "╸" * (halves % 2)).ljust(cells)
+    room = width - len(left) - len(right)
+    halves = min(2 * room, round(2 * room * (peak_bytes / capacity_bytes)))
+    return left + ("━" * (halves // 2) + "╸" * (halves % 2)).ljust(room) + right
 
 
 class ProgressFile:

@@ -22,7 +22,7 @@ from tonnage.report.odd_ranks import Comparison, Kind, compare_ranks, spans_of
 from tonnage.report.output import wants_report, write_json, write_page
 from tonnage.report.step_time import rank_time_lines, time_figures
 from tonnage.report.terminal import report_sections
-from tonnage.report.verdict import CLIMBS
+from tonnage.report.total import CLIMBS
 from tonnage.units import format_bytes
 
 _VERDICTS = {"ok": ("fits", "bold green"), "oom": ("does not fit", "bold red"), "error": ("failed", "bold yellow")}
@@ -113,14 +113,15 @@ def print_ranks(cluster: ClusterRecording, advice: Advice, *, stream: TextIO, ve
     summary, found = cluster.summary, compare_ranks(cluster.summary)
     sections = [
         _headline(summary, climbs=bool(advice.outlook.climb)),
-        _trouble(summary),
+        (Text(line, style="red") for line in wrapped(summary.trouble)),
         rank_time_lines(cluster),
         _table(found),
     ]
     sections += [ranks_host_lines(summary), _engines(summary.worst_rank)]
     if summary.worst is not None:
         full = report_sections(cluster.recording_of(summary.worst), advice, verbose=verbose)
-        sections += [iter([heading(_which(summary))]), *full]
+        why = "needs most" if summary.dies_first is None else "dies first"
+        sections += [iter([heading(f"rank {summary.worst}, which {why}")]), *full]
     print_sections(sections, stream)
 
 
@@ -130,10 +131,6 @@ def _headline(summary: ClusterSummary, *, climbs: bool = False) -> Iterator[Text
     if summary.ranks and summary.outcome != "error":
         ran, every = len(summary.ranks), summary.gpus
         yield Text(f"  {ran} of {every} ranks ran and stand for all" if ran < every else "  every rank ran")
-
-
-def _trouble(summary: ClusterSummary) -> Iterator[Text]:
-    yield from (Text(line, style="red") for line in wrapped(summary.trouble))
 
 
 def _table(found: Comparison) -> Iterator[Text]:
@@ -156,7 +153,10 @@ def _row(kind: Kind, unit: str, *, is_odd: bool) -> Text:
     sizes = _shown((rank.peak_allocated_bytes, rank.peak_reserved_bytes, rank.peak_process_bytes))
     cells = "  ".join(column(size, unit) for size in sizes)
     style = {"out of memory": "red", "failed": "yellow"}.get(kind.verdict, "")
-    row = Text(f"  {_names(kind.ranks):<{_names_width()}}{cells}  ") + Text(kind.verdict, style=style)
+    # "0–3, 8 (5)": as many spans as there is room for.
+    count = f" ({len(kind.ranks)})" if len(kind.ranks) > 1 else ""
+    names = spans_of(kind.ranks, _names_width() - 1 - len(count)) + count
+    row = Text(f"  {names:<{_names_width()}}{cells}  ") + Text(kind.verdict, style=style)
     if is_odd:
         row.append(f" {_ODD}" if kind.verdict else _ODD, style="bold")
     row.rstrip()
@@ -172,12 +172,6 @@ def _names_width() -> int:
     return _NAMES_WIDTH if report_width() >= _WIDE else _NAMES_WIDTH - 6
 
 
-def _names(ranks: tuple[int, ...]) -> str:
-    """ "0–3, 8 (5)": as many spans as there is room for."""
-    count = f" ({len(ranks)})" if len(ranks) > 1 else ""
-    return spans_of(ranks, _names_width() - 1 - len(count)) + count
-
-
 def _engines(worst: RankSummary | None) -> Iterator[Text]:
     held = worst.held_by_engines if worst else {}
     if worst and held:
@@ -185,8 +179,3 @@ def _engines(worst: RankSummary | None) -> Iterator[Text]:
     for name, size in held.items():
         beside = "(beside the allocator)" if name == COMMUNICATORS else ""
         yield from map(Text, packed((f"{name:<25}{format_bytes(size):>11}", beside)))
-
-
-def _which(summary: ClusterSummary) -> str:
-    why = "needs most" if summary.dies_first is None else "dies first"
-    return f"rank {summary.worst}, which {why}"

@@ -50,19 +50,16 @@ def _headline(found: RlFindings) -> Iterator[Text | str]:
     used = f"{plan.peak.total_bytes / GIB:,.1f} of {plan.cluster.gpu.memory_bytes / GIB:,.1f} GiB a GPU"
     speed = [f"{time_words(plan.step_s)} a step", f"{plan.samples_per_s:,.1f} samples/s"]
     yield from packed([*([*speed, f"{plan.tokens_per_s:,.0f} tokens/s"] if found.fits else []), used])
-    yield from packed([*flags(plan.trainer), plan.trainer.configuration.precision, *_adapters(plan)], gap="  ")
+    chosen = plan.trainer.configuration
+    adapters = [f"lora {chosen.lora_rank}"] if chosen.lora_rank else []
+    adapters += [f"base {chosen.base}"] if chosen.lora_rank and chosen.base != "16-bit" else []
+    yield from packed([*flags(plan.trainer), chosen.precision, *adapters], gap="  ")
     yield from packed(engine_words(plan), gap="  ")
     if plan.rollout is None:
         yield from wrapped("the KV cache has no room for one sequence", rest="    ")
     if plan.host_bytes > plan.cluster.host_memory_per_gpu_bytes:
         have, needed = (format_bytes(size) for size in (plan.cluster.host_memory_per_gpu_bytes, plan.host_bytes))
         yield from wrapped(f"the host has {have} for a GPU, and {needed} would lie there", rest="    ")
-
-
-def _adapters(plan: RlPlan) -> list[str]:
-    chosen = plan.trainer.configuration
-    base = [] if chosen.base == "16-bit" else [f"base {chosen.base}"]
-    return [f"lora {chosen.lora_rank}", *base] if chosen.lora_rank else []
 
 
 def engine_words(plan: RlPlan) -> list[str]:

@@ -191,13 +191,13 @@ def fixes_of(analysis: Analysis) -> list[tuple[float, str, str]]:
     alike: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in analysis.rows:
         alike[row.item.name if analysis.measured else "", row.advice].append(row)
-    found = [(sum(_stake(row, analysis) for row in rows), _named(rows), advice) for (_, advice), rows in alike.items()]
+    found = []
+    for (_, advice), rows in alike.items():
+        # Of a measured row what its bound does not explain; of a predicted or an unjudged one all of it.
+        judged = [analysis.measured and row.verdict.bound is not Bound.UNKNOWN for row in rows]
+        at_stake_s = sum(row.lost_s if known else row.seconds for row, known in zip(rows, judged, strict=True))
+        found.append((at_stake_s, _named(rows), advice))
     return sorted((fix for fix in found if fix[0] > 0), key=lambda fix: -fix[0])
-
-
-def _stake(row: Row, analysis: Analysis) -> float:
-    """Of a measured row what its bound does not explain; of a predicted or an unjudged one all of it."""
-    return row.lost_s if analysis.measured and row.verdict.bound is not Bound.UNKNOWN else row.seconds
 
 
 def _named(rows: Sequence[Row]) -> str:

@@ -5,7 +5,7 @@ from html import escape
 
 from tonnage.report.html.shell import simple_page
 from tonnage.report.roofline import fixes_of, intensity_words, seconds_words
-from tonnage.report.roofline_plot import NARROW_HEIGHT, NARROW_WIDTH, Plane, plane_of, svg
+from tonnage.report.roofline_plot import NARROW_HEIGHT, NARROW_WIDTH, plane_of, svg
 from tonnage.roofline import MEANINGS, Analysis, Row
 from tonnage.units import percent
 
@@ -29,9 +29,15 @@ def _body(analysis: Analysis) -> Iterator[str]:
     plane = plane_of(analysis)
     if plane is not None:
         wide, narrow = svg(plane, describe), svg(plane, describe, width=NARROW_WIDTH, height=NARROW_HEIGHT)
-        yield f'<figure><div class="wide">{wide}</div><div class="narrow">{narrow}</div>{_caption(analysis, plane)}</figure>'
+        absent = len(analysis.rows) - len(plane.points)
+        others = f" {absent} without counted arithmetic or bytes are in the table alone." if absent else ""
+        caption = f"<figcaption>Areas are times; point at a mark for its figures.{others}</figcaption>"
+        yield f'<figure><div class="wide">{wide}</div><div class="narrow">{narrow}</div>{caption}</figure>'
     yield from _classes(analysis)
-    yield from _fixes(analysis)
+    yield '<h2>What to do</h2><div class="scroll"><table id="changes"><tbody>'
+    for seconds, what, change in fixes_of(analysis)[:12]:
+        yield f'<tr><td class="n">{seconds_words(seconds)}</td><td>{escape(what)}</td><td>{escape(change)}</td></tr>'
+    yield "</tbody></table></div>"
     yield from _table(analysis)
     yield from (f"<p>{escape(note)}</p>" for note in analysis.profile.notes)
 
@@ -44,12 +50,6 @@ def describe(row: Row) -> str:
         parts.append(f"{intensity_words(item.work.intensity)} FLOP/B")
     near = "" if verdict.share is None else f", {percent(verdict.share, 0)} of its ceiling"
     return "\n".join([*parts, f"{verdict.bound}{near}", row.advice])
-
-
-def _caption(analysis: Analysis, plane: Plane) -> str:
-    absent = len(analysis.rows) - len(plane.points)
-    others = f" {absent} without counted arithmetic or bytes are in the table alone." if absent else ""
-    return f"<figcaption>Areas are times; point at a mark for its figures.{others}</figcaption>"
 
 
 def _timeline(analysis: Analysis) -> Iterator[str]:
@@ -71,13 +71,6 @@ def _classes(analysis: Analysis) -> Iterator[str]:
             f'<tr><td><span class="key {name}"></span>{bound}</td><td class="n">{seconds_words(seconds)}</td>'
             f'<td class="n">{percent(share)}</td><td>{escape(MEANINGS[bound])}</td></tr>'
         )
-    yield "</tbody></table></div>"
-
-
-def _fixes(analysis: Analysis) -> Iterator[str]:
-    yield '<h2>What to do</h2><div class="scroll"><table id="changes"><tbody>'
-    for seconds, what, change in fixes_of(analysis)[:12]:
-        yield f'<tr><td class="n">{seconds_words(seconds)}</td><td>{escape(what)}</td><td>{escape(change)}</td></tr>'
     yield "</tbody></table></div>"
 
 

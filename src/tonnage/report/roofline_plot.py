@@ -73,16 +73,23 @@ class Axis:
 
 def plane_of(analysis: Analysis) -> Plane | None:
     """Rows that have a place; None where none has."""
-    counted = tuple(_counted(analysis))
+    works = [(row, row.item.work.intensity, row.item.work.operations) for row in analysis.rows if row.seconds]
+    counted = tuple(Point(intensity, done / row.seconds, row) for row, intensity, done in works if intensity and done)
     if counted:
+        ceilings = analysis.ceilings
+        used = {ceilings.has(point.row.item.work.precision) for point in counted} | {ceilings.precision}
         return Plane(
             points=counted,
-            roofs=tuple(_roofs(analysis, counted)),
+            roofs=tuple(
+                Roof(f"{name} {ceilings.rate(name) / 1e12:,.0f} TFLOP/s", ceilings.rate(name), ceilings.ridge(name))
+                for name in sorted(used, key=ceilings.rate)
+            ),
             slope_name=f"memory {analysis.ceilings.memory_bytes_per_s / 1e12:.2f} TB/s",
             x_name="operations on each byte (FLOP/B)",
             y_name="operations a second (FLOP/s)",
         )
-    shares = tuple(_shares(analysis))
+    judged = [(row, row.verdict.memory_share, row.verdict.compute_share) for row in analysis.rows]
+    shares = tuple(Point(compute / memory, compute, row) for row, memory, compute in judged if memory and compute)
     if not shares:
         return None
     return Plane(
@@ -94,33 +101,19 @@ def plane_of(analysis: Analysis) -> Plane | None:
     )
 
 
-def _counted(analysis: Analysis) -> Iterator[Point]:
-    for row in analysis.rows:
-        intensity, operations = row.item.work.intensity, row.item.work.operations
-        if intensity and operations and row.seconds:
-            yield Point(intensity, operations / row.seconds, row)
-
-
-def _shares(analysis: Analysis) -> Iterator[Point]:
-    for row in analysis.rows:
-        memory, compute = row.verdict.memory_share, row.verdict.compute_share
-        if memory and compute:
-            yield Point(compute / memory, compute, row)
-
-
-def _roofs(analysis: Analysis, points: Sequence[Point]) -> Iterator[Roof]:
-    ceilings = analysis.ceilings
-    used = {ceilings.has(point.row.item.work.precision) for point in points} | {ceilings.precision}
-    for name in sorted(used, key=lambda name: ceilings.rate(name)):
-        yield Roof(f"{name} {ceilings.rate(name) / 1e12:,.0f} TFLOP/s", ceilings.rate(name), ceilings.ridge(name))
-
-
 def svg(plane: Plane, describe: Callable[[Row], str], *, width: int = WIDTH, height: int = HEIGHT) -> str:
     """The whole picture."""
     x, y = _axes(plane, width, height)
-    marks = list(_placed(plane, x, y))
+    # Areas are times; the smallest come last, on top.
+    longest = max(point.row.seconds for point in plane.points)
+    marks = [
+        Mark(x(point.x), y(point.y), max(_SMALLEST, _LARGEST * sqrt(point.row.seconds / longest)), point.row)
+        for point in sorted(plane.points, key=lambda point: -point.row.seconds)
+    ]
     labels = Labels(x.end, [(m.x - m.size, m.y - m.size, m.x + m.size, m.y + m.size) for m in marks])
-    lines = [*_grid(plane, x, y), *_roof_lines(plane, x, y)]
+    # One slope for the memory; each roof from its ridge on.
+    roofs = [(x(roof.ridge), y(roof.rate), x.end, y(roof.rate)) for roof in plane.roofs]
+    lines = [*_grid(plane, x, y), *(_line(*ends) for ends in (_slope(plane, x, y), *roofs))]
     words = [*_roof_names(plane, x, y, labels), *_names(marks, labels)]
     parts = [*lines, *(_mark(mark, describe) for mark in marks), *filter(None, words)]
     label = f"Roofline: {plane.y_name} against {plane.x_name}"
@@ -198,13 +191,6 @@ def _slope(plane: Plane, x: Axis, y: Axis) -> tuple[float, float, float, float]:
     return x(start), y(start * slope), x(highest.ridge), y(highest.rate)
 
 
-def _roof_lines(plane: Plane, x: Axis, y: Axis) -> Iterator[str]:
-    """One slope for the memory; each roof from its ridge on."""
-    yield _line(*_slope(plane, x, y))
-    for roof in plane.roofs:
-        yield _line(x(roof.ridge), y(roof.rate), x.end, y(roof.rate))
-
-
 def _roof_names(plane: Plane, x: Axis, y: Axis, labels: Labels) -> Iterator[str]:
     x1, y1, x2, y2 = _slope(plane, x, y)
     # Above the slope and left of it, wherever there is room.
@@ -232,14 +218,6 @@ class Mark:
     y: float
     size: float
     row: Row
-
-
-def _placed(plane: Plane, x: Axis, y: Axis) -> Iterator[Mark]:
-    """Areas are times; the smallest come last, on top."""
-    longest = max(point.row.seconds for point in plane.points)
-    for point in sorted(plane.points, key=lambda point: -point.row.seconds):
-        size = max(_SMALLEST, _LARGEST * sqrt(point.row.seconds / longest))
-        yield Mark(x(point.x), y(point.y), size, point.row)
 
 
 def _mark(mark: Mark, describe: Callable[[Row], str]) -> str:

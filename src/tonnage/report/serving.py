@@ -128,17 +128,14 @@ def _beside(plan: ServingPlan) -> Iterator[Text | str]:
     for each in plan.neighbours:
         words = [each.words, format_bytes(each.claimed_bytes, "GiB")]
         if each.share:
-            words.append(f"{SHARE_FLAGS.get(_engine_of(each), '--gpu-memory-utilization')} {each.share:g}")
+            engine = each.plan.best.configuration.engine if each.plan is not None else ""
+            words.append(f"{SHARE_FLAGS.get(engine, '--gpu-memory-utilization')} {each.share:g}")
         if each.plan is not None:
             words.append(f"{_users(min(each.plan.best.most_users, each.plan.best.configuration.max_seqs))} at most")
         yield from wrapped(" · ".join(words), rest="    ")
     asked = plan.best.configuration
     if asked.engine in SHARE_FLAGS:
         yield from wrapped(f"{plan.shape.name} itself · {SHARE_FLAGS[asked.engine]} {asked.utilization:g}", rest="    ")
-
-
-def _engine_of(neighbour: Neighbour) -> str:
-    return neighbour.plan.best.configuration.engine if neighbour.plan is not None else ""
 
 
 def _users(number: int) -> str:
@@ -245,17 +242,16 @@ def _layouts(plan: ServingPlan) -> Iterator[Text | str]:
     if not plan.others:
         return
     yield ""
-    heads = ("other layouts", "users", "longest context", "tokens/s at most", "")
-    head, *rows = table([heads, *map(_layout_cells, plan.others[:OTHERS])], align="<>>><", spare=(2,))
+    cells: list[tuple[str, ...]] = [("other layouts", "users", "longest context", "tokens/s at most", "")]
+    for layout in plan.others[:OTHERS]:
+        asked = layout.configuration
+        numbers = (layout.most_users, layout.longest_context, round(layout.tokens_per_s))
+        why = "" if layout.fits else f"lacks {format_bytes(layout.missing_bytes)}"
+        words = f" tp {asked.tp} pp {asked.pp} × {layout.replicas}"
+        cells.append((words, *(f"{number:,}" for number in numbers), why))
+    head, *rows = table(cells, align="<>>><", spare=(2,))
     yield Text(head, style="bold")
     yield from rows
-
-
-def _layout_cells(layout: Layout) -> tuple[str, ...]:
-    asked = layout.configuration
-    numbers = (layout.most_users, layout.longest_context, round(layout.tokens_per_s))
-    why = "" if layout.fits else f"lacks {format_bytes(layout.missing_bytes)}"
-    return f" tp {asked.tp} pp {asked.pp} × {layout.replicas}", *(f"{number:,}" for number in numbers), why
 
 
 def _launch(plan: ServingPlan) -> Iterator[Text | str]:
@@ -379,6 +375,8 @@ def serving_figures(plan: ServingPlan) -> dict[str, Any]:
     """The keys that scripts rely on. Sizes are of one GPU, the fullest."""
     best, budget = plan.best, plan.best.budget
     asked = best.configuration
+    keys = ("parameters", "kv_cache", "activations", "graphs", "workspace", "context")
+    figures = {f"{key}_bytes": size for key, (_, size) in zip(keys, ledger_rows(budget), strict=True)}
     return {
         "tonnage": __version__,
         "fits": plan.fits,
@@ -389,7 +387,7 @@ def serving_figures(plan: ServingPlan) -> dict[str, Any]:
         "needed_bytes": budget.needed_bytes,
         "available_bytes": budget.available_bytes,
         "config": _configuration(best) | {"users": plan.users, "replicas": best.replicas},
-        "ledger": _ledger_figures(budget),
+        "ledger": figures | {"total_bytes": budget.total_bytes},
         "loading": loading_figures(serving_loading(plan.shape, budget, plan.cluster.gpus_per_host), plan.cluster),
         "kv": _kv_figures(plan),
         "most_users": best.most_users,
@@ -446,12 +444,6 @@ def _configuration(layout: Layout) -> dict[str, Any]:
         "utilization", "max_seqs", "batched_tokens", "eager", "reserved_bytes",
     )  # fmt: skip
     return {name: getattr(asked, name) for name in names}
-
-
-def _ledger_figures(budget: ServingBudget) -> dict[str, int]:
-    keys = ("parameters", "kv_cache", "activations", "graphs", "workspace", "context")
-    figures = {f"{key}_bytes": size for key, (_, size) in zip(keys, ledger_rows(budget), strict=True)}
-    return figures | {"total_bytes": budget.total_bytes}
 
 
 def _kv_figures(plan: ServingPlan) -> dict[str, Any]:

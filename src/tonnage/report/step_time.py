@@ -53,17 +53,14 @@ def step_words(time: StepTime, where: str = "") -> list[str]:
     on = where or f"the {time.gpu.key}"
     words = [f"a step takes about {time_words(time.step_s)} on {on} ({range_words(time)})"]
     # Tokens a second, or samples where there are none.
-    paces = [
-        (count / time.step_s, what) for count, what in ((time.tokens, "tokens"), (time.samples, "samples")) if count
-    ]
-    words += [f"{_three_digits(pace)} {what}/s{' a rank' if where else ''}" for pace, what in paces[:1]]
+    count, what = (time.tokens, "tokens") if time.tokens else (time.samples, "samples")
+    if count:
+        pace = count / time.step_s
+        rounded = f"{float(f'{pace:.3g}'):,.0f}" if pace >= 100 else f"{pace:.3g}"
+        words.append(f"{rounded} {what}/s{' a rank' if where else ''}")
     if time.share_of_peak is not None and time.share_of_peak >= _LEAST_PEAK:
         words.append(f"{percent(time.share_of_peak, 0)} of its peak")
     return words
-
-
-def _three_digits(amount: float) -> str:
-    return f"{float(f'{amount:.3g}'):,.0f}" if amount >= 100 else f"{amount:.3g}"
 
 
 def shares(time: StepTime) -> dict[str, float]:

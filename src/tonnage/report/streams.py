@@ -60,9 +60,8 @@ def _look_alike(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     signs = error.object[error.start : error.end]
-    return "".join(_LOOK_ALIKES.get(sign) or _plain(sign) for sign in signs), error.end
-
-
-def _plain(sign: str) -> str:
-    """A letter without its accents, or "?"."""
-    return normalize("NFKD", sign).encode("ascii", "ignore").decode() or "?"
+    # A look-alike, the letter without its accents, or "?".
+    plain = (normalize("NFKD", sign).encode("ascii", "ignore").decode() for sign in signs)
+    return "".join(
+        _LOOK_ALIKES.get(sign) or letter or "?" for sign, letter in zip(signs, plain, strict=True)
+    ), error.end

@@ -13,7 +13,7 @@ from tonnage.explain import Advice, Outlook
 from tonnage.explain.cards import AllCards
 from tonnage.explain.case import is_limited_by_itself
 from tonnage.ledger import Category
-from tonnage.recording import Allocation, Group, OutOfMemory, Recording, telling_lines
+from tonnage.recording import Allocation, OutOfMemory, Recording, telling_lines
 from tonnage.recording.timeline import name_at
 from tonnage.report.all_cards import all_cards_sections
 from tonnage.report.campaign import NONE, Campaign
@@ -33,10 +33,9 @@ from tonnage.report.lines import (
     wrapped,
 )
 from tonnage.report.step_time import time_lines, time_words
-from tonnage.report.total import larger_card_words, total_lines
-from tonnage.report.verdict import verdict_words
+from tonnage.report.total import larger_card_words, total_lines, verdict_words
 from tonnage.script.notebook import source_line
-from tonnage.units import format_bytes, percent
+from tonnage.units import GIB, format_bytes, percent
 from tonnage.untrusted import clipped
 
 _LARGEST = 5
@@ -89,7 +88,11 @@ def report_sections(
 def headline(recording: Recording, ahead: Outlook) -> Iterator[Text]:
     """The card, the verdict, the peaks, where the peak is, and what lies ahead."""
     header = recording.header
-    yield from spread(Text(f"  {_card(recording)}", style="bold"), Text(*_verdict(recording, bool(ahead.climb))))
+    # The card, the version and the source, as far as a recording knows them: a snapshot does not say all.
+    size = f", {header.capacity_bytes / GIB:.1f} GiB" if header.capacity_bytes else ""
+    torch = header.torch_modelled.partition("+")[0]
+    card = " · ".join(filter(None, [f"{header.gpu_name}{size}", f"torch {torch}" if torch else "", header.source]))
+    yield from spread(Text(f"  {card}", style="bold"), Text(*_verdict(recording, bool(ahead.climb))))
     process = recording.peak_process_bytes
     share = f" ({percent(process / header.capacity_bytes, 0)})" if header.capacity_bytes else ""
     sizes = (
@@ -108,14 +111,6 @@ def headline(recording: Recording, ahead: Outlook) -> Iterator[Text]:
 def _verdict(recording: Recording, climbs: bool) -> tuple[str, str]:
     outcome = recording.header.outcome
     return verdict_words(outcome, climbs), "bold yellow" if climbs and outcome == "ok" else _STYLES[outcome]
-
-
-def _card(recording: Recording) -> str:
-    """The card, the version and the source, as far as a recording knows them: a snapshot does not say all."""
-    header = recording.header
-    size = f", {_short(header.capacity_bytes)}" if header.capacity_bytes else ""
-    torch = header.torch_modelled.partition("+")[0]
-    return " · ".join(filter(None, [f"{header.gpu_name}{size}", f"torch {torch}" if torch else "", header.source]))
 
 
 def failure(recording: Recording) -> Iterator[Text]:
@@ -205,14 +200,13 @@ def largest(recording: Recording) -> Iterator[Text]:
     yield heading("largest at the peak")
     unit = table_unit(recording.peak_allocated_bytes)
     lines = telling_lines((group.line, group.stack) for group in groups)
-    rows = [_largest_cells(group, line, unit) for group, line in zip(groups, lines, strict=True)]
+    rows = []
+    for group, line in zip(groups, lines, strict=True):
+        module = group.module or ("" if group.category is Category.ACTIVATIONS else group.category.label)
+        operator = group.operator.removeprefix("aten::")
+        rows.append((column(group.total_bytes, unit).strip(), group.what, operator, module, line))
     beside = table(rows, align="><<<<", names=(2, 3), gap=" ")
     yield from map(Text, beside if max(map(len, beside)) <= report_width() else _in_two_lines(rows))
-
-
-def _largest_cells(group: Group, line: str, unit: str) -> tuple[str, ...]:
-    module = group.module or ("" if group.category is Category.ACTIVATIONS else group.category.label)
-    return column(group.total_bytes, unit).strip(), group.what, group.operator.removeprefix("aten::"), module, line
 
 
 def _in_two_lines(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
@@ -270,11 +264,14 @@ def _stand_ins(recording: Recording, verbose: bool) -> Iterator[Text]:
 
 def cards_table(answers: Sequence[Recording], *, climbs: bool = False) -> Iterator[Text]:
     """One run on several cards."""
-    cells = [_card_cells(answer, climbs) for answer in answers]
-    head, *rows = table(
-        [("card", "memory", "allocated", "reserved", "process", "step", "verdict"), *cells],
-        align="<>>>>><", names=(6,), spare=(1, 2),
-    )  # fmt: skip
+    cells: list[tuple[str, ...]] = [("card", "memory", "allocated", "reserved", "process", "step", "verdict")]
+    for answer in answers:
+        peaks = (answer.peak_allocated_bytes, answer.peak_reserved_bytes, answer.peak_process_bytes)
+        sizes = (format_bytes(size, "GiB") for size in (answer.header.capacity_bytes, *peaks))
+        verdict = (answer.oom.line or "dies") if answer.oom else _verdict(answer, climbs)[0]
+        time = time_words(answer.step_time.step_s) if answer.step_time else ""
+        cells.append((answer.header.gpu, *sizes, time, verdict))
+    head, *rows = table(cells, align="<>>>>><", names=(6,), spare=(1, 2))
     yield Text(head.removesuffix("verdict").rstrip(), style="bold")
     for answer, row in zip(answers, rows, strict=True):
         text, (_, style) = Text(row), _verdict(answer, climbs)
@@ -282,17 +279,6 @@ def cards_table(answers: Sequence[Recording], *, climbs: bool = False) -> Iterat
         yield text
     if any(answer.oom for answer in answers):
         yield Text("  a card that cannot hold it shows the line that dies there", style="dim")
-
-
-def _card_cells(answer: Recording, climbs: bool) -> tuple[str, ...]:
-    sizes = (answer.header.capacity_bytes, *_peaks(answer))
-    verdict = (answer.oom.line or "dies") if answer.oom else _verdict(answer, climbs)[0]
-    step = time_words(answer.step_time.step_s) if answer.step_time else ""
-    return answer.header.gpu, *(format_bytes(size, "GiB") for size in sizes), step, verdict
-
-
-def _peaks(answer: Recording) -> tuple[int, int, int]:
-    return answer.peak_allocated_bytes, answer.peak_reserved_bytes, answer.peak_process_bytes
 
 
 def _where(step: int, phase: str) -> str:
@@ -316,7 +302,3 @@ def _place_lines(recording: Recording, what: str, at: Allocation | OutOfMemory, 
         yield Text("    " + cut(source, report_width() - 4), style=style)
     if at.stack and at.stack[0] != at.line:
         yield Text("  inside " + cut(at.stack[0], report_width() - 9), style="dim")
-
-
-def _short(size_bytes: int) -> str:
-    return f"{size_bytes / 2**30:.1f} GiB"

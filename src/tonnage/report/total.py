@@ -1,4 +1,4 @@
-"""What a run that ran out of memory needs in all, in words. It computes nothing."""
+"""How a run ended, and what one that ran out of memory needs in all, in words. It computes nothing."""
 
 from collections.abc import Iterator
 
@@ -19,6 +19,8 @@ _STOPPED = {
     REPEATS: "it was stopped when its steps repeated: what it would do after them is not in this",
     PATIENCE: "it was stopped after five minutes: what it would do later is not in this",
 }
+_WORDS = {"ok": "fits", "oom": "does not fit", "error": "script failed"}
+CLIMBS = "fits so far, but climbs"
 
 
 def total_lines(recording: Recording, advice: Advice, *, alone: bool = False) -> Iterator[Text]:
@@ -31,7 +33,10 @@ def total_lines(recording: Recording, advice: Advice, *, alone: bool = False) ->
         yield from map(Text, wrapped(_unknown(recording, alone)))
         return
     yield from (Text(line, style="bold") for line in wrapped(total_words(recording, advice)))
-    yield from map(Text, wrapped(_where(total)))
+    place = ", ".join(filter(None, [f"step {total.step}" if total.step else "", total.phase]))
+    at = f", at {total.line}" if total.line else ""
+    peak = format_bytes(total.peak_allocated_bytes)
+    yield from map(Text, wrapped(f"most of it in {place or 'no step'}{at}: {peak} allocated"))
     if words := caveat_words(total):
         yield from (Text(line, style="yellow") for line in wrapped(words))
 
@@ -64,12 +69,6 @@ def larger_card_words(recording: Recording, card: str | None) -> str:
     return f"a larger card: the {card} " + ("holds the whole run" if recording.whole else "gets past that line")
 
 
-def _where(total: Total) -> str:
-    place = ", ".join(filter(None, [f"step {total.step}" if total.step else "", total.phase]))
-    at = f", at {total.line}" if total.line else ""
-    return f"most of it in {place or 'no step'}{at}: {format_bytes(total.peak_allocated_bytes)} allocated"
-
-
 def _unknown(recording: Recording, alone: bool) -> str:
     """What to say where nobody knows what comes after the line that died."""
     oom = recording.oom
@@ -79,3 +78,8 @@ def _unknown(recording: Recording, alone: bool) -> str:
         return "no card will ever hold that one tensor: look at its extents"
     is_known = not alone or recording.header.source != "virtual"
     return "" if is_known else "what it needs in all is not known: tonnage run --gpu all tells"
+
+
+def verdict_words(outcome: str, climbs: bool = False) -> str:
+    """The verdict; one that went on, but whose steps climb, has not shown that it fits."""
+    return CLIMBS if climbs and outcome == "ok" else _WORDS[outcome]

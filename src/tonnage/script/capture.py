@@ -191,7 +191,11 @@ class StepCapture:
         if profiler.is_on() or self._tried >= _MOST_STEPS:
             self._over = True
             return
-        self._listen_to_dynamo()
+        # A compilation runs every operator many times over, on tensors without memory.
+        callbacks = sys.modules.get("torch._dynamo.callback")
+        if callbacks is not None and not self._asks_dynamo:
+            self._asks_dynamo = True
+            callbacks.callback_handler.register_start_callback(self._compilation_starts)
         profiler.begin(follows_nodes=self._has_streams)
         self._profiling, self._spoiled = True, False
         self._steps = [_Step(self._who.trains)]
@@ -217,23 +221,14 @@ class StepCapture:
             return
         self._profiling = False
         with no_collection():
-            self._keep(profiler.end())
-
-    def _keep(self, results: Any) -> None:
-        """The last complete step; one without an evaluation in it, if there is one."""
-        complete = [(at, step) for at, step in enumerate(self._steps) if step.complete]
-        if complete and not self._spoiled:
-            at, step = next((pair for pair in reversed(complete) if not pair[1].evaluates), complete[-1])
-            self.captured = step.read(Profile(results), at)
+            results = profiler.end()
+            # Keep the last complete step; one without an evaluation in it, if there is one.
+            complete = [(at, step) for at, step in enumerate(self._steps) if step.complete]
+            if complete and not self._spoiled:
+                at, step = next((pair for pair in reversed(complete) if not pair[1].evaluates), complete[-1])
+                self.captured = step.read(Profile(results), at)
 
     # Others that come in between
-
-    def _listen_to_dynamo(self) -> None:
-        """A compilation runs every operator many times over, on tensors without memory."""
-        callbacks = sys.modules.get("torch._dynamo.callback")
-        if callbacks is not None and not self._asks_dynamo:
-            self._asks_dynamo = True
-            callbacks.callback_handler.register_start_callback(self._compilation_starts)
 
     @_harmless
     def _compilation_starts(self, *_: Any) -> None:

@@ -43,7 +43,9 @@ def is_caught(error: type[BaseException], frames: Iterable[FrameType]) -> bool:
                     continue
                 if not _ends(handler.body):
                     return True
-                if _raises_another(handler):
+                # Whether what it raises is an error of its own, not the one that it caught.
+                raised = [node.exc for node in ast.walk(handler) if isinstance(node, ast.Raise)]
+                if any(exc and not (isinstance(exc, ast.Name) and exc.id == handler.name) for exc in raised):
                     kinds = (Exception,)  # of whatever type it is now
             elif any(_item_catches(item.context_expr, kinds, frame) for item in block.items):
                 return True
@@ -132,12 +134,6 @@ def _leaves(node: ast.AST, in_loop: bool = False) -> bool:
     return any(_leaves(child, inside) for child in ast.iter_child_nodes(node))
 
 
-def _raises_another(handler: ast.ExceptHandler) -> bool:
-    """Whether what it raises is an error of its own, not the one that it caught."""
-    raised = [node.exc for node in ast.walk(handler) if isinstance(node, ast.Raise)]
-    return any(error and not (isinstance(error, ast.Name) and error.id == handler.name) for error in raised)
-
-
 def _item_catches(item: ast.expr, errors: tuple[type[BaseException], ...], frame: FrameType) -> bool:
     """Whether a `with` of this context manager goes on after such an error."""
     if not isinstance(item, ast.Call):
@@ -157,15 +153,12 @@ def _generator_catches(made: Any, errors: tuple[type[BaseException], ...], frame
     if code is None or not inspect.isgeneratorfunction(made):
         return False
     tree = _tree(code.co_filename, made.__globals__)
+    last = max(line for *_, line in code.co_lines() if line)
     for node in ast.walk(tree) if tree else ():
-        if not isinstance(node, ast.Try) or not code.co_firstlineno <= node.lineno <= max(_lines_of(code)):
+        if not isinstance(node, ast.Try) or not code.co_firstlineno <= node.lineno <= last:
             continue
         has_yield = any(isinstance(inner, ast.Yield) for statement in node.body for inner in ast.walk(statement))
         handler = next((h for h in node.handlers if _matches(h.type, errors, frame)), None)
         if has_yield and handler and not _ends(handler.body):
             return True
     return False
-
-
-def _lines_of(code: Any) -> list[int]:
-    return [line for *_, line in code.co_lines() if line]

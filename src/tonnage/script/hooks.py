@@ -146,7 +146,9 @@ def _wrap_call(who: Attribution, *, outermost_only: bool) -> Callable[[], None]:
             who.module_ends(self, output)
 
     call.__name__ = plain.__name__
-    _set_call(_as_if_in(nn_module.__file__, call))
+    # Let Dynamo take a function for one of PyTorch's: by its file it decides what to inline and what to leave alone.
+    call.__code__ = call.__code__.replace(co_filename=nn_module.__file__)
+    _set_call(call)
     return lambda: _set_call(plain)
 
 
@@ -160,12 +162,6 @@ def _set_call(function: Callable[..., Any]) -> None:
 def _is_traced() -> bool:
     """Whether a graph is being made of what runs now: AOTAutograd runs backward too, on tensors without memory."""
     return torch._guards.TracingContext.try_get() is not None
-
-
-def _as_if_in(file: str, function: Any) -> Any:
-    """Let Dynamo take a function for one of PyTorch's: by its file it decides what to inline and what to leave alone."""
-    function.__code__ = function.__code__.replace(co_filename=file)
-    return function
 
 
 def _leave_to_python(*methods: Any) -> None:

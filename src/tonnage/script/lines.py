@@ -58,7 +58,9 @@ class LineFinder:
         self.source_of: Callable[[str, int], tuple[str, str] | None] | None = None
         paths = sysconfig.get_paths()
         self._packages = _roots(paths["purelib"], paths["platlib"], *site.getsitepackages())
-        self._foreign = (*self._packages, *_roots(paths["stdlib"], paths["platstdlib"], _OURS, *_torch_folder()))
+        torch = sys.modules.get("torch")
+        torch_folder = [os.path.dirname(torch.__file__)] if torch is not None and torch.__file__ else []
+        self._foreign = (*self._packages, *_roots(paths["stdlib"], paths["platstdlib"], _OURS, *torch_folder))
         # What a file is called, whether it is the script's, and which of its functions tell a phase; the name is empty where
         # its lines are left out. Files are the keys and not code objects, some of which have no hash: torch.compile makes code
         # with dictionaries in it.
@@ -114,8 +116,3 @@ class LineFinder:
 
 def _roots(*paths: str) -> tuple[str, ...]:
     return tuple({os.path.realpath(path) + os.sep for path in paths})
-
-
-def _torch_folder() -> list[str]:
-    torch = sys.modules.get("torch")
-    return [os.path.dirname(torch.__file__)] if torch is not None and torch.__file__ else []

@@ -108,18 +108,15 @@ class _Shell:
         if isinstance(last, ast.Expr):
             value = self._evaluate(_compiled(ast.Expression(last.value), cell.file, "eval"))
             if value is not None and not text.rstrip().endswith(";"):
-                self._keep(value)
+                # What a cell shows stays alive, and so does its memory.
+                names = self.user_ns
+                names["___"], names["__"], names["_"] = names.get("__"), names.get("_"), value
+                names[f"_{self._cell.number}"] = self.outputs[self._cell.number] = value
+                _display(value)
 
     def _evaluate(self, code: CodeType) -> Any:
         value = eval(code, self.user_ns)
         return asyncio.run(value) if code.co_flags & inspect.CO_COROUTINE else value
-
-    def _keep(self, value: Any) -> None:
-        """What a cell shows stays alive, and so does its memory."""
-        names = self.user_ns
-        names["___"], names["__"], names["_"] = names.get("__"), names.get("_"), value
-        names[f"_{self._cell.number}"] = self.outputs[self._cell.number] = value
-        _display(value)
 
     def _without_cell_magics(self, text: str) -> str:
         """The cell without `%%` in its first lines; "" where they give it another meaning than Python's."""
@@ -144,7 +141,7 @@ class _Shell:
     def run_line_magic(self, name: str, line: str, *_depth: Any, **__: Any) -> Any:
         """`%name line`."""
         if name in _RUN_ONCE:
-            self._statement(_OPTIONS.sub("", line))
+            self._evaluate(_compiled(ast.parse(_OPTIONS.sub("", line), self._cell.file), self._cell.file, "exec"))
         elif name in ("env", "set_env") and "=" in line:
             key, _, value = line.partition("=")
             os.environ[key.strip()] = value.strip()
@@ -159,9 +156,6 @@ class _Shell:
             self._skip(f"%{name} {line}".rstrip(), "it changes no memory of the GPU")
 
     magic = run_line_magic
-
-    def _statement(self, text: str) -> None:
-        self._evaluate(_compiled(ast.parse(text, self._cell.file), self._cell.file, "exec"))
 
     def system(self, command: str, *_: Any, **__: Any) -> None:
         """`!command`."""

@@ -178,7 +178,11 @@ class Calls:
             if isinstance(value, tensor):
                 told = tuple(value.sizes), tuple(value.strides), _type(value.dtype), "", _device(value.device)
             elif isinstance(value, list):
-                told = _told_of_list(value)
+                # What is known of an argument that is a list of tensors.
+                kinds = {t.dtype for t in value}
+                kind = f"{_type(kinds.pop())}[]" if len(kinds) == 1 else "TensorList"
+                device = "cuda" if any(t.device.type == "cuda" for t in value) else "cpu" if value else ""
+                told = (tuple(tuple(t.sizes) for t in value), tuple(tuple(t.strides) for t in value), kind, "", device)
             else:
                 if value is None:
                     concrete = concrete or self._concrete(event.call, len(given))
@@ -198,14 +202,6 @@ class Calls:
         flat = self._flat.get(event.correlation_id)
         found: list[Any] = flat.concrete_inputs() if flat is not None else []
         return found + [None] * (count - len(found))
-
-
-def _told_of_list(tensors: list[Any]) -> _Told:
-    """What is known of an argument that is a list of tensors."""
-    kinds = {t.dtype for t in tensors}
-    kind = f"{_type(kinds.pop())}[]" if len(kinds) == 1 else "TensorList"
-    device = "cuda" if any(t.device.type == "cuda" for t in tensors) else "cpu" if tensors else ""
-    return tuple(tuple(t.sizes) for t in tensors), tuple(tuple(t.strides) for t in tensors), kind, "", device
 
 
 def read_step(profile: Profile, at: int, *, settings: dict[str, str], **facts: Any) -> CapturedStep:
@@ -264,17 +260,18 @@ def _phases(events: Iterable[Event], kept: list[Event]) -> list[tuple[int, str]]
         elif event.mark == RECOMPUTE and recomputing is None:
             recomputing = event
             begin(RECOMPUTE)
-        elif place < len(kept) and event is kept[place] and _is_past(event, recomputing):
+        elif (
+            place < len(kept)
+            and event is kept[place]
+            and recomputing is not None
+            and event.thread == recomputing.thread
+            and event.depth < recomputing.depth
+        ):
             recomputing = None
             begin("backward")
         while place < len(kept) and event is kept[place]:
             place += 1
     return found
-
-
-def _is_past(event: Event, begun: Event | None) -> bool:
-    """Whether what had begun is over."""
-    return begun is not None and event.thread == begun.thread and event.depth < begun.depth
 
 
 def _is_pinned(address: int | None) -> bool:

@@ -9,9 +9,9 @@ import os
 import runpy
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Literal
 
@@ -102,17 +102,13 @@ class Program:
 def _module_file(name: str, folder: str) -> str | None:
     """The file that `python -m name` would run."""
     first, *rest = name.split(".")
-    spec = PathFinder.find_spec(first, [folder]) or _installed(first)
+    spec = PathFinder.find_spec(first, [folder])
+    if spec is None:
+        with suppress(ImportError, ValueError):
+            spec = importlib.util.find_spec(first)  # of a name without a dot: nothing is imported
     for part in rest:
         places = spec.submodule_search_locations if spec else None
         spec = PathFinder.find_spec(part, list(places)) if places else None
     if spec and spec.submodule_search_locations:
         spec = PathFinder.find_spec("__main__", list(spec.submodule_search_locations))
     return spec.origin if spec else None
-
-
-def _installed(name: str) -> ModuleSpec | None:
-    try:
-        return importlib.util.find_spec(name)  # of a name without a dot: nothing is imported
-    except (ImportError, ValueError):
-        return None

@@ -62,7 +62,10 @@ def run_as_main(
             return Ending("error", 130, "interrupted")
         if not isinstance(error, told_elsewhere):
             _show(error)
-        shortage = _cause(error, torch.OutOfMemoryError)
+        # The error of this kind that it was raised from: a pipeline's schedule, say, wraps what its stages raise.
+        shortage = error.__cause__
+        while shortage is not None and not isinstance(shortage, torch.OutOfMemoryError):
+            shortage = shortage.__cause__
         return Ending("oom", 1, str(shortage)) if shortage else Ending("error", 1, _words(error))
     finally:
         sys.stdout.flush()
@@ -101,14 +104,6 @@ def _exited(code: object) -> Ending:
         return Ending("error", code, f"exit status {code}")
     print(code, file=sys.stderr)
     return Ending("error", 1, str(code))
-
-
-def _cause(error: BaseException, kind: type[BaseException]) -> BaseException | None:
-    """The error of this kind that it was raised from: a pipeline's schedule, say, wraps what its stages raise."""
-    found = error.__cause__
-    while found is not None and not isinstance(found, kind):
-        found = found.__cause__
-    return found
 
 
 def _words(error: BaseException) -> str:

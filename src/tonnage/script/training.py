@@ -40,7 +40,11 @@ def facts_of_driver(frame: FrameType | None) -> tuple[dict[str, str], Any]:
         if name == _OF_TRANSFORMERS and hasattr(driver, "args"):
             return _transformers_facts(driver), None
         frame = frame.f_back
-    return _accelerate_facts(), None
+    # A loop of the script's own, which may have made an Accelerator.
+    state = sys.modules.get("accelerate.state")
+    if state is None or not state.AcceleratorState._shared_state:
+        return {}, None
+    return {"trainer": "accelerate", "accumulation": str(state.GradientState().num_steps)}, None
 
 
 def _transformers_facts(driver: Any) -> dict[str, str]:
@@ -55,26 +59,21 @@ def _transformers_facts(driver: Any) -> dict[str, str]:
     }
 
 
-def _accelerate_facts() -> dict[str, str]:
-    """A loop of the script's own, which may have made an Accelerator."""
-    state = sys.modules.get("accelerate.state")
-    if state is None or not state.AcceleratorState._shared_state:
-        return {}
-    return {"trainer": "accelerate", "accumulation": str(state.GradientState().num_steps)}
-
-
 def facts_of_model(model: Any) -> dict[str, str]:
     """What a model can do by itself: beneath wrappers (DDP, peft), the first that is a library's."""
     torch = sys.modules["torch"]
-    own = next(filter(None, (_library(module) for module in _unwrapped(model))), None)
     facts = {}
-    if own is not None:
-        module, library = own
+    for module in _unwrapped(model):
+        names = [kind.__module__.partition(".")[0] for kind in type(module).__mro__]
+        library = next((name for name in names if name in _CHECKPOINTING), None)
+        if library is None:
+            continue
         facts["library"] = library
         if hasattr(module, method := _CHECKPOINTING[library]) and getattr(module, _SUPPORT.get(library, method)):
             facts["checkpointing"] = method
         if getattr(module, "_supports_sdpa", False):
             facts["sdpa"] = "yes"
+        break
     named = list(model.named_modules())
     recomputed = [path for path, module in named if _is_recomputed(module)]
     tables = [module.weight for _, module in named if isinstance(module, torch.nn.Embedding)]
@@ -95,12 +94,6 @@ def _unwrapped(model: Any) -> list[Any]:
             break
         found.append(inner)
     return found
-
-
-def _library(module: Any) -> tuple[Any, str] | None:
-    names = [kind.__module__.partition(".")[0] for kind in type(module).__mro__]
-    library = next((name for name in names if name in _CHECKPOINTING), None)
-    return (module, library) if library else None
 
 
 def _is_recomputed(module: Any) -> bool:

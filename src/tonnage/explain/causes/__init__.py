@@ -1,31 +1,30 @@
-"""The rules: one file each, a function that looks at a case and answers with a finding or None."""
+"""The rules: each is a function that looks at a case and answers with a finding or None."""
 
 from collections.abc import Callable
 
 from tonnage.explain.case import Case
 from tonnage.explain.causes.attention import attention_matrices
 from tonnage.explain.causes.cache import unbounded_cache
-from tonnage.explain.causes.capacity import capacity
-from tonnage.explain.causes.compiling import compile_peak
-from tonnage.explain.causes.data import waiting_batches
+from tonnage.explain.causes.capacity import capacity, own_limit
+from tonnage.explain.causes.data import resident_data, waiting_batches
 from tonnage.explain.causes.ddp import ddp_accumulation
 from tonnage.explain.causes.evaluation import graph_in_evaluation, kept_predictions, training_in_evaluation
+from tonnage.explain.causes.evidence import (
+    compile_peak,
+    graph_without_backward,
+    kept_gradients,
+    optimizer_temporaries,
+    surprising_tensor,
+    wide_logits,
+)
 from tonnage.explain.causes.fragmentation import fragmentation
 from tonnage.explain.causes.generation import growing_generation
-from tonnage.explain.causes.gradients import kept_gradients
-from tonnage.explain.causes.graph import graph_without_backward
-from tonnage.explain.causes.host import host_memory
+from tonnage.explain.causes.host import host_memory, pinned_host
 from tonnage.explain.causes.leak import leak
 from tonnage.explain.causes.lengths import varying_lengths
 from tonnage.explain.causes.loading import checkpoint_held_twice
-from tonnage.explain.causes.logits import wide_logits
-from tonnage.explain.causes.optimizer import optimizer_temporaries
 from tonnage.explain.causes.outside import another_process, outside_pytorch
-from tonnage.explain.causes.own_limit import own_limit
-from tonnage.explain.causes.pinned import pinned_host
-from tonnage.explain.causes.resident import resident_data
 from tonnage.explain.causes.saving import saving_on_gpu
-from tonnage.explain.causes.surprise import surprising_tensor
 from tonnage.explain.findings import Finding
 
 __all__ = ["RULES"]

@@ -1,7 +1,7 @@
 """Batches on their way: those that wait on the GPU beside the one at work.
 
 A loader fetches ahead, or a name still holds the last one. What waits when a run ends was never used, and so is no input; it is
-known by the line that made it.
+known by the line that made it. And data that is on the GPU for the whole run, of which a step needs a part.
 """
 
 from collections.abc import Iterator
@@ -58,3 +58,23 @@ def _in_turn(members: list[Allocation], end: int) -> Iterator[Allocation]:
         dies = end if a.died is None else a.died
         yield replace(a, born=min(free_from, dies - 1)) if a.born < free_from else a
         free_from = max(free_from, dies)
+
+
+def resident_data(case: Case) -> Finding | None:
+    """The bytes that are there from before the first turn until after the last."""
+    if not case.turns:
+        return None
+    begins = case.recording.begins_at  # what is older may be anything: a model, most likely
+    first, last = case.turns[0], case.turns[-1]
+    early = [a for a in case.live if a.category in _BATCH and begins <= a.born < first and a.phase in ("", "setup")]
+    stays = [a for a in early if a.died is None or a.died > last]
+    size = sum(a.block_bytes for a in stays)
+    if not is_worth(case, size):
+        return None
+    lines = guilty_lines(stays)
+    gone = {a.index for a in stays}
+    kept = [a for a in case.needed.allocations if a.index not in gone]
+    how = 'leave it on the host, and move one batch at a time: batch.to("cuda", non_blocking=True)'
+    fix = fix_of(case.needed, Rewrite("data on the host", "a copy each step", how, kept))
+    sentence = f"{format_bytes(size)} of data are on the GPU for the whole run{lines_words(lines)}"
+    return Finding("resident-data", sentence, size, lines=lines, fixes=(fix,) if fix else ())

@@ -16,7 +16,10 @@ _WRAPPERS = ("DistributedDataParallel", "DDP")
 
 def ddp_accumulation(case: Case) -> Finding | None:
     """Backwards a step, where more than one, with the line that wraps the model."""
-    times = _backwards_a_step(case)
+    length = len(case.recording.timeline.allocated_bytes)
+    turns = [name for name, _, _ in spans(case.recording.marks, "phase", length)]
+    optimizers = turns.count("optimizer")
+    times = round(turns.count("backward") / optimizers) if optimizers else 0
     source = Source.find(case.recording.header.script) if times > 1 else None
     if source is None or source.mentions("no_sync"):
         return None
@@ -29,10 +32,3 @@ def ddp_accumulation(case: Case) -> Finding | None:
     fix = Fix("no_sync while accumulating", 0, f"saves {times - 1} of {times} reductions a step", how)
     lines = (Guilty(f"{source.name}:{line}", gradients, 1, "wraps the model"),)
     return Finding("ddp-accumulation", sentence, gradients, lines=lines, fixes=(fix,))
-
-
-def _backwards_a_step(case: Case) -> int:
-    length = len(case.recording.timeline.allocated_bytes)
-    turns = [name for name, _, _ in spans(case.recording.marks, "phase", length)]
-    optimizers = turns.count("optimizer")
-    return round(turns.count("backward") / optimizers) if optimizers else 0

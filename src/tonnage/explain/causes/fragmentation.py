@@ -4,13 +4,16 @@ A run died of it if its request would have fitted, had all that was reserved and
 on only much is worth a word: measured runs reserve up to 1.58 times what they allocate and are well.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from tonnage.allocator import AllocatorSettings
-from tonnage.explain.case import Case
+from tonnage.explain.case import Case, live_at
 from tonnage.explain.findings import Finding, Guilty, lines_words
 from tonnage.explain.fixes import Fix, allocator_fix
-from tonnage.explain.holes import Holes, holes_at
+from tonnage.recording import Allocation, Recording
+from tonnage.recording.holes import segments_at
 from tonnage.units import MIB, format_bytes
 
 _FATAL_SHARE = 0.1
@@ -23,6 +26,16 @@ _CONFIGURATIONS = (
     "roundup_power2_divisions:8",
     "large_segment_size_mb:128",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Holes:
+    """A segment that is not full: its free room, the largest piece of it, and the blocks that answer for it."""
+
+    free_bytes: int
+    largest_bytes: int
+    blocks: tuple[Allocation, ...]
+    is_empty: bool = False
 
 
 def fragmentation(case: Case) -> Finding | None:
@@ -100,3 +113,37 @@ def _fixes(case: Case) -> Iterator[Fix]:
         if fix := allocator_fix(case.recording, configuration):
             yield fix
             return
+
+
+def holes_at(recording: Recording, moment: int) -> list[Holes]:
+    """The segments with free room after an event, most room first."""
+    segments = segments_at(recording, moment)
+    starts = [segment.address for segment in segments]
+    inside: dict[int, list[Allocation]] = {start: [] for start in starts}
+    for a in live_at(recording, moment):
+        place = bisect_right(starts, a.address) - 1
+        if place >= 0:
+            inside[starts[place]].append(a)
+    first = _first_blocks(recording, {start for start in starts if not inside[start]}, moment)
+    found = [
+        Holes(
+            s.unused_bytes,
+            s.largest_hole_bytes,
+            tuple(inside[s.address] or first.get(s.address, ())),
+            not inside[s.address],
+        )
+        for s in segments
+        if s.unused_bytes
+    ]
+    return sorted(found, key=lambda holes: -holes.free_bytes)
+
+
+def _first_blocks(recording: Recording, starts: set[int], moment: int) -> dict[int, list[Allocation]]:
+    """The largest block that each of these segments had at its start: what it was taken for."""
+    found: dict[int, list[Allocation]] = {}
+    for a in recording.allocations:
+        if a.address in starts and a.born <= moment:
+            best = found.get(a.address)
+            if best is None or a.block_bytes > best[0].block_bytes:
+                found[a.address] = [a]
+    return found

@@ -1,22 +1,27 @@
-"""Memory of the host: a model on every rank, a checkpoint beside its model, workers; a host that is too small."""
+"""Memory of the host: a model on every rank, a checkpoint beside its model, workers; a host that is too small.
 
+And pinned memory: pages that the host cannot use otherwise. Where it runs out, the script fails, not the card.
+"""
+
+import re
 from collections.abc import Iterator
 
-from tonnage.errors import UnknownGpu
 from tonnage.explain.case import Case
 from tonnage.explain.findings import Cause, Finding, Guilty
 from tonnage.explain.fixes import Fix
-from tonnage.explain.model_copies import model_copies
+from tonnage.explain.model_copies import host_capacity_bytes, model_copies
 from tonnage.explain.words import words_for
-from tonnage.hardware.cluster import find_cluster
 from tonnage.ledger import Category
-from tonnage.recording.host import CHECKPOINT, WORKERS, HostMoment
+from tonnage.recording.host import CHECKPOINT, PINNED, WORKERS, HostMoment
 from tonnage.units import GIB, format_bytes
 
 _WORTH_BYTES = GIB
 # Of the weights: a checkpoint that is read tensor by tensor never has as much in memory. FP32 is twice as wide as BF16.
 _MOST_OF_IT = 0.45
 _MAP_IT = "build the model under torch.device('meta'), torch.load(..., mmap=True), load_state_dict(..., assign=True)"
+_HOST_FAILED = re.compile(
+    r"cudaHost|pin[_ ]memory|pinned|cannot allocate memory|MemoryError|out of memory", re.IGNORECASE
+)
 
 
 def host_memory(case: Case) -> Finding | None:
@@ -29,7 +34,7 @@ def host_memory(case: Case) -> Finding | None:
     if case.cluster and len(ranks) > 1:
         gpu, needed = f"{case.cluster.gpus_per_host}x{case.cluster.gpu}", sum(rank.host_bytes for rank in ranks)
         who = f"a host with {len(ranks)} ranks needs"
-    capacity = _capacity_bytes(gpu)
+    capacity = host_capacity_bytes(gpu)
     too_small = 0 < capacity < needed
     spared = [*_copies(case), *_spared(peak)]
     if not (too_small or spared):
@@ -42,13 +47,6 @@ def host_memory(case: Case) -> Finding | None:
     cause: Cause | None = "host-memory" if too_small else None
     words, fixes = [words for words, _ in spared], tuple(fix for _, fix in spared)
     return Finding("host-memory", "; ".join([sentence, *words]), needed, cause, 0, lines, fixes)
-
-
-def _capacity_bytes(gpu: str) -> int:
-    try:
-        return find_cluster(gpu).host_memory_bytes
-    except UnknownGpu:
-        return 0
 
 
 def _copies(case: Case) -> Iterator[tuple[str, Fix]]:
@@ -75,3 +73,22 @@ def _spared(peak: HostMoment) -> Iterator[tuple[str, Fix]]:
         words = f"data loader workers hold {format_bytes(held)} for themselves"
         how = "fewer num_workers, or a dataset that workers read from mapped files and arrays, not from Python lists"
         yield words, Fix("let workers share the data (host)", held, "nothing", how)
+
+
+def pinned_host(case: Case) -> Finding | None:
+    """The pinned bytes, where they are many or where the host refused more."""
+    header = case.recording.header
+    held = header.pinned_host_bytes
+    refused = header.outcome == "error" and bool(held) and bool(_HOST_FAILED.search(header.error))
+    if held < GIB and not refused:
+        return None
+    ending = " when the host refused more" if refused else ""
+    sentence = f"{format_bytes(held)} of host memory were pinned{ending}; each request is rounded up to a power of two"
+    host = case.recording.host
+    at_peak = [group for group in host.peak.largest if group.part == PINNED] if host else []
+    lines = tuple(Guilty(group.line, group.size_bytes, group.count, group.operator) for group in at_peak)
+    how = "pin_memory=False or a smaller prefetch_factor in the DataLoader, or a pool of exact-size buffers"
+    saves = host.peak.parts.get(PINNED, 0) if host and not refused else held
+    fix = Fix("pin less of the host", saves, "slower copies", how)
+    cause: Cause | None = "pinned-host" if refused else None
+    return Finding("pinned-host", sentence, held, cause, held, lines, (fix,) if refused or saves >= GIB else ())

@@ -30,16 +30,12 @@ def _varying(case: Case) -> list[Guilty]:
     largest: dict[str, dict[int, int]] = {}
     for a in case.recording.allocations:
         if a.block_bytes >= _MIN_BLOCK_BYTES and (turn := bisect_right(case.turns, a.born)):
-            sizes = largest.setdefault(a.line, {})
-            sizes[turn] = max(sizes.get(turn, 0), a.requested_bytes)
-    rows = [_row(line, list(sizes.values())) for line, sizes in largest.items() if _varies(list(sizes.values()))]
+            of_line = largest.setdefault(a.line, {})
+            of_line[turn] = max(of_line.get(turn, 0), a.requested_bytes)
+    rows = []
+    for line, by_turn in largest.items():
+        sizes, distinct = by_turn.values(), len(set(by_turn.values()))
+        if len(sizes) >= _TURNS and distinct >= _DISTINCT_SHARE * len(sizes):
+            words = f"{format_bytes(min(sizes))} to {format_bytes(max(sizes))}"
+            rows.append(Guilty(line, max(sizes), distinct, words))
     return sorted(rows, key=lambda row: -row.size_bytes)
-
-
-def _varies(sizes: list[int]) -> bool:
-    return len(sizes) >= _TURNS and len(set(sizes)) >= _DISTINCT_SHARE * len(sizes)
-
-
-def _row(line: str, sizes: list[int]) -> Guilty:
-    words = f"{format_bytes(min(sizes))} to {format_bytes(max(sizes))}"
-    return Guilty(line, max(sizes), len(set(sizes)), words)

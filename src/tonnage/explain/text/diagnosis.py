@@ -51,7 +51,7 @@ def explain_text(lines: Iterable[str]) -> TextDiagnosis:
             seen += bool(line.strip())
             yield line
 
-    episode = find_episode(counted(), lambda found: bool(said_in(found)) or _numbers(found) is not None)
+    episode = find_episode(counted(), lambda found: bool(said_in(found)) or read_numbers(found.text) is not None)
     if episode is None:
         problem = (
             "There is nothing in the text."
@@ -59,7 +59,7 @@ def explain_text(lines: Iterable[str]) -> TextDiagnosis:
             else "Nothing in the text is a known message about memory that ran out."
         )
         raise RequestError(problem, hint=_WHERE)
-    numbers, said = _numbers(episode), tuple(said_in(episode))
+    numbers, said = read_numbers(episode.text), tuple(said_in(episode))
     place = place_of(episode.lines)
     causes = suspects_of(numbers, said, place, episode.lines)
     words = framework_words(episode.text)
@@ -76,10 +76,6 @@ def explain_text(lines: Iterable[str]) -> TextDiagnosis:
         steps,
         episode,
     )
-
-
-def _numbers(episode: Episode) -> Numbers | None:
-    return read_numbers(episode.text)
 
 
 def _proves(numbers: Numbers) -> Iterator[str]:
@@ -128,11 +124,8 @@ def _steps(causes: list[Suspect], words: dict[str, Any]) -> tuple[str, ...]:
             break
         # Who serves or draws has no gradients to accumulate.
         for step in words.get(suspect.cause, suspect.steps):
-            chosen.setdefault(_filled(step, words))
+            filled = step
+            for name, value in words.items():
+                filled = filled.replace(f"{{{name}}}", str(value))
+            chosen.setdefault(filled)
     return tuple(chosen)[:_MOST_STEPS]
-
-
-def _filled(step: str, words: dict[str, Any]) -> str:
-    for name, value in words.items():
-        step = step.replace(f"{{{name}}}", str(value))
-    return step

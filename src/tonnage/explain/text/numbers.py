@@ -121,7 +121,12 @@ def read_numbers(text: str) -> Numbers | None:
         del numbers["allowed"]
     if numbers.get("process", 0) > _MOST_BYTES:  # below zero: NVML does not know this process
         del numbers["process"]
-    _check(numbers)
+    # Refuse what no device can say: more free than there is, or a device without memory. More may be allocated than there is:
+    # Windows lends a card the host's memory.
+    total, free = numbers.get("total"), numbers.get("free", 0)
+    if max(numbers.values()) > _MOST_BYTES or (total is not None and (total < MIB or free > total + total // 100)):
+        problem = "The numbers of the message make no sense: no device has so much, or more free than it has."
+        raise RequestError(problem, hint="Paste the message as it was printed.")
     reserved = numbers.pop("reserved", None)
     if reserved is not None and "allocated" in numbers:
         numbers.setdefault("unallocated", max(0, reserved - numbers["allocated"]))
@@ -154,17 +159,6 @@ def _size(match: re.Match[str] | None) -> tuple[int, int] | None:
             hint="Paste the message as it was printed.",
         )
     return int(min(value, 2.0**70)), 0 if factor == 1 else int(factor / 2 / 10**digits) + 1
-
-
-def _check(numbers: dict[str, int]) -> None:
-    """Refuse what no device can say: more free than there is, or a device without memory.
-
-    More may be allocated than there is: Windows lends a card the host's memory.
-    """
-    total, free = numbers.get("total"), numbers.get("free", 0)
-    if max(numbers.values()) > _MOST_BYTES or (total is not None and (total < MIB or free > total + total // 100)):
-        problem = "The numbers of the message make no sense: no device has so much, or more free than it has."
-        raise RequestError(problem, hint="Paste the message as it was printed.")
 
 
 def _wording(message: str, found: dict[str, tuple[int, int] | None]) -> str:

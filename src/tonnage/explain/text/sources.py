@@ -40,11 +40,6 @@ def is_text(path: Path) -> bool:
     return not head.startswith((_SQLITE, _PICKLE, GZIP_MAGIC)) and not _is_binary(head)
 
 
-def opened(path: Path) -> BinaryIO:
-    """The file, to read."""
-    return open_file(path)
-
-
 def standard_input() -> BinaryIO:
     """What is piped in."""
     if sys.stdin is None:

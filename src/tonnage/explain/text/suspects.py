@@ -56,7 +56,11 @@ class Suspect:
 
 def suspects_of(numbers: Numbers | None, said: Sequence[Said], place: Place, lines: Sequence[str]) -> list[Suspect]:
     """All of them, the likeliest first; one of a cause."""
-    found = [_of_words(entry) for entry in said if numbers is None or not entry.is_alone]
+    found = [
+        Suspect(entry.cause, entry.certainty, entry.says, entry.unproved, entry.steps)
+        for entry in said
+        if numbers is None or not entry.is_alone
+    ]
     if numbers is not None:
         found += _of_numbers(numbers, place)
     elif any(entry.id == "driver" for entry in said):
@@ -76,10 +80,6 @@ def suspects_of(numbers: Numbers | None, said: Sequence[Said], place: Place, lin
 def _suspect(cause: str, certainty: Certainty, sentence: str, steps: Sequence[str] = ()) -> Suspect:
     row = _causes()[cause]
     return Suspect(cause, certainty, sentence, row["unproved"], tuple(steps) or tuple(row["steps"]))
-
-
-def _of_words(entry: Said) -> Suspect:
-    return Suspect(entry.cause, entry.certainty, entry.says, entry.unproved, entry.steps)
 
 
 def _of_numbers(numbers: Numbers, place: Place) -> Iterator[Suspect]:

@@ -7,16 +7,18 @@ for what the process holds beside PyTorch. The conversion is that of snapshots: 
 import io
 import os
 import pickle
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tonnage.errors import MissingPart, UnknownGpu
+from tonnage.errors import MissingPart, TonnageError, UnknownGpu
 from tonnage.hardware import find_gpu
+from tonnage.hardware.nvml import open_nvml
 from tonnage.recording.cuda.log import Log
-from tonnage.recording.cuda.outside import Outside
 from tonnage.recording.cuda.watched import LoggedPhases, attribute
 from tonnage.recording.recording import Recording
 from tonnage.recording.snapshot.convert import recording_of
@@ -30,6 +32,53 @@ if TYPE_CHECKING:
     from tonnage.script.program import Program
 
 MOST_EVENTS = 1_000_000
+_INTERVAL_S = 0.5  # between two questions to NVML
+
+
+class Outside:
+    """Asks NVML, between `start` and `stop`, what this process holds beside PyTorch and what others hold."""
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.others_bytes = 0
+        self.process_bytes = 0
+
+    def start(self) -> None:
+        """Ask from now on."""
+        self._thread = threading.Thread(target=self._follow, name="tonnage-nvml", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask no longer."""
+        self._ended.set()
+        if self._thread:
+            self._thread.join()
+
+    def ask(self, reserved_bytes: int) -> tuple[int, dict[str, int]]:
+        """What this process holds beyond what PyTorch reserved, and what others held at most."""
+        try:
+            with open_nvml() as nvml:
+                self._look(nvml.sample())
+        except TonnageError:
+            pass
+        others = {"other processes": self.others_bytes} if self.others_bytes else {}
+        return max(0, self.process_bytes - reserved_bytes), others
+
+    def _follow(self) -> None:
+        try:
+            with open_nvml() as nvml:
+                while not self._ended.wait(_INTERVAL_S):
+                    self._look(nvml.sample())
+        except TonnageError:
+            return
+
+    def _look(self, gpus: tuple[object, ...]) -> None:
+        gpu = gpus[self._device]
+        held = {process.pid: process.used_bytes or 0 for process in gpu.processes}  # type: ignore[attr-defined]
+        self.process_bytes = held.pop(os.getpid(), 0)
+        self.others_bytes = max(self.others_bytes, sum(held.values()))
 
 
 class Recorder:
@@ -77,7 +126,10 @@ class Recorder:
         """What was recorded so far."""
         torch = _torch_with_cuda()
         torch.cuda.synchronize(self._device)
-        snapshot = _as_snapshot(torch.cuda.memory._snapshot(self._device))
+        # By way of a pickle, which the reader of snapshots turns into compact columns.
+        limits = Limits()
+        pickled = pickle.dumps(torch.cuda.memory._snapshot(self._device), protocol=4)
+        snapshot = snapshot_of(load(Stream(io.BytesIO(pickled), limits), limits), limits)
         phases = LoggedPhases(self.log.entries)
         recording = recording_of(snapshot, self._device, phases)
         phases.finish(1 + max((a.died or a.born for a in recording.allocations), default=0))
@@ -86,12 +138,14 @@ class Recorder:
         return recording
 
     def _describe(self, recording: Recording, torch: Any, header: dict[str, Any]) -> None:
-        name = torch.cuda.get_device_name(self._device)
+        name, key = torch.cuda.get_device_name(self._device), ""
+        with suppress(UnknownGpu):
+            key = find_gpu(name).key
         capacity_bytes = torch.cuda.get_device_properties(self._device).total_memory
         overhead_bytes, others = self.outside.ask(torch.cuda.memory_reserved(self._device))
         recording.header = replace(
             recording.header,
-            gpu=_key_of(name),
+            gpu=key,
             gpu_name=name,
             capacity_bytes=capacity_bytes,
             torch_modelled=torch.__version__.split("+")[0],
@@ -120,19 +174,6 @@ def record_script(script: "Program | Path", arguments: list[str], *, most_events
         outcome=ending.outcome, **program.header, arguments=tuple(arguments), exit_status=ending.exit_status,
         error=ending.error,
     )  # fmt: skip
-
-
-def _as_snapshot(snapshot: dict[str, Any]) -> Any:
-    """By way of a pickle, which the reader of snapshots turns into compact columns."""
-    limits = Limits()
-    return snapshot_of(load(Stream(io.BytesIO(pickle.dumps(snapshot, protocol=4)), limits), limits), limits)
-
-
-def _key_of(name: str) -> str:
-    try:
-        return find_gpu(name).key
-    except UnknownGpu:
-        return ""
 
 
 def _torch_with_cuda() -> Any:

@@ -72,11 +72,14 @@ CUBLAS_BYTES = (32 << 20, 8519680)
 def attribute(allocations: Sequence[Allocation], phases: LoggedPhases, contexts: Sequence[str]) -> None:
     """Give every block its module and category."""
     starts = [sequence for sequence, _ in phases.modules]
+    by_address: dict[int, list[Allocation]] = defaultdict(list)
     for allocation in allocations:
         context = phases.modules[bisect_right(starts, allocation.born) - 1][1]
         allocation.module = contexts[context] if allocation.phase != "backward" else ""
-        allocation.category = _at_birth(allocation)
-    by_address = _by_address(allocations)
+        allocation.category = BY_PHASE.get(allocation.phase, Category.OTHER)
+        if allocation.died == allocation.born + 1:
+            allocation.category = Category.WORKSPACE  # nothing else happened between: inside one operator
+        by_address[allocation.address].append(allocation)
     for sequence, entry in phases.found:
         for address in entry.addresses:
             block = _live_at(by_address.get(address, ()), sequence)
@@ -93,19 +96,6 @@ def _cublas(allocations: Sequence[Allocation]) -> list[Allocation]:
         if block.died is None and block.requested_bytes in CUBLAS_BYTES and block.category is Category.ACTIVATIONS:
             first.setdefault(block.phase, block)
     return list(first.values())
-
-
-def _at_birth(allocation: Allocation) -> Category:
-    if allocation.died == allocation.born + 1:
-        return Category.WORKSPACE  # nothing else happened between: inside one operator
-    return BY_PHASE.get(allocation.phase, Category.OTHER)
-
-
-def _by_address(allocations: Sequence[Allocation]) -> dict[int, list[Allocation]]:
-    found: dict[int, list[Allocation]] = defaultdict(list)
-    for allocation in allocations:
-        found[allocation.address].append(allocation)
-    return found
 
 
 def _live_at(blocks: Sequence[Allocation], sequence: int) -> Allocation | None:

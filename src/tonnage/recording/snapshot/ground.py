@@ -43,9 +43,10 @@ class Ground:
             rounded = self._rounded[requested_bytes] = self._settings.rounded_bytes(requested_bytes)
         if rounded <= SMALL_BYTES:
             return rounded
-        base = self._segment_at(address)
-        if base is None:
+        segment = bisect_right(self._bases, address) - 1
+        if segment < 0 or address >= self._ends[self._bases[segment]]:
             return rounded
+        base = self._bases[segment]
         starts = self._starts[base]
         place = bisect_right(starts, address)
         room = min(starts[place] if place < len(starts) else self._ends[base], end or self._ends[base]) - address
@@ -61,9 +62,3 @@ class Ground:
         if base is not None:
             starts = self._starts[base]
             del starts[bisect_left(starts, address)]
-
-    def _segment_at(self, address: int) -> int | None:
-        place = bisect_right(self._bases, address) - 1
-        if place < 0 or address >= self._ends[self._bases[place]]:
-            return None
-        return self._bases[place]

@@ -24,6 +24,7 @@ _MAKES_EMPTY = ("empty", "resize_", "new_empty")
 _OPTIMIZER_FILE = re.compile(r"(^|/)(optim|optimizers?)/|optim[^/]*\.py$", re.IGNORECASE)
 _NOT_OPTIMIZER = ("lr_scheduler.py", "swa_utils.py")
 _BACKWARD_NAMES = ("backward", "_engine_run_backward", "_make_grads")
+_BACKWARD_FILES = ("torch/_tensor.py", "torch/autograd/__init__.py", "torch/autograd/graph.py")
 _BACKWARD_ROOTS = (("utils/checkpoint.py", "unpack_hook"), ("autograd/function.py", "apply"))
 _MODEL_NAMES = ("_apply", "register_parameter", "register_buffer", "load_state_dict", "_load_from_state_dict")
 
@@ -43,24 +44,27 @@ class Origin:
 
 def origin_of(frames: tuple[Frame, ...]) -> Origin:
     """What these frames (innermost first) say."""
-    python = [Frame(f.name, f.filename.replace("\\", "/"), f.line) for f in frames if _is_python(f)]
+    python = [
+        Frame(f.name, f.filename.replace("\\", "/"), f.line)
+        for f in frames
+        if f.filename.endswith(".py") or f.filename.startswith("<")
+    ]
     is_own = _is_own if any(_is_own(frame) for frame in python) else _is_installed
     lines = tuple(_line(frame) for frame in python if is_own(frame))
     calls = [place for place, frame in enumerate(python) if _calls_module(frame)]
+    # The innermost operator that computes; one that only makes room if there is no other.
+    names = [match[1] for f in frames if (match := _OPERATOR.match(f.name))]
+    native = next((name for name in names if not name.startswith(_MAKES_EMPTY)), names[0] if names else "")
     scripts = (_line(frame).rpartition(":")[0] for frame in python if frame.name == "<module>" and is_own(frame))
     return Origin(
         about=_about(python, frames),
         line=lines[0] if lines else "",
-        operator=_native_operator(frames) or _python_operator(python),
+        operator=native or _python_operator(python),
         stack=lines,
         makes_state=any(f.name == "_init_group" for f in python),
         outside=tuple(_line(frame) for frame in python[calls[-1] if calls else 0 :] if is_own(frame)),
         script=next(scripts, ""),
     )
-
-
-def _is_python(frame: Frame) -> bool:
-    return frame.filename.endswith(".py") or frame.filename.startswith("<")
 
 
 def _is_own(frame: Frame) -> bool:
@@ -80,7 +84,9 @@ def _line(frame: Frame) -> str:
 def _about(python: list[Frame], frames: tuple[Frame, ...]) -> About:
     if any(_steps_optimizer(f) for f in python):
         return "optimizer"
-    if any("torch::autograd::Engine" in f.name for f in frames) or any(_runs_backward(f) for f in python):
+    if any("torch::autograd::Engine" in f.name for f in frames) or any(
+        f.name in _BACKWARD_NAMES and f.filename.endswith(_BACKWARD_FILES) for f in python
+    ):
         return "backward"
     if not python:
         return "engine"
@@ -102,12 +108,6 @@ def _steps_optimizer(frame: Frame) -> bool:
     )
 
 
-def _runs_backward(frame: Frame) -> bool:
-    return frame.name in _BACKWARD_NAMES and frame.filename.endswith(
-        ("torch/_tensor.py", "torch/autograd/__init__.py", "torch/autograd/graph.py")
-    )
-
-
 def _makes_model(frame: Frame) -> bool:
     in_modules = "torch/nn/" in frame.filename
     return (in_modules and frame.name in (*_MODEL_NAMES, "__init__")) or frame.name == "from_pretrained"
@@ -115,12 +115,6 @@ def _makes_model(frame: Frame) -> bool:
 
 def _calls_module(frame: Frame) -> bool:
     return frame.name in ("_call_impl", "_wrapped_call_impl") and frame.filename.endswith("torch/nn/modules/module.py")
-
-
-def _native_operator(frames: tuple[Frame, ...]) -> str:
-    """The innermost operator that computes; one that only makes room if there is no other."""
-    names = [found[1] for f in frames if (found := _OPERATOR.match(f.name))]
-    return next((name for name in names if not name.startswith(_MAKES_EMPTY)), names[0] if names else "")
 
 
 def _python_operator(python: list[Frame]) -> str:
@@ -132,10 +126,6 @@ def _python_operator(python: list[Frame]) -> str:
             return frame.name
         if frame.name.startswith(("<", "_wrapped", "_call", "_apply")) or frame.name == "convert":
             continue
-        return _module_kind(frame) if frame.name == "forward" else frame.name
+        # A file of torch.nn is named after its modules: linear.py, normalization.py.
+        return frame.filename.rpartition("/")[2].removesuffix(".py") if frame.name == "forward" else frame.name
     return ""
-
-
-def _module_kind(frame: Frame) -> str:
-    """A file of torch.nn is named after its modules: linear.py, normalization.py."""
-    return frame.filename.rpartition("/")[2].removesuffix(".py")

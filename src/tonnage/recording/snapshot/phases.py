@@ -56,7 +56,11 @@ class Phases:
     def reach(self, origin: Origin, time_us: int, sequence: int) -> None:
         """An event with this origin comes next."""
         while self._ahead and self._ahead[-1].time_us <= time_us:
-            self._annotated(self._ahead.pop(), sequence)
+            annotation = self._ahead.pop()
+            if annotation.is_start:
+                self._step_is_over = True
+            if self._knows_stacks:
+                self._enter("optimizer" if annotation.is_start else "other", sequence)
         about = origin.about
         if about == "optimizer":
             self._enter("optimizer", sequence)
@@ -76,12 +80,6 @@ class Phases:
             self.step += 1
             self.marks.append(Mark(sequence, "step", str(self.step)))
         self._enter("forward", sequence)
-
-    def _annotated(self, annotation: Annotation, sequence: int) -> None:
-        if annotation.is_start:
-            self._step_is_over = True
-        if self._knows_stacks:
-            self._enter("optimizer" if annotation.is_start else "other", sequence)
 
     def _enter(self, phase: str, sequence: int) -> None:
         if phase != self.phase:

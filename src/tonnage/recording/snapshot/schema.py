@@ -156,7 +156,9 @@ class _Reader:
         action, address, size, stream, time_us, frames, device_free = values
         code = _CODES.get(action) if type(action) is str else _wrong(f"{where}.action", f"is {kind(action)}")
         if code is None:
-            _count_unknown(trace, action)
+            name = printable(action)[:_WORDS_PAST]
+            if name in trace.unknown_actions or len(trace.unknown_actions) < _WORDS_PAST:
+                trace.unknown_actions[name] = trace.unknown_actions.get(name, 0) + 1
             return
         address = device_free if code == OOM else address
         if type(address) is not int or not 0 <= address < 1 << 63:
@@ -202,7 +204,10 @@ class _Reader:
         """First where they lie, then their blocks: a list that holds one segment many times ends at the second."""
         tables = [_fields(row, f"segments[{number}]") for number, row in enumerate(rows)]
         segments = [self._segment(fields, f"segments[{number}]") for number, fields in enumerate(tables)]
-        _check_apart(segments)
+        # Memory is in one segment at a time.
+        for low, high in pairwise(sorted(segments, key=lambda held: (held.device, held.address))):
+            if low.device == high.device and low.address + low.size_bytes > high.address:
+                _wrong("segments", f"has two that overlap at {high.address:#x}")
         for number, (segment, fields) in enumerate(zip(segments, tables, strict=True)):
             where = f"segments[{number}]"
             segment.blocks.extend(self._held(_list(fields.get("blocks"), f"{where}.blocks"), segment, where))
@@ -285,20 +290,6 @@ class _Places:
             at = {key: place for place, key in enumerate(keys)}
             places = self._by_shape[id(keys)] = [at.get(key, -1) for key in _EVENT_KEYS]
         return [values[place] if place >= 0 else None for place in places]
-
-
-def _check_apart(segments: list[HeldSegment]) -> None:
-    """Memory is in one segment at a time."""
-    ordered = sorted(segments, key=lambda segment: (segment.device, segment.address))
-    for low, high in pairwise(ordered):
-        if low.device == high.device and low.address + low.size_bytes > high.address:
-            _wrong("segments", f"has two that overlap at {high.address:#x}")
-
-
-def _count_unknown(trace: Trace, action: str) -> None:
-    name = printable(action)[:_WORDS_PAST]
-    if name in trace.unknown_actions or len(trace.unknown_actions) < _WORDS_PAST:
-        trace.unknown_actions[name] = trace.unknown_actions.get(name, 0) + 1
 
 
 def _fields(value: Value, where: str) -> dict[str, Value]:

@@ -5,9 +5,6 @@ share a group: a row of the page's table. What would be too much for a page is l
 It does not know how anything is shown.
 """
 
-import gzip
-import json
-from base64 import b64encode
 from collections.abc import Sequence
 from heapq import nlargest
 from typing import Any
@@ -16,6 +13,7 @@ from tonnage.recording import Allocation, Recording
 from tonnage.recording.groups import module_pattern
 from tonnage.report.html.markup import clean
 from tonnage.report.html.series import differences
+from tonnage.report.html.shell import packed_json
 
 MOST_BLOCKS = 1_000_000
 MOST_KINDS = 50_000
@@ -34,17 +32,14 @@ class Numbers(dict[Any, int]):
 
 
 def packed_blocks(recording: Recording, most: int = MOST_BLOCKS) -> str:
-    """The columns as JSON, compressed, in letters."""
-    columns = blocks_of(recording.allocations, most) | _held(recording)
-    plain = json.dumps(columns, separators=(",", ":"))
-    return b64encode(gzip.compress(plain.encode(), compresslevel=6, mtime=0)).decode()
-
-
-def _held(recording: Recording) -> dict[str, object]:
-    """Reserved bytes wherever they change."""
+    """The columns as JSON, compressed, in letters; with them reserved bytes wherever they change."""
     levels = recording.timeline.reserved_bytes
     changes = [event for event, level in enumerate(levels) if level != (levels[event - 1] if event else 0)]
-    return {"held_at": differences(changes), "held": differences([levels[event] for event in changes])}
+    columns = blocks_of(recording.allocations, most) | {
+        "held_at": differences(changes),
+        "held": differences([levels[event] for event in changes]),
+    }
+    return packed_json(columns)
 
 
 def blocks_of(allocations: Sequence[Allocation], most: int = MOST_BLOCKS) -> dict[str, object]:
@@ -52,7 +47,21 @@ def blocks_of(allocations: Sequence[Allocation], most: int = MOST_BLOCKS) -> dic
     kept = nlargest(most, allocations, key=lambda a: a.block_bytes) if len(allocations) > most else allocations
     kept = sorted(kept, key=lambda a: a.born)
     words, stacks, groups, kinds = Numbers(), Numbers(), Numbers(), Numbers()
-    kind_of = [_kind(a, kinds) for a in kept]
+    kind_of = []
+    for a in kept:
+        key: Key = (
+            a.category,
+            a.operator,
+            a.module,
+            a.line,
+            a.stack,
+            a.dtype,
+            a.shape,
+            0 if a.shape else a.block_bytes,
+        )
+        if len(kinds) >= MOST_KINDS and key not in kinds:  # too many: the category is all that is kept
+            key = (a.category, "", "", "", (), "", None, 0)
+        kind_of.append(kinds[key])
     rows = [(groups[_group(kind)], words[clean(kind[2])], stacks[kind[4][:FRAMES]]) for kind in kinds]
     return {
         "born": differences([a.born for a in kept]),
@@ -66,14 +75,6 @@ def blocks_of(allocations: Sequence[Allocation], most: int = MOST_BLOCKS) -> dic
         "words": list(words),
         "left_out": len(allocations) - len(kept),
     }
-
-
-def _kind(a: Allocation, kinds: Numbers) -> int:
-    """The number of a block's kind; where there are too many, its category is all that is kept."""
-    key: Key = (a.category, a.operator, a.module, a.line, a.stack, a.dtype, a.shape, 0 if a.shape else a.block_bytes)
-    if len(kinds) >= MOST_KINDS and key not in kinds:
-        key = (a.category, "", "", "", (), "", None, 0)
-    return kinds[key]
 
 
 def _group(kind: Key) -> Key:

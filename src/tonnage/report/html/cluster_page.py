@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from string import Template
 
 from tonnage.explain import Advice, advice_for
-from tonnage.recording import ClusterRecording, Recording
+from tonnage.recording import ClusterRecording
 from tonnage.report.html import cluster_sections as sections
 from tonnage.report.html.cluster_series import line_of
 from tonnage.report.html.host import cluster_host_section
@@ -37,39 +37,26 @@ def render_cluster_page(cluster: ClusterRecording, advice: Advice | None = None)
     lines: list[dict[str, object]] = []
     reports = "\n".join(_reports(cluster, shown, found, lines))
     style, script = page_style() + read_part("lines.css") + read_part("cluster.css"), "".join(map(read_part, _SCRIPTS))
+    # How long a step takes on the rank that all others wait for.
+    time = cluster.recording_of(summary.slowest.rank).step_time if summary.slowest else None
+    step_words = sentence(time, rank_words(summary)) if time else ""
+    ceiling = max(summary.capacity_bytes - worst.header.overhead_bytes, 0) if worst else 0
     return Template(read_part("cluster.html")).substitute(
         policy=policy([style, page_style()], [script, page_script()]),
         title=text(sections.title_of(summary)),
         style=style,
         tabs=sections.tabs(shown, found),
-        header=sections.header_section(
-            summary, found, worst, _step_words(cluster), climbs=bool(advice and advice.outlook.climb)
-        ),
+        header=sections.header_section(summary, found, worst, step_words, climbs=bool(advice and advice.outlook.climb)),
         ranks=sections.ranks_section(summary, shown, found),
         hidden="" if shown else " hidden",
         engines=sections.engines_section(shown),
         categories=sections.categories_section(shown, found),
         host=cluster_host_section(summary),
-        advice=_advice_for(summary.worst, worst, advice),
+        advice=advice_section(worst, advice, of=f"rank {summary.worst}") if worst and advice else "",
         reports=reports,
-        data=embedded({"lines": lines, "ceiling": _ceiling(summary.capacity_bytes, worst)}),
+        data=embedded({"lines": lines, "ceiling": ceiling}),
         script=script,
     )
-
-
-def _step_words(cluster: ClusterRecording) -> str:
-    """How long a step takes on the rank that all others wait for."""
-    slowest = cluster.summary.slowest
-    time = cluster.recording_of(slowest.rank).step_time if slowest else None
-    return sentence(time, rank_words(cluster.summary)) if time else ""
-
-
-def _advice_for(rank: int | None, worst: Recording | None, advice: Advice | None) -> str:
-    return advice_section(worst, advice, of=f"rank {rank}") if worst and advice else ""
-
-
-def _ceiling(capacity_bytes: int, worst: Recording | None) -> int:
-    return max(capacity_bytes - worst.header.overhead_bytes, 0) if worst else 0
 
 
 def _reports(

@@ -1,6 +1,6 @@
 """The sections of a cluster's page that are words, bars and tables; a row is a kind of ranks."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from tonnage.recording import ClusterSummary, Recording
 from tonnage.recording.cluster import COMMUNICATORS
@@ -10,7 +10,7 @@ from tonnage.report.html.sections import SOURCES, failure, where
 from tonnage.report.html.series import STACKING
 from tonnage.report.lines import table_unit
 from tonnage.report.odd_ranks import BEYOND, LABELS, OUTSIDE, Comparison, Kind, name_of, signed, spans_of
-from tonnage.report.verdict import verdict_words
+from tonnage.report.total import verdict_words
 from tonnage.units import format_bytes
 
 PARTS = (*map(str, STACKING), BEYOND, OUTSIDE)
@@ -116,7 +116,10 @@ def ranks_section(summary: ClusterSummary, kinds: Sequence[Kind], found: Compari
     lines += ["red: all that the card has"] if is_near else []
     note = f"What each process holds at most; ranks with the same figures are one row. {_sentence(', '.join(lines))}"
     body = f'<div id="rank-rows" class="rank-rows">{rows}</div>{more}'
-    return markup.section("Ranks side by side", _verdict(summary, found), _legend(kinds), body, name="ranks", note=note)
+    held = {part for kind in kinds for part, size_bytes in kind.parts.items() if size_bytes}
+    entries = "".join(f"<li>{markup.swatch(_colour(part))}{LABELS[part]}</li>" for part in PARTS if part in held)
+    legend = f'<ul class="legend">{entries}</ul>'
+    return markup.section("Ranks side by side", _verdict(summary, found), legend, body, name="ranks", note=note)
 
 
 def _is_compared(found: Comparison) -> bool:
@@ -132,7 +135,9 @@ def _verdict(summary: ClusterSummary, found: Comparison) -> str:
     if found.odd:
         said = "".join(f"<p>{text(_sentence(found.words_of(kind)), 600)}</p>" for kind in found.odd[:_MOST_ODD])
         plural = "s" * (len(found.odd) > 1)
-        return f'<div id="odd" class="odd"><strong>The odd one{plural} out</strong>{said}{_closer_look(found)}</div>'
+        ranks = f"{found.typical.first.rank},{found.odd[0].first.rank}" if found.typical else ""
+        hint = f'<p class="note">By module and by line: <code>tonnage diff FILE FILE --ranks {ranks}</code></p>'
+        return f'<div id="odd" class="odd"><strong>The odd one{plural} out</strong>{said}{hint}</div>'
     if not _is_compared(found):
         return '<p id="odd">All ranks hold the same.</p>' if found.typical else ""
     dead = next((kind for kind in found.kinds if summary.dies_first in kind.ranks), found.typical)
@@ -142,19 +147,8 @@ def _verdict(summary: ClusterSummary, found: Comparison) -> str:
     return f'<p id="odd">No rank stands out: from the least to the most it is {size(max(held) - min(held))}.</p>'
 
 
-def _closer_look(found: Comparison) -> str:
-    ranks = f"{found.typical.first.rank},{found.odd[0].first.rank}" if found.typical else ""
-    return f'<p class="note">By module and by line: <code>tonnage diff FILE FILE --ranks {ranks}</code></p>'
-
-
 def _sentence(words: str) -> str:
     return f"{words[:1].upper()}{words[1:]}." if words else ""
-
-
-def _legend(kinds: Iterable[Kind]) -> str:
-    held = {part for kind in kinds for part, size_bytes in kind.parts.items() if size_bytes}
-    entries = "".join(f"<li>{markup.swatch(_colour(part))}{LABELS[part]}</li>" for part in PARTS if part in held)
-    return f'<ul class="legend">{entries}</ul>'
 
 
 def _rank_row(kind: Kind, summary: ClusterSummary, found: Comparison, scale: float, unit: str, *, is_near: bool) -> str:
@@ -230,17 +224,15 @@ def categories_section(kinds: Sequence[Kind], found: Comparison) -> str:
         return ""
     held = [part for part in PARTS if any(kind.parts.get(part) for kind in kinds)]
     unit = table_unit(max(kind.process_bytes for kind in kinds))
-    rows = [(_who(kind, found), *_cells(kind, found, held, unit), size(kind.process_bytes, unit)) for kind in kinds]
-    columns = ("rank", *map(_column, held), "sum")
+    rows = []
+    for kind in kinds:
+        odd = ' <span class="odd-mark">◂</span>' if kind in found.odd else ""
+        who, cells = f"{spans_of(kind.ranks)}{odd}", _cells(kind, found, held, unit)
+        rows.append((who, *cells, size(kind.process_bytes, unit)))
+    columns = ("rank", *(markup.column(_colour(part), LABELS[part]) for part in held), "sum")
     table = markup.table(columns, rows, name="category-rows", numbers=range(1, len(columns)))
     note = f"Bytes at each rank's own peak; for an odd one also what it has more or less than {found.most}."
     return markup.section("Ranks by category", table, name="categories", note=note if found.odd else "")
-
-
-def _column(part: str) -> str:
-    """The swatch stays with the first word."""
-    first, _, rest = LABELS[part].partition(" ")
-    return f'<span class="whole">{markup.swatch(_colour(part))}{first}</span> {rest}'
 
 
 def _cells(kind: Kind, found: Comparison, held: Sequence[str], unit: str) -> Iterator[str]:
@@ -262,20 +254,11 @@ def engines_section(kinds: Sequence[Kind]) -> str:
     names = sorted(found, key=lambda name: name == COMMUNICATORS)
     if not names:
         return ""
-    rows = [
-        (spans_of(sorted(rank for kind in same for rank in kind.ranks)), *(_held(dict(sizes), name) for name in names))
-        for sizes, same in alike.items()
-    ]
+    rows = []
+    for sizes, same in alike.items():
+        held, ranks = dict(sizes), sorted(rank for kind in same for rank in kind.ranks)
+        rows.append((spans_of(ranks), *(size(held[name]) if held.get(name) else "–" for name in names)))
     columns = ("rank", *map(text, names))
     table = markup.table(columns, rows, name="engine-rows", numbers=range(1, len(columns)))
     note = "At the rank's peak, and part of the categories above; communicators lie outside PyTorch's allocator."
     return markup.section("Held by the engines", table, name="engines", note=note)
-
-
-def _held(sizes: dict[str, int], name: str) -> str:
-    return size(sizes[name]) if sizes.get(name) else "–"
-
-
-def _who(kind: Kind, found: Comparison) -> str:
-    odd = ' <span class="odd-mark">◂</span>' if kind in found.odd else ""
-    return f"{spans_of(kind.ranks)}{odd}"

@@ -48,13 +48,9 @@ def _stretches(recording: Recording) -> Iterator[Stretch]:
     times: Counter[int] = Counter()
     for bucket, start, end in joined[:MOST_STRETCHES]:
         times[bucket] += 1
-        yield _name(bucket, together) + (f" ({times[bucket]})" if times[bucket] > 1 else ""), start, end
-
-
-def _name(bucket: int, together: int) -> str:
-    if bucket == 0:
-        return "setup"
-    return f"step {bucket}" if together == 1 else f"steps {(bucket - 1) * together + 1}–{bucket * together}"
+        name = f"step {bucket}" if together == 1 else f"steps {(bucket - 1) * together + 1}–{bucket * together}"
+        again = f" ({times[bucket]})" if times[bucket] > 1 else ""
+        yield (name if bucket else "setup") + again, start, end
 
 
 def _highest(levels: Sequence[int], start: int, end: int, pieces: int) -> list[int]:

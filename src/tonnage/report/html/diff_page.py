@@ -4,15 +4,14 @@ from collections.abc import Sequence
 from string import Template
 
 from tonnage.explain.diff import Difference, Growth, GrowthLimit
-from tonnage.ledger import Category
 from tonnage.recording import Recording
-from tonnage.report.diff import growth_percent, signed
+from tonnage.report.diff import growth_percent, labelled, signed
 from tonnage.report.html import markup
 from tonnage.report.html.cluster_series import line_of
 from tonnage.report.html.markup import size, text
 from tonnage.report.html.sections import SOURCES
 from tonnage.report.html.shell import read_part, simple_page
-from tonnage.report.verdict import verdict_words
+from tonnage.report.total import verdict_words
 
 _SAMPLES = 3_000
 _ROWS, _MOST_ROWS = 15, 400
@@ -32,19 +31,21 @@ def render_diff_page(
     """The page."""
     peaks = difference.peaks
     lines = [{"name": f"{letter}  {name}", "word": "", "role": None} for letter, name in zip("AB", names, strict=True)]
+    # What the card has for PyTorch, where both ran on the same.
+    ceilings = {max(run.header.capacity_bytes - run.header.overhead_bytes, 0) for run in runs}
     return simple_page(
         text(f"{names[0]} → {names[1]}"),
         _header(names, runs, peaks, limit, failed),
         Template(read_part("lines.html")).substitute(note=_NOTE),
         _table("Peaks of phases", difference.phases, "phases"),
-        _table("At the peak, by category", [_labelled(growth) for growth in difference.categories], "categories"),
+        _table("At the peak, by category", labelled(difference.categories), "categories"),
         _table("By module", difference.modules, "modules"),
         _table("By line", difference.lines, "lines-of-code"),
         styles=("lines.css",),
         scripts=("common.js", "drawing.js", "lines.js"),
         data={
             "lines": [head | line_of(run, _SAMPLES) for head, run in zip(lines, runs, strict=True)],
-            "ceiling": _ceiling(runs),
+            "ceiling": ceilings.pop() if len(ceilings) == 1 else 0,
         },
     )
 
@@ -65,27 +66,20 @@ def _header(
         for peak in peaks
     ]
     rows = [
-        (f"<strong>{letter}</strong>", text(name), *map(text, _facts(run)))
-        for letter, name, run in zip("AB", names, runs, strict=True)
+        (
+            f"<strong>{letter}</strong>",
+            *map(text, (name, head.gpu_name, SOURCES[head.source], verdict_words(head.outcome))),
+        )
+        for letter, name, head in zip("AB", names, (run.header for run in runs), strict=True)
     ]
     table = markup.table(("", "", "", "", ""), rows, name="runs")
     title = f"{text(names[0])} → {text(names[1])}"
-    said = _limit_words(limit, failed) if limit else ""
+    said = ""
+    if limit:
+        said = f"<p>Within {text(limit.text)}.</p>"
+        if failed:
+            said = f'<p class="failure">Grew by more than {text(limit.text)}.</p>'
     return markup.head(title, verdict, kind, "what grew from A to B, at the peak", markup.tiles(tiles), said, table)
-
-
-def _facts(run: Recording) -> tuple[str, ...]:
-    header = run.header
-    return header.gpu_name, SOURCES[header.source], verdict_words(header.outcome)
-
-
-def _limit_words(limit: GrowthLimit, failed: bool) -> str:
-    words = f"Grew by more than {text(limit.text)}." if failed else f"Within {text(limit.text)}."
-    return f'<p class="failure">{words}</p>' if failed else f"<p>{words}</p>"
-
-
-def _labelled(growth: Growth) -> Growth:
-    return Growth(Category(growth.name).label, growth.before_bytes, growth.after_bytes)
 
 
 def _table(title: str, growths: Sequence[Growth], name: str) -> str:
@@ -116,9 +110,3 @@ def _bar(grew: int, most: int) -> str:
         '<svg class="growth" viewBox="0 0 1000 1" preserveAspectRatio="none" aria-hidden="true">'
         f'<rect{less} x="{start:.2f}" y="0" width="{width:.2f}" height="1"/><line x1="500" x2="500" y1="0" y2="1"/></svg>'
     )
-
-
-def _ceiling(runs: tuple[Recording, Recording]) -> int:
-    """What the card has for PyTorch, where both ran on the same."""
-    found = {max(run.header.capacity_bytes - run.header.overhead_bytes, 0) for run in runs}
-    return found.pop() if len(found) == 1 else 0

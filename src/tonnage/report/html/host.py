@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 
+from tonnage.explain.model_copies import host_capacity_bytes
 from tonnage.ledger import Category
 from tonnage.recording import ClusterSummary, Recording
 from tonnage.recording.host import MAPPED, HostMemory
-from tonnage.report.host import host_capacity_bytes, mapped_words, part_label, ranks_host_words, when_words
+from tonnage.report.host import mapped_words, part_label, ranks_host_words, when_words
 from tonnage.report.html import markup
 from tonnage.report.html.markup import share, size, text
 from tonnage.report.html.sections import bar
@@ -47,7 +48,10 @@ def host_section(recording: Recording) -> str:
 def _parts(host: HostMemory) -> str:
     parts, needed = host.peak.parts, host.needed_bytes
     unit = table_unit(needed)
-    rows = [(_name(part), size(bytes_, unit), share(bytes_, needed)) for part, bytes_ in _ranked(parts)]
+    rows = [
+        (markup.swatch(_colour(part)) + text(part_label(part)), size(bytes_, unit), share(bytes_, needed))
+        for part, bytes_ in _ranked(parts)
+    ]
     rows.append(("sum", size(needed, unit), ""))
     table = markup.table(("", "", ""), rows, name="host-rows", numbers=(1, 2))
     if not host.mapped_peak_bytes:
@@ -103,7 +107,7 @@ def cluster_host_section(summary: ClusterSummary) -> str:
         cells = (size(rank.host_parts[part], unit) if rank.host_parts.get(part) else "–" for part in parts)
         rows.append((who, *cells, size(rank.host_bytes, unit), filled))
     rows.append(("all", *(size(total[part], unit) for part in parts), size(needed, unit), ""))
-    columns = ("rank", *map(_column, parts), "sum", "")
+    columns = ("rank", *(markup.column(_colour(part), part_label(part)) for part in parts), "sum", "")
     table = markup.table(columns, rows, name="host-rank-rows", numbers=range(1, len(columns) - 1))
     note = "Of the host whose ranks need most; their heights are taken to come at the same time."
     return markup.section("The host", said, table, name="host", note=note)
@@ -113,16 +117,6 @@ def _ranked(parts: Mapping[str, int]) -> Iterator[tuple[str, int]]:
     """Most bytes first, down to a MiB; pages of files are not among what is needed."""
     ranked = sorted(parts.items(), key=lambda part: -part[1])
     return ((part, bytes_) for part, bytes_ in ranked if part != MAPPED and bytes_ >= _LEAST_BYTES)
-
-
-def _name(part: str) -> str:
-    return markup.swatch(_colour(part)) + text(part_label(part))
-
-
-def _column(part: str) -> str:
-    """The swatch stays with the first word."""
-    first, _, rest = part_label(part).partition(" ")
-    return f'<span class="whole">{markup.swatch(_colour(part))}{text(first)}</span> {text(rest)}'
 
 
 def _colour(part: str) -> str:

@@ -46,6 +46,12 @@ def swatch(category: str) -> str:
     return f'<span class="swatch c-{category}"></span>'
 
 
+def column(category: str, label: str) -> str:
+    """The heading of a column with its colour, which stays with the first word."""
+    first, _, rest = label.partition(" ")
+    return f'<span class="whole">{swatch(category)}{text(first)}</span> {text(rest)}'
+
+
 def table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], *, name: str, numbers: Sequence[int] = (), kind: str = ""
 ) -> str:

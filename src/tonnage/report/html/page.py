@@ -14,9 +14,9 @@ from tonnage.recording import Recording
 from tonnage.recording.failure import moment_of_failure, until_failure
 from tonnage.report.html import sections
 from tonnage.report.html.blocks import packed_blocks
-from tonnage.report.html.cause import cause_section
 from tonnage.report.html.host import host_section
 from tonnage.report.html.markup import text
+from tonnage.report.html.sections import cause_section
 from tonnage.report.html.segments import segments_section
 from tonnage.report.html.series import STRETCHES, series_of
 from tonnage.report.html.shell import embedded, policy, read_part
@@ -46,14 +46,19 @@ def render_page(
     """The page; of a long run the chart keeps the highest and lowest moments of so many stretches."""
     style, script = page_style(), page_script()
     shown = until_failure(recording)
+    named = advice or Advice()
+    ahead = named.outlook
+    # A diagnosis says its sentence in a section of its own, and of what lies ahead all but that it climbs.
+    if diagnosis:
+        named = Advice(diagnosis.fixes, diagnosis.larger_card, total=diagnosis.total)
+        ahead = Outlook(climb=outlook_of(recording).climb)
     return Template(read_part("page.html")).substitute(
         policy=policy([style], [script]),
         title=text(sections.title_of(recording)),
         style=style,
-        header=sections.header_section(recording, _ahead(recording, advice, diagnosis)),
+        header=sections.header_section(recording, ahead),
         cause=cause_section(diagnosis) if diagnosis else "",
-        advice=sections.advice_section(recording, _advice(diagnosis) if diagnosis else advice or Advice())
-        + (sections.all_cards_section(cards) if cards else ""),
+        advice=sections.advice_section(recording, named) + (sections.all_cards_section(cards) if cards else ""),
         step_time=step_section(recording.step_time),
         ledger=sections.ledger_section(recording),
         outside=sections.outside_section(recording),
@@ -66,18 +71,6 @@ def render_page(
         blocks=packed_blocks(shown),
         script=script,
     )
-
-
-def _advice(diagnosis: Diagnosis) -> Advice:
-    """Its sentence is said in a section of its own."""
-    return Advice(diagnosis.fixes, diagnosis.larger_card, total=diagnosis.total)
-
-
-def _ahead(recording: Recording, advice: Advice | None, diagnosis: Diagnosis | None) -> Outlook:
-    """What lies ahead; above a diagnosis only that it climbs, for the cause says the rest."""
-    if diagnosis is None:
-        return advice.outlook if advice else Outlook()
-    return Outlook(climb=outlook_of(recording).climb)
 
 
 def _failure(recording: Recording) -> dict[str, int] | None:

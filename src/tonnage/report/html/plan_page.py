@@ -1,7 +1,6 @@
 """A training plan as one page that opens offline: the plan, its ledger, its step, the others, why not, every term."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from tonnage.budget.terms import Term
 from tonnage.ledger import Category
@@ -31,6 +30,7 @@ def render_plan_page(
 ) -> str:
     """The page; of what does not fit it is that of the closest plan, with what would fit above it."""
     plan = findings.closest
+    lost = [(text(f"{reason.choice} {reason.value}"), text(reason.words, 1000)) for reason in reasons]
     return simple_page(
         text(f"{findings.shape.name} · {findings.cluster.words}"),
         _header(findings, campaign),
@@ -38,7 +38,9 @@ def render_plan_page(
         f'<div class="pair">{ledger_section(plan)}{_step(plan) if findings.fits else ""}</div>',
         _next_best(findings),
         _one_more_flag(findings, offers),
-        _why_not(reasons),
+        markup.section("Why not", markup.folded(lost, _ROWS, ("", ""), name="reasons", kind="bars"), name="why-not")
+        if lost
+        else "",
         terms_section(plan.terms, plan.total_bytes),
     )
 
@@ -145,13 +147,6 @@ def _plans(shape: ModelShape, plans: Sequence[tuple[str, Plan, float | None]], n
     return markup.table(columns, rows, name=name, numbers=(1, 2, 3), kind="plans")
 
 
-def _why_not(reasons: list[Reason]) -> str:
-    if not reasons:
-        return ""
-    rows = [(text(f"{reason.choice} {reason.value}"), text(reason.words, 1000)) for reason in reasons]
-    return markup.section("Why not", markup.folded(rows, _ROWS, ("", ""), name="reasons", kind="bars"), name="why-not")
-
-
 def _would_fit(remedies: list[Remedy]) -> str:
     if not remedies:
         return ""
@@ -171,20 +166,13 @@ def _would_fit(remedies: list[Remedy]) -> str:
 def terms_section(terms: Sequence[Term], total_bytes: int) -> str:
     """Every term: its bytes, the formula, what was put into it and where the figure comes from."""
     ordered = sorted(terms, key=lambda term: (list(Category).index(term.category), -float(term.size_bytes)))
-    rows = [
-        (
-            markup.swatch(str(term.category)) + text(term.name),
-            size(round(float(term.size_bytes))),
-            share(round(float(term.size_bytes)), total_bytes),
-            f'{text(term.formula, 1000)}<br><span class="faint">{text(_numbers(term), 1000)}</span>',
-            text(term.source),
-        )
-        for term in ordered
-    ]
+    rows = []
+    for term in ordered:
+        size_bytes = round(float(term.size_bytes))
+        numbers = ", ".join(f"{name.replace('_', ' ')} {number_words(value)}" for name, value in term.numbers.items())
+        arithmetic = f'{text(term.formula, 1000)}<br><span class="faint">{text(numbers, 1000)}</span>'
+        name = markup.swatch(str(term.category)) + text(term.name)
+        rows.append((name, size(size_bytes), share(size_bytes, total_bytes), arithmetic, text(term.source)))
     columns = ("term", "bytes", "", "arithmetic", "from")
     table = markup.table(columns, rows, name="terms", numbers=(1, 2), kind="terms")
     return markup.section("Term by term, at the peak", table, name="arithmetic")
-
-
-def _numbers(term: Any) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {number_words(value)}" for name, value in term.numbers.items())

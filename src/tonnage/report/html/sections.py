@@ -5,15 +5,14 @@ from dataclasses import fields
 
 from tonnage import __version__
 from tonnage.allocator import AllocatorSettings, BadAllocatorSettings
-from tonnage.explain import Advice, Fix, Outlook
+from tonnage.explain import Advice, Diagnosis, Finding, Outlook
 from tonnage.explain.cards import AllCards
 from tonnage.recording import Recording
 from tonnage.report.all_cards import place_words
 from tonnage.report.html import markup
 from tonnage.report.html.markup import share, size, text
 from tonnage.report.lines import table_unit
-from tonnage.report.total import caveat_words, larger_card_words, total_words
-from tonnage.report.verdict import verdict_words
+from tonnage.report.total import caveat_words, larger_card_words, total_words, verdict_words
 
 SOURCES = {
     "virtual": "predicted on a virtual GPU",
@@ -24,6 +23,12 @@ _RESCUES = {True: "✓", False: "✗", None: ""}
 NOTHING_AHEAD = Outlook()
 MOST_ROWS = 200
 _FIXES = 4
+_NAMES = {
+    "none": "nothing is wrong",
+    "pinned-host": "pinned host memory",
+    "host-memory": "memory of the host",
+    "unbounded-cache": "a cache without a bound",
+}
 
 
 def title_of(recording: Recording) -> str:
@@ -108,10 +113,13 @@ def outside_section(recording: Recording) -> str:
     """The card: what PyTorch holds, what lies beside it, what is left."""
     header = recording.header
     allocated = min(recording.peak_allocated_bytes, recording.peak_reserved_bytes)
+    outside = list(header.overhead_parts.items())[:MOST_ROWS]
+    rest = header.overhead_bytes - sum(size_bytes for _, size_bytes in outside)
+    outside += [("other", rest)] if rest > 0 else []
     rows = [
         ("tensors", "tensors", allocated),
         ("fragmentation", "reserved beyond them", recording.peak_reserved_bytes - allocated),
-        *(("context", f"outside PyTorch: {part}", size_bytes) for part, size_bytes in _parts(recording)),
+        *(("context", f"outside PyTorch: {part}", size_bytes) for part, size_bytes in outside),
     ]
     held = sum(size_bytes for _, _, size_bytes in rows)
     if header.capacity_bytes >= held:
@@ -125,13 +133,6 @@ def outside_section(recording: Recording) -> str:
     body = markup.table(("", "", ""), cells, name="outside-rows", numbers=(1, 2))
     note = "" if header.overhead_bytes else "What the process held outside PyTorch was not recorded."
     return markup.section("The card", filled, body, name="outside", note=note)
-
-
-def _parts(recording: Recording) -> list[tuple[str, int]]:
-    header = recording.header
-    named = list(header.overhead_parts.items())[:MOST_ROWS]
-    rest = header.overhead_bytes - sum(size_bytes for _, size_bytes in named)
-    return [*named, ("other", rest)] if rest > 0 else named
 
 
 def bar(parts: list[tuple[str, int]], whole: int) -> str:
@@ -171,7 +172,11 @@ def advice_section(recording: Recording, advice: Advice, *, of: str = "") -> str
     if not advice.fixes and not advice.larger_card and not advice.total:
         return ""
     died = recording.header.outcome == "oom"
-    rows = [_fix(fix) for fix in advice.fixes[:MOST_ROWS]]
+    rows = []
+    for fix in advice.fixes[:MOST_ROWS]:
+        how = f"<code>{text(fix.how, 1000)}</code>" + (' <span class="note">run, not computed</span>' * fix.was_run)
+        saves = size(fix.saves_bytes) if fix.saves_bytes else "–"
+        rows.append((_RESCUES[fix.rescues], text(fix.change), saves, text(fix.costs), how))
     parts = [f"<p>{text(advice.why, 2000)}</p>"] if advice.why else []
     if advice.total:
         words = total_words(recording, advice)
@@ -206,12 +211,6 @@ def all_cards_section(cards: AllCards) -> str:
     return markup.section(
         "Which cards hold it", body, name="cards", note=f"It needs {size(cards.needed_bytes)} in all."
     )
-
-
-def _fix(fix: Fix) -> tuple[str, ...]:
-    ran = ' <span class="note">run, not computed</span>' if fix.was_run else ""
-    saves = size(fix.saves_bytes) if fix.saves_bytes else "–"
-    return _RESCUES[fix.rescues], text(fix.change), saves, text(fix.costs), f"<code>{text(fix.how, 1000)}</code>{ran}"
 
 
 def settings_section(recording: Recording) -> str:
@@ -249,7 +248,13 @@ def basis_section(recording: Recording) -> str:
         ("out of memory, caught by the script", f"{header.ooms_caught:,} times" if header.ooms_caught else ""),
     ]
     rows = [(name, text(words)) for name, words in facts if words]
-    rows += [_note_row(note.kind, note.operator, note.count, note.text) for note in recording.notes[:MOST_ROWS]]
+    rows += [
+        (
+            "not modelled" if note.kind == "not_modelled" else "assumed",
+            f"{text(note.operator)} ×{note.count:,}: {text(note.text, 1000)}",
+        )
+        for note in recording.notes[:MOST_ROWS]
+    ]
     rows += [
         ("read from the virtual GPU", f"{text(s.what)} ×{s.count:,}, {text(s.line)}: {text(s.value)}")
         for s in recording.stand_ins[:MOST_ROWS]
@@ -258,6 +263,28 @@ def basis_section(recording: Recording) -> str:
     return markup.section("What this rests on", body, name="basis")
 
 
-def _note_row(kind: str, operator: str, count: int, words: str) -> tuple[str, str]:
-    name = "not modelled" if kind == "not_modelled" else "assumed"
-    return name, f"{text(operator)} ×{count:,}: {text(words, 1000)}"
+def cause_section(diagnosis: Diagnosis) -> str:
+    """The cause in a sentence; below it, what was found."""
+    name = _NAMES.get(diagnosis.cause, diagnosis.cause.replace("-", " "))
+    kind = "ok" if diagnosis.cause == "none" else "oom"
+    said = f'<p><strong class="cause {kind}">{text(name)}</strong> {text(diagnosis.sentence, 2000)}</p>'
+    findings = "".join(_finding(finding, diagnosis.sentence) for finding in diagnosis.evidence)
+    evidence = f'<dl class="evidence">{findings}</dl>' if findings else ""
+    return markup.section("Why", said, evidence, name="cause")
+
+
+def _finding(finding: Finding, said: str) -> str:
+    """The cause's own sentence stands above already: its rule is name enough."""
+    words = finding.rule if finding.sentence in said else finding.sentence
+    lines = "".join(_lines(finding))
+    where = f'<table class="guilty"><tbody>{lines}</tbody></table>' if lines else ""
+    return f"<dt>{size(finding.size_bytes)}</dt><dd>{text(words, 2000)}{where}</dd>"
+
+
+def _lines(finding: Finding) -> Iterator[str]:
+    for guilty in finding.lines:
+        count = f"{guilty.count:,} × " if guilty.count > 1 else ""
+        yield (
+            f'<tr><td class="n">{size(guilty.size_bytes)}</td><td class="line">{text(guilty.line) or "no line known"}</td>'
+            f"<td>{count}{text(guilty.what)}</td></tr>"
+        )

@@ -1,12 +1,15 @@
-"""The segments with their holes, drawn to scale within each segment."""
+"""The segments at the moment worth looking at, with their blocks and holes, drawn to scale within each segment."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import groupby
 
-from tonnage.recording import Recording
+from tonnage.recording import Allocation, Recording
+from tonnage.recording.failure import moment_of_failure
+from tonnage.recording.holes import SegmentState, segments_at
 from tonnage.report.html import markup
 from tonnage.report.html.markup import size
-from tonnage.report.html.memory_map import Segment, memory_map, moment_of
 from tonnage.units import format_bytes
 
 ROWS = 40
@@ -14,6 +17,25 @@ MOST_PIECES = 300
 _BAR_UNITS = 1000
 
 Piece = tuple[int, int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of the device's memory that PyTorch held; blocks are by address."""
+
+    state: SegmentState
+    stream: int
+    blocks: list[Allocation]
+
+    @property
+    def size_bytes(self) -> int:
+        """All of it."""
+        return self.state.size_bytes
+
+    @property
+    def unused_bytes(self) -> int:
+        """Bytes in holes."""
+        return self.state.unused_bytes
 
 
 def segments_section(recording: Recording) -> str:
@@ -58,21 +80,17 @@ def _alike(segments: list[Segment]) -> list[list[Segment]]:
 def _cells(alike: list[Segment]) -> tuple[str, ...]:
     segment = alike[0]
     hole = segment.state.largest_hole_bytes
+    pieces = list(_pieces(segment))
+    drawn = pieces if len(pieces) <= MOST_PIECES else list(_coarse(segment, pieces))
+    boxes = "".join(_box(segment, piece) for piece in drawn)
     return (
         size(segment.size_bytes),
         f"× {len(alike):,}" if len(alike) > 1 else "",
         str(segment.stream),
         markup.share(segment.size_bytes - segment.unused_bytes, segment.size_bytes),
         size(hole) if hole else "–",
-        _bar(segment),
+        f'<svg class="segment" viewBox="0 0 {_BAR_UNITS} 1" preserveAspectRatio="none" role="img">{boxes}</svg>',
     )
-
-
-def _bar(segment: Segment) -> str:
-    pieces = list(_pieces(segment))
-    drawn = pieces if len(pieces) <= MOST_PIECES else list(_coarse(segment, pieces))
-    boxes = "".join(_box(segment, piece) for piece in drawn)
-    return f'<svg class="segment" viewBox="0 0 {_BAR_UNITS} 1" preserveAspectRatio="none" role="img">{boxes}</svg>'
 
 
 def _box(segment: Segment, piece: Piece) -> str:
@@ -115,3 +133,33 @@ def _coarse(segment: Segment, pieces: list[Piece]) -> Iterator[Piece]:
         found = list(cells)
         if category:
             yield int(found[0] * step), int((found[-1] + 1) * step), category
+
+
+def moment_of(recording: Recording) -> int:
+    """The request that failed, else the fullest moment while most was reserved."""
+    died = moment_of_failure(recording)
+    if died is not None:
+        return died
+    timeline = recording.timeline
+    peak = timeline.peak_reserved_bytes
+    fullest = (at for at, reserved in enumerate(timeline.reserved_bytes) if reserved == peak)
+    return max(fullest, key=lambda at: timeline.allocated_bytes[at])
+
+
+def memory_map(recording: Recording, moment: int) -> list[Segment]:
+    """What was reserved after an event, largest first."""
+    live = [a for a in recording.allocations if a.born <= moment and (a.died is None or a.died > moment)]
+    live.sort(key=lambda a: a.address)
+    starts = [a.address for a in live]
+    # A stretch of pages may begin within what was mapped at once: its stream is that of the mapping before.
+    streams = {event.address: event.stream for event in recording.segments if event.sequence <= moment}
+    known = sorted(streams)
+    segments = [
+        Segment(
+            state,
+            streams[known[bisect_right(known, state.address) - 1]],
+            live[bisect_left(starts, state.address) : bisect_left(starts, state.address + state.size_bytes)],
+        )
+        for state in segments_at(recording, moment)
+    ]
+    return sorted(segments, key=lambda segment: -segment.size_bytes)

@@ -39,7 +39,9 @@ def series_of(recording: Recording, stretches: int = STRETCHES) -> dict[str, Any
     """What the page draws: levels by category and reserved bytes at the points that are kept, phases and steps."""
     timeline = recording.timeline
     length = len(timeline.allocated_bytes)
-    by_category = _by_category(recording.allocations)
+    by_category: dict[Category, list[Allocation]] = {}
+    for a in recording.allocations:
+        by_category.setdefault(a.category, []).append(a)
     points = _points(recording, by_category, stretches)
     return {
         "events": length,
@@ -61,13 +63,6 @@ def series_of(recording: Recording, stretches: int = STRETCHES) -> dict[str, Any
 def differences(levels: Sequence[int]) -> list[int]:
     """The first level, then what each adds to the one before."""
     return [*levels[:1], *(after - before for before, after in pairwise(levels))]
-
-
-def _by_category(allocations: Sequence[Allocation]) -> dict[Category, list[Allocation]]:
-    found: dict[Category, list[Allocation]] = {}
-    for a in allocations:
-        found.setdefault(a.category, []).append(a)
-    return found
 
 
 def _levels(allocations: Sequence[Allocation], length: int) -> list[int]:

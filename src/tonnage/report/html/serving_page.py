@@ -17,10 +17,11 @@ _KINDS = ("parameters", "kv_cache", "activations", "gradients", "workspace", "co
 def render_serving_page(plan: ServingPlan) -> str:
     """The page; of what does not fit, what would comes first."""
     budget = plan.best.budget
+    needed, available = size(budget.needed_bytes), size(budget.available_bytes)
     return simple_page(
         text(f"{plan.shape.name} · {plan.cluster.words}"),
         _header(plan),
-        _shortage(plan),
+        "" if plan.fits else f'<p class="failure">A GPU needs {needed} for this and has {available}.</p>',
         _offers(plan),
         f'<div class="pair">{_ledger(plan)}{_cache(plan)}</div>',
         _launch(plan),
@@ -47,13 +48,6 @@ def _header(plan: ServingPlan) -> str:
         )
     verdict, kind = ("fits", "ok") if plan.fits else ("does not fit", "oom")
     return markup.head(text(plan.shape.name), verdict, kind, text(" · ".join(facts)), markup.tiles(tiles))
-
-
-def _shortage(plan: ServingPlan) -> str:
-    if plan.fits:
-        return ""
-    budget = plan.best.budget
-    return f'<p class="failure">A GPU needs {size(budget.needed_bytes)} for this and has {size(budget.available_bytes)}.</p>'
 
 
 def _offers(plan: ServingPlan) -> str:

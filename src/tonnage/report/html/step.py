@@ -3,9 +3,6 @@
 What would be too much for a page is left out, shortest first, and counted. It does not know how launches are drawn.
 """
 
-import gzip
-import json
-from base64 import b64encode
 from collections.abc import Sequence
 from heapq import nlargest
 from typing import get_args
@@ -18,7 +15,7 @@ from tonnage.report.html import markup
 from tonnage.report.html.blocks import Numbers
 from tonnage.report.html.markup import clean, text
 from tonnage.report.html.sections import bar
-from tonnage.report.html.shell import read_part
+from tonnage.report.html.shell import packed_json, read_part
 from tonnage.report.step_time import step_words, time_words
 from tonnage.units import percent
 
@@ -70,8 +67,7 @@ def _colour(kind: str) -> str:
 
 def packed_spans(time: StepTime) -> str:
     """The columns as JSON, compressed, in letters."""
-    plain = json.dumps(spans_of(time.timeline.spans, time.step_s), separators=(",", ":"))
-    return b64encode(gzip.compress(plain.encode(), compresslevel=6, mtime=0)).decode()
+    return packed_json(spans_of(time.timeline.spans, time.step_s))
 
 
 def spans_of(spans: Sequence[Span], step_s: float, most: int = MOST_SPANS) -> dict[str, object]:

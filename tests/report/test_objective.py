@@ -4,7 +4,7 @@ from tonnage.budget.configuration import Configuration
 from tonnage.models import find_model
 from tonnage.models.freezing import freeze
 from tonnage.models.pictures import with_pictures
-from tonnage.report.parts import part_words
+from tonnage.report.objective import part_words
 
 
 def test_images_and_frozen_parts_are_said() -> None:

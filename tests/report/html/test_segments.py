@@ -6,7 +6,7 @@ from snapshots import DATA
 from support import MIB, Run, training_run
 from tonnage.recording import Recording
 from tonnage.recording.snapshot import read_snapshot
-from tonnage.report.html.memory_map import memory_map, moment_of
+from tonnage.report.html.segments import memory_map, moment_of
 
 
 def recordings() -> dict[str, Recording]:
