@@ -1,6 +1,7 @@
 """The proof holds where training is the same, and fails where it is not."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,17 +13,16 @@ from fit.cases import CASES, Case, build_training, dropout_net, gpt2, llama
 from fit.test_plan import make_plan
 from tonnage.fit.fitted import Fitted
 from tonnage.fit.fitting import apply_plan
-from tonnage.fit.measure.profile import Profile
 from tonnage.fit.modules import replace_forward
 from tonnage.fit.proof import NotTheSame
-from tonnage.fit.technique import Estimate, Technique
+from tonnage.fit.technique import Technique
 from tonnage.fit.techniques.activation_offload import ActivationOffload
 from tonnage.fit.techniques.chunked_loss import ChunkedLoss
 from tonnage.fit.techniques.host_states import HostStates
 from tonnage.fit.techniques.micro_batches import MicroBatches
 from tonnage.fit.techniques.recompute import Recompute
 from tonnage.fit.techniques.step_in_backward import StepInBackward
-from tonnage.fit.training import Training, Undo
+from tonnage.fit.training import Training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,31 +38,24 @@ class Wrong(Technique):
     def why_not(self, training: Training) -> str | None:
         return None
 
-    def estimate(self, profile: Profile) -> Estimate:
-        return Estimate(saved_bytes=0, seconds=0.0)
-
-    def apply(self, training: Training) -> Undo:
+    def place(self, training: Training, stack: ExitStack) -> None:
         head = training.model.lm_head
         before = head.forward
 
         def forward(x: Tensor) -> Tensor:
             return before(x.detach() + (x - x.detach()) * self.factor)
 
-        return replace_forward(head, forward)
+        stack.callback(replace_forward(head, forward))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shifted(Wrong):
     """Its gradients are the plain ones, its loss is not."""
 
-    def apply(self, training: Training) -> Undo:
+    def place(self, training: Training, stack: ExitStack) -> None:
         plain = training.loss
+        stack.callback(setattr, training, "loss", plain)
         training.loss = lambda model, batch: plain(model, batch) + 0.01
-
-        def undo() -> None:
-            training.loss = plain
-
-        return undo
 
 
 def uneven() -> Case:

@@ -9,7 +9,7 @@ parameter sees one gradient. It does not know which modules are worth it.
 import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -212,11 +212,3 @@ def _close(found: Tensor, expected: Tensor) -> bool:
 def sharded(module: nn.Module) -> bool:
     """Whether its parameters are pieces on several devices, whose gradients a wrapper of the module gathers."""
     return any(type(parameter.data) is not Tensor for parameter in module.parameters())
-
-
-def tile_all(modules: Sequence[nn.Module], tiles: int) -> Undo:
-    """Tile each of them, or none."""
-    with ExitStack() as stack:
-        for module in modules:
-            stack.callback(tile_forward(module, tiles))
-        return stack.pop_all().close

@@ -9,7 +9,6 @@ class OperatorProfile:
 
     index: int
     name: str  # "aten.mm.default"
-    module: str  # the module inside the block that called it, "mlp.up_proj"
     output_bytes: int  # of storages that it made new
     kept_bytes: int  # of those that backward keeps
     seconds: float
@@ -30,14 +29,11 @@ class BlockProfile:
     input_bytes: int  # what recomputing it must keep
     kept_bytes: int  # what its forward leaves for backward, the input counted where it is among it
     forward_peak_bytes: int  # beyond what was there when it began, while it runs, kept bytes included
-    backward_peak_bytes: (
-        int  # beyond what was there when its backward began (its kept bytes not counted), gradients not counted
-    )
+    backward_peak_bytes: int  # beyond what was there when its backward began, without its kept bytes and gradients
     forward_s: float
     backward_s: float
     forward_host_s: float = 0.0  # of the host, which launches it
     backward_host_s: float = 0.0
-    operators: tuple[OperatorProfile, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,34 +69,3 @@ class OutsideProfile:
             forward_host_s=other.forward_host_s,
             backward_host_s=other.backward_host_s,
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Profile:
-    """One micro-batch of a training on one device."""
-
-    device: str  # "NVIDIA H200"
-    virtual: bool
-    capacity_bytes: int
-    micro_batch_rows: int  # size of the batch dimension that was profiled
-    batch_rows: int  # of the whole sample
-    tokens: (
-        int  # of the profiled micro-batch: product of the first two dimensions of its largest integer tensor, or rows
-    )
-    parameters_bytes: int
-    gradients_bytes: int
-    optimizer_bytes: int  # all of its states
-    largest_parameter_bytes: int
-    blocks: tuple[BlockProfile, ...]
-    outside_kept_bytes: int  # what the rest of the model keeps for backward, logits not counted
-    logits_bytes: int  # one copy of the head's output; 0 where there is no head over a vocabulary
-    loss_peak_bytes: (
-        int  # beyond what was there before the head ran, at the highest point of head, loss and their backward
-    )
-    forward_s: float
-    backward_s: float
-    optimizer_s: float
-    link_to_host_bytes_per_s: float
-    link_to_device_bytes_per_s: float
-    host_step_bytes_per_s: float  # bytes of parameters, gradients and states that the host's optimizer walks per second
-    host_free_bytes: int

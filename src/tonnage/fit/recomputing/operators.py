@@ -34,7 +34,6 @@ class Operator:
     """One call, as it was seen."""
 
     function: OpOverload
-    module: str
     inputs: tuple[int, ...]
     base: int | None  # the operator whose storage it gives a view of or writes into
     layouts: tuple[Layout, ...]  # of its output tensors
@@ -80,7 +79,6 @@ class Recorder(TorchDispatchMode):
     def __init__(self, clock: Clock | None = None) -> None:
         super().__init__()
         self.operators: list[Operator] = []
-        self.module = ""
         self.overlooked = False  # other hooks hid from `saving` what an operator saved
         self._pack: object = None
         self._clock = clock or untimed
@@ -107,7 +105,6 @@ class Recorder(TorchDispatchMode):
         sources = tuple(sorted({self._makers[key] for key in given if key in self._makers}))
         operator = Operator(
             function=func,
-            module=self.module,
             inputs=sources,
             base=next((self._makers[key] for key in shared if key in self._makers), None),
             layouts=tuple((t.shape, t.stride(), t.dtype, t.device) for t in tensors),
@@ -153,7 +150,7 @@ def profile_operators(
 ) -> tuple[OperatorProfile, ...]:
     """Every operator call of one forward pass of the block."""
     recorder = Recorder(clock)
-    with named_modules(block, recorder), recorder.saving(hold=True), recorder, torch.enable_grad():
+    with recorder.saving(hold=True), recorder, torch.enable_grad():
         outputs = block(*args, **kwargs)
     del outputs
     return tuple(profile_of(index, operator) for index, operator in enumerate(recorder.operators))
@@ -163,7 +160,6 @@ def profile_of(index: int, operator: Operator) -> OperatorProfile:
     return OperatorProfile(
         index=index,
         name=str(operator.function),
-        module=operator.module,
         output_bytes=operator.made_bytes,
         kept_bytes=operator.saved_bytes,
         seconds=operator.read_s(),
@@ -173,32 +169,6 @@ def profile_of(index: int, operator: Operator) -> OperatorProfile:
         keepable=operator.keepable and bool(operator.made_bytes),
         repeatable=operator.repeatable,
     )
-
-
-@contextmanager
-def named_modules(block: nn.Module, recorder: Recorder) -> Iterator[None]:
-    """Let the recorder know which module inside the block calls."""
-    handles = []
-    stack: list[str] = []
-
-    def enter(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any) -> None:
-            stack.append(recorder.module)
-            recorder.module = name
-
-        return hook
-
-    def leave(module: nn.Module, args: Any, output: Any) -> None:
-        recorder.module = stack.pop()
-
-    try:
-        for name, module in block.named_modules():
-            handles.append(module.register_forward_pre_hook(enter(name)))
-            handles.append(module.register_forward_hook(leave, always_call=True))
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def untimed(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Callable[[], float]]:

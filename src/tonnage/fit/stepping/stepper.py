@@ -21,7 +21,6 @@ class Stepper:
     """Plain PyTorch: accumulate, clip by the global norm, step, drop the gradients."""
 
     accumulates = True  # several micro-batches per step are possible
-    clips = True  # clipping by the global norm is possible
     gradient_norm: Tensor | None = None  # of the last step's gradients, where they were clipped
 
     def __init__(self, optimizer: Optimizer, *, clip_norm: float | None = None) -> None:
