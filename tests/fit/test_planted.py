@@ -17,8 +17,7 @@ from transformers import BertConfig, BertForMaskedLM, OPTConfig, OPTForCausalLM
 
 from fit.cases import Case, build_training, vit
 from fit.test_plan import make_plan
-from tonnage.fit.fitted import Fitted
-from tonnage.fit.fitting import apply_plan
+from tonnage.fit.fitted import Fitted, apply_plan
 from tonnage.fit.modules import find_blocks, replace_forward
 from tonnage.fit.proof import NotTheSame
 from tonnage.fit.technique import Technique

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from fit.cases import CASES, Case, build_training, dropout_net, gpt2, llama
 from fit.test_plan import make_plan
-from tonnage.fit.fitted import Fitted
-from tonnage.fit.fitting import apply_plan
+from tonnage.fit.fitted import Fitted, apply_plan
 from tonnage.fit.modules import replace_forward
 from tonnage.fit.proof import NotTheSame
 from tonnage.fit.technique import Technique

@@ -5,8 +5,8 @@ undivided. Where that does not fit, both run on fewer rows of it. Nothing is ste
 """
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ import torch
 from tonnage.errors import TonnageError
 from tonnage.fit.gradients import Samples, differences, global_norm, gradients_of, noted_autocast, rounding
 from tonnage.fit.measure.measuring import undisturbed
+from tonnage.fit.modules import kept_modes
 from tonnage.fit.recomputing.remembered import as_before
 from tonnage.fit.stepping.batches import Part, batch_rows, split, take_rows
 from tonnage.fit.training import Batch, Training
@@ -60,7 +61,8 @@ def prove(
     Inside `plain()` the model is the plain one. `most_rows`: that it has room for.
     """
     narrow: list[torch.dtype] = []
-    with _same_dropout(training), noted_autocast(training, narrow):
+    # Where micro-batches draw anew, values are compared without dropout.
+    with kept_modes(training.model, evaluating=training.resampled), noted_autocast(training, narrow):
         with plain(), as_before(training.loss, training.model):
             batch, plain_loss, expected = _plain_gradients(training, batch, most_rows)
         with as_before(training.loss, training.model):
@@ -121,18 +123,3 @@ def _gradients(training: Training, parts: list[Part]) -> tuple[float, Samples]:
     with undisturbed(training.model, training.device):
         torch.manual_seed(0)
         return gradients_of(training, parts, elements=_ELEMENTS)
-
-
-@contextmanager
-def _same_dropout(training: Training) -> Iterator[None]:
-    """Where micro-batches draw anew, values are compared without dropout."""
-    if not training.resampled:
-        yield
-        return
-    modes = {module: module.training for module in training.model.modules()}
-    training.model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode

@@ -116,6 +116,7 @@ def unstepped(optimizer: Optimizer) -> Iterator[None]:
             _put_back(note)
 
 
+_MOVING = ("lr", "weight_decay")
 # Taken one by one above, or not a matter of steps.
 _OWN = ("state", "param_groups", "defaults", "step", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 _SMALL = 1024  # elements; larger tensors hold sums of gradients, which are zero here
@@ -176,7 +177,7 @@ def _still(training: Training, *, step: bool) -> Iterator[None]:
     with ExitStack() as stack:
         for group, values in zip(optimizer.param_groups, before, strict=True):
             stack.callback(group.update, values)
-            group.update({name: _zero_like(value) for name, value in values.items()})
+            group.update({n: torch.zeros_like(v) if isinstance(v, Tensor) else 0.0 for n, v in values.items()})
         if not step:
             stack.callback(_without_steps(optimizer))
         yield
@@ -199,10 +200,3 @@ def _without_steps(optimizer: Optimizer) -> Undo:
             steps.function = function
 
     return undo
-
-
-_MOVING = ("lr", "weight_decay")
-
-
-def _zero_like(value: Any) -> Any:
-    return torch.zeros_like(value) if isinstance(value, Tensor) else 0.0

@@ -22,7 +22,7 @@ class Counted(Survey):
 
     def __init__(self, applied: Collection[str]) -> None:
         self.training: Any = SimpleNamespace(applied=applied, sample={"x": torch.zeros(8, 1)})
-        self.blocks = {"0": nn.Sequential(nn.Linear(1, 1))}
+        self.blocks = {"0": nn.ModuleDict({"mlp": nn.Linear(1, 1), "attn": nn.Linear(1, 1)})}
         self.sizes, self.supposed = {8: size(8)}, set()
         self._ways_at, self.outside, self._eager_ways = {}, {}, set()
         self.compiled: list[str] = []
@@ -35,8 +35,8 @@ class Counted(Survey):
         kind = self.sizes[8].kinds["0"]
         return SimpleNamespace(by_kind={kind: ("0", None)})
 
-    def _measure_ways(self, name: str, call: Any) -> dict[str, BlockProfile]:
-        return self._measure_modes(name, call, ["part:mlp", "part:attn"])
+    def _operator_modes(self, block: nn.Module, call: Any) -> list[str]:
+        return []
 
     def _measure_modes(self, name: str, call: Any, modes: Collection[str]) -> dict[str, BlockProfile]:
         eagerly = torch._dynamo.eval_frame._stance.stance == "force_eager"

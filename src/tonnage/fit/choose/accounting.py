@@ -1,16 +1,20 @@
-"""What each technique saves and costs, as the difference that it makes where it was added. No measurement of its own."""
+"""What each technique saves and costs, as the difference that it makes where it was added; and a plan in words.
 
+Nothing is measured here. Words are at home in 80 columns.
+"""
+
+import textwrap
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from tonnage.fit.choose.account import time_words
 from tonnage.fit.choose.choosing import Mode, peak_of
 from tonnage.fit.choose.placement import PLAIN, Holdings, Placement, step_overhead_s, surroundings
 from tonnage.fit.choose.solver import Layout, Solution, block_modes, outside_at
 from tonnage.fit.measure.profile import OutsideProfile
 from tonnage.fit.measure.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, OPERATORS, SizeProfile, Survey
-from tonnage.fit.plan import Row
+from tonnage.fit.plan import Plan, Row
+from tonnage.fit.rehearsal import Rehearsed
 from tonnage.fit.technique import Technique
 from tonnage.units import format_bytes
 
@@ -140,14 +144,11 @@ def _with(
         staying = [_WITHOUT_LINK.get(name, name) for name in solution.choice.modes]
         return _cost(survey, size, layout, PLAIN, holdings, staying)
     if technique.name == "activation-offload":
-        return before[0] - _moved_bytes(technique, size, solution), before[1]
+        settings = technique.settings()
+        blocks = [size.kept(name) for name in settings["blocks"]]
+        moved = sum(block.kept_bytes if settings["what"] == "kept" else block.input_bytes for block in blocks)
+        return before[0] - layout.slices * moved, before[1]
     return _cost(survey, size, layout, solution.placement, holdings, solution.choice.modes)
-
-
-def _moved_bytes(technique: Technique, size: SizeProfile, solution: Solution) -> int:
-    settings, slices = technique.settings(), solution.layout.slices
-    blocks = [size.kept(name) for name in settings["blocks"]]
-    return slices * sum(block.kept_bytes if settings["what"] == "kept" else block.input_bytes for block in blocks)
 
 
 def _why(technique: Technique, solution: Solution, holdings: Holdings) -> str:
@@ -177,3 +178,44 @@ def _row(technique: Technique, before: Cost, after: Cost, why: str) -> Row:
         seconds=after[1] - before[1],
         why=why,
     )
+
+
+# In words -------------------------------------------------------------------------------------------------------------
+
+
+def account(plan: Plan, measured: Rehearsed | None) -> str:
+    """Before, technique by technique, after."""
+    title = f"{plan.device} · batch of {plan.batch_rows} · budget {format_bytes(plan.budget_bytes)}"
+    lines = [title, "", _line("", "peak", "step")]
+    if plan.plain_peak_bytes:
+        seconds = time_words(plan.plain_step_s) if plan.plain_step_s else ""
+        lines.append(_line("plain", format_bytes(plan.plain_peak_bytes), seconds))
+    else:
+        lines += [_line("plain", "does not fit", ""), *_indented("not even one row of it")]
+    for row in plan.rows:
+        size = _signed(-row.saved_bytes, format_bytes(abs(row.saved_bytes)))
+        lines.append(_line(f"  {row.title}", size, _signed(row.seconds, time_words(abs(row.seconds)))))
+        lines += _indented(row.why)
+    lines.append(_line("fitted, predicted", format_bytes(plan.peak_bytes), time_words(plan.step_s)))
+    if measured is not None:
+        seconds = "" if measured.step_s is None else time_words(measured.step_s)
+        lines.append(_line("fitted, measured", format_bytes(measured.peak_reserved_bytes), seconds, "reserved"))
+    if plan.host_bytes:
+        lines.append(f"host memory {format_bytes(plan.host_bytes)} of {format_bytes(plan.host_budget_bytes)}, pinned")
+    return "\n".join(lines)
+
+
+def _indented(words: str) -> list[str]:
+    return textwrap.wrap(words, 80, initial_indent=" " * 6, subsequent_indent=" " * 6, break_on_hyphens=False)
+
+
+def _line(name: str, size: str, seconds: str, note: str = "") -> str:
+    return f"{name:<38}{size:>14}{seconds:>14}  {note}".rstrip()
+
+
+def _signed(value: float, words: str) -> str:
+    return words if words == "0 ms" else ("−" if value < 0 else "+") + words
+
+
+def time_words(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.0f} ms"

@@ -44,15 +44,11 @@ class Surroundings:
     outside_kept_bytes: int
     outside_peak_bytes: int  # highest point of head, loss and their backward, beyond what blocks left behind
     stem_peak_bytes: int = 0  # of what runs before the first block, and after it in backward
-    between_peak_bytes: Sequence[
-        int
-    ] = ()  # before each block but the first, beyond what earlier blocks left; 0 for none
+    between_peak_bytes: Sequence[int] = ()  # before each block but the first, beyond what earlier ones left; 0 for none
     gradient_bytes: Sequence[int] = ()  # of each block, where gradients appear as backward goes; () where they do not
     outside_gradient_bytes: int = 0  # of the head, which come first
     waiting_bytes: int | None = None  # of them at most, where they go again once states from the host have arrived
-    passing_bytes: Sequence[
-        int
-    ] = ()  # of gradients on their way to the host: in the stem's backward, and in each block's
+    passing_bytes: Sequence[int] = ()  # of gradients on their way to the host: in the stem's backward, in each block's
     gradients_per_state: float = 0.0  # bytes of gradients for a byte of states
     step_peak_bytes: int = 0  # beyond `fixed_bytes` while the optimizer steps: all gradients, temporaries
     movable_states_bytes: int = 0  # optimizer states that may be on the host instead, to the byte
@@ -90,12 +86,10 @@ def choose_modes(blocks: Sequence[Sequence[Mode]], around: Surroundings) -> Choi
         return None
     choice = program.read(solution.x)
     over_bytes = choice.peak_bytes - around.budget_bytes
+    if over_bytes <= 0:
+        return choice
     # The solver takes a constraint to hold within a millionth: about a kibibyte here. A budget is a budget.
-    return (
-        choice
-        if over_bytes <= 0
-        else choose_modes(blocks, replace(around, budget_bytes=around.budget_bytes - 2 * over_bytes))
-    )
+    return choose_modes(blocks, replace(around, budget_bytes=around.budget_bytes - 2 * over_bytes))
 
 
 def least_seconds(blocks: Sequence[Sequence[Mode]], around: Surroundings) -> float:
@@ -153,7 +147,8 @@ class _Program:
         return Bounds(np.zeros(self.columns), upper)
 
     def constraints(self) -> tuple[csr_matrix, np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        rows = [*self._one_mode_each(), *self._moments(), *self._links()]
+        one_mode_each = [({start + i: 1.0 for i in range(len(modes))}, 1.0, 1.0) for modes, start in self._ranges()]
+        rows = [*one_mode_each, *self._moments(), *self._links()]
         places = [(index, column) for index, (coefficients, _, _) in enumerate(rows) for column in coefficients]
         values = [value for coefficients, _, _ in rows for value in coefficients.values()]
         matrix = csr_matrix((values, tuple(zip(*places, strict=True))), shape=(len(rows), self.columns))
@@ -181,9 +176,6 @@ class _Program:
 
     def _ranges(self) -> list[tuple[Sequence[Mode], int]]:
         return list(zip(self.blocks, (int(start) for start in self.starts[:-1]), strict=True))
-
-    def _one_mode_each(self) -> list[tuple[dict[int, float], float, float]]:
-        return [({start + i: 1.0 for i in range(len(modes))}, 1.0, 1.0) for modes, start in self._ranges()]
 
     def _moments(self) -> list[tuple[dict[int, float], float, float]]:
         """At each moment: what earlier blocks left, what this one needs, less the states that moved."""

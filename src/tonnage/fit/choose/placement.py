@@ -111,6 +111,14 @@ def surroundings(
     fixed = holdings.held_bytes + extra_bytes
     waits = placement == HOST_STATES and gradients is Gradients.PASS
     movable = movable_bytes(placement, holdings, micro_batches)
+    # Where all states are on the host: over the link both ways at once; or the host's own step, whichever is longer.
+    states_s = holdings.states_bytes / holdings.link_bytes_per_s
+    if placement == HOST_GRADIENTS:
+        link_s = max(holdings.gradients_bytes, holdings.parameters_bytes) / holdings.link_bytes_per_s
+        states_s = max(holdings.host_step_s, link_s)
+    # States of each parameter, in the order in which they find room on the GPU.
+    per_gradient = holdings.states_bytes / max(1, holdings.gradients_bytes)
+    states_of_each = [round(gradient_bytes * per_gradient) for gradient_bytes in holdings.parameter_gradients_bytes]
     return Surroundings(
         budget_bytes=budget_bytes,
         fixed_bytes=fixed
@@ -128,9 +136,9 @@ def surroundings(
         step_peak_bytes=(holdings.gradients_bytes if grows else 0)
         + (holdings.step_temporary_bytes if placement == PLAIN else 0),
         movable_states_bytes=movable,
-        states_s_per_byte=_states_s(placement, holdings) / max(1, movable),
+        states_s_per_byte=states_s / max(1, movable),
         states_window_s=0.0 if holdings.clips else backward_s,
-        parameter_states_bytes=_states_of_each(holdings) if placement == HOST_STATES else (),
+        parameter_states_bytes=states_of_each if placement == HOST_STATES else (),
         host_bytes=holdings.host_bytes,
         link_bytes_per_s=holdings.link_bytes_per_s,
         micro_batches=micro_batches,
@@ -145,12 +153,6 @@ def _passing(holdings: Holdings) -> list[int]:
     return [new + left for new, left in zip([largest, *(min(largest, one) for one in blocks)], leaving, strict=True)]
 
 
-def _states_of_each(holdings: Holdings) -> list[int]:
-    """States of each parameter, in the order in which they find room on the GPU."""
-    per_gradient = holdings.states_bytes / max(1, holdings.gradients_bytes)
-    return [round(gradient_bytes * per_gradient) for gradient_bytes in holdings.parameter_gradients_bytes]
-
-
 def movable_bytes(placement: Placement, holdings: Holdings, micro_batches: int) -> int:
     """What may be on the host instead: states, and the sums of gradients that go with them."""
     if not placement.splits_states:
@@ -163,14 +165,6 @@ def states_on_gpu(placement: Placement, holdings: Holdings, micro_batches: int, 
     """Of what stays on the GPU, the states."""
     movable = movable_bytes(placement, holdings, micro_batches)
     return unmoved_bytes * holdings.states_bytes // movable if movable else holdings.states_bytes
-
-
-def _states_s(placement: Placement, holdings: Holdings) -> float:
-    """Where all states are on the host: over the link both ways at once; or the host's own step, whichever is longer."""
-    if placement == HOST_GRADIENTS:
-        link_s = max(holdings.gradients_bytes, holdings.parameters_bytes) / holdings.link_bytes_per_s
-        return max(holdings.host_step_s, link_s)
-    return holdings.states_bytes / holdings.link_bytes_per_s
 
 
 def launches_s(placement: Placement, holdings: Holdings) -> float:

@@ -87,16 +87,22 @@ def solve(
     `among`: only blocks of these sizes may run. `without`: a layout that is not wanted. `outside`: what is outside of blocks,
     at sizes whose blocks do not fit too.
     """
+    movable: tuple[tuple[str, ...], ...] = ((),)  # sets of modes that use the link
+    if "activation-offload" in allowed:
+        movable = ((), (BLOCK_OFFLOAD,), (BLOCK_OFFLOAD, OFFLOAD)) if "recompute" in allowed else ((), (OFFLOAD,))
     frames = [
         _frame(sizes, outside or {}, holdings, layout, placement, budget_bytes, moved, allowed)
         for layout in layouts(sizes, batch_rows, sliceable=sliceable, divisible=divisible)
         if layout != without and (among is None or _profiled_rows(sizes, layout) in among)
         for placement in suitable(holdings, layout.micro_batches, allowed)
-        for moved in _movable(allowed)
+        for moved in movable
     ]
     found: list[Solution] = []
     # A bound that is quick comes first, a close one only for frames that it leaves in the race.
-    waiting = [(frame.step_s(_quickest_s(frame.modes)), index, False) for index, frame in enumerate(frames)]
+    waiting = []
+    for index, frame in enumerate(frames):
+        quickest_s = sum(min(mode.forward_s + mode.backward_s for mode in ways) for ways in frame.modes)
+        waiting.append((frame.step_s(quickest_s), index, False))
     heapify(waiting)
     while waiting:
         bound_s, index, close = heappop(waiting)
@@ -111,17 +117,6 @@ def solve(
             found.append(_solution(frame, holdings, choice))
             found.sort(key=lambda solution: (solution.step_s, solution.peak_bytes))
     return found
-
-
-def _quickest_s(modes: Sequence[Sequence[Mode]]) -> float:
-    return sum(min(mode.forward_s + mode.backward_s for mode in ways) for ways in modes)
-
-
-def _movable(allowed: frozenset[str]) -> tuple[tuple[str, ...], ...]:
-    """Sets of modes that use the link."""
-    if "activation-offload" not in allowed:
-        return ((),)
-    return ((), (BLOCK_OFFLOAD,), (BLOCK_OFFLOAD, OFFLOAD)) if "recompute" in allowed else ((), (OFFLOAD,))
 
 
 def _solution(frame: Frame, holdings: Holdings, choice: Choice) -> Solution:
@@ -158,8 +153,14 @@ def _frame(
     allowed: frozenset[str],
 ) -> Frame:
     size = sizes[_profiled_rows(sizes, layout)]
-    wanted = {KEEP, *moved} if "recompute" not in allowed else None
-    modes = _only(block_modes(size, layout, offload=True), {OFFLOAD, BLOCK_OFFLOAD} - set(moved), wanted)
+    # Lists with fewer modes in them; blocks that shared a list share it still.
+    unwanted = {OFFLOAD, BLOCK_OFFLOAD} - set(moved)
+    all_modes = block_modes(size, layout, offload=True)
+    fewer = {
+        id(ways): [m for m in ways if m.name not in unwanted and ("recompute" in allowed or m.name in (KEEP, *moved))]
+        for ways in all_modes
+    }
+    modes = [fewer[id(ways)] for ways in all_modes]
     outside = outside_at(sizes, layout.rows, known_outside)
     backward_s = sum(ways[0].backward_s for ways in modes)
     window = offload_window(modes) if moved else 0
@@ -191,14 +192,6 @@ def _profiled_rows(sizes: Iterable[int], layout: Layout) -> int:
     if layout.slices == 1:
         return layout.rows
     return max(rows for rows in sizes if -(-layout.rows // rows) == layout.slices)
-
-
-def _only(modes: list[list[Mode]], without: set[str], wanted: set[str] | None) -> list[list[Mode]]:
-    """The lists of modes with fewer in them; blocks that shared a list share it still."""
-    fewer = {
-        id(ways): [m for m in ways if m.name not in without and (wanted is None or m.name in wanted)] for ways in modes
-    }
-    return [fewer[id(ways)] for ways in modes]
 
 
 def offload_window(modes: Sequence[Sequence[Mode]]) -> int:

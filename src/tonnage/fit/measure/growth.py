@@ -121,19 +121,13 @@ def sequence_length(sample: Batch, dimension: int) -> int:
 
 def learnt_positions(model: nn.Module) -> int | None:
     """As many tokens as the model has positions for, where it has learnt ones."""
-    limits = [
-        parameter.shape[-2] - _offset(model, name)
-        for name, parameter in model.named_parameters()
-        if parameter.ndim > 1 and _POSITIONS.search(name) and "relative" not in name
-    ]
+    limits = []
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1 and _POSITIONS.search(name) and "relative" not in name:
+            # Positions that stand for padding, and those before them, are not used.
+            padding = getattr(model.get_submodule(name.rpartition(".")[0]), "padding_idx", None)
+            limits.append(parameter.shape[-2] - (0 if padding is None else padding + 1))
     declared = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     if limits and isinstance(declared, int):
         limits.append(declared)
     return min(limits, default=None)
-
-
-def _offset(model: nn.Module, parameter_name: str) -> int:
-    """Positions that stand for padding, and those before them, are not used."""
-    owner = model.get_submodule(parameter_name.rpartition(".")[0])
-    padding = getattr(owner, "padding_idx", None)
-    return 0 if padding is None else padding + 1

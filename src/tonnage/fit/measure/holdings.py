@@ -41,6 +41,8 @@ def find_holdings(training: Training, meter: Meter, blocks: dict[str, nn.Module]
     optimizer = training.optimizer
     trained = list(trained_parameters(optimizer))
     inside = {id(parameter) for block in blocks.values() for parameter in block.parameters()}
+    trained_in = [[p for p in block.parameters() if p.requires_grad] for block in blocks.values()]
+    largest = max(parameter.numel() for parameter in trained)
     states, temporary, seconds = probe_optimizer(optimizer, meter, trained)
     if "master-weights" in training.applied:
         wide = [nn.Parameter(torch.empty(p.shape, device="meta"), requires_grad=False) for p in trained]
@@ -51,7 +53,7 @@ def find_holdings(training: Training, meter: Meter, blocks: dict[str, nn.Module]
         gradients_bytes=parameter_bytes(trained),
         states_bytes=states,
         outside_gradients_bytes=parameter_bytes(p for p in trained if id(p) not in inside),
-        block_gradients_bytes=tuple(_trained_bytes(block) for block in blocks.values()),
+        block_gradients_bytes=tuple(map(parameter_bytes, trained_in)),
         parameter_gradients_bytes=tuple(parameter_bytes([parameter]) for parameter in trained),
         step_temporary_bytes=temporary,
         optimizer_s=seconds,
@@ -61,14 +63,9 @@ def find_holdings(training: Training, meter: Meter, blocks: dict[str, nn.Module]
         link_bytes_per_s=link_rate(meter),
         bandwidth_bytes_per_s=adding_bytes_per_s(card_of(meter.device)),
         host_step_s=host_step_seconds(trained),
-        stepped_apart=_count_of_large(trained),
+        stepped_apart=sum(1 for parameter in trained if not is_small(parameter, largest)),
         **launch_times(optimizer, meter),
     )
-
-
-def _count_of_large(trained: list[nn.Parameter]) -> int:
-    largest = max(parameter.numel() for parameter in trained)
-    return sum(1 for parameter in trained if not is_small(parameter, largest))
 
 
 def launch_times(optimizer: Optimizer, meter: Meter) -> dict[str, float]:
@@ -114,37 +111,34 @@ def model_bytes(model: nn.Module) -> int:
     return parameter_bytes(model.parameters()) + parameter_bytes(model.buffers())
 
 
-def _trained_bytes(module: nn.Module) -> int:
-    return parameter_bytes(parameter for parameter in module.parameters() if parameter.requires_grad)
-
-
 def probe_optimizer(optimizer: Optimizer, meter: Meter, trained: list[nn.Parameter]) -> tuple[int, int, float]:
     """Bytes of all states, bytes that a step makes on top, and seconds of a step, by proportion."""
-    total = parameter_bytes(trained)
+    # Temporaries span all parameters with foreach, unless it is off or fused takes its place.
+    group = optimizer.param_groups[0]
+    on_all = "foreach" in group and group["foreach"] is not False and not group.get("fused")
     states = temporary = 0
     seconds = 0.0
     for dtype in {parameter.dtype for parameter in trained}:
         share = parameter_bytes(p for p in trained if p.dtype == dtype)
-        probe = nn.Parameter(torch.zeros(_probe_elements(trained, dtype), dtype=dtype, device=meter.device))
+        # A matrix, for optimizers that factor theirs; as large as all parameters at most.
+        rows = max(1, min(share, _PROBE_BYTES) // dtype.itemsize // 1024)
+        probe = nn.Parameter(torch.zeros(rows, 1024, dtype=dtype, device=meter.device))
         small = _alone(optimizer, probe)
         probe.grad = torch.zeros_like(probe)
         with meter.watch() as first:
-            _step(small, probe)
+            try:
+                small.step()
+            except RuntimeError:  # it may take sparse gradients only
+                row = torch.zeros_like(probe[:1])
+                probe.grad = torch.sparse_coo_tensor([[0]], row, probe.shape, check_invariants=False)
+                small.step()
         with meter.watch() as second:
             small.step()
         scale = share / parameter_bytes([probe])
         states += int(first.kept_bytes * scale)
-        temporary += int(second.peak_bytes * (scale if _works_on_all(optimizer) else 1))
+        temporary += int(second.peak_bytes * (scale if on_all else 1))
         seconds += meter.time(small.step).gpu_s * scale
-    assert total or not states
     return states, temporary, seconds
-
-
-def _probe_elements(trained: list[nn.Parameter], dtype: torch.dtype) -> tuple[int, int]:
-    """A matrix, for optimizers that factor theirs; as large as all parameters at most."""
-    elements = sum(parameter.numel() for parameter in trained if parameter.dtype == dtype)
-    rows = max(1, min(elements, _PROBE_BYTES // dtype.itemsize) // 1024)
-    return rows, 1024
 
 
 def _alone(optimizer: Optimizer, parameter: nn.Parameter) -> Optimizer:
@@ -160,20 +154,6 @@ def _alone(optimizer: Optimizer, parameter: nn.Parameter) -> Optimizer:
     small.state = type(optimizer.state)(dict)
     small.param_groups = [{**group, "params": [parameter]}]
     return small
-
-
-def _step(optimizer: Optimizer, probe: nn.Parameter) -> None:
-    try:
-        optimizer.step()
-    except RuntimeError:  # it may take sparse gradients only
-        probe.grad = torch.sparse_coo_tensor([[0]], torch.zeros_like(probe[:1]), probe.shape, check_invariants=False)
-        optimizer.step()
-
-
-def _works_on_all(optimizer: Optimizer) -> bool:
-    """Whether temporaries span all parameters: foreach does unless it is off or fused takes its place."""
-    group = optimizer.param_groups[0]
-    return "foreach" in group and group["foreach"] is not False and not group.get("fused")
 
 
 @cache

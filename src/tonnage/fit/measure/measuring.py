@@ -7,7 +7,7 @@ made, buffers and random states are put back.
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
+from tonnage.fit.gradients import taken_gradients
 from tonnage.fit.measure.meter import Duration, Meter, Watch
 from tonnage.fit.measure.profile import BlockProfile, OutsideProfile
 from tonnage.fit.modules import caching_configs, eagerly, replace_forward, without_cache
@@ -157,25 +158,8 @@ def is_cache_idle(training: Training) -> bool:
     return abs(losses[0] - losses[1]) <= 1e-5 * abs(losses[1])
 
 
-@contextmanager
-def dropped_gradients(module: nn.Module) -> Iterator[None]:
-    """Each gradient is dropped as soon as it is complete; those that were there come back afterwards."""
-
-    def drop(parameter: Tensor) -> None:
-        parameter.grad = None
-
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    before = [parameter.grad for parameter in parameters]
-    for parameter in parameters:
-        parameter.grad = None
-    handles = [parameter.register_post_accumulate_grad_hook(drop) for parameter in parameters]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-        for parameter, gradient in zip(parameters, before, strict=True):
-            parameter.grad = gradient
+def dropped_gradients(module: nn.Module) -> AbstractContextManager[None]:
+    return taken_gradients(module, lambda name, gradient: None)
 
 
 @dataclass(frozen=True)
@@ -195,31 +179,28 @@ def capture_calls(
     `required`: which inputs of blocks require a gradient (`required_gradients`).
     """
     calls, first = Calls({}, {}), 0
+    device = training.device.type
+
+    def keep(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        args, kwargs = _as_leaves((args, kwargs), (required or {}).get(name))
+        kind = calls.kinds[name] = kind_of(module, args, kwargs)
+        if kind not in calls.by_kind:
+            shapes = tree_map_only(Tensor, lambda leaf: _Described(tuple(leaf.shape), leaf.dtype), output)
+            autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+            calls.by_kind[kind] = name, BlockCall(args, kwargs, shapes, autocast)
+
     for _ in range(_PASSES if training.mesh is None else 1):
         try:
             with torch.no_grad():
-                _note_calls(training, blocks, batch, calls, required or {})
+                _see_blocks(training, blocks, batch, keep)
         except RuntimeError:  # where the loss itself asks for gradients
-            _note_calls(training, blocks, batch, calls, required or {})
+            _see_blocks(training, blocks, batch, keep)
         first = first or len(calls.kinds)
         if len(calls.kinds) == len(blocks):
             break
     if len(calls.kinds) == first:
         return calls
     return replace(calls, kinds={name: calls.kinds[name] for name in blocks if name in calls.kinds}, by_chance=True)
-
-
-def _note_calls(
-    training: Training, blocks: dict[str, nn.Module], batch: Batch, calls: Calls, required: dict[str, Required]
-) -> None:
-    def keep(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        args, kwargs = _as_leaves((args, kwargs), required.get(name))
-        kind = calls.kinds[name] = kind_of(module, args, kwargs)
-        if kind not in calls.by_kind:
-            call = BlockCall(args, kwargs, tree_map(_described, output), _autocast_dtype(training.device))
-            calls.by_kind[kind] = name, call
-
-    _see_blocks(training, blocks, batch, keep)
 
 
 def _as_leaves(arguments: Any, required: Required | None) -> Any:
@@ -241,17 +222,13 @@ def required_gradients(training: Training, blocks: dict[str, nn.Module], batch: 
     def keep(name: str, _: nn.Module, args: Any, kwargs: Any, __: Any) -> None:
         found[name] = tuple(_floats(leaf) and leaf.requires_grad for leaf in tree_leaves((args, kwargs)))
 
-    with suppress(RuntimeError), undisturbed(training.model, training.device), saved_tensors_hooks(_drop, _missing):
+    def missing(_: None) -> Tensor:
+        raise RuntimeError("What was saved for backward is not there: only a forward pass was wanted.")
+
+    hooks = saved_tensors_hooks(lambda _: None, missing)
+    with suppress(RuntimeError), undisturbed(training.model, training.device), hooks:
         _see_blocks(training, blocks, batch, keep)
     return found
-
-
-def _drop(_: Tensor) -> None:
-    return None
-
-
-def _missing(_: None) -> Tensor:
-    raise RuntimeError("What was saved for backward is not there: only a forward pass was wanted.")
 
 
 def _see_blocks(
@@ -267,19 +244,17 @@ def _see_blocks(
 def kind_of(block: nn.Module, args: Any = (), kwargs: Any = None) -> str:
     """Blocks of one kind cost the same: same class, same parameters and settings, same inputs."""
     parameters = ",".join(f"{tuple(p.shape)}{p.dtype}{p.requires_grad}" for p in block.parameters())
-    parameters += ",".join(_settings(module) for module in block.modules())
+    # What makes blocks of one class differ: a sliding window, a kind of attention. Numbers that count blocks are none.
+    for module in block.modules():
+        held = {k: v for k, v in vars(module).items() if isinstance(v, int | str) and k not in _OF_EVERY_MODULE}
+        counts = ("idx", "index", "layer_id")
+        parameters += (
+            str({name: value for name, value in held.items() if not any(word in name for word in counts)}) + ","
+        )
     tensors = [leaf for leaf in tree_leaves((args, kwargs or {})) if isinstance(leaf, Tensor)]
     hidden = _hidden(args, kwargs or {}) if tensors else None  # its gradient is wanted in any case
     inputs = ",".join(f"{tuple(t.shape)}{t.dtype}{t is hidden or t.requires_grad}" for t in tensors)
     return f"{type(block).__name__}|{hash(parameters) & 0xFFFFFFFF:x}|{hash(inputs) & 0xFFFFFFFF:x}"
-
-
-def _settings(module: nn.Module) -> str:
-    """What makes blocks of one class differ: a sliding window, a kind of attention. Numbers that count blocks are none."""
-    held = {k: v for k, v in vars(module).items() if isinstance(v, int | str) and k not in _OF_EVERY_MODULE}
-    return str(
-        {name: value for name, value in held.items() if not any(word in name for word in ("idx", "index", "layer_id"))}
-    )
 
 
 def measure_block(training: Training, meter: Meter, name: str, block: nn.Module, call: BlockCall) -> BlockProfile:
@@ -439,10 +414,6 @@ def _forward_block(training: Training, block: nn.Module, call: BlockCall) -> Any
         return block(*args, **kwargs)
 
 
-def _autocast_dtype(device: torch.device) -> torch.dtype | None:
-    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
-
-
 def _hand_through(output: Any, stretches: _Stretches) -> Any:
     """A forward that returns its input in the place of the output of that shape, and empty tensors elsewhere."""
     leaves, structure = tree_flatten(output, is_leaf=lambda leaf: isinstance(leaf, _Described))
@@ -492,10 +463,6 @@ class _OfAnotherShape(torch.autograd.Function):
 def _hidden(args: Any, kwargs: Any) -> Tensor:
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     return next((tensor for tensor in tensors if _floats(tensor)), tensors[0])
-
-
-def _described(leaf: Any) -> Any:
-    return _Described(tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else leaf
 
 
 def _floats(leaf: Any) -> bool:

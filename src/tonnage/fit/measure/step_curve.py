@@ -7,7 +7,6 @@ Techniques that are in place are measured as they stand. It does not know budget
 
 import gc
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
@@ -22,7 +21,6 @@ from tonnage.fit.choose.placement import (
     STEP_IN_BACKWARD,
     Gradients,
     Holdings,
-    Placement,
     surroundings,
 )
 from tonnage.fit.measure.holdings import find_holdings
@@ -48,13 +46,6 @@ Parts = dict[str, tuple[int, ...]]  # by block label, "outside" and "batch": the
 _BEND = 2e-3
 
 
-class ByteMeter(Meter):
-    """Bytes alone: time is not asked for, so nothing is run to find it."""
-
-    def seconds(self, run: Callable[[], object], *, least_s: float = 0.0) -> float:
-        return 0.0
-
-
 class StepCurve:
     """`grow(size)` makes the batch of a size; `degree` is the highest power of the size that a part may grow with."""
 
@@ -68,9 +59,10 @@ class StepCurve:
         degree: int,
     ) -> None:
         self.training, self.grow, self.degree = training, grow, degree
-        self.meter = ByteMeter(meter.device)
+        self.meter = meter
         self.blocks = find_blocks(training.model)
         self._techniques = techniques
+        self._host_states = next((technique for technique in techniques if isinstance(technique, HostStates)), None)
         self._required: dict[str, Required] | None = None
         self._labels: dict[str, str] = {}  # of each block, as they ran
         self._seen: dict[int, Parts] = {}
@@ -85,24 +77,35 @@ class StepCurve:
         if size not in self._seen:
             self._seen[size] = self._parts(self.grow(size))
         if self._holdings is None:  # only now: libraries have made the workspaces that they keep
-            self._holdings = self._held()
+            # What is allocated now stands for parameters and for states that exist; those to come are added.
+            held = find_holdings(self.training, self.meter, {name: self.blocks[name] for name in self._labels}, 0)
+            gc.collect()
+            states = 0
+            if not self.training.optimizer.state:
+                coarse = "eight-bit-states" in self.training.applied
+                states = (with_coarse_states(held, self.training) if coarse else held).states_bytes
+                if self._host_states is not None:
+                    states = min(self._host_states.gpu_bytes, held.states_bytes)
+            parameters_bytes = self.meter.allocated_bytes + states
+            self._holdings = replace(held, parameters_bytes=parameters_bytes, besides_bytes=0, states_bytes=0)
 
     def _parts(self, batch: Batch) -> Parts:
         """Without a cache of keys and values: it holds on to what a block made when it was run before.
 
         Real steps are taken with it where the training has one.
         """
-        with ExitStack() as stack:
-            stack.callback(without_cache(self.training.model))
-            try:
-                return self._parts_alone(batch)
-            except torch.OutOfMemoryError:
+        undo = without_cache(self.training.model)
+        try:
+            return self._parts_alone(batch)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:
+            if self._seen or not self.blocks:
                 raise
-            except Exception:
-                if self._seen or not self.blocks:
-                    raise
-                self.blocks = {}  # they cannot be run without the rest: the model is one piece
-                return self._parts_alone(batch)
+            self.blocks = {}  # they cannot be run without the rest: the model is one piece
+            return self._parts_alone(batch)
+        finally:
+            undo()
 
     def _parts_alone(self, batch: Batch) -> Parts:
         micro = take_rows(batch, slice(0, -(-batch_rows(batch) // self.training.micro_batches)))
@@ -174,34 +177,16 @@ class StepCurve:
                 ways.append(f"{technique.name}={settings.get('what', '')}")
         return ",".join(ways)
 
-    def _held(self) -> Holdings:
-        """What is allocated now stands for parameters and for states that exist; those to come are added."""
-        held = find_holdings(self.training, self.meter, {name: self.blocks[name] for name in self._labels}, 0)
-        gc.collect()
-        states = 0 if self.training.optimizer.state else self._states_on_gpu(held)
-        return replace(held, parameters_bytes=self.meter.allocated_bytes + states, besides_bytes=0, states_bytes=0)
-
-    def _states_on_gpu(self, held: Holdings) -> int:
-        if (host := self._host_states()) is not None:
-            return min(host.gpu_bytes, held.states_bytes)
-        coarse = "eight-bit-states" in self.training.applied
-        return (with_coarse_states(held, self.training) if coarse else held).states_bytes
-
     def _around(self, outside: OutsideProfile) -> Surroundings:
         """States are among what is allocated, so a placement matters for its gradients alone: do they stay or pass?"""
         assert self._holdings is not None, "measure a size first"
         held, count = self._holdings, self.training.micro_batches
-        passes = self._placement().gradients(held, count) is Gradients.PASS
+        placement = STEP_IN_BACKWARD if "step-in-backward" in self.training.applied else PLAIN
+        if self._host_states is not None:
+            placement = HOST_GRADIENTS if self._host_states.how == "host" else HOST_STATES
+        passes = placement.gradients(held, count) is Gradients.PASS
         frame = STEP_IN_BACKWARD if passes else PLAIN
         return surroundings(frame, held, outside, budget_bytes=0, micro_batches=count, backward_s=0.0)
-
-    def _placement(self) -> Placement:
-        if (host := self._host_states()) is not None:
-            return HOST_GRADIENTS if host.how == "host" else HOST_STATES
-        return STEP_IN_BACKWARD if "step-in-backward" in self.training.applied else PLAIN
-
-    def _host_states(self) -> HostStates | None:
-        return next((technique for technique in self._techniques if isinstance(technique, HostStates)), None)
 
 
 def _mode(label: str, sizes: tuple[int, ...]) -> Mode:

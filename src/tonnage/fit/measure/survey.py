@@ -156,7 +156,14 @@ class Survey:
     def _all_ways_at(self, rows: int) -> Ways:
         with self._as_at_first():
             calls = self._capture(take_rows(self.training.sample, slice(0, rows)))
-            return {_stem(kind): self._measure_ways(name, call) for kind, (name, call) in calls.by_kind.items()}
+            found = {}
+            for kind, (name, call) in calls.by_kind.items():
+                block = self.blocks[name]
+                children = [n for n, child in block.named_children() if any(True for _ in child.parameters())]
+                parts = [n for n in children if any(part in n.lower() for part in _PARTS) and "norm" not in n]
+                modes = [*(f"part:{n}" for n in parts), *self._operator_modes(block, call)]
+                found[_stem(kind)] = self._measure_modes(name, call, modes)
+            return found
 
     def eager_modes(self, rows: int, modes: Collection[str]) -> set[str]:
         """Those of them that were measured eagerly at this size, though blocks are compiled."""
@@ -242,25 +249,26 @@ class Survey:
 
     def forget_operators(self) -> None:
         """Leave only modes that recompute a block whole or in part."""
-        self._ways_at = {
-            rows: {stem: _without_operators(ways) for stem, ways in detailed.items()}
-            for rows, detailed in self._ways_at.items()
-        }
+        for detailed in self._ways_at.values():
+            for stem, ways in detailed.items():
+                detailed[stem] = {mode: way for mode, way in ways.items() if not mode.startswith(OPERATORS)}
         self.sizes = {size.rows: self._with_ways(size) for size in self.sizes.values()}
-
-    def _measure_ways(self, name: str, call: BlockCall) -> dict[str, BlockProfile]:
-        block = self.blocks[name]
-        return self._measure_modes(name, call, [*_part_modes(block), *self._operator_modes(block, call)])
 
     def _measure_modes(self, name: str, call: BlockCall, modes: Collection[str]) -> dict[str, BlockProfile]:
         """A block as it is kept, and in each of these modes that leaves enough of what it keeps."""
         block = self.blocks[name]
         ways = {KEEP: measure_block(self.training, self.meter, name, block, call)}
         for mode in modes:
-            with self._placed(Recompute(modes={name: recompute_mode(mode)})) as placed:
-                if placed:
-                    ways[mode] = measure_block(self.training, self.meter, name, block, call)
-        return {mode: way for mode, way in ways.items() if mode == KEEP or _worthwhile(way, ways[KEEP])}
+            try:
+                undo = Recompute(modes={name: recompute_mode(mode)}).apply(self.training)
+            except NotApplicable:
+                continue
+            try:
+                ways[mode] = measure_block(self.training, self.meter, name, block, call)
+            finally:
+                undo()
+        most_bytes = (1 - _WORTHWHILE) * ways[KEEP].kept_bytes
+        return {mode: way for mode, way in ways.items() if mode == KEEP or way.kept_bytes < most_bytes}
 
     def _with_ways(self, size: SizeProfile) -> SizeProfile:
         """With the ways of the nearest size whose parts were measured: a part's share of its block is about the same."""
@@ -283,22 +291,6 @@ class Survey:
             operators = profile_operators(block, args, kwargs, clock)
         choices = frontier(operators, bytes_of(call.hidden), levels=_OPERATOR_LEVELS)
         return [OPERATORS + ",".join(choice.mode) for choice in choices[1:-1] if choice.kept]
-
-    @contextmanager
-    def _placed(self, technique: Recompute) -> Iterator[bool]:
-        try:
-            undo = technique.apply(self.training)
-        except NotApplicable:
-            yield False
-            return
-        try:
-            yield True
-        finally:
-            undo()
-
-
-def _without_operators(ways: dict[str, BlockProfile]) -> dict[str, BlockProfile]:
-    return {mode: way for mode, way in ways.items() if not mode.startswith(OPERATORS)}
 
 
 def _in_line(low: SizeProfile, high: SizeProfile, rows: int) -> SizeProfile:
@@ -365,67 +357,49 @@ def _in_proportion(way: BlockProfile, its_kept: BlockProfile, kept: BlockProfile
     return replace(kept, **changes)
 
 
-def _part_modes(block: nn.Module) -> list[str]:
-    names = [name for name, child in block.named_children() if any(True for _ in child.parameters())]
-    return [f"part:{name}" for name in names if any(part in name.lower() for part in _PARTS) and "norm" not in name]
-
-
-def _worthwhile(way: BlockProfile, kept: BlockProfile) -> bool:
-    return way.kept_bytes < (1 - _WORTHWHILE) * kept.kept_bytes
-
-
 def _modes(ways: dict[str, BlockProfile], *, offload: bool, recompute: bool) -> list[Mode]:
     kept = ways[KEEP]
-    if not recompute:
-        return [_as_it_is(KEEP, kept), *([_offloaded(kept)] if offload else [])]
-    modes = [_as_it_is(name, way) for name, way in ways.items()]
-    modes.append(_recomputed(BLOCK, kept, resident_bytes=kept.input_bytes, moved_bytes=0))
-    if offload:
-        modes.append(_offloaded(kept))
-        modes.append(_recomputed(BLOCK_OFFLOAD, kept, resident_bytes=0, moved_bytes=kept.input_bytes))
-    return modes
-
-
-def _as_it_is(name: str, way: BlockProfile) -> Mode:
-    return Mode(
-        name=name,
-        resident_bytes=way.kept_bytes,
-        forward_peak_bytes=way.forward_peak_bytes,
-        backward_peak_bytes=way.backward_peak_bytes,
-        forward_s=way.forward_s,
-        backward_s=way.backward_s,
-        host_s=way.forward_host_s + way.backward_host_s,
-    )
-
-
-def _recomputed(name: str, kept: BlockProfile, *, resident_bytes: int, moved_bytes: int) -> Mode:
-    """Forward runs again in backward, and all that it keeps is there then."""
-    again_bytes = max(kept.forward_peak_bytes, kept.kept_bytes + kept.backward_peak_bytes)
-    return Mode(
-        name=name,
-        resident_bytes=resident_bytes,
-        forward_peak_bytes=kept.forward_peak_bytes,
-        backward_peak_bytes=again_bytes + moved_bytes,
-        forward_s=kept.forward_s,
+    modes = [
+        Mode(
+            name=name,
+            resident_bytes=way.kept_bytes,
+            forward_peak_bytes=way.forward_peak_bytes,
+            backward_peak_bytes=way.backward_peak_bytes,
+            forward_s=way.forward_s,
+            backward_s=way.backward_s,
+            host_s=way.forward_host_s + way.backward_host_s,
+        )
+        for name, way in ways.items()
+        if recompute or name == KEEP
+    ]
+    # Recomputed: forward runs again in backward, and all that it keeps is there then.
+    again = replace(
+        modes[0],
+        name=BLOCK,
+        resident_bytes=kept.input_bytes,
+        backward_peak_bytes=max(kept.forward_peak_bytes, kept.kept_bytes + kept.backward_peak_bytes),
         backward_s=kept.backward_s + kept.forward_s,
-        moved_bytes=moved_bytes,
         host_s=2 * kept.forward_host_s + kept.backward_host_s,
     )
-
-
-def _offloaded(kept: BlockProfile) -> Mode:
-    """What backward keeps is on the host meanwhile, and back while it runs.
-
-    Copies of that size slow what they run beside and wait for each other: in all cases measured on an H200 they cost this
-    much more than the link's own time that could not be hidden.
-    """
-    return Mode(
+    # Offloaded: what backward keeps is on the host meanwhile, and back while it runs. Copies of that size slow what they
+    # run beside and wait for each other: in all cases measured on an H200 they cost this much more than the link's own
+    # time that could not be hidden.
+    offloaded = replace(
+        modes[0],
         name=OFFLOAD,
         resident_bytes=0,
-        forward_peak_bytes=kept.forward_peak_bytes,
         backward_peak_bytes=kept.kept_bytes + kept.backward_peak_bytes,
-        forward_s=kept.forward_s,
         backward_s=kept.backward_s + kept.kept_bytes * _STALL_S_PER_BYTE,
         moved_bytes=kept.kept_bytes,
-        host_s=kept.forward_host_s + kept.backward_host_s,
     )
+    again_offloaded = replace(
+        again,
+        name=BLOCK_OFFLOAD,
+        resident_bytes=0,
+        backward_peak_bytes=again.backward_peak_bytes + kept.input_bytes,
+        moved_bytes=kept.input_bytes,
+    )
+    modes += [again] if recompute else []
+    modes += [offloaded] if offload else []
+    modes += [again_offloaded] if offload and recompute else []
+    return modes

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from tonnage.errors import TonnageError
-from tonnage.fit.moving.host import CopyLane, PinnedPool, Ticket, has_streams, pinned
+from tonnage.fit.moving.host import CopyLane, PinnedPool, Ticket, pinned
 from tonnage.fit.virtual import on_virtual_gpu
 from tonnage.units import MIB, format_bytes
 
@@ -99,11 +99,17 @@ class DiskSpace:
     def load(self, extent: Extent, target: Tensor) -> "Loaded":
         """Read an extent into GPU memory, after what the current stream has been given so far."""
         staged = self._staging.take(extent.byte_count)
-        now = self._now()
+        lane = self.load_lane
+        now = torch.cuda.current_stream(self.device).record_event() if lane.stream is not None else None
 
         def read() -> Ticket:
             self.read(staged, extent.start)
-            ticket = self._copy_in(staged[: extent.byte_count], target, now)
+            if lane.stream is None or now is None:
+                return lane.copy(staged[: extent.byte_count], target)
+            # In a thread of ours, whose current stream is not the computation's.
+            with torch.cuda.stream(lane.stream):
+                lane.stream.wait_event(now)
+                ticket = lane.copy(staged[: extent.byte_count], target)
             ticket.done()
             return ticket
 
@@ -124,18 +130,6 @@ class DiskSpace:
         future = self._threads.submit(run)
         self._latest[extent.start] = future
         return future
-
-    def _now(self) -> Any:
-        return torch.cuda.current_stream(self.device).record_event() if has_streams(self.device) else None
-
-    def _copy_in(self, source: Tensor, target: Tensor, after: Any) -> Ticket:
-        """From a thread of ours, whose current stream is not the computation's."""
-        lane = self.load_lane
-        if lane.stream is None:
-            return lane.copy(source, target)
-        with torch.cuda.stream(lane.stream):
-            lane.stream.wait_event(after)
-            return lane.copy(source, target)
 
     def read(self, buffer: Tensor, start: int) -> None:
         """Into host memory, at once. The buffer is aligned and its length too."""

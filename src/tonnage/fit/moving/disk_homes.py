@@ -3,7 +3,6 @@
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -132,10 +131,12 @@ class DiskStep(StateStep):
         if isinstance(self._inner, StateStep):
             tensors = {name: tensor.to(self._device) for name, tensor in tensors.items()}
         plain = plain_state(self._inner, parameter, {**kept.others, **tensors})
-        return {name: _on_host(value) for name, value in plain.items()}
+        return {name: v.cpu() if isinstance(v, Tensor) and v.dim() else v for name, v in plain.items()}
 
     def own_state(self, parameter: Tensor, plain: State, group: Group) -> State:
-        self._forget_order()
+        self._coming.clear()  # what is under way holds its buffer until it is there
+        self._next.clear()
+        self._first = self._last = None
         made = own_state(self._inner, parameter, plain, group)
         return {_ON_DISK: self._keep(made)} if made else {}
 
@@ -157,23 +158,15 @@ class DiskStep(StateStep):
     def _load(self, kept: _StatesOnDisk) -> Tensor:
         buffer, loaded = self._coming.pop(kept) if kept in self._coming else self._start_loading(kept)
         loaded.wait()
-        self._learn(kept)
-        following = self._next.get(kept)
-        if following is not None and following not in self._coming:
-            self._coming[following] = self._start_loading(following)
-        return buffer
-
-    def _learn(self, kept: _StatesOnDisk) -> None:
-        """After the last one of a step nothing comes: the first would lie on the GPU through the next forward pass."""
+        # After the last one of a step nothing comes: the first would lie on the GPU through the next forward pass.
         self._first = self._first or kept
         if self._last is not None and kept is not self._first:
             self._next[self._last] = kept
         self._last = kept
-
-    def _forget_order(self) -> None:
-        self._coming.clear()  # what is under way holds its buffer until it is there
-        self._next.clear()
-        self._first = self._last = None
+        following = self._next.get(kept)
+        if following is not None and following not in self._coming:
+            self._coming[following] = self._start_loading(following)
+        return buffer
 
     def _start_loading(self, kept: _StatesOnDisk) -> tuple[Tensor, Loaded]:
         buffer = torch.empty(kept.extent.byte_count, dtype=torch.uint8, device=self._device)
@@ -198,7 +191,3 @@ class DiskStep(StateStep):
         """The current stream may use the memory of all that is leaving."""
         while self._leaving:
             self._let_go()
-
-
-def _on_host(value: Any) -> Any:
-    return value.cpu() if isinstance(value, Tensor) and value.dim() else value

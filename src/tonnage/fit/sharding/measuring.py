@@ -15,10 +15,11 @@ from torch.distributed.tensor import DTensor
 from tonnage.fit.choose.placement import Holdings
 from tonnage.fit.choose.solver import Solution
 from tonnage.fit.fitted import Fitted
-from tonnage.fit.fitting import Fitting, Request
+from tonnage.fit.fitting import Fitting
 from tonnage.fit.measure.holdings import find_holdings, tensors_of
 from tonnage.fit.measure.measuring import BlockCall, parameter_bytes
 from tonnage.fit.measure.meter import Duration, Meter
+from tonnage.fit.measure.stages import Request
 from tonnage.fit.measure.survey import SizeProfile, Survey
 from tonnage.fit.rehearsal import Rehearsed
 from tonnage.fit.sharding.agreement import Agreement, RankFailed

@@ -14,14 +14,11 @@ from typing import ClassVar
 import torch
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy
-from torch.optim import Optimizer
 
-from tonnage.fit.block_names import why_not_blocks
-from tonnage.fit.modules import find_blocks
+from tonnage.fit.modules import find_blocks, why_not_blocks
 from tonnage.fit.sharding.agreement import Agreement
 from tonnage.fit.sharding.ranks import Ranks, check_weighting
-from tonnage.fit.sharding.states import retarget, sharded_like, whole, whole_like
-from tonnage.fit.sharding.wrapping import Plain, forget_step, reshard
+from tonnage.fit.sharding.wrapping import Plain, forget_step, reshard, retarget, sharded_like, whole, whole_like
 from tonnage.fit.stepping.batches import Weighting
 from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.technique import NotApplicable, Technique
@@ -86,8 +83,7 @@ class Shard(Technique):
             self._why_not_settings()
             or (why_not_blocks(training.model, self.blocks) if self.blocks else None)
             or _why_not_parameters(training.model, self._blocks(training.model))
-            or _why_not_stepped(training.optimizer)
-            or self._why_not_clipping(training)
+            or self._why_not_stepped(training)
         )
 
     def _why_not_settings(self) -> str | None:
@@ -99,7 +95,11 @@ class Shard(Technique):
             return f'gradients= takes "once" or "each", not {self.gradients!r}'
         return check_weighting(self.weighting)
 
-    def _why_not_clipping(self, training: Training) -> str | None:
+    def _why_not_stepped(self, training: Training) -> str | None:
+        classes = (kind.__name__ for kind in type(training.optimizer).__mro__)
+        known = next((name for name in classes if name in _WHOLE_STEPS), None)
+        if known is not None:
+            return f"{known} cannot step shards: {_WHOLE_STEPS[known]}. AdamW, SGD and the like can"
         assert training.mesh is not None
         kinds = training.mesh.get_group(0)._device_types
         if self.offload and training.stepper.clip_norm is not None and torch.device("cpu") not in kinds:
@@ -204,10 +204,3 @@ def _why_not_parameters(model: nn.Module, blocks: tuple[str, ...]) -> str | None
                 "make it one of one element, torch.ones(1)"
             )
     return None
-
-
-def _why_not_stepped(optimizer: Optimizer) -> str | None:
-    known = next((kind.__name__ for kind in type(optimizer).__mro__ if kind.__name__ in _WHOLE_STEPS), None)
-    if known is None:
-        return None
-    return f"{known} cannot step shards: {_WHOLE_STEPS[known]}. AdamW, SGD and the like can"

@@ -262,16 +262,13 @@ class DeviceWay(PiecewiseStep):
             self._slots.append(_Slot(torch.empty(0, dtype=torch.uint8, device=self.device)))
         self._turn = (self._turn + 1) % DEVICE_SLOTS
         slot = self._slots[self._turn]
-        if slot.buffer.numel() < byte_count:
-            self._grow(slot, max(byte_count, self.largest_state_bytes))
+        if slot.buffer.numel() < byte_count:  # once in a training, unless parameters are added to the optimizer later
+            if slot.free is not None:
+                slot.free.synchronize()
+            most_bytes = max(byte_count, self.largest_state_bytes)
+            slot.buffer = torch.empty(most_bytes, dtype=torch.uint8, device=self.device)
+            slot.free = _now(self.device)
         return slot
-
-    def _grow(self, slot: _Slot, byte_count: int) -> None:
-        """Once in a training, unless parameters are added to the optimizer later."""
-        if slot.free is not None:
-            slot.free.synchronize()
-        slot.buffer = torch.empty(byte_count, dtype=torch.uint8, device=self.device)
-        slot.free = _now(self.device)
 
 
 @dataclass

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from tonnage.fit.block_names import why_not_blocks
-from tonnage.fit.modules import replace_forward
+from tonnage.fit.modules import replace_forward, why_not_blocks
 from tonnage.fit.moving.host import PinnedPool, host_limit_bytes
 from tonnage.fit.moving.saved_tensors import (
     Keeper,

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from tonnage.fit.randomness import active_dropout
+from tonnage.fit.modules import active_dropout
 from tonnage.fit.stepping.batches import WEIGHTINGS, BadBatch, Weighting, batch_rows, is_weighting
 from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.technique import Technique

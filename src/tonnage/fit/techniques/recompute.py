@@ -15,13 +15,11 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from tonnage.fit.modules import find_blocks, replace_forward
-from tonnage.fit.randomness import active_dropout
+from tonnage.fit.modules import active_dropout, find_blocks, replace_forward
 from tonnage.fit.recomputing.replay import Replayer
-from tonnage.fit.recomputing.rerun import Rerun
+from tonnage.fit.recomputing.rerun import GraphRerun, Rerun
 from tonnage.fit.recomputing.sliced import SlicedRerun, check_rows_apart
 from tonnage.fit.recomputing.trial import Finding, find_out, left_alone, on_few_rows
-from tonnage.fit.recomputing.with_graph import GraphRerun
 from tonnage.fit.technique import NotApplicable, Technique
 from tonnage.fit.training import Training, Undo
 

@@ -13,8 +13,7 @@ from typing import ClassVar
 from torch import nn
 
 from tonnage.fit.layers.tiles import mixes_rows, sharded, tile_forward
-from tonnage.fit.modules import find_blocks
-from tonnage.fit.randomness import active_dropout
+from tonnage.fit.modules import active_dropout, find_blocks
 from tonnage.fit.technique import Technique
 from tonnage.fit.training import Training
 

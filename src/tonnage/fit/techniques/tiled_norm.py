@@ -51,11 +51,11 @@ class TiledNorm(Technique):
 
 def find_norms(model: nn.Module) -> dict[str, nn.Module]:
     """Norms over the last dimension that are no single kernel, by name."""
-    return {name: module for name, module in model.named_modules() if _is_written_out(module)}
-
-
-def _is_written_out(module: nn.Module) -> bool:
-    if isinstance(module, nn.LayerNorm | nn.RMSNorm) or any(True for _ in module.children()):
-        return False
-    weight = getattr(module, "weight", None)
-    return type(module).__name__.endswith(("RMSNorm", "LayerNorm")) and weight is not None and weight.ndim == 1
+    found = {}
+    for name, module in model.named_modules():
+        one_kernel = isinstance(module, nn.LayerNorm | nn.RMSNorm)
+        is_norm = type(module).__name__.endswith(("RMSNorm", "LayerNorm")) and not any(True for _ in module.children())
+        weight = getattr(module, "weight", None)
+        if is_norm and not one_kernel and weight is not None and weight.ndim == 1:
+            found[name] = module
+    return found

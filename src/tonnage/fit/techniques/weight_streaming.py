@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from tonnage.fit.block_names import why_not_blocks
-from tonnage.fit.modules import replace_forward
+from tonnage.fit.modules import replace_forward, why_not_blocks
 from tonnage.fit.moving.host import CopyLane, HostMemoryExhausted, host_limit_bytes
 from tonnage.fit.moving.saved_tensors import Packed, bytes_of, saved_by, storage_key
 from tonnage.fit.moving.streaming import (
