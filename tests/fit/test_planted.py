@@ -19,7 +19,7 @@ from fit.cases import Case, build_training, vit
 from fit.test_plan import make_plan
 from tonnage.fit.fitted import Fitted, apply_plan
 from tonnage.fit.modules import find_blocks, replace_forward
-from tonnage.fit.proof import NotTheSame
+from tonnage.fit.prove.proof import NotTheSame
 from tonnage.fit.technique import Technique
 from tonnage.fit.techniques.activation_offload import ActivationOffload
 from tonnage.fit.techniques.chunked_loss import ChunkedLoss

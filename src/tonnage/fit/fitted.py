@@ -13,15 +13,15 @@ from torch.optim import Optimizer
 
 from tonnage.errors import RequestError
 from tonnage.fit.checks import FITTED
-from tonnage.fit.choose.accounting import account
-from tonnage.fit.measure.measuring import is_cache_idle
+from tonnage.fit.choose.summary import summary
 from tonnage.fit.modules import uncompiled, without_cache
 from tonnage.fit.plan import Plan
-from tonnage.fit.proof import Proof, prove
+from tonnage.fit.prove.proof import Proof, prove
+from tonnage.fit.prove.rehearsal import Rehearsed
 from tonnage.fit.registry import find_conflict
-from tonnage.fit.rehearsal import Rehearsed
 from tonnage.fit.stepping.batches import Weighting
 from tonnage.fit.stepping.step import take_step
+from tonnage.fit.survey.measuring import is_cache_idle
 from tonnage.fit.technique import Technique
 from tonnage.fit.techniques.micro_batches import MicroBatches
 from tonnage.fit.techniques.recompute import Recompute
@@ -192,7 +192,7 @@ class Fitted:
             raise RequestError("This fit was undone already; the model is plain.", hint="Call tonnage.fit again.")
 
     def __str__(self) -> str:
-        lines = [account(self.plan, self.measured)]
+        lines = [summary(self.plan, self.measured)]
         if self.proof is not None:
             rows = "1 row" if self.proof.rows == 1 else f"{self.proof.rows} rows"
             lines.append(f"proven on {rows}: gradients differ by {self.proof.worst_error:.0e} of their norm at most")

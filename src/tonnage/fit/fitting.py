@@ -19,7 +19,6 @@ from torch.optim import Optimizer
 
 from tonnage.errors import RequestError
 from tonnage.fit.checks import check_clip_norm, check_request
-from tonnage.fit.choose.accounting import account_rows, is_telling, plain_cost, time_words
 from tonnage.fit.choose.assembly import (
     assemble,
     coarser_states,
@@ -27,21 +26,22 @@ from tonnage.fit.choose.assembly import (
     tiling,
     with_coarse_states,
 )
-from tonnage.fit.choose.outlook import does_not_fit, smallest_budget
+from tonnage.fit.choose.infeasible import does_not_fit, smallest_budget
 from tonnage.fit.choose.solver import Layout, Solution, solve
+from tonnage.fit.choose.summary import is_telling, plain_cost, summary_rows, time_words
 from tonnage.fit.fitted import Fitted, apply_plan
-from tonnage.fit.measure.measuring import draw_others
-from tonnage.fit.measure.meter import Meter
-from tonnage.fit.measure.stages import Request, Stages
-from tonnage.fit.measure.survey import KEEP
 from tonnage.fit.modules import eagerly
 from tonnage.fit.moving.host import free_host_bytes
 from tonnage.fit.plan import Plan, read_plan
-from tonnage.fit.proof import NotProven, NotTheSame, Proof, prove
+from tonnage.fit.prove.proof import NotProven, NotTheSame, Proof, prove
+from tonnage.fit.prove.rehearsal import Rehearsed, rehearse
 from tonnage.fit.registry import BY_PLAN, NAMES, technique_class
-from tonnage.fit.rehearsal import Rehearsed, rehearse
 from tonnage.fit.stepping.batches import Weighting
 from tonnage.fit.stepping.stepper import Stepper
+from tonnage.fit.survey.measuring import draw_others
+from tonnage.fit.survey.meter import Meter
+from tonnage.fit.survey.stages import Request, Stages
+from tonnage.fit.survey.survey import KEEP
 from tonnage.fit.technique import Changes, NotApplicable, Technique
 from tonnage.fit.techniques.micro_batches import MicroBatches
 from tonnage.fit.techniques.recompute import Recompute
@@ -112,7 +112,7 @@ class Fitting(Stages):
     def choose(self, budget_bytes: int, host_bytes: int) -> Fitted:
         """The rest of the techniques for these budgets, beside those that always pay."""
         self.request = replace(self.request, budget_bytes=budget_bytes, host_bytes=host_bytes)
-        self.holdings = replace(self.holdings, host_bytes=host_bytes)
+        self.resident = replace(self.resident, host_bytes=host_bytes)
         with self._all_or_nothing(), self._undisturbed():
             self._measure_sizes()
             solution, measured, proof = self._close_the_loop()
@@ -150,7 +150,7 @@ class Fitting(Stages):
         if coarser:
             self.applied.add(coarser)
             self.base = len(self.applied.techniques)
-            self.holdings = with_coarse_states(self.holdings, training)
+            self.resident = with_coarse_states(self.resident, training)
             return True
         # Long sequences in tiles, which cost a second forward pass of what is tiled.
         return self._resort_to(list(tiling(training, allowed)))
@@ -165,10 +165,10 @@ class Fitting(Stages):
     def _plan(self, solution: Solution) -> Plan:
         measured_plain = self.stages[0][0] == "plain"
         plain = self.stages[0][1]
-        plain_peak, plain_s = plain_cost(plain, self.holdings) if measured_plain else (0, 0.0)
+        plain_peak, plain_s = plain_cost(plain, self.resident) if measured_plain else (0, 0.0)
         host_bytes = solution.choice.moved_bytes
         if solution.placement.splits_states:
-            host_bytes += self.holdings.states_bytes - solution.states_on_gpu_bytes
+            host_bytes += self.resident.states_bytes - solution.states_on_gpu_bytes
         return Plan(
             techniques=self.applied.techniques,
             device=torch.cuda.get_device_name(self.training.device),
@@ -181,7 +181,7 @@ class Fitting(Stages):
             plain_peak_bytes=plain_peak,
             plain_step_s=plain_s if is_telling(plain) else 0.0,
             host_bytes=host_bytes,
-            rows=account_rows(self.stages, self.survey, self.holdings, solution, self.applied.techniques),
+            rows=summary_rows(self.stages, self.survey, self.resident, solution, self.applied.techniques),
         )
 
     def _close_the_loop(self) -> tuple[Solution, Rehearsed | None, Proof | None]:
@@ -255,8 +255,8 @@ class Fitting(Stages):
         """Once, where there are values, on as many rows as the plain model has room for within the budget."""
         if not self.measure or self.meter.virtual or self.training.ranks is not None:
             return None
-        peak, _ = plain_cost(self.stages[0][1], self.holdings)
-        fixed = self.holdings.held_bytes
+        peak, _ = plain_cost(self.stages[0][1], self.resident)
+        fixed = self.resident.held_bytes
         room = max(0, self.request.budget_bytes - fixed) / max(1, peak - fixed)
         # In parts of the size that will run, which is compiled already; where there is no room for two, eagerly.
         all_rows, parts = self.survey.rows, self.training.micro_batches
@@ -373,7 +373,7 @@ class Fitting(Stages):
 
     def _solve(self, budget_bytes: int, **among: Any) -> Solution | None:
         """`among`: which layouts and sizes, as `solve` takes it."""
-        found = solve(self.survey.sizes, self.holdings, budget_bytes=budget_bytes, **among, **self._frame())
+        found = solve(self.survey.sizes, self.resident, budget_bytes=budget_bytes, **among, **self._solve_options())
         return found[0] if found else None
 
     def _measure_size_of(self, solution: Solution) -> bool:
@@ -426,12 +426,12 @@ class Fitting(Stages):
             # A segment more: what the libraries hold may stand in another place next time.
             needed_bytes = max(needed_bytes, measured.peak_reserved_bytes) + _SEGMENT_BYTES
             self._back_to_base()
-        raise does_not_fit(self.holdings, self.request.budget_bytes, solution, needed_bytes)
+        raise does_not_fit(self.resident, self.request.budget_bytes, solution, needed_bytes)
 
     def _smallest_solution(self) -> Solution | None:
-        return smallest_budget(self.survey, self.holdings, **self._frame())
+        return smallest_budget(self.survey, self.resident, **self._solve_options())
 
-    def _frame(self) -> dict[str, Any]:
+    def _solve_options(self) -> dict[str, Any]:
         sliceable = (
             self.survey.rows > 1
             and bool(self.survey.blocks)

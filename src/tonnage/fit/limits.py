@@ -17,15 +17,15 @@ from torch.optim import Optimizer
 
 from tonnage.errors import RequestError
 from tonnage.fit.checks import check_clip_norm, check_finite, check_loss, check_request, check_sample
-from tonnage.fit.choose.outlook import DoesNotFit
+from tonnage.fit.choose.infeasible import DoesNotFit
 from tonnage.fit.fitted import Fitted, apply_plan
-from tonnage.fit.measure.growth import Axis, Rows, Tokens
-from tonnage.fit.measure.measuring import undisturbed
-from tonnage.fit.measure.meter import Meter
-from tonnage.fit.measure.step_curve import StepCurve
 from tonnage.fit.plan import Plan, read_plan
-from tonnage.fit.rehearsal import Rehearsed, rehearse
+from tonnage.fit.prove.rehearsal import Rehearsed, rehearse
 from tonnage.fit.stepping.stepper import Stepper
+from tonnage.fit.survey.growth import Axis, Rows, Tokens
+from tonnage.fit.survey.measuring import undisturbed
+from tonnage.fit.survey.meter import Meter
+from tonnage.fit.survey.step_curve import StepCurve
 from tonnage.fit.technique import Technique
 from tonnage.fit.training import Batch, Loss, Training
 from tonnage.fit.virtual import uncaptured

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tonnage.fit.choose.frontier import frontier, needed
-from tonnage.fit.measure.profile import OperatorProfile
+from tonnage.fit.survey.profile import OperatorProfile
 
 
 def operator(index: int, **settings: object) -> OperatorProfile:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tonnage.fit.measure.profile import OperatorProfile
 from tonnage.fit.recomputing.operators import Recorder, matrix_operations, operations_clock, profile_operators, untimed
+from tonnage.fit.survey.profile import OperatorProfile
 
 
 class Block(nn.Module):

@@ -15,11 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fit.cases import CASES, Case, assert_same_training, build_training, gradients, take_step
 from tonnage.fit.choose.frontier import frontier
-from tonnage.fit.measure.profile import OperatorProfile
 from tonnage.fit.modules import find_blocks
 from tonnage.fit.recomputing import replay
 from tonnage.fit.recomputing.operators import operations_clock, profile_operators
 from tonnage.fit.recomputing.sliced import first_calls
+from tonnage.fit.survey.profile import OperatorProfile
 from tonnage.fit.technique import NotApplicable
 from tonnage.fit.techniques.recompute import Recompute
 from tonnage.fit.techniques.step_in_backward import StepInBackward

@@ -7,11 +7,11 @@ from typing import Literal
 import torch
 
 from tonnage.fit.choose.choosing import PIECE_BYTES
-from tonnage.fit.choose.placement import HOST_GRADIENTS, STEP_IN_BACKWARD, WINDOW_BYTES, Holdings
+from tonnage.fit.choose.placement import HOST_GRADIENTS, STEP_IN_BACKWARD, WINDOW_BYTES, ResidentState
 from tonnage.fit.choose.solver import Solution
-from tonnage.fit.measure.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, Survey, recompute_mode
 from tonnage.fit.registry import technique_class
 from tonnage.fit.stepping.stepper import trained_parameters
+from tonnage.fit.survey.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, Survey, recompute_mode
 from tonnage.fit.technique import Technique
 from tonnage.fit.techniques.activation_offload import ActivationOffload
 from tonnage.fit.techniques.host_states import HostStates
@@ -72,10 +72,10 @@ def coarser_states(training: Training, allowed: frozenset[str]) -> list[Techniqu
     return usable if any(technique.name == "eight-bit-states" for technique in usable) else []
 
 
-def with_coarse_states(holdings: Holdings, training: Training) -> Holdings:
+def with_coarse_states(resident: ResidentState, training: Training) -> ResidentState:
     """Two numbers of 8 bits for each element, and an FP32 scale for each block of 256 of both."""
     elements = sum(parameter.numel() for parameter in trained_parameters(training.optimizer))
-    return replace(holdings, states_bytes=min(holdings.states_bytes, elements * 2 + elements * 8 // 256))
+    return replace(resident, states_bytes=min(resident.states_bytes, elements * 2 + elements * 8 // 256))
 
 
 def assemble(solution: Solution, survey: Survey, training: Training, division: MicroBatches) -> tuple[Technique, ...]:

@@ -36,7 +36,7 @@ class Mode:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
+class MemoryContext:
     """What is there besides the blocks' activations, in one micro-batch."""
 
     budget_bytes: int
@@ -72,7 +72,7 @@ class Choice:
     moved_bytes: int
 
 
-def choose_modes(blocks: Sequence[Sequence[Mode]], around: Surroundings) -> Choice | None:
+def choose_modes(blocks: Sequence[Sequence[Mode]], around: MemoryContext) -> Choice | None:
     """The fastest modes within the budget, or None where nothing fits."""
     program = _Program(blocks, around)
     solution = milp(
@@ -92,7 +92,7 @@ def choose_modes(blocks: Sequence[Sequence[Mode]], around: Surroundings) -> Choi
     return choose_modes(blocks, replace(around, budget_bytes=around.budget_bytes - 2 * over_bytes))
 
 
-def least_seconds(blocks: Sequence[Sequence[Mode]], around: Surroundings) -> float:
+def least_seconds(blocks: Sequence[Sequence[Mode]], around: MemoryContext) -> float:
     """A bound on any choice: the same program with blocks that may be divided between modes; infinite where none fits."""
     program = _Program(blocks, around)
     relaxed = milp(program.costs(), constraints=LinearConstraint(*program.constraints()), bounds=program.bounds())
@@ -121,7 +121,7 @@ def spread(taken: Sequence[Mode], kinds: Sequence[object]) -> list[Mode]:
 class _Program:
     """Columns: one per block and mode, then states on the host (GiB), exposed seconds of forward, backward, states."""
 
-    def __init__(self, blocks: Sequence[Sequence[Mode]], around: Surroundings) -> None:
+    def __init__(self, blocks: Sequence[Sequence[Mode]], around: MemoryContext) -> None:
         self.blocks, self.around = blocks, around
         self.starts = np.cumsum([0, *(len(modes) for modes in blocks)])
         count = int(self.starts[-1])
@@ -223,7 +223,7 @@ class _Program:
         ]
 
 
-def peak_of(taken: Sequence[Mode], around: Surroundings, moved_states_bytes: int = 0) -> int:
+def peak_of(taken: Sequence[Mode], around: MemoryContext, moved_states_bytes: int = 0) -> int:
     """The highest of all moments of one micro-batch and of the optimizer's step."""
     states_bytes = around.movable_states_bytes - moved_states_bytes + staged_bytes(around, moved_states_bytes)
     base, gradients = around.fixed_bytes + states_bytes, gradients_from(around, len(taken), moved_states_bytes)
@@ -238,12 +238,12 @@ def peak_of(taken: Sequence[Mode], around: Surroundings, moved_states_bytes: int
     return base + max(highest, left + around.outside_peak_bytes)
 
 
-def _between(around: Surroundings, blocks: int) -> Sequence[int]:
+def _between(around: MemoryContext, blocks: int) -> Sequence[int]:
     """Before each block; what runs before the first is the stem."""
     return (0, *around.between_peak_bytes) if around.between_peak_bytes else (0,) * blocks
 
 
-def gradients_from(around: Surroundings, blocks: int, moved_bytes: int) -> list[int]:
+def gradients_from(around: MemoryContext, blocks: int, moved_bytes: int) -> list[int]:
     """What is there of gradients once backward has come through each block, the first first; and before all of them."""
     if not around.gradient_bytes:
         return list(around.passing_bytes or [0] * (blocks + 1))
@@ -254,7 +254,7 @@ def gradients_from(around: Surroundings, blocks: int, moved_bytes: int) -> list[
     return [int(min(there, at_most)) for there in back][::-1]
 
 
-def staged_bytes(around: Surroundings, moved_bytes: int) -> int:
+def staged_bytes(around: MemoryContext, moved_bytes: int) -> int:
     """What states on the host need on the GPU after all: pieces on their way."""
     room_bytes, largest_bytes = around.movable_states_bytes - moved_bytes, 0
     for states_bytes in around.parameter_states_bytes:

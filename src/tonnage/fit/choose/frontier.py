@@ -11,7 +11,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
-from tonnage.fit.measure.profile import OperatorProfile
+from tonnage.fit.survey.profile import OperatorProfile
 
 _LEVELS = 24  # byte levels between keeping nothing and keeping everything
 

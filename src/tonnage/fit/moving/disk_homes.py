@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tonnage.fit.moving.disk import DiskSpace, Extent, Loaded, Stored
 from tonnage.fit.moving.host import Ticket
-from tonnage.fit.moving.saved_tensors import Kept
+from tonnage.fit.moving.saved_tensors import SavedBytes
 from tonnage.fit.moving.streaming import Home
 from tonnage.fit.stepping.parameter_step import Group, State, StateStep, StepFunction, own_state, plain_state
 
@@ -22,7 +22,7 @@ class DiskKeeper:
     def __init__(self, space: DiskSpace) -> None:
         self._space = space
 
-    def keep(self, source: Tensor) -> Kept:
+    def keep(self, source: Tensor) -> SavedBytes:
         extent = self._space.take(source.numel())
         return _DiskBytes(self._space, extent, self._space.store(source, extent))
 

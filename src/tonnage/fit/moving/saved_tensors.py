@@ -106,7 +106,7 @@ class Arrival(Protocol):
         """Let the current stream go on only when the bytes are there."""
 
 
-class Kept(Protocol):
+class SavedBytes(Protocol):
     """Bytes that have left the GPU, or are leaving."""
 
     @property
@@ -121,7 +121,7 @@ class Kept(Protocol):
 
 
 class Keeper(Protocol):
-    def keep(self, source: Tensor) -> Kept:
+    def keep(self, source: Tensor) -> SavedBytes:
         """Let these bytes leave the GPU, after what the current stream has been given so far."""
 
 
@@ -132,7 +132,7 @@ class PinnedKeeper:
         self.pool = pool
         self.store_lane, self.load_lane = CopyLane(device), CopyLane(device)
 
-    def keep(self, source: Tensor) -> Kept:
+    def keep(self, source: Tensor) -> SavedBytes:
         host = self.pool.take(source.numel())
         return _PinnedBytes(self, host, self.store_lane.copy(source, host))
 
@@ -243,7 +243,7 @@ class OffloadWindow:
 class _Moved:
     """One storage: kept elsewhere, and for a while on the GPU too."""
 
-    def __init__(self, window: OffloadWindow, source: Tensor, resident: Tensor, kept: Kept) -> None:
+    def __init__(self, window: OffloadWindow, source: Tensor, resident: Tensor, kept: SavedBytes) -> None:
         self.window = window
         self.kept = kept
         self.byte_count = resident.numel()

@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from tonnage.fit.measure.profile import OperatorProfile
-from tonnage.fit.measure.virtual_clock import clocked
+from tonnage.fit.survey.profile import OperatorProfile
+from tonnage.fit.survey.virtual_clock import clocked
 from tonnage.hardware import Gpu
 
 # Runs one operator and says how long it takes, when asked after the pass.

@@ -20,10 +20,9 @@ from torch.optim import Optimizer
 
 from tonnage.errors import RequestError
 from tonnage.fit.checks import check_model, check_sample
-from tonnage.fit.choose.outlook import DoesNotFit
+from tonnage.fit.choose.infeasible import DoesNotFit
 from tonnage.fit.fitted import Fitted, apply_plan
 from tonnage.fit.fitting import allowed_names
-from tonnage.fit.measure.stages import Request
 from tonnage.fit.moving.host import free_host_bytes
 from tonnage.fit.plan import Plan, read_plan
 from tonnage.fit.sharding.agreement import Agreement
@@ -32,6 +31,7 @@ from tonnage.fit.sharding.shard import Shard, mesh_device
 from tonnage.fit.sharding.wrapping import reshard
 from tonnage.fit.stepping.batches import change_tensors, tensors
 from tonnage.fit.stepping.stepper import Stepper
+from tonnage.fit.survey.stages import Request
 from tonnage.fit.training import Batch, Loss, Training
 from tonnage.units import budget_bytes
 

@@ -1,7 +1,7 @@
 """Optimizer states on the host, and two ways to step them.
 
-`DeviceWay` brings a piece's states to the device through a few staging slots, steps there and takes them back: copies
-in both directions run beside the computation. `HostWay` takes gradient and parameter to the host, steps there on a
+`DeviceStep` brings a piece's states to the device through a few staging slots, steps there and takes them back: copies
+in both directions run beside the computation. `HostStep` takes gradient and parameter to the host, steps there on a
 thread of its own and brings the new parameter back. Neither knows which optimizer it is, nor when backward runs.
 """
 
@@ -218,7 +218,7 @@ class PiecewiseStep(StateStep):
             self._gpu_bytes_left = max(0, self._gpu_bytes_left - piece.packing.state_bytes)
 
 
-class DeviceWay(PiecewiseStep):
+class DeviceStep(PiecewiseStep):
     """States come to the device through staging slots and go back; the step is the device's own, bit by bit.
 
     It runs on a stream of its own, so that backward does not wait for the link. Gradients wait for their states: at
@@ -287,7 +287,7 @@ class _HostSlot:
         return self.buffer[:byte_count].view(dtype), self.buffer[byte_count : 2 * byte_count].view(dtype)
 
 
-class HostWay(PiecewiseStep):
+class HostStep(PiecewiseStep):
     """The step is the host's, on a thread beside backward. Gradients may be summed on the host before.
 
     At most `HOST_SLOTS` pieces are under way: a backward pass that is faster than the host waits for it here.

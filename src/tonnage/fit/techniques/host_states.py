@@ -17,7 +17,7 @@ from torch.optim import SGD
 from tonnage.errors import RequestError
 from tonnage.fit.moving.host import HostMemoryExhausted, free_host_bytes
 from tonnage.fit.stepping.backward_stepper import BackwardStepper
-from tonnage.fit.stepping.host_step import DEVICE_SLOTS, DeviceWay, HostWay, pieces_of
+from tonnage.fit.stepping.host_step import DEVICE_SLOTS, DeviceStep, HostStep, pieces_of
 from tonnage.fit.stepping.one_by_one import gradient_norm
 from tonnage.fit.stepping.parameter_step import parameter_steps, why_not_in_pieces
 from tonnage.fit.stepping.pieces import Piece
@@ -27,13 +27,13 @@ from tonnage.fit.training import Training, Undo
 from tonnage.fit.virtual import on_virtual_gpu
 from tonnage.units import format_bytes
 
-Way = DeviceWay | HostWay
+Way = DeviceStep | HostStep
 
 
 class HostGradientStepper(BackwardStepper):
     """Gradients leave the device as backward makes them, and micro-batches are summed on the host."""
 
-    def __init__(self, model: nn.Module, before: Stepper, way: HostWay) -> None:
+    def __init__(self, model: nn.Module, before: Stepper, way: HostStep) -> None:
         super().__init__(model, before)
         self._way = way
 
@@ -148,7 +148,7 @@ class HostStates(Technique):
                     training.optimizer.state[parameter] = way.own_state(parameter, {}, steps.group(parameter))
         except HostMemoryExhausted as error:
             raise NotApplicable(str(error), hint=error.hint) from error
-        if isinstance(way, HostWay) and self.gradients == "host":
+        if isinstance(way, HostStep) and self.gradients == "host":
             stepper: BackwardStepper = HostGradientStepper(training.model, training.stepper, way)
         else:
             stepper = BackwardStepper(training.model, training.stepper)
@@ -182,8 +182,8 @@ class HostStates(Technique):
         largest = max((parameter.numel() for parameter in trained_parameters(training.optimizer)), default=0)
         sizes = {"gpu_bytes": self.gpu_bytes, "piece_bytes": self.piece_bytes, "largest": largest}
         if self.how == "device":
-            return DeviceWay(inner, training.device, window_bytes=self.window_bytes, **sizes)
-        way = HostWay(inner, training.optimizer, training.device, **sizes)
+            return DeviceStep(inner, training.device, window_bytes=self.window_bytes, **sizes)
+        way = HostStep(inner, training.optimizer, training.device, **sizes)
         stack.callback(way.close)
         return way
 

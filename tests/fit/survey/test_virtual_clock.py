@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tonnage.errors import RequestError
-from tonnage.fit.measure.virtual_clock import adding_bytes_per_s, clocked, link_bytes_per_s
+from tonnage.fit.survey.virtual_clock import adding_bytes_per_s, clocked, link_bytes_per_s
 from tonnage.hardware import find_gpu
 from tonnage.virtual.builds import new_session
 

@@ -13,18 +13,19 @@ import numpy as np
 import torch
 
 from tonnage.fit.choose.assembly import with_coarse_states
-from tonnage.fit.choose.choosing import Mode, Surroundings, peak_of
+from tonnage.fit.choose.choosing import MemoryContext, Mode, peak_of
 from tonnage.fit.choose.placement import (
     HOST_GRADIENTS,
     HOST_STATES,
     PLAIN,
     STEP_IN_BACKWARD,
     Gradients,
-    Holdings,
-    surroundings,
+    ResidentState,
+    memory_context,
 )
-from tonnage.fit.measure.holdings import find_holdings
-from tonnage.fit.measure.measuring import (
+from tonnage.fit.modules import find_blocks, without_cache
+from tonnage.fit.stepping.batches import batch_rows, take_rows
+from tonnage.fit.survey.measuring import (
     Required,
     bytes_of,
     capture_calls,
@@ -32,10 +33,9 @@ from tonnage.fit.measure.measuring import (
     measure_outside,
     required_gradients,
 )
-from tonnage.fit.measure.meter import Meter
-from tonnage.fit.measure.profile import OutsideProfile
-from tonnage.fit.modules import find_blocks, without_cache
-from tonnage.fit.stepping.batches import batch_rows, take_rows
+from tonnage.fit.survey.meter import Meter
+from tonnage.fit.survey.profile import OutsideProfile
+from tonnage.fit.survey.resident_state import find_resident_state
 from tonnage.fit.technique import Technique
 from tonnage.fit.techniques.activation_offload import ActivationOffload
 from tonnage.fit.techniques.host_states import HostStates
@@ -66,7 +66,7 @@ class StepCurve:
         self._required: dict[str, Required] | None = None
         self._labels: dict[str, str] = {}  # of each block, as they ran
         self._seen: dict[int, Parts] = {}
-        self._holdings: Holdings | None = None
+        self._resident: ResidentState | None = None
 
     @property
     def sizes(self) -> list[int]:
@@ -76,9 +76,9 @@ class StepCurve:
         """Every part at this size, each alone: far less memory than the step takes."""
         if size not in self._seen:
             self._seen[size] = self._parts(self.grow(size))
-        if self._holdings is None:  # only now: libraries have made the workspaces that they keep
+        if self._resident is None:  # only now: libraries have made the workspaces that they keep
             # What is allocated now stands for parameters and for states that exist; those to come are added.
-            held = find_holdings(self.training, self.meter, {name: self.blocks[name] for name in self._labels}, 0)
+            held = find_resident_state(self.training, self.meter, {name: self.blocks[name] for name in self._labels}, 0)
             gc.collect()
             states = 0
             if not self.training.optimizer.state:
@@ -87,7 +87,7 @@ class StepCurve:
                 if self._host_states is not None:
                     states = min(self._host_states.gpu_bytes, held.states_bytes)
             parameters_bytes = self.meter.allocated_bytes + states
-            self._holdings = replace(held, parameters_bytes=parameters_bytes, besides_bytes=0, states_bytes=0)
+            self._resident = replace(held, parameters_bytes=parameters_bytes, besides_bytes=0, states_bytes=0)
 
     def _parts(self, batch: Batch) -> Parts:
         """Without a cache of keys and values: it holds on to what a block made when it was run before.
@@ -177,16 +177,16 @@ class StepCurve:
                 ways.append(f"{technique.name}={settings.get('what', '')}")
         return ",".join(ways)
 
-    def _around(self, outside: OutsideProfile) -> Surroundings:
+    def _around(self, outside: OutsideProfile) -> MemoryContext:
         """States are among what is allocated, so a placement matters for its gradients alone: do they stay or pass?"""
-        assert self._holdings is not None, "measure a size first"
-        held, count = self._holdings, self.training.micro_batches
+        assert self._resident is not None, "measure a size first"
+        held, count = self._resident, self.training.micro_batches
         placement = STEP_IN_BACKWARD if "step-in-backward" in self.training.applied else PLAIN
         if self._host_states is not None:
             placement = HOST_GRADIENTS if self._host_states.how == "host" else HOST_STATES
         passes = placement.gradients(held, count) is Gradients.PASS
         frame = STEP_IN_BACKWARD if passes else PLAIN
-        return surroundings(frame, held, outside, budget_bytes=0, micro_batches=count, backward_s=0.0)
+        return memory_context(frame, held, outside, budget_bytes=0, micro_batches=count, backward_s=0.0)
 
 
 def _mode(label: str, sizes: tuple[int, ...]) -> Mode:

@@ -13,10 +13,10 @@ import torch
 
 from tonnage.errors import TonnageError
 from tonnage.fit.gradients import Samples, differences, global_norm, gradients_of, noted_autocast, rounding
-from tonnage.fit.measure.measuring import undisturbed
 from tonnage.fit.modules import kept_modes
 from tonnage.fit.recomputing.remembered import as_before
 from tonnage.fit.stepping.batches import Part, batch_rows, split, take_rows
+from tonnage.fit.survey.measuring import undisturbed
 from tonnage.fit.training import Batch, Training
 
 _ELEMENTS = 1 << 20  # of a parameter that are compared one by one

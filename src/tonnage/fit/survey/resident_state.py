@@ -14,12 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from tonnage.fit.choose.placement import Holdings
-from tonnage.fit.measure.measuring import parameter_bytes
-from tonnage.fit.measure.meter import Meter
-from tonnage.fit.measure.virtual_clock import adding_bytes_per_s, card_of, link_bytes_per_s
+from tonnage.fit.choose.placement import ResidentState
 from tonnage.fit.moving.host import CopyLane, free_host_bytes, pinned
-from tonnage.fit.stepping.host_step import DeviceWay
+from tonnage.fit.stepping.host_step import DeviceStep
 from tonnage.fit.stepping.parameter_step import (
     ParameterSteps,
     StepFunction,
@@ -28,6 +25,9 @@ from tonnage.fit.stepping.parameter_step import (
     why_not_one_by_one,
 )
 from tonnage.fit.stepping.stepper import trained_parameters
+from tonnage.fit.survey.measuring import parameter_bytes
+from tonnage.fit.survey.meter import Meter
+from tonnage.fit.survey.virtual_clock import adding_bytes_per_s, card_of, link_bytes_per_s
 from tonnage.fit.training import Training
 
 _PROBE_BYTES = 64 << 20
@@ -37,7 +37,9 @@ _LAUNCHES, _LAUNCHED_ELEMENTS = 20, 4096
 _HOST_STEP_BYTES_PER_S = 18.6e9
 
 
-def find_holdings(training: Training, meter: Meter, blocks: dict[str, nn.Module], host_bytes: int | None) -> Holdings:
+def find_resident_state(
+    training: Training, meter: Meter, blocks: dict[str, nn.Module], host_bytes: int | None
+) -> ResidentState:
     optimizer = training.optimizer
     trained = list(trained_parameters(optimizer))
     inside = {id(parameter) for block in blocks.values() for parameter in block.parameters()}
@@ -47,7 +49,7 @@ def find_holdings(training: Training, meter: Meter, blocks: dict[str, nn.Module]
     if "master-weights" in training.applied:
         wide = [nn.Parameter(torch.empty(p.shape, device="meta"), requires_grad=False) for p in trained]
         states = probe_optimizer(optimizer, meter, wide)[0] + parameter_bytes(wide)
-    return Holdings(
+    return ResidentState(
         parameters_bytes=model_bytes(training.model),
         besides_bytes=_held_besides(training, meter),
         gradients_bytes=parameter_bytes(trained),
@@ -76,7 +78,7 @@ def launch_times(optimizer: Optimizer, meter: Meter) -> dict[str, float]:
     small = _alone(optimizer, probe)
     steps = ParameterSteps(small)
     plain = steps.function
-    way = DeviceWay(plain, meter.device, gpu_bytes=0, piece_bytes=_PROBE_BYTES, window_bytes=_PROBE_BYTES)
+    way = DeviceStep(plain, meter.device, gpu_bytes=0, piece_bytes=_PROBE_BYTES, window_bytes=_PROBE_BYTES)
     ways: dict[str, StepFunction] = {"launch_s": plain, "moved_launch_s": way}
     found = {}
     with suppress(RuntimeError):  # it may take sparse gradients only

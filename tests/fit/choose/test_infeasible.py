@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from fit.choose.test_placement import HELD
-from tonnage.fit.choose.outlook import does_not_fit
+from tonnage.fit.choose.infeasible import does_not_fit
 from tonnage.units import GIB, MIB
 
 

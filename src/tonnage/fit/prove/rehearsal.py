@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tonnage.fit.checks import check_finite
-from tonnage.fit.measure.measuring import undisturbed
-from tonnage.fit.measure.meter import Meter
 from tonnage.fit.stepping.parameter_step import parameter_steps, why_not_one_by_one
 from tonnage.fit.stepping.pieces import Piece
 from tonnage.fit.stepping.step import take_step
+from tonnage.fit.survey.measuring import undisturbed
+from tonnage.fit.survey.meter import Meter
 from tonnage.fit.training import Batch, Training, Undo
 from tonnage.units import format_bytes
 

@@ -1,4 +1,4 @@
-"""The rows of an account, from surveys made by hand: words follow numbers, and numbers the largest size measured."""
+"""The rows of an summary, from surveys made by hand: words follow numbers, and numbers the largest size measured."""
 
 from dataclasses import replace
 
@@ -6,11 +6,11 @@ import pytest
 
 from fit.choose.test_solver import BLOCKS, SIZES, SMALL, size, solutions
 from fit.test_plan import make_plan
-from tonnage.fit.choose.accounting import account, account_rows, is_telling, plain_cost
 from tonnage.fit.choose.solver import Layout
-from tonnage.fit.measure.survey import KEEP, SizeProfile, Survey
+from tonnage.fit.choose.summary import is_telling, plain_cost, summary, summary_rows
 from tonnage.fit.plan import Row
-from tonnage.fit.rehearsal import Rehearsed
+from tonnage.fit.prove.rehearsal import Rehearsed
+from tonnage.fit.survey.survey import KEEP, SizeProfile, Survey
 from tonnage.fit.technique import Technique
 from tonnage.fit.techniques.chunked_loss import ChunkedLoss
 from tonnage.fit.techniques.compile import Compile
@@ -44,7 +44,7 @@ def rows_of(*stages: Survey, techniques: tuple[Technique, ...] = (ChunkedLoss(),
     names = ["plain", *(technique.name for technique in techniques)]
     solution = solutions(100, allowed=frozenset())[0]
     last = survey(*SIZES.values())
-    return account_rows(list(zip(names, stages, strict=True)), last, SMALL, solution, techniques)
+    return summary_rows(list(zip(names, stages, strict=True)), last, SMALL, solution, techniques)
 
 
 # One row takes four times its share of the time, as where a card is idle between launches.
@@ -127,7 +127,7 @@ def test_slices_of_a_batch_need_not_be_even() -> None:
     found = solutions(100, allowed=frozenset())[0]
     found = replace(found, layout=Layout(rows=90, micro_batches=1, slices=5))
     technique = Recompute(modes={f"blocks.{index}": "block" for index in range(BLOCKS)}, slices=5)
-    rows = account_rows([("plain", measured)], measured, SMALL, found, (technique,))
+    rows = summary_rows([("plain", measured)], measured, SMALL, found, (technique,))
     assert [row.name for row in rows] == ["recompute"]
 
 
@@ -149,7 +149,7 @@ def measured(reserved_bytes: int) -> Rehearsed:
 
 
 def test_it_tells_before_each_technique_and_after() -> None:
-    lines = account(PLAN, measured(39 * GIB)).splitlines()
+    lines = summary(PLAN, measured(39 * GIB)).splitlines()
     assert max(map(len, lines)) <= 80
     assert any(line.startswith("plain") and "70.00 GiB" in line for line in lines)
     assert any("recompute in backward" in line and "−30.00 GiB" in line and "+798 ms" in line for line in lines)
@@ -158,18 +158,18 @@ def test_it_tells_before_each_technique_and_after() -> None:
 
 
 def test_a_plain_training_that_could_not_be_measured_has_no_number() -> None:
-    words = account(replace(PLAN, plain_peak_bytes=0), None)
+    words = summary(replace(PLAN, plain_peak_bytes=0), None)
     assert max(map(len, words.splitlines())) <= 80
     assert "does not fit" in words
     assert "0 B" not in words
 
 
 def test_a_time_that_rounds_to_nothing_has_no_sign() -> None:
-    words = account(replace(PLAN, rows=(replace(ROW, seconds=-0.0001), replace(ROW, seconds=0.0001))), None)
+    words = summary(replace(PLAN, rows=(replace(ROW, seconds=-0.0001), replace(ROW, seconds=0.0001))), None)
     assert "−0 ms" not in words and "+0 ms" not in words and words.count(" 0 ms") == 2
 
 
 def test_words_are_broken_at_spaces_alone_and_fill_their_lines() -> None:
     why = f"pays: it saves 2.44 GiB and 12 ms; measured on {'x' * 26}-{'y' * 18} in proportion for the rest"
-    lines = account(replace(PLAN, rows=(replace(ROW, why=why),)), None).splitlines()
+    lines = summary(replace(PLAN, rows=(replace(ROW, why=why),)), None).splitlines()
     assert [line.split()[-1] for line in lines if line.startswith("      ") and "peak" not in line] == ["on", "rest"]

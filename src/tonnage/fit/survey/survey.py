@@ -15,7 +15,10 @@ from torch import nn
 
 from tonnage.fit.choose.choosing import Mode
 from tonnage.fit.choose.frontier import frontier
-from tonnage.fit.measure.measuring import (
+from tonnage.fit.modules import eagerly, find_blocks
+from tonnage.fit.recomputing.operators import event_clock, profile_operators, virtual_clock
+from tonnage.fit.stepping.batches import batch_rows, take_rows
+from tonnage.fit.survey.measuring import (
     BlockCall,
     Calls,
     Required,
@@ -28,12 +31,9 @@ from tonnage.fit.measure.measuring import (
     required_gradients,
     undisturbed,
 )
-from tonnage.fit.measure.meter import Meter
-from tonnage.fit.measure.profile import BlockProfile, OutsideProfile
-from tonnage.fit.measure.virtual_clock import card_of
-from tonnage.fit.modules import eagerly, find_blocks
-from tonnage.fit.recomputing.operators import event_clock, profile_operators, virtual_clock
-from tonnage.fit.stepping.batches import batch_rows, take_rows
+from tonnage.fit.survey.meter import Meter
+from tonnage.fit.survey.profile import BlockProfile, OutsideProfile
+from tonnage.fit.survey.virtual_clock import card_of
 from tonnage.fit.technique import NotApplicable
 from tonnage.fit.techniques.recompute import Recompute, recomputable
 from tonnage.fit.training import Batch, Training

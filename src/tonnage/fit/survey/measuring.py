@@ -19,10 +19,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
 from tonnage.fit.gradients import taken_gradients
-from tonnage.fit.measure.meter import Duration, Meter, Watch
-from tonnage.fit.measure.profile import BlockProfile, OutsideProfile
 from tonnage.fit.modules import caching_configs, eagerly, replace_forward, without_cache
 from tonnage.fit.stepping.batches import named_tensors, take_rows
+from tonnage.fit.survey.meter import Duration, Meter, Watch
+from tonnage.fit.survey.profile import BlockProfile, OutsideProfile
 from tonnage.fit.training import Batch, Training
 from tonnage.fit.virtual import on_virtual_gpu
 

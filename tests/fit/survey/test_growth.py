@@ -11,8 +11,8 @@ from transformers import BatchEncoding, BertConfig, BertModel, LlamaConfig, Llam
 
 from fit.cases import gpt2
 from tonnage.errors import RequestError
-from tonnage.fit.measure.growth import Rows, Tokens, learnt_positions, sequence_length
 from tonnage.fit.stepping.batches import BadBatch
+from tonnage.fit.survey.growth import Rows, Tokens, learnt_positions, sequence_length
 
 SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 9}
 

@@ -6,7 +6,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ConstantLR
 
-from tonnage.fit.measure.holdings import _alone, launch_times
+from tonnage.fit.survey.resident_state import _alone, launch_times
 
 
 @pytest.fixture

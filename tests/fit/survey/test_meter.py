@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from tonnage.fit.measure.meter import Duration, Meter
+from tonnage.fit.survey.meter import Duration, Meter
 
 
 class MadeUp(Meter):

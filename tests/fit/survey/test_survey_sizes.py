@@ -4,8 +4,8 @@ from dataclasses import astuple, replace
 
 from pytest import approx
 
-from tonnage.fit.measure.profile import BlockProfile, OutsideProfile
-from tonnage.fit.measure.survey import KEEP, SizeProfile, Survey
+from tonnage.fit.survey.profile import BlockProfile, OutsideProfile
+from tonnage.fit.survey.survey import KEEP, SizeProfile, Survey
 
 
 def size(rows: int) -> SizeProfile:

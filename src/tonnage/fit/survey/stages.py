@@ -11,21 +11,21 @@ import torch
 
 from tonnage.errors import RequestError, TonnageError
 from tonnage.fit.checks import check_finite, check_loss
-from tonnage.fit.choose.accounting import enough_rows, is_telling
 from tonnage.fit.choose.assembly import (
     always_paying,
     with_coarse_states,
 )
-from tonnage.fit.choose.placement import Holdings
+from tonnage.fit.choose.placement import ResidentState
+from tonnage.fit.choose.summary import enough_rows, is_telling
 from tonnage.fit.fitted import Applied
 from tonnage.fit.gradients import noted_autocast
-from tonnage.fit.measure.holdings import find_holdings
-from tonnage.fit.measure.measuring import undisturbed
-from tonnage.fit.measure.meter import Meter
-from tonnage.fit.measure.survey import Survey
 from tonnage.fit.modules import eagerly
 from tonnage.fit.recomputing.remembered import as_before
 from tonnage.fit.stepping.batches import Weighting, batch_rows, take_rows
+from tonnage.fit.survey.measuring import undisturbed
+from tonnage.fit.survey.meter import Meter
+from tonnage.fit.survey.resident_state import find_resident_state
+from tonnage.fit.survey.survey import Survey
 from tonnage.fit.technique import NotApplicable, Technique
 from tonnage.fit.techniques.compile import compiler_problem
 from tonnage.fit.techniques.micro_batches import MicroBatches
@@ -51,7 +51,7 @@ class Stages:
     """A training, what is in place on it already, and the survey of each stage on the way there."""
 
     survey: Survey
-    holdings: Holdings
+    resident: ResidentState
 
     def __init__(self, training: Training, meter: Meter, request: Request, *, measure: bool) -> None:
         self.training, self.meter, self.request, self.measure = training, meter, request, measure
@@ -132,12 +132,12 @@ class Stages:
         self.survey.find_unrepeatable()
         for reason in self.survey.unrepeatable.values():
             self.left_out.setdefault("recompute of some blocks", reason)
-        self.holdings = self._find_holdings()
+        self.resident = self._find_resident_state()
         if "eight-bit-states" in self.training.applied:
-            self.holdings = with_coarse_states(self.holdings, self.training)
+            self.resident = with_coarse_states(self.resident, self.training)
 
-    def _find_holdings(self) -> Holdings:
-        return find_holdings(self.training, self.meter, self.survey.blocks, self.request.host_bytes)
+    def _find_resident_state(self) -> ResidentState:
+        return find_resident_state(self.training, self.meter, self.survey.blocks, self.request.host_bytes)
 
     def _add_stage(self, name: str) -> None:
         """A stage that does not even fit block by block has no numbers."""
@@ -220,7 +220,7 @@ class Stages:
 
     def _measure_sizes(self) -> None:
         """Every micro-batch size worth trying, as long as it fits alone. What will run is measured when it is chosen."""
-        survey, room = self.survey, self.request.budget_bytes - self.holdings.held_bytes
+        survey, room = self.survey, self.request.budget_bytes - self.resident.held_bytes
         self.divides = self._may_divide()
         candidates = [rows for rows in candidate_rows(survey.rows, divisible=self.divides) if rows >= self.least_rows]
         like = next((s for s in (survey, *(s for _, s in reversed(self.stages))) if len(s.measured) > 1), survey)

@@ -13,7 +13,7 @@ from fit.cases import CASES, Case, build_training, dropout_net, gpt2, llama
 from fit.test_plan import make_plan
 from tonnage.fit.fitted import Fitted, apply_plan
 from tonnage.fit.modules import replace_forward
-from tonnage.fit.proof import NotTheSame
+from tonnage.fit.prove.proof import NotTheSame
 from tonnage.fit.technique import Technique
 from tonnage.fit.techniques.activation_offload import ActivationOffload
 from tonnage.fit.techniques.chunked_loss import ChunkedLoss

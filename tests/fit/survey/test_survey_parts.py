@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from fit.measure.test_survey_sizes import size
-from tonnage.fit.measure.profile import BlockProfile
-from tonnage.fit.measure.survey import KEEP, Survey
+from fit.survey.test_survey_sizes import size
+from tonnage.fit.survey.profile import BlockProfile
+from tonnage.fit.survey.survey import KEEP, Survey
 
 
 class Counted(Survey):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tonnage.fit.measure.step_curve import extrapolate
+from tonnage.fit.survey.step_curve import extrapolate
 from tonnage.units import MIB
 
 counts = st.integers(0, 1 << 20)

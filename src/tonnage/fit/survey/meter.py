@@ -12,7 +12,7 @@ from time import perf_counter
 import torch
 
 from tonnage.errors import RequestError
-from tonnage.fit.measure.virtual_clock import card_of, clocked
+from tonnage.fit.survey.virtual_clock import card_of, clocked
 from tonnage.fit.virtual import on_virtual_gpu
 
 _BUSY = 0.9  # share of the card's time for which the host was busy too, above which the host is what took the time

@@ -10,10 +10,10 @@ from torch.utils._pytree import tree_leaves
 
 from fit.cases import build_training, llama
 from fit.zoo.trainings import KINDS
-from tonnage.fit.measure.measuring import _forward_block, _Stretches, _without_frame, capture_calls, required_gradients
-from tonnage.fit.measure.meter import Duration, Meter, Watch
 from tonnage.fit.modules import find_blocks
 from tonnage.fit.stepping.stepper import Stepper
+from tonnage.fit.survey.measuring import _forward_block, _Stretches, _without_frame, capture_calls, required_gradients
+from tonnage.fit.survey.meter import Duration, Meter, Watch
 from tonnage.fit.training import Training
 
 

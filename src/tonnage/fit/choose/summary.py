@@ -9,12 +9,12 @@ from dataclasses import replace
 from itertools import pairwise
 
 from tonnage.fit.choose.choosing import Mode, peak_of
-from tonnage.fit.choose.placement import PLAIN, Holdings, Placement, step_overhead_s, surroundings
+from tonnage.fit.choose.placement import PLAIN, Placement, ResidentState, memory_context, step_overhead_s
 from tonnage.fit.choose.solver import Layout, Solution, block_modes, outside_at
-from tonnage.fit.measure.profile import OutsideProfile
-from tonnage.fit.measure.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, OPERATORS, SizeProfile, Survey
 from tonnage.fit.plan import Plan, Row
-from tonnage.fit.rehearsal import Rehearsed
+from tonnage.fit.prove.rehearsal import Rehearsed
+from tonnage.fit.survey.profile import OutsideProfile
+from tonnage.fit.survey.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, OPERATORS, SizeProfile, Survey
 from tonnage.fit.technique import Technique
 from tonnage.units import format_bytes
 
@@ -24,7 +24,7 @@ _SHOWN_S = 0.5e-3  # an account is in whole milliseconds
 _WITHOUT_LINK = {BLOCK_OFFLOAD: BLOCK, OFFLOAD: KEEP}
 
 
-def plain_cost(survey: Survey, holdings: Holdings, among: Collection[int] = ()) -> Cost:
+def plain_cost(survey: Survey, resident: ResidentState, among: Collection[int] = ()) -> Cost:
     """The whole batch at once, nothing changed, from the sizes that were measured, of those named.
 
     Seconds are in proportion to the largest, as a card is slow with few rows; bytes are in line with the smallest, too.
@@ -33,7 +33,7 @@ def plain_cost(survey: Survey, holdings: Holdings, among: Collection[int] = ()) 
     small, largest = sizes[min(sizes)], sizes[max(sizes)]
     ways = zip(small.modes(offload=False), largest.modes(offload=False), strict=True)
     taken = [_at_rows(survey.rows, (small.rows, below[0]), (largest.rows, above[0])) for below, above in ways]
-    return _step_cost(taken, outside_at(sizes, survey.rows), PLAIN, holdings, micro_batches=1)
+    return _step_cost(taken, outside_at(sizes, survey.rows), PLAIN, resident, micro_batches=1)
 
 
 def is_telling(survey: Survey) -> bool:
@@ -63,7 +63,7 @@ def _cost(
     size: SizeProfile,
     layout: Layout,
     placement: Placement,
-    holdings: Holdings,
+    resident: ResidentState,
     names: Sequence[str] = (),
 ) -> Cost:
     modes = block_modes(size, layout, offload=False)
@@ -72,52 +72,52 @@ def _cost(
         next((mode for mode in ways if mode.name == name), ways[0]) for ways, name in zip(modes, wanted, strict=True)
     ]
     outside = outside_at(survey.sizes, layout.rows, survey.outside)
-    return _step_cost(taken, outside, placement, holdings, micro_batches=layout.micro_batches)
+    return _step_cost(taken, outside, placement, resident, micro_batches=layout.micro_batches)
 
 
 def _step_cost(
-    taken: list[Mode], outside: OutsideProfile, placement: Placement, holdings: Holdings, *, micro_batches: int
+    taken: list[Mode], outside: OutsideProfile, placement: Placement, resident: ResidentState, *, micro_batches: int
 ) -> Cost:
     backward_s = sum(mode.backward_s for mode in taken)
-    around = surroundings(
-        placement, holdings, outside, budget_bytes=0, micro_batches=micro_batches, backward_s=backward_s
+    around = memory_context(
+        placement, resident, outside, budget_bytes=0, micro_batches=micro_batches, backward_s=backward_s
     )
     gpu_s = sum(mode.forward_s for mode in taken) + backward_s + outside.forward_s + outside.backward_s
     host_s = sum(mode.host_s for mode in taken) + outside.forward_host_s + outside.backward_host_s
     seconds = max(gpu_s, host_s) * micro_batches
-    return peak_of(taken, around), seconds + step_overhead_s(placement, holdings, micro_batches, backward_s)
+    return peak_of(taken, around), seconds + step_overhead_s(placement, resident, micro_batches, backward_s)
 
 
-def account_rows(
+def summary_rows(
     stages: Sequence[tuple[str, Survey]],
     survey: Survey,
-    holdings: Holdings,
+    resident: ResidentState,
     solution: Solution,
     techniques: Sequence[Technique],
 ) -> tuple[Row, ...]:
     """One row a technique, in the order in which they were added."""
     titles = {technique.name: technique for technique in techniques}
-    rows = [_stage_row(titles[name], before, stage, holdings) for (_, before), (name, stage) in pairwise(stages)]
-    before = plain_cost(survey, holdings)
+    rows = [_stage_row(titles[name], before, stage, resident) for (_, before), (name, stage) in pairwise(stages)]
+    before = plain_cost(survey, resident)
     layout, size = solution.layout, survey.sizes[solution.profiled_rows]
     if layout.micro_batches > 1:
-        after = _cost(survey, size, layout, PLAIN, holdings)
+        after = _cost(survey, size, layout, PLAIN, resident)
         why = f"{layout.micro_batches} of {layout.rows} rows: activations of one at a time, gradients stay between them"
         rows.append(_row(titles["micro-batches"], before, after, why))
         before = after
     final = solution.peak_bytes, solution.step_s
     rest = [t for t in techniques if t.name in ("recompute", "activation-offload", "host-states", "step-in-backward")]
     for index, technique in enumerate(rest):
-        after = final if index == len(rest) - 1 else _with(technique, survey, size, solution, holdings, before)
-        rows.append(_row(technique, before, after, _why(technique, solution, holdings)))
+        after = final if index == len(rest) - 1 else _with(technique, survey, size, solution, resident, before)
+        rows.append(_row(technique, before, after, _why(technique, solution, resident)))
         before = after
     return tuple(rows)
 
 
-def _stage_row(technique: Technique, before: Survey, after: Survey, holdings: Holdings) -> Row:
+def _stage_row(technique: Technique, before: Survey, after: Survey, resident: ResidentState) -> Row:
     """Compared at the largest size that both were measured at, and said as it turned out."""
     both = before.measured.keys() & after.measured.keys()
-    row = _row(technique, plain_cost(before, holdings, both), plain_cost(after, holdings, both), "")
+    row = _row(technique, plain_cost(before, resident, both), plain_cost(after, resident, both), "")
     measured, rows = max(both or after.measured), after.rows
     how = "on the whole batch" if measured == rows else f"on {measured} of {rows} rows, in proportion for the rest"
     return replace(row, why=f"{_worth(row)}; measured {how}")
@@ -137,21 +137,21 @@ def _worth(row: Row) -> str:
 
 
 def _with(
-    technique: Technique, survey: Survey, size: SizeProfile, solution: Solution, holdings: Holdings, before: Cost
+    technique: Technique, survey: Survey, size: SizeProfile, solution: Solution, resident: ResidentState, before: Cost
 ) -> Cost:
     layout = solution.layout
     if technique.name == "recompute":
         staying = [_WITHOUT_LINK.get(name, name) for name in solution.choice.modes]
-        return _cost(survey, size, layout, PLAIN, holdings, staying)
+        return _cost(survey, size, layout, PLAIN, resident, staying)
     if technique.name == "activation-offload":
         settings = technique.settings()
         blocks = [size.kept(name) for name in settings["blocks"]]
         moved = sum(block.kept_bytes if settings["what"] == "kept" else block.input_bytes for block in blocks)
         return before[0] - layout.slices * moved, before[1]
-    return _cost(survey, size, layout, solution.placement, holdings, solution.choice.modes)
+    return _cost(survey, size, layout, solution.placement, resident, solution.choice.modes)
 
 
-def _why(technique: Technique, solution: Solution, holdings: Holdings) -> str:
+def _why(technique: Technique, solution: Solution, resident: ResidentState) -> str:
     choice = solution.choice
     if technique.name == "recompute":
         shown = ["by operator" if name.startswith(OPERATORS) else name for name in choice.modes]
@@ -163,7 +163,7 @@ def _why(technique: Technique, solution: Solution, holdings: Holdings) -> str:
         blocks = len(technique.settings()["blocks"])
         return f"of {blocks} blocks {technique.settings()['what']}: crosses the link behind the computation"
     if technique.name == "host-states":
-        moved = holdings.states_bytes - solution.states_on_gpu_bytes
+        moved = resident.states_bytes - solution.states_on_gpu_bytes
         return (
             f"{format_bytes(moved)} of states on the host, {choice.exposed_states_s:.2f} s of their copies not hidden"
         )
@@ -183,7 +183,7 @@ def _row(technique: Technique, before: Cost, after: Cost, why: str) -> Row:
 # In words -------------------------------------------------------------------------------------------------------------
 
 
-def account(plan: Plan, measured: Rehearsed | None) -> str:
+def summary(plan: Plan, measured: Rehearsed | None) -> str:
     """Before, technique by technique, after."""
     title = f"{plan.device} · batch of {plan.batch_rows} · budget {format_bytes(plan.budget_bytes)}"
     lines = [title, "", _line("", "peak", "step")]

@@ -3,9 +3,9 @@
 from typing import Any
 
 from tonnage.errors import TonnageError
-from tonnage.fit.choose.placement import Holdings
+from tonnage.fit.choose.placement import ResidentState
 from tonnage.fit.choose.solver import Solution, solve
-from tonnage.fit.measure.survey import Survey
+from tonnage.fit.survey.survey import Survey
 from tonnage.hardware import all_gpus
 from tonnage.units import format_bytes
 
@@ -22,13 +22,15 @@ class DoesNotFit(TonnageError, MemoryError):
         self.smallest_bytes = smallest_bytes
 
 
-def does_not_fit(holdings: Holdings, budget_bytes: int, smallest: Solution | None, needed_bytes: int) -> DoesNotFit:
+def does_not_fit(
+    resident: ResidentState, budget_bytes: int, smallest: Solution | None, needed_bytes: int
+) -> DoesNotFit:
     """`smallest`: the solution of least memory, which needs so many bytes."""
     problem = (
         f"Nothing that keeps the gradients fits {format_bytes(budget_bytes)}: parameters take "
-        f"{format_bytes(holdings.parameters_bytes)}, what else is on the card (the sample, library workspaces) "
-        f"{format_bytes(holdings.besides_bytes)}, gradients {format_bytes(holdings.gradients_bytes)}, optimizer states "
-        f"{format_bytes(holdings.states_bytes)}."
+        f"{format_bytes(resident.parameters_bytes)}, what else is on the card (the sample, library workspaces) "
+        f"{format_bytes(resident.besides_bytes)}, gradients {format_bytes(resident.gradients_bytes)}, optimizer states "
+        f"{format_bytes(resident.states_bytes)}."
     )
     if smallest is None:
         hint = "Even one row with every technique does not fit this card: use a shorter sequence, or more GPUs."
@@ -38,16 +40,16 @@ def does_not_fit(holdings: Holdings, budget_bytes: int, smallest: Solution | Non
     return DoesNotFit(problem, hint=hint, smallest_bytes=needed_bytes)
 
 
-def smallest_budget(survey: Survey, holdings: Holdings, **frame: Any) -> Solution | None:
-    """By halving: a smaller budget never yields more memory. `frame`: what `solve` is given besides."""
+def smallest_budget(survey: Survey, resident: ResidentState, **options: Any) -> Solution | None:
+    """By halving: a smaller budget never yields more memory. `options`: what `solve` is given besides."""
 
     def best(budget_bytes: int) -> Solution | None:
-        found = solve(survey.sizes, holdings, budget_bytes=budget_bytes, **frame)
+        found = solve(survey.sizes, resident, budget_bytes=budget_bytes, **options)
         return min(found, key=lambda solution: solution.peak_bytes, default=None)
 
     high = 4 * survey.meter.capacity_bytes
     found = best(high)
-    low = holdings.held_bytes
+    low = resident.held_bytes
     while found is not None and min(high, found.peak_bytes) - low > _PRECISION * found.peak_bytes:
         high = min(high, found.peak_bytes)
         middle = (low + high) // 2
