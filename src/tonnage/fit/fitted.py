@@ -50,7 +50,7 @@ class Applied:
         return tuple(technique for technique, _ in self._placed)
 
     def add(self, techniques: Iterable[Technique]) -> None:
-        """All of them, or none."""
+        """Apply all of them, or none."""
         count = len(self._placed)
         try:
             for technique in sorted(techniques, key=lambda technique: technique.order):

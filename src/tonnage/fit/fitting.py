@@ -252,7 +252,7 @@ class Fitting(Stages):
         return solution, self._try(solution)
 
     def _prove(self) -> Proof | None:
-        """Once, where there are values, on as many rows as the plain model has room for within the budget."""
+        """Prove it once, where there are values, on as many rows as the plain model has room for within the budget."""
         if not self.measure or self.meter.virtual or self.training.ranks is not None:
             return None
         peak, _ = plain_cost(self.stages[0][1], self.resident)
@@ -277,7 +277,7 @@ class Fitting(Stages):
         return proof
 
     def _leave_out_cause(self, solution: Solution, problem: Exception) -> None:
-        """Of a refusal, or of a step that broke; raise where there is none to be found."""
+        """Leave out the technique that refused or broke a step; raise where none is found."""
         if not isinstance(problem, NotApplicable):
             if not self._leave_out_culprit(solution, problem):
                 raise problem
@@ -311,7 +311,7 @@ class Fitting(Stages):
         return self._leave_out_of_base(chosen, problem)
 
     def _leave_out_of_base(self, chosen: Sequence[Technique], problem: BaseException) -> bool:
-        """The same among techniques that were put in first, the last of them first; what follows is measured anew."""
+        """Do the same among techniques that were put in first, the last of them first; what follows is measured anew."""
         base = list(self.applied.techniques)
         for technique in reversed(base):
             rest = [other for other in base if other is not technique]
@@ -361,7 +361,7 @@ class Fitting(Stages):
         return measured
 
     def _fastest(self, budget_bytes: int, *, resort: bool = True, without: Layout | None = None) -> Solution | None:
-        """Solved again until what is chosen was measured as it will run: its compilation is wanted in any case."""
+        """Solve again until what is chosen was measured as it will run: its compilation is wanted in any case."""
         while solution := self._solve(budget_bytes, without=without):
             if self.survey.supposed:
                 known = self._solve(budget_bytes, among=self.survey.measured, without=without)

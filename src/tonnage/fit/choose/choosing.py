@@ -239,7 +239,7 @@ def peak_of(taken: Sequence[Mode], around: MemoryContext, moved_states_bytes: in
 
 
 def _between(around: MemoryContext, blocks: int) -> Sequence[int]:
-    """Before each block; what runs before the first is the stem."""
+    """Return the peak before each block; what runs before the first is the stem."""
     return (0, *around.between_peak_bytes) if around.between_peak_bytes else (0,) * blocks
 
 

@@ -162,13 +162,13 @@ def movable_bytes(placement: Placement, resident: ResidentState, micro_batches: 
 
 
 def states_on_gpu(placement: Placement, resident: ResidentState, micro_batches: int, unmoved_bytes: int) -> int:
-    """Of what stays on the GPU, the states."""
+    """Return the states among what stays on the GPU."""
     movable = movable_bytes(placement, resident, micro_batches)
     return unmoved_bytes * resident.states_bytes // movable if movable else resident.states_bytes
 
 
 def launches_s(placement: Placement, resident: ResidentState) -> float:
-    """Of the host in backward: it launches a step for each parameter, in pieces where some states are in its memory."""
+    """Return the host's time to launch a step for each parameter in backward, in pieces where some states are in its memory."""
     if placement == PLAIN:
         return 0.0
     each_s = resident.moved_launch_s if placement.splits_states else resident.launch_s

@@ -42,7 +42,7 @@ def is_telling(survey: Survey) -> bool:
 
 
 def enough_rows(rows: int) -> int:
-    """Of a batch, so that they say something of all."""
+    """Return how many rows of a batch say something of all."""
     return -(-rows // _MOST_TIMES)
 
 
@@ -115,7 +115,7 @@ def summary_rows(
 
 
 def _stage_row(technique: Technique, before: Survey, after: Survey, resident: ResidentState) -> Row:
-    """Compared at the largest size that both were measured at, and said as it turned out."""
+    """Compare two stages at the largest size that both were measured at."""
     both = before.measured.keys() & after.measured.keys()
     row = _row(technique, plain_cost(before, resident, both), plain_cost(after, resident, both), "")
     measured, rows = max(both or after.measured), after.rows
@@ -184,7 +184,7 @@ def _row(technique: Technique, before: Cost, after: Cost, why: str) -> Row:
 
 
 def summary(plan: Plan, measured: Rehearsed | None) -> str:
-    """Before, technique by technique, after."""
+    """Describe a plan: before, technique by technique, after."""
     title = f"{plan.device} · batch of {plan.batch_rows} · budget {format_bytes(plan.budget_bytes)}"
     lines = [title, "", _line("", "peak", "step")]
     if plan.plain_peak_bytes:

@@ -48,7 +48,7 @@ def _with_parts(config: Any) -> Iterator[Any]:
 
 
 def eager_configs(model: nn.Module) -> list[Any]:
-    """Of those parts that compute attention operator by operator."""
+    """Return the configurations of parts that compute attention operator by operator."""
     return [config for config in configs_of(model) if config._attn_implementation == "eager"]
 
 

@@ -65,7 +65,7 @@ class CrossEntropy:
 
 
 def logits_dtype(dtype: torch.dtype, operations: tuple[Operation, ...]) -> torch.dtype:
-    """Of a head's output in `dtype` after these operations."""
+    """Return the type of a head's output in `dtype` after these operations."""
     casts = [argument for name, argument in operations if name == "to"]
     return casts[-1] if casts else dtype
 
@@ -151,7 +151,7 @@ class _ClassLabels:
     def gradient(
         self, rows: slice, exponentials: Tensor, total: Tensor, upstream: Tensor | float, out: Tensor
     ) -> Tensor:
-        """Of the logits, in the memory of `out` or of their exponentials, which sum up to `total`."""
+        """Return the gradient of the logits, in the memory of `out` or of their exponentials, which sum up to `total`."""
         label, label_mass = self.label[rows], self.label_mass[rows] * upstream
         factor = self.mass[rows] * upstream / total
         if self.smoothing:
@@ -236,7 +236,7 @@ class _Walk:
             return losses, [] if sums is None else sums.gradients()
 
     def _padded(self, leaf: Tensor) -> Tensor:
-        """In the type of the multiplication, with classes that nobody asked for."""
+        """Cast to the type of the multiplication and pad the classes."""
         if not self.padding:
             return leaf.to(self.dtype)
         padded = leaf.new_zeros(self.classes + self.padding, *leaf.shape[1:], dtype=self.dtype)

@@ -40,7 +40,7 @@ class Generators:
         return tuple(read() for read, _ in self._torch)
 
     def set(self, states: States) -> None:
-        """Of all of them, or of torch's alone."""
+        """Set the states of all of them, or of torch's alone."""
         for (_, write), state in zip(self._all, states, strict=False):
             write(state)
 

@@ -218,7 +218,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 def matrix_operations(func: Any, args: Any, kwargs: Any, result: Any) -> float:
-    """Of a matrix product, convolution or attention; 0 for anything else."""
+    """Count operations of a matrix product, convolution or attention; 0 for anything else."""
     count = flop_registry.get(func.overloadpacket)
     if count is None:
         return 0.0

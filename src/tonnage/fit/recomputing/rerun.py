@@ -298,7 +298,7 @@ def holds_tokens(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def device_of(leaves: Iterable[Any]) -> torch.device:
-    """Of the first tensor on a GPU, or of the first one."""
+    """Return the device of the first tensor on a GPU, or of the first one."""
     devices = [leaf.device for leaf in leaves if isinstance(leaf, Tensor)]
     return next((device for device in devices if device.type == "cuda"), devices[0] if devices else torch.device("cpu"))
 

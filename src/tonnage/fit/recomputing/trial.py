@@ -80,7 +80,7 @@ def _fingerprint(training: Training) -> object:
 
 
 def _try_blocks(training: Training, names: Sequence[str]) -> dict[str, Finding]:
-    """The training is left as it was."""
+    """Run a loss with each block twice; the training is left as it was."""
 
     def tried(*, twice: bool, saves: bool) -> dict[str, Finding]:
         return on_few_rows(training, lambda batch: _Trial(training, names, twice=twice, saves=saves).run(batch))

@@ -48,7 +48,7 @@ class RankFailed(TonnageError):
 
 
 class Agreement:
-    """Of all ranks of a mesh. Every rank makes it at the same time, and calls the same of its methods in the same order."""
+    """Agreement of all ranks of a mesh. Every rank makes it at the same time and calls the same methods in the same order."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self.mesh = mesh
@@ -66,13 +66,13 @@ class Agreement:
         return self.rank == self.members[0]
 
     def share(self, value: Value) -> Value:
-        """The first rank's."""
+        """Return the first rank's value."""
         box = [value]
         dist.broadcast_object_list(box, src=self.members[0], group=self._group)
         return box[0]
 
     def gather(self, value: Value) -> list[Value]:
-        """Every rank's, in order."""
+        """Return every rank's value, in order."""
         found: list[Any] = [None] * self.size
         dist.all_gather_object(found, value, group=self._group)
         return found
@@ -140,7 +140,7 @@ class Agreement:
 
 @dataclass(frozen=True)
 class _Failure:
-    """Of one rank, in the phase of that number. Ranks go through the same phases in the same order."""
+    """A failure of one rank in one phase. Ranks go through the same phases in the same order."""
 
     rank: int
     phase: int
@@ -210,7 +210,7 @@ class _News:
         return next((failure for failure in self._heard if failure.phase not in self._own), None)
 
     def _explain(self, error: BaseException, phase: int) -> None:
-        """Tell it; but one that only says that a peer is gone is replaced by that peer's own."""
+        """Tell the others; an error that only says that a peer is gone is replaced by that peer's own."""
         if isinstance(error, RankFailed) or _TOLD in error.__dict__:
             return
         if _from_a_backend(error) and self._within_time(lambda: self._fatal() is not None):

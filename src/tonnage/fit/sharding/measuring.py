@@ -161,5 +161,5 @@ class ShardedFitting(Fitting):
 
 
 def local_bytes(tensors: Iterable[Tensor]) -> int:
-    """Of what this rank holds."""
+    """Count the bytes that this rank holds."""
     return parameter_bytes(tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors)

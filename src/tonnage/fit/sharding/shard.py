@@ -184,7 +184,7 @@ class ShardStepper(Stepper):
 
 
 def mesh_device(training: Training) -> torch.device:
-    """Where this rank computes."""
+    """Return the device that this rank computes on."""
     assert training.mesh is not None
     kind = training.mesh.device_type
     return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)

@@ -135,7 +135,7 @@ class EightBitStep(StateStep):
         parameter.copy_(value)
 
     def _open(self, state: State, piece: slice, parameter: Tensor) -> State:
-        """Of one chunk: states widened, others of the parameter's size in place, counts copied."""
+        """Open one chunk: states widened, others of the parameter's size in place, counts copied."""
         opened: State = {}
         wide = torch.promote_types(parameter.dtype, torch.float32)
         for name, value in state.items():
@@ -182,7 +182,7 @@ class EightBitStep(StateStep):
         return whole
 
     def _generator(self, device: torch.device) -> torch.Generator:
-        """One of our own: the model's random draws stay as they are."""
+        """Return a generator of our own: the model's random draws stay as they are."""
         if device not in self._generators:
             self._generators[device] = torch.Generator(device).manual_seed(torch.initial_seed())
         return self._generators[device]

@@ -171,7 +171,7 @@ class PiecewiseStep(StateStep):
         return {_PIECES: pieces}
 
     def state_bytes(self, parameter: Tensor, state: State, group: Group) -> int:
-        """Of all states of a parameter, as the inner function has them or would have them."""
+        """Count bytes of all states of a parameter, as the inner function has them or would have them."""
         if state:
             return sum(value.nbytes for value in state.values() if isinstance(value, Tensor) and value.dim())
         return self._probe.packing(parameter, parameter.numel(), {}, group).state_bytes
@@ -201,7 +201,7 @@ class PiecewiseStep(StateStep):
         return pieces
 
     def _elements_on_device(self, parameter: Tensor, per_element: float, plain: State, group: Group) -> int:
-        """As many as the share that is left can hold. States that share a scale make bytes not quite proportional."""
+        """Return how many elements the share that is left can hold. Shared scales make bytes not quite proportional."""
         if is_small(parameter, self.largest):
             return parameter.numel()
         count = min(parameter.numel(), int(self._gpu_bytes_left / per_element))

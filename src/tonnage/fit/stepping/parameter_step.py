@@ -296,7 +296,7 @@ _steps_of: WeakKeyDictionary[Optimizer, ParameterSteps] = WeakKeyDictionary()
 
 
 def parameter_steps(optimizer: Optimizer) -> ParameterSteps:
-    """The one of this optimizer."""
+    """Return the one instance of this optimizer, made when first asked for."""
     if optimizer not in _steps_of:
         reason = why_not_one_by_one(optimizer)
         if reason is not None:

@@ -69,7 +69,7 @@ class BlockCall:
 
 
 def bytes_of(tree: Any) -> int:
-    """Of the storages in a nesting, each once."""
+    """Count bytes of the storages in a nesting, each once."""
     storages = {leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)}
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
@@ -204,7 +204,7 @@ def capture_calls(
 
 
 def _as_leaves(arguments: Any, required: Required | None) -> Any:
-    """The same tensors as leaves that require a gradient where it is said so."""
+    """Return the same tensors as leaves that require a gradient where told."""
     leaves, structure = tree_flatten(arguments)
     if required is None or len(required) != len(leaves):
         return arguments
@@ -234,7 +234,7 @@ def required_gradients(training: Training, blocks: dict[str, nn.Module], batch: 
 def _see_blocks(
     training: Training, blocks: dict[str, nn.Module], batch: Batch, see: Callable[[str, nn.Module, Any, Any, Any], None]
 ) -> None:
-    """One forward pass in which each block's call is shown."""
+    """Run one forward pass and show each block's call."""
     with ExitStack() as stack, eagerly(), training.forward_pass():
         for name, block in blocks.items():
             stack.callback(block.register_forward_hook(partial(see, name), with_kwargs=True).remove)
@@ -296,7 +296,6 @@ def _without_frame(
 
 
 def _times(forward: Duration, whole: Duration) -> dict[str, Any]:
-    """As profiles have them."""
     return {
         "forward_s": forward.gpu_s,
         "backward_s": max(0.0, whole.gpu_s - forward.gpu_s),

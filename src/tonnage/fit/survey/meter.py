@@ -32,7 +32,7 @@ class Watch:
 
 @dataclass(frozen=True)
 class Duration:
-    """Of one call: on the card, and of the host that launches its kernels, which is ahead of the card or holds it up."""
+    """Time of one call: on the card, and of the host that launches its kernels."""
 
     gpu_s: float
     host_s: float = 0.0
@@ -79,7 +79,7 @@ class Meter:
         return peak_bytes
 
     def time(self, run: Callable[[], object], *, least_s: float = 0.1) -> Duration:
-        """Of one call, over as many as `least_s` holds: a card under load is slower than one that woke up."""
+        """Time one call, over as many as `least_s` holds: a card under load is slower than one that woke up."""
         if self.virtual:
             return Duration(*clocked(run, card_of(self.device)))
         once = self._agreed(self._timed(run, 1))

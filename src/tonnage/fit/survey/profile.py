@@ -1,6 +1,7 @@
 """What was seen of a training before anything was changed: bytes and seconds, block by block. Plain data, no torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,19 +54,12 @@ class OutsideProfile:
     def in_line(self, other: "OutsideProfile", share: float) -> "OutsideProfile":
         """So far on the way to another size, or beyond it. A larger batch takes no more launches."""
 
-        def mixed(below: float, above: float) -> float:
-            return max(0.0, below + share * (above - below))
+        def mixed(name: str, below: float, above: float) -> float:
+            value = max(0.0, below + share * (above - below))
+            return round(value) if name.endswith("_bytes") else value
 
-        def mixed_bytes(below: int, above: int) -> int:
-            return round(mixed(below, above))
-
-        return OutsideProfile(
-            kept_bytes=mixed_bytes(self.kept_bytes, other.kept_bytes),
-            peak_bytes=mixed_bytes(self.peak_bytes, other.peak_bytes),
-            stem_peak_bytes=mixed_bytes(self.stem_peak_bytes, other.stem_peak_bytes),
-            between_peak_bytes=tuple(map(mixed_bytes, self.between_peak_bytes, other.between_peak_bytes)),
-            forward_s=mixed(self.forward_s, other.forward_s),
-            backward_s=mixed(self.backward_s, other.backward_s),
-            forward_host_s=other.forward_host_s,
-            backward_host_s=other.backward_host_s,
-        )
+        names = ("kept_bytes", "peak_bytes", "stem_peak_bytes", "forward_s", "backward_s")
+        numbers: dict[str, Any] = {name: mixed(name, getattr(self, name), getattr(other, name)) for name in names}
+        pairs = zip(self.between_peak_bytes, other.between_peak_bytes, strict=False)
+        between = tuple(int(mixed("between_peak_bytes", *pair)) for pair in pairs)
+        return replace(other, between_peak_bytes=between, **numbers)

@@ -71,7 +71,7 @@ def find_resident_state(
 
 
 def launch_times(optimizer: Optimizer, meter: Meter) -> dict[str, float]:
-    """Of the host for one small parameter: a step where it is, and one whose states come to the GPU and go back."""
+    """Time the host's launches for one small parameter: stepped where it is, and with states that come and go."""
     if why_not_in_pieces(optimizer) is not None:
         return {}
     probe = nn.Parameter(torch.zeros(_LAUNCHED_ELEMENTS, device=meter.device))
@@ -175,7 +175,7 @@ def link_rate(meter: Meter) -> float:
 
 
 def host_step_seconds(trained: list[nn.Parameter]) -> float:
-    """Of the same step on the host's cores, from the bytes that it walks."""
+    """Return the time of the same step on the host's cores, from the bytes that it walks."""
     return sum(5 * parameter_bytes([parameter]) for parameter in trained) / _HOST_STEP_BYTES_PER_S
 
 

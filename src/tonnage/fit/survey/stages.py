@@ -83,7 +83,7 @@ class Stages:
         self._settle()
 
     def _put_in(self, technique: Technique) -> bool:
-        """Whether the model runs with it; else it is left out."""
+        """Try a technique: return whether the model runs with it; else it is left out."""
         self.request.say(f"trying {technique.title}")
         count, stages = len(self.applied.techniques), len(self.stages)
         try:
@@ -99,7 +99,7 @@ class Stages:
         return True
 
     def _add_plain_stage(self) -> None:
-        """Block by block; or in one piece, where blocks cannot be run without the rest (a list that the loss reads)."""
+        """Survey block by block; or in one piece, where blocks cannot be run without the rest (a list that the loss reads)."""
         try:
             self._add_stage("plain")
         except Exception as problem:
@@ -113,7 +113,6 @@ class Stages:
             self._leave_out("recompute", NotApplicable(words))
 
     def _leave_out(self, name: str, problem: BaseException) -> None:
-        """Not to be tried again in this fit."""
         words = str(problem).strip().splitlines() or [type(problem).__name__]
         reason = words[0] if isinstance(problem, TonnageError) else f"{type(problem).__name__}: {words[0]}"
         self.left_out[name] = clipped(reason, 300)
@@ -121,7 +120,7 @@ class Stages:
         self.request = replace(self.request, allowed=self.request.allowed - {name})
 
     def _settle(self) -> None:
-        """What is in place now stays for every budget."""
+        """Keep what is in place now for every budget."""
         if not self.stages:
             raise RequestError(
                 "Not even one row of the sample can be run through one block, or through the loss, on this card.",
@@ -140,7 +139,7 @@ class Stages:
         return find_resident_state(self.training, self.meter, self.survey.blocks, self.request.host_bytes)
 
     def _add_stage(self, name: str) -> None:
-        """A stage that does not even fit block by block has no numbers."""
+        """Survey the training as it stands. A stage that does not even fit block by block has no numbers."""
         survey = self._new_survey()
         if self.in_one_piece:
             survey.blocks = {}
@@ -193,7 +192,7 @@ class Stages:
         return Survey(self.training, self.meter)
 
     def _check_loss(self) -> None:
-        """With one row; or with all, where the loss does not take fewer than the sample has."""
+        """Check it on one row; or on all, where the loss does not take fewer than the sample has."""
         try:
             self._check_loss_of(self.least_rows)
         except TonnageError:
@@ -219,7 +218,7 @@ class Stages:
             check_finite(loss, row)
 
     def _measure_sizes(self) -> None:
-        """Every micro-batch size worth trying, as long as it fits alone. What will run is measured when it is chosen."""
+        """Suppose every micro-batch size worth trying that fits alone. What will run is measured when it is chosen."""
         survey, room = self.survey, self.request.budget_bytes - self.resident.held_bytes
         self.divides = self._may_divide()
         candidates = [rows for rows in candidate_rows(survey.rows, divisible=self.divides) if rows >= self.least_rows]

@@ -160,14 +160,14 @@ class StepCurve:
         return left
 
     def _at(self, label: str, size: int) -> tuple[int, ...]:
-        """By the nearest sizes that were measured."""
+        """Return the bytes of a part at a size, from the nearest sizes that were measured."""
         sizes = sorted(sorted(self._seen, key=lambda seen: abs(seen - size))[: self.degree + 1])
         seen = np.array([self._seen[one][label] for one in sizes], dtype=float)
         least = seen[-1] if size > sizes[-1] else np.zeros_like(seen[-1])  # what fell on the way will not go on falling
         return tuple(max(int(low), extrapolate(sizes, column, size)) for low, column in zip(least, seen.T, strict=True))
 
     def _ways(self, block: str) -> str:
-        """What techniques do to this block in particular."""
+        """Name what techniques do to this block in particular."""
         ways = []
         for technique in self._techniques:
             settings = technique.settings()

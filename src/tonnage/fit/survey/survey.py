@@ -60,7 +60,7 @@ class SizeProfile:
     unrepeatable: frozenset[str] = frozenset()  # kinds that may not run twice
 
     def modes(self, *, offload: bool) -> list[list[Mode]]:
-        """Of each block, in order, every way to run it."""
+        """Return every way to run each block, in order."""
         by_kind = {
             kind: _modes(ways, offload=offload, recompute=_stem(kind) not in self.unrepeatable)
             for kind, ways in self.blocks.items()
@@ -202,7 +202,7 @@ class Survey:
         self.outside = self._known_outside(like)
 
     def _known_outside(self, like: "Survey") -> dict[int, OutsideProfile]:
-        """By size. What `like` measured before blocks were compiled holds afterwards too."""
+        """Return what was measured by size. What `like` measured before blocks were compiled holds afterwards too."""
         surveys = (like, self)
         return {
             rows: outside

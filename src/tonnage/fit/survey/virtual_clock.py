@@ -44,7 +44,7 @@ def clocked(run: Callable[[], object], gpu: Gpu) -> tuple[float, float]:
 
 
 def _graphs() -> int:
-    """That were compiled so far: a compilation calls every operator, on tensors without memory."""
+    """Count graphs compiled so far: a compilation calls every operator, on tensors without memory."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo else 0
 

@@ -30,7 +30,7 @@ from tonnage.units import GIB, MIB
 
 @dataclass(frozen=True, kw_only=True)
 class ActivationOffload(Technique):
-    """Of each block, all that backward keeps; or its inputs alone, which are all that a recomputed block keeps."""
+    """Moves all that backward keeps of each block; or its inputs alone, which are all that a recomputed block keeps."""
 
     name: ClassVar[str] = "activation-offload"
     title: ClassVar[str] = "activations on the host"

@@ -62,7 +62,7 @@ def with_setting(settings: str, name: str, value: str) -> str:
 
 
 def _items(settings: str) -> list[str]:
-    """Parted at commas, but not inside brackets: roundup_power2_divisions:[256:1,512:2]."""
+    """Split at commas, but not inside brackets: roundup_power2_divisions:[256:1,512:2]."""
     items, depth = [""], 0
     for character in settings:
         depth += (character == "[") - (character == "]")
@@ -81,7 +81,7 @@ def _settings() -> str:
 
 
 def _tell(settings: str) -> None:
-    """To the live allocator, by the name that this PyTorch has for it."""
+    """Give settings to the live allocator, by the name that this PyTorch has for it."""
     tell = getattr(torch._C, "_accelerator_setAllocatorSettings", None) or torch.cuda.memory._set_allocator_settings
     tell(settings)
 

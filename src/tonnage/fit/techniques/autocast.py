@@ -5,7 +5,6 @@ weights whose block is recomputed and needs none; a copy that was made without g
 so) would be handed to the next use, which then has none either. Nothing is lost where a weight is used once per pass.
 """
 
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import ClassVar
@@ -55,7 +54,6 @@ class Autocast(Technique):
     title: ClassVar[str] = "mixed precision"
     changes: ClassVar[Changes] = Changes.ROUNDING
     order: ClassVar[int] = 60
-    conflicts: ClassVar[Mapping[str, str]] = {}
     refusal: ClassVar[str] = "Autocast to {technique.dtype} cannot be used: {reason}."
 
     dtype: str = "bfloat16"

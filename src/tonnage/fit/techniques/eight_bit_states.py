@@ -1,6 +1,5 @@
 """Optimizer states in 8 bits an element instead of 32 or 16. What a step computes is FP32; what it leaves is coarser."""
 
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import ClassVar
@@ -20,7 +19,6 @@ class EightBitStates(Technique):
     title: ClassVar[str] = "8-bit optimizer states"
     changes: ClassVar[Changes] = Changes.NUMERICS
     order: ClassVar[int] = 75
-    conflicts: ClassVar[Mapping[str, str]] = {}
     refusal: ClassVar[str] = "8-bit states cannot be used: {reason}."
     hint: ClassVar[str] = "Use AdamW, or host-states."
 

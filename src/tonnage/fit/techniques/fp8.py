@@ -3,7 +3,7 @@
 Parameters stay as they are. It does not know how the products are made.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import MethodType
@@ -26,7 +26,6 @@ class Fp8Linear(Technique):
     title: ClassVar[str] = "FP8 linear layers"
     changes: ClassVar[Changes] = Changes.NUMERICS
     order: ClassVar[int] = 15
-    conflicts: ClassVar[Mapping[str, str]] = {}
     refusal: ClassVar[str] = "FP8 linear layers cannot be used: {reason}."
     hint: ClassVar[str] = "Leave them in BF16."
 

@@ -115,7 +115,7 @@ class HostStates(Technique):
 
     @property
     def staging_bytes(self) -> int:
-        """Of the GPU, at most, beside parameters, states that stay and the largest gradient: what is under way."""
+        """What is under way takes so much of the GPU at most, beside parameters, states that stay and the largest gradient."""
         if self.how == "device":
             return DEVICE_SLOTS * self.piece_bytes + self.window_bytes
         return self.piece_bytes  # of gradients that are leaving

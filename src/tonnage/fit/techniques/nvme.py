@@ -5,7 +5,6 @@ unless told.
 """
 
 import os
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -46,7 +45,6 @@ class Nvme(Technique):
     name: ClassVar[str] = "nvme"
     title: ClassVar[str] = "on the disk"
     order: ClassVar[int] = 80
-    conflicts: ClassVar[Mapping[str, str]] = {}
     refusal: ClassVar[str] = "The disk cannot keep {technique.what}: {reason}."
     hint: ClassVar[str] = "Name another directory, or leave it out."
 
@@ -78,7 +76,7 @@ class Nvme(Technique):
         return self._on_the_host().why_not(training)
 
     def _on_the_host(self) -> ActivationOffload | WeightStreaming:
-        """The technique that this one lengthens."""
+        """Return the technique that this one lengthens."""
         if self.what == "weights":
             return WeightStreaming(blocks=self.blocks, slots=self.slots)
         return ActivationOffload(blocks=self.blocks, minimum_bytes=self.minimum_bytes, window_bytes=self.window_bytes)

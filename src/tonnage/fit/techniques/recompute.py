@@ -165,7 +165,7 @@ def recomputable(training: Training, names: Sequence[str]) -> dict[str, str | No
 
 
 def _module_name(name: str, mode: Mode) -> str:
-    """Of the module that runs again: the block, or a part of it."""
+    """Name the module that runs again: the block, or a part of it."""
     return f"{name}.{mode.removeprefix('part:')}" if isinstance(mode, str) and mode.startswith("part:") else name
 
 
