@@ -21,7 +21,7 @@ from tonnage.fit.prove.rehearsal import Rehearsed
 from tonnage.fit.registry import find_conflict
 from tonnage.fit.stepping.batches import Weighting
 from tonnage.fit.stepping.step import take_step
-from tonnage.fit.survey.measuring import is_cache_idle
+from tonnage.fit.survey.undisturbed import is_cache_idle
 from tonnage.fit.technique import Technique
 from tonnage.fit.techniques.micro_batches import MicroBatches
 from tonnage.fit.techniques.recompute import Recompute

@@ -38,10 +38,10 @@ from tonnage.fit.prove.rehearsal import Rehearsed, rehearse
 from tonnage.fit.registry import BY_PLAN, NAMES, technique_class
 from tonnage.fit.stepping.batches import Weighting
 from tonnage.fit.stepping.stepper import Stepper
-from tonnage.fit.survey.measuring import draw_others
 from tonnage.fit.survey.meter import Meter
 from tonnage.fit.survey.stages import Request, Stages
 from tonnage.fit.survey.survey import KEEP
+from tonnage.fit.survey.undisturbed import draw_others
 from tonnage.fit.technique import Changes, NotApplicable, Technique
 from tonnage.fit.techniques.micro_batches import MicroBatches
 from tonnage.fit.techniques.recompute import Recompute

@@ -23,9 +23,9 @@ from tonnage.fit.plan import Plan, read_plan
 from tonnage.fit.prove.rehearsal import Rehearsed, rehearse
 from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.survey.growth import Axis, Rows, Tokens
-from tonnage.fit.survey.measuring import undisturbed
 from tonnage.fit.survey.meter import Meter
 from tonnage.fit.survey.step_curve import StepCurve
+from tonnage.fit.survey.undisturbed import undisturbed
 from tonnage.fit.technique import Technique
 from tonnage.fit.training import Batch, Loss, Training
 from tonnage.fit.virtual import uncaptured

@@ -177,7 +177,7 @@ def without_cache(model: nn.Module) -> Undo:
     """Keep a transformers model from building a cache of keys and values, which training never reads.
 
     It holds each layer's keys and values, grows again whenever a block is run twice, and makes each block another one
-    to a compiler. Loss and gradients hardly ever depend on it (`measuring.is_cache_idle`).
+    to a compiler. Loss and gradients hardly ever depend on it (`undisturbed.is_cache_idle`).
     """
     caching = caching_configs(model)
     for config in caching:

@@ -26,7 +26,7 @@ from tonnage.fit.stepping.batches import (
     take_rows,
     tensors,
 )
-from tonnage.fit.survey.measuring import undisturbed
+from tonnage.fit.survey.undisturbed import undisturbed
 from tonnage.fit.technique import NotApplicable
 from tonnage.fit.training import Batch, Training
 from tonnage.fit.virtual import on_virtual_gpu

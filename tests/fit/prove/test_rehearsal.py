@@ -13,7 +13,7 @@ from fit.cases import build_training, dropout_net, llama
 from tonnage.fit.prove.rehearsal import nothing_moves
 from tonnage.fit.stepping.step import take_step
 from tonnage.fit.stepping.stepper import Stepper
-from tonnage.fit.survey.measuring import undisturbed
+from tonnage.fit.survey.undisturbed import undisturbed
 from tonnage.fit.technique import Technique
 from tonnage.fit.techniques.host_states import HostStates
 from tonnage.fit.techniques.master_weights import MasterWeights

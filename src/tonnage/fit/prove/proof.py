@@ -16,7 +16,7 @@ from tonnage.fit.gradients import Samples, differences, global_norm, gradients_o
 from tonnage.fit.modules import kept_modes
 from tonnage.fit.recomputing.remembered import as_before
 from tonnage.fit.stepping.batches import Part, batch_rows, split, take_rows
-from tonnage.fit.survey.measuring import undisturbed
+from tonnage.fit.survey.undisturbed import undisturbed
 from tonnage.fit.training import Batch, Training
 
 _ELEMENTS = 1 << 20  # of a parameter that are compared one by one

@@ -20,8 +20,8 @@ from tonnage.fit.checks import check_finite
 from tonnage.fit.stepping.parameter_step import parameter_steps, why_not_one_by_one
 from tonnage.fit.stepping.pieces import Piece
 from tonnage.fit.stepping.step import take_step
-from tonnage.fit.survey.measuring import undisturbed
 from tonnage.fit.survey.meter import Meter
+from tonnage.fit.survey.undisturbed import undisturbed
 from tonnage.fit.training import Batch, Training, Undo
 from tonnage.units import format_bytes
 

@@ -24,15 +24,14 @@ from tonnage.fit.survey.measuring import (
     Required,
     bytes_of,
     capture_calls,
-    draw_others,
     dropped_gradients,
     measure_block,
     measure_outside,
     required_gradients,
-    undisturbed,
 )
 from tonnage.fit.survey.meter import Meter
 from tonnage.fit.survey.profile import BlockProfile, OutsideProfile
+from tonnage.fit.survey.undisturbed import draw_others, undisturbed
 from tonnage.fit.survey.virtual_clock import card_of
 from tonnage.fit.technique import NotApplicable
 from tonnage.fit.techniques.recompute import Recompute, recomputable

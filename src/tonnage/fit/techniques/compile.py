@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from tonnage.fit.modules import active_dropout, find_blocks, replace_forward, without_cache
-from tonnage.fit.survey.measuring import is_cache_idle
+from tonnage.fit.survey.undisturbed import is_cache_idle
 from tonnage.fit.technique import Changes, Technique
 from tonnage.fit.training import Training, Undo
 from tonnage.fit.virtual import on_virtual_gpu
