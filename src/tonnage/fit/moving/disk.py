@@ -85,8 +85,11 @@ class DiskSpace:
                 hint="Free space there, or name a directory on another disk.",
             ) from error
 
-    def store(self, source: Tensor, extent: Extent, *, start: int = 0) -> "Stored":
-        """Write GPU bytes to part of an extent, after what the current stream has been given so far."""
+    def store(self, source: Tensor, extent: Extent, *, start: int = 0) -> Ticket:
+        """Write GPU bytes to part of an extent, after what the current stream has been given so far.
+
+        The GPU memory is free after the ticket, the file has it after `settle`.
+        """
         staged = self._staging.take(source.numel())
         copied = self._store_lane.copy(source, staged[: source.numel()])
 
@@ -94,7 +97,8 @@ class DiskSpace:
             copied.done()
             self.write(staged, extent.start + start)
 
-        return Stored(copied, self._submit(extent, staged, write))
+        self._submit(extent, staged, write)
+        return copied
 
     def load(self, extent: Extent, target: Tensor) -> "Loaded":
         """Read an extent into GPU memory, after what the current stream has been given so far."""
@@ -159,14 +163,6 @@ class DiskSpace:
         buffer = pinned(_aligned(extent.byte_count), torch.device("cpu"))
         self.read(buffer, extent.start)
         return buffer[: extent.byte_count]
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A write under way: the GPU memory is free after `copied`, the file has it after `written`."""
-
-    copied: Ticket
-    written: "Future[None]"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tonnage.fit.moving.disk import DiskSpace, Extent, Loaded, Stored
+from tonnage.fit.moving.disk import DiskSpace, Extent, Loaded
 from tonnage.fit.moving.host import Ticket
 from tonnage.fit.moving.saved_tensors import SavedBytes
 from tonnage.fit.moving.streaming import Home
@@ -31,11 +31,7 @@ class DiskKeeper:
 class _DiskBytes:
     space: DiskSpace
     extent: Extent
-    stored: Stored
-
-    @property
-    def copied(self) -> Ticket:
-        return self.stored.copied
+    copied: Ticket
 
     def load(self, target: Tensor) -> Loaded:
         return self.space.load(self.extent, target)
@@ -58,7 +54,7 @@ class DiskHome:
         return self._space.load(self._extent, target)
 
     def write(self, start: int, source: Tensor) -> None:
-        self._copied = self._space.store(source, self._extent, start=start).copied
+        self._copied = self._space.store(source, self._extent, start=start)
 
     def wait_for_writes(self, stream: "torch.cuda.Stream | None") -> None:
         self._copied.wait(stream)
@@ -177,8 +173,7 @@ class DiskStep(StateStep):
             if state[name].data_ptr() != view.data_ptr():
                 view.copy_(state[name])
         kept.others = {name: value for name, value in state.items() if name not in kept.tensors}
-        stored = self.space.store(buffer, kept.extent)
-        self._leaving.append((buffer, stored.copied))
+        self._leaving.append((buffer, self.space.store(buffer, kept.extent)))
         while len(self._leaving) > 1:
             self._let_go()
 

@@ -198,7 +198,8 @@ class OffloadWindow:
             self._load(moved)
         resident = moved.resident
         assert resident is not None
-        moved.wait_if_loaded()
+        if moved.arrival is not None:
+            moved.arrival.wait()
         self._exit(moved)
         self._forget_the_dead()
         self._load_ahead()
@@ -216,7 +217,7 @@ class OffloadWindow:
     def _load(self, moved: "_Moved") -> None:
         # Memory of the current stream's, which waits for the copy before it reads, and frees only after.
         target = torch.empty(moved.byte_count, dtype=torch.uint8, device=self.device)
-        moved.take(target, moved.kept.load(target))
+        moved.source, moved.resident, moved.arrival = None, target, moved.kept.load(target)
         self._enter(moved)
 
     def _enter(self, moved: "_Moved") -> None:
@@ -258,13 +259,6 @@ class _Moved:
     def check(self) -> None:
         """Raise where the copy may have caught a later value than the one that was kept."""
         check_version(self.source._version if self.source is not None else self.version_copied, self.version)
-
-    def take(self, target: Tensor, arrival: Arrival) -> None:
-        self.source, self.resident, self.arrival = None, target, arrival
-
-    def wait_if_loaded(self) -> None:
-        if self.arrival is not None:
-            self.arrival.wait()
 
     def drop(self) -> None:
         """Off the GPU, once the copy from there is done."""

@@ -6,7 +6,7 @@ It does not know what is worth keeping.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -45,7 +45,6 @@ class Operator:
     read_s: Callable[[], float]
     saved_bytes: int = 0
     keepable: bool = True
-    writers: list[int] = field(default_factory=list)  # later calls that write into its storage
 
     @property
     def writes(self) -> bool:
@@ -85,7 +84,7 @@ class Recorder(TorchDispatchMode):
         self._pack: object = None
         self._clock = clock or untimed
         self._makers: dict[int, int] = {}  # storage -> the operator that made it
-        self._reads: dict[int, int] = {}  # maker -> the last operator that read its storage
+        self._reads: set[int] = set()  # makers whose storage an operator has read
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -117,19 +116,14 @@ class Recorder(TorchDispatchMode):
             external=any(key not in self._makers for key in shared),
             read_s=read_s,
         )
-        self._note_write(operator, index)
+        if operator.writes and operator.base is not None:
+            # Kept, it would hold the later value when what read the earlier one runs again.
+            root = self.operators[operator.base]
+            root.keepable = root.keepable and operator.base not in self._reads
+        elif not operator.is_view:
+            self._reads.update(operator.inputs)
         self._makers |= dict.fromkeys(made, index)
         self.operators.append(operator)
-
-    def _note_write(self, operator: Operator, index: int) -> None:
-        base = operator.base
-        if operator.writes and base is not None:
-            root = self.operators[base]
-            root.writers.append(index)
-            # Kept, it would hold the later value when what read the earlier one runs again.
-            root.keepable = root.keepable and base not in self._reads
-        elif not operator.is_view:
-            self._reads |= dict.fromkeys(operator.inputs, index)
 
     @contextmanager
     def saving(self, *, hold: bool) -> Iterator[None]:

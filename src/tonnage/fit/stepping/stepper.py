@@ -26,11 +26,9 @@ class Stepper:
     def __init__(self, optimizer: Optimizer, *, clip_norm: float | None = None) -> None:
         self.optimizer = optimizer
         self.clip_norm = clip_norm
-        self.micro_batches = 1
         self._before: dict[nn.Parameter, Tensor | None] = {}
 
     def begin(self, micro_batches: int) -> None:
-        self.micro_batches = micro_batches
         self._before = {parameter: parameter.grad for parameter in trained_parameters(self.optimizer)}
         self.optimizer.zero_grad(set_to_none=True)
 

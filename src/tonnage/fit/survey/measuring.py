@@ -186,7 +186,6 @@ def measure_block(training: Training, meter: Meter, name: str, block: nn.Module,
             forward_time, whole_time = _without_frame(training, meter, block, call, forward_time, whole_time)
     return BlockProfile(
         name=name,
-        kind=kind_of(block, call.args, call.kwargs),
         parameters_bytes=parameter_bytes(block.parameters()),
         input_bytes=hidden.numel() * hidden.element_size(),
         kept_bytes=forward.kept_bytes,

@@ -53,10 +53,6 @@ class Meter:
         return torch.cuda.memory_allocated(self.device)
 
     @property
-    def peak_reserved_bytes(self) -> int:
-        return torch.cuda.max_memory_reserved(self.device)
-
-    @property
     def capacity_bytes(self) -> int:
         return int(torch.cuda.get_device_properties(self.device).total_memory)
 

@@ -25,7 +25,6 @@ class BlockProfile:
     """One block at one micro-batch."""
 
     name: str  # "model.layers.7"
-    kind: str  # blocks of one kind are equal: class and shapes
     parameters_bytes: int
     input_bytes: int  # what recomputing it must keep
     kept_bytes: int  # what its forward leaves for backward, the input counted where it is among it

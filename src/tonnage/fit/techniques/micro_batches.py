@@ -144,7 +144,7 @@ class SyncedOnce(Stepper):
         self._parts_left = 0
 
     def begin(self, micro_batches: int) -> None:
-        self.micro_batches = self._parts_left = micro_batches
+        self._parts_left = micro_batches
         self.inner.begin(micro_batches)
         if micro_batches > 1:
             self._open.enter_context(self._unsynchronised())
