@@ -13,14 +13,7 @@ from fit.cases import CASES
 from tonnage.fit.modules import active_dropout, dropouts
 
 # isort: split
-from transformers import (
-    ResNetConfig,
-    ResNetModel,
-    SwinConfig,
-    SwinModel,
-    T5Config,
-    T5ForConditionalGeneration,
-)
+from transformers import ResNetConfig, ResNetModel, SwinConfig, SwinModel, T5Config, T5ForConditionalGeneration
 
 from fit.cases import build_training, llama
 from tonnage.fit.modules import find_blocks, replace_forward, uncompiled

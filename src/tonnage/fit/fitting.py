@@ -19,13 +19,7 @@ from torch.optim import Optimizer
 
 from tonnage.errors import RequestError
 from tonnage.fit.checks import check_clip_norm, check_request
-from tonnage.fit.choose.assembly import (
-    assemble,
-    coarser_states,
-    narrower_parameters,
-    tiling,
-    with_coarse_states,
-)
+from tonnage.fit.choose.assembly import assemble, coarser_states, narrower_parameters, tiling, with_coarse_states
 from tonnage.fit.choose.infeasible import does_not_fit, smallest_budget
 from tonnage.fit.choose.solver import Layout, Solution, solve
 from tonnage.fit.choose.summary import is_telling, plain_cost, summary_rows, time_words

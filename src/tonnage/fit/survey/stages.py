@@ -11,10 +11,7 @@ import torch
 
 from tonnage.errors import RequestError, TonnageError
 from tonnage.fit.checks import check_finite, check_loss
-from tonnage.fit.choose.assembly import (
-    always_paying,
-    with_coarse_states,
-)
+from tonnage.fit.choose.assembly import always_paying, with_coarse_states
 from tonnage.fit.choose.placement import ResidentState
 from tonnage.fit.choose.summary import enough_rows, is_telling
 from tonnage.fit.fitted import Applied

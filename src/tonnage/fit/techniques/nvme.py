@@ -19,12 +19,7 @@ from tonnage.fit.stepping.parameter_step import parameter_steps, why_not_one_by_
 from tonnage.fit.technique import NotApplicable, Technique
 from tonnage.fit.techniques.activation_offload import ActivationOffload
 from tonnage.fit.techniques.weight_streaming import CONFLICTS as streaming_conflicts
-from tonnage.fit.techniques.weight_streaming import (
-    WeightStreaming,
-    check_room,
-    stream_weights,
-    streamed_parameters,
-)
+from tonnage.fit.techniques.weight_streaming import WeightStreaming, check_room, stream_weights, streamed_parameters
 from tonnage.fit.training import Training
 from tonnage.fit.virtual import on_virtual_gpu
 from tonnage.units import GIB, MIB
