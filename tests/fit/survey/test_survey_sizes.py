@@ -16,7 +16,8 @@ def size(rows: int) -> SizeProfile:
     outside = OutsideProfile(
         kept_bytes=7 * rows, peak_bytes=20 + 9 * rows, between_peak_bytes=(8 * rows,), forward_s=0.1 * rows, backward_s=0.2 * rows
     )  # fmt: skip
-    return SizeProfile(rows, {"0": block.kind, "1": block.kind}, {block.kind: {KEEP: block}}, outside)
+    kind = f"Block|a|{rows}"
+    return SizeProfile(rows, {"0": kind, "1": kind}, {kind: {KEEP: block}}, outside)
 
 
 def numbers(outside: OutsideProfile) -> list[float]:
