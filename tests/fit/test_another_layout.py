@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tonnage.fit.fitting import Fitting
-from tonnage.fit.rehearsal import Rehearsed
+from tonnage.fit.prove.rehearsal import Rehearsed
 
 BUDGET = 100
 

@@ -11,8 +11,7 @@ import tonnage
 from fit.cases import CASES, assert_same_parameters, build_training
 from fit.test_plan import make_plan
 from tonnage.errors import RequestError
-from tonnage.fit.fitted import Fitted
-from tonnage.fit.fitting import apply_plan
+from tonnage.fit.fitted import Fitted, apply_plan
 from tonnage.fit.stepping.backward_stepper import BackwardBroken
 from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.technique import NotApplicable, Technique

@@ -9,7 +9,7 @@ import torch
 import tonnage
 from fit import virtual_fits
 from fit.cases import CASES, assert_same_parameters, build_training, take_step
-from tonnage.fit.fitting import candidate_rows
+from tonnage.fit.survey.stages import candidate_rows
 
 
 @pytest.fixture(scope="module")

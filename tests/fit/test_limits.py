@@ -116,19 +116,19 @@ def test_a_bad_budget_is_told_in_a_sentence(found: dict[str, Any]) -> None:
 
 
 def test_what_is_on_the_card_besides_the_parameters_is_told_apart(found: dict[str, Any]) -> None:
-    held = found["holdings"]["plain"]
-    assert held["parameters_bytes"] == found["holdings"]["parameters"]
-    assert 0 < held["besides_bytes"] <= found["holdings"]["allocated"] - held["parameters_bytes"]
+    held = found["resident"]["plain"]
+    assert held["parameters_bytes"] == found["resident"]["parameters"]
+    assert 0 < held["besides_bytes"] <= found["resident"]["allocated"] - held["parameters_bytes"]
 
 
 def test_states_are_found_beside_a_scheduler(found: dict[str, Any]) -> None:
-    holdings = found["holdings"]
-    assert holdings["scheduled"]["states_bytes"] == holdings["plain"]["states_bytes"] > 0
+    resident = found["resident"]
+    assert resident["scheduled"]["states_bytes"] == resident["plain"]["states_bytes"] > 0
 
 
 def test_an_optimizer_with_a_hook_before_its_step_is_stepped_whole(found: dict[str, Any]) -> None:
-    assert found["holdings"]["plain"]["steps_one_by_one"]
-    assert not found["holdings"]["hooked"]["steps_one_by_one"]
+    assert found["resident"]["plain"]["steps_one_by_one"]
+    assert not found["resident"]["hooked"]["steps_one_by_one"]
 
 
 def test_a_model_on_the_cpu_is_refused() -> None:

@@ -1,7 +1,7 @@
 """The proof catches techniques that are wrong in one place, and passes those that are right, on models of several kinds."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,12 +17,10 @@ from transformers import BertConfig, BertForMaskedLM, OPTConfig, OPTForCausalLM
 
 from fit.cases import Case, build_training, vit
 from fit.test_plan import make_plan
-from tonnage.fit.fitted import Fitted
-from tonnage.fit.fitting import apply_plan
-from tonnage.fit.measure.profile import Profile
+from tonnage.fit.fitted import Fitted, apply_plan
 from tonnage.fit.modules import find_blocks, replace_forward
-from tonnage.fit.proof import NotTheSame
-from tonnage.fit.technique import Estimate, Technique
+from tonnage.fit.prove.proof import NotTheSame
+from tonnage.fit.technique import Technique
 from tonnage.fit.techniques.activation_offload import ActivationOffload
 from tonnage.fit.techniques.chunked_loss import ChunkedLoss
 from tonnage.fit.techniques.fused_attention import FusedAttention
@@ -69,11 +67,8 @@ class Planted(Technique):
     def why_not(self, training: Training) -> str | None:
         return None
 
-    def estimate(self, profile: Profile) -> Estimate:
-        return Estimate(saved_bytes=0, seconds=0.0)
-
-    def apply(self, training: Training) -> Undo:
-        return self.plant(training)
+    def place(self, training: Training, stack: ExitStack) -> None:
+        stack.callback(self.plant(training))
 
 
 def block(training: Training, place: int = 1) -> nn.Module:

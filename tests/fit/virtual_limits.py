@@ -24,11 +24,11 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 import tonnage
 from tonnage.errors import TonnageError
-from tonnage.fit.measure.holdings import find_holdings
-from tonnage.fit.measure.meter import Meter
 from tonnage.fit.modules import find_blocks
 from tonnage.fit.plan import Plan
 from tonnage.fit.stepping.stepper import Stepper
+from tonnage.fit.survey.meter import Meter
+from tonnage.fit.survey.resident_state import find_resident_state
 from tonnage.fit.technique import Technique
 from tonnage.fit.techniques.chunked_loss import ChunkedLoss
 from tonnage.fit.techniques.micro_batches import MicroBatches
@@ -73,7 +73,7 @@ def _caching() -> dict[str, nn.Module]:
         return {"llama": LlamaForCausalLM(llama).train(), "gpt2": GPT2LMHeadModel(gpt2).train()}
 
 
-def _holdings(model: nn.Module, sample: Any) -> dict[str, Any]:
+def _resident(model: nn.Module, sample: Any) -> dict[str, Any]:
     """What a training holds, with a scheduler and a hook before its step."""
     device = torch.device("cuda")
 
@@ -81,7 +81,7 @@ def _holdings(model: nn.Module, sample: Any) -> dict[str, Any]:
         training = Training(
             model=model, optimizer=optimizer, loss=_loss, sample=sample, device=device, stepper=Stepper(optimizer)
         )
-        return asdict(find_holdings(training, Meter(device), find_blocks(model), 0))
+        return asdict(find_resident_state(training, Meter(device), find_blocks(model), 0))
 
     plain, scheduled, hooked = (torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True) for _ in range(3))
     torch.optim.lr_scheduler.ConstantLR(scheduled)
@@ -158,7 +158,7 @@ def main() -> None:
         found["bad budgets"] = [
             _problem(partial(ask, tonnage.largest_batch, caching, budget=budget)) for budget in BAD_BUDGETS
         ]
-        found["holdings"] = _holdings(model, sample)
+        found["resident"] = _resident(model, sample)
     print(json.dumps(found))
 
 

@@ -10,7 +10,7 @@ from fit.cases import build_training, llama
 from integrations.fit_runs import a_plan
 from tonnage.errors import RequestError
 from tonnage.fit.fitted import Applied, Fitted
-from tonnage.fit.rehearsal import Rehearsed
+from tonnage.fit.prove.rehearsal import Rehearsed
 from tonnage.fit.stepping.batches import Part
 from tonnage.fit.techniques.step_in_backward import StepInBackward
 from tonnage.integrations.fit_options import FitOptions, _add_waiting, shared_out

@@ -4,6 +4,13 @@ The package is called like the function that it is about, so it answers a call i
 
     fitted = tonnage.fit(model, optimizer, loss=loss, sample=batch, budget="40 GiB")
 
+Its folders are its steps:
+
+    survey/      what each block, the rest and the optimizer take, measured alone
+    choose/      the fastest set of techniques within the budgets, solved from that
+    techniques/  one file each, applied and undone in place; they are made of layers/, moving/, recomputing/, stepping/
+    prove/       one rehearsed step shows the peak, and gradients are compared with the plain model's
+
 With `mesh=` it shards over ranks (`sharding.fitting`), with `engine="deepspeed"` it runs DeepSpeed (`sharding.deepspeed`).
 """
 

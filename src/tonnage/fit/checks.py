@@ -94,19 +94,15 @@ def check_sample(sample: Batch, device: torch.device) -> None:
     if not any(tensor.numel() for tensor in found):
         shapes = ", ".join(str(list(tensor.shape)) for tensor in found[:3])
         raise RequestError(f"The sample is empty: its tensors are of {shapes}.", hint="Give a batch with rows in it.")
-    lengths = _lengths(sample, found)
+    # What may stay on the CPU beside tensors on the GPU: integers of each row, as `pack_padded_sequence` wants them.
+    labels = find_labels(sample) if isinstance(sample, Mapping) else None
+    whole = [t for t in found if t.ndim == 1 and not t.is_floating_point() and t.device.type == "cpu"]
+    lengths = {id(t) for t in whole if t is not labels} if len(whole) < len(found) else set()
     away = next((t for t in found if t.device.type != device.type and id(t) not in lengths), None)
     if away is not None:
         raise RequestError(
             f"The sample is on {away.device} and the model on {device}.", hint="Move the sample to the model's device."
         )
-
-
-def _lengths(sample: Batch, found: list[Tensor]) -> set[int]:
-    """What may stay on the CPU beside tensors on the GPU: integers of each row, as `pack_padded_sequence` wants them."""
-    labels = find_labels(sample) if isinstance(sample, Mapping) else None
-    whole = [t for t in found if t.ndim == 1 and not t.is_floating_point() and t.device.type == "cpu"]
-    return {id(t) for t in whole if t is not labels} if len(whole) < len(found) else set()
 
 
 def check_clip_norm(clip_norm: Any) -> None:

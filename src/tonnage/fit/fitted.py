@@ -1,23 +1,30 @@
 """A training with its techniques in place: step it, prove it, take it back."""
 
 import textwrap
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tonnage.errors import RequestError
 from tonnage.fit.checks import FITTED
-from tonnage.fit.choose.account import account
-from tonnage.fit.measure.measuring import is_cache_idle
+from tonnage.fit.choose.summary import summary
 from tonnage.fit.modules import uncompiled, without_cache
 from tonnage.fit.plan import Plan
-from tonnage.fit.proof import Proof, prove
-from tonnage.fit.rehearsal import Rehearsed
+from tonnage.fit.prove.proof import Proof, prove
+from tonnage.fit.prove.rehearsal import Rehearsed
+from tonnage.fit.registry import find_conflict
+from tonnage.fit.stepping.batches import Weighting
 from tonnage.fit.stepping.step import take_step
+from tonnage.fit.survey.undisturbed import is_cache_idle
 from tonnage.fit.technique import Technique
+from tonnage.fit.techniques.micro_batches import MicroBatches
+from tonnage.fit.techniques.recompute import Recompute
 from tonnage.fit.training import Batch, Training, Undo
 
 # Techniques in here change how the model computes; those below, where it is, and those above, how a step is taken.
@@ -43,7 +50,7 @@ class Applied:
         return tuple(technique for technique, _ in self._placed)
 
     def add(self, techniques: Iterable[Technique]) -> None:
-        """All of them, or none."""
+        """Apply all of them, or none."""
         count = len(self._placed)
         try:
             for technique in sorted(techniques, key=lambda technique: technique.order):
@@ -185,7 +192,7 @@ class Fitted:
             raise RequestError("This fit was undone already; the model is plain.", hint="Call tonnage.fit again.")
 
     def __str__(self) -> str:
-        lines = [account(self.plan, self.measured)]
+        lines = [summary(self.plan, self.measured)]
         if self.proof is not None:
             rows = "1 row" if self.proof.rows == 1 else f"{self.proof.rows} rows"
             lines.append(f"proven on {rows}: gradients differ by {self.proof.worst_error:.0e} of their norm at most")
@@ -193,3 +200,35 @@ class Fitted:
             words = f"without {name}: {reason}"
             lines += textwrap.wrap(words, 80, subsequent_indent="      ", break_on_hyphens=False)
         return "\n".join(lines)
+
+
+def apply_plan(training: Training, plan: Plan, *, weighting: Weighting = "auto") -> Fitted:
+    """What was planned, here or elsewhere. `weighting`: of parts of a batch, where the plan cannot hold it."""
+    problem = find_conflict(list(plan.techniques))
+    if problem:
+        raise RequestError(f"The plan cannot be applied: {problem}.", hint="Make it again with tonnage.fit.")
+    here = torch.cuda.get_device_name(training.device) if training.device.type == "cuda" else training.device.type
+    elsewhere = (plan.device, plan.torch) != (here, torch.__version__)
+    techniques = []
+    for technique in plan.techniques:
+        if isinstance(technique, Recompute) and elsewhere:
+            # Which operators a block calls is a matter of device, type and version.
+            modes = {block: mode if isinstance(mode, str) else "block" for block, mode in technique.modes.items()}
+            if modes != technique.modes:
+                warnings.warn(
+                    f"The plan was made with torch {plan.torch or 'of an unknown version'} for {plan.device}: blocks that "
+                    "keep some of their operators there are recomputed whole here, which takes less memory and more time "
+                    "than it says.",
+                    stacklevel=3,
+                )
+            technique = replace(technique, modes=modes)
+        if isinstance(technique, MicroBatches) and weighting != "auto":
+            technique = replace(technique, weighting=weighting)
+        techniques.append(technique)
+    applied = Applied(training)
+    try:
+        applied.add(techniques)
+    except BaseException:
+        applied.take_away()
+        raise
+    return Fitted(training, applied, plan, None)

@@ -7,10 +7,9 @@ predicted too much is added. A technique that is refused, or under which a step 
 At last loss and gradients are compared with the plain model's.
 """
 
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,47 +17,33 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from tonnage.errors import RequestError, TonnageError
-from tonnage.fit.checks import check_clip_norm, check_finite, check_loss, check_request
-from tonnage.fit.choose.account import time_words
-from tonnage.fit.choose.accounting import account_rows, enough_rows, is_telling, plain_cost
-from tonnage.fit.choose.assembly import (
-    always_paying,
-    assemble,
-    coarser_states,
-    narrower_parameters,
-    tiling,
-    with_coarse_states,
-)
-from tonnage.fit.choose.outlook import does_not_fit, smallest_budget
-from tonnage.fit.choose.placement import Holdings
+from tonnage.errors import RequestError
+from tonnage.fit.checks import check_clip_norm, check_request
+from tonnage.fit.choose.assembly import assemble, coarser_states, narrower_parameters, tiling, with_coarse_states
+from tonnage.fit.choose.infeasible import does_not_fit, smallest_budget
 from tonnage.fit.choose.solver import Layout, Solution, solve
-from tonnage.fit.fitted import Applied, Fitted
-from tonnage.fit.gradients import noted_autocast
-from tonnage.fit.measure.holdings import find_holdings
-from tonnage.fit.measure.measuring import draw_others, undisturbed
-from tonnage.fit.measure.meter import Meter
-from tonnage.fit.measure.survey import BLOCK, KEEP, Survey
+from tonnage.fit.choose.summary import is_telling, plain_cost, summary_rows, time_words
+from tonnage.fit.fitted import Fitted, apply_plan
 from tonnage.fit.modules import eagerly
 from tonnage.fit.moving.host import free_host_bytes
 from tonnage.fit.plan import Plan, read_plan
-from tonnage.fit.proof import NotProven, NotTheSame, Proof, prove
-from tonnage.fit.recomputing.remembered import as_before
-from tonnage.fit.registry import BY_PLAN, NAMES, find_conflict
-from tonnage.fit.rehearsal import Rehearsed, rehearse
-from tonnage.fit.stepping.batches import Weighting, batch_rows, take_rows
+from tonnage.fit.prove.proof import NotProven, NotTheSame, Proof, prove
+from tonnage.fit.prove.rehearsal import Rehearsed, rehearse
+from tonnage.fit.registry import BY_PLAN, NAMES, technique_class
+from tonnage.fit.stepping.batches import Weighting
 from tonnage.fit.stepping.stepper import Stepper
+from tonnage.fit.survey.meter import Meter
+from tonnage.fit.survey.stages import Request, Stages
+from tonnage.fit.survey.survey import KEEP
+from tonnage.fit.survey.undisturbed import draw_others
 from tonnage.fit.technique import Changes, NotApplicable, Technique
-from tonnage.fit.techniques.compile import compiler_problem
 from tonnage.fit.techniques.micro_batches import MicroBatches
 from tonnage.fit.techniques.recompute import Recompute
 from tonnage.fit.training import Batch, Loss, Training
 from tonnage.fit.virtual import uncaptured
-from tonnage.fit.weighting import find_weighting
 from tonnage.units import budget_bytes, format_bytes
 from tonnage.untrusted import clipped
 
-Say = Callable[[str], None]
 _BREAKS = (NotApplicable, RuntimeError, ValueError, TypeError, LookupError, AttributeError, NotTheSame)
 _SEGMENT_BYTES = 2 << 20
 _ROUNDS = 4  # of choosing, measuring and correcting
@@ -67,17 +52,6 @@ _WELL_USED = 0.92  # share of the budget above which no faster solution is looke
 _WORTHWHILE = 0.01  # share of a step's time for which a solution is tried again
 _MISJUDGED = 0.03  # share of its predicted time by which a step may be slower before another layout is looked at
 _IN_SLICES = "recompute in slices"
-
-
-@dataclass(frozen=True)
-class Request:
-    """What was asked for, in bytes and names."""
-
-    budget_bytes: int
-    host_bytes: int
-    allowed: frozenset[str]  # techniques that may be used
-    say: Say
-    division: MicroBatches = field(default_factory=lambda: MicroBatches(count=1))  # whatever the count
 
 
 def fit(
@@ -120,64 +94,8 @@ def fit(
     return Fitting(training, meter, request, measure=measure).run()
 
 
-def apply_plan(training: Training, plan: Plan, *, weighting: Weighting = "auto") -> Fitted:
-    """What was planned, here or elsewhere. `weighting`: of parts of a batch, where the plan cannot hold it."""
-    problem = find_conflict(list(plan.techniques))
-    if problem:
-        raise RequestError(f"The plan cannot be applied: {problem}.", hint="Make it again with tonnage.fit.")
-    applied = Applied(training)
-    try:
-        techniques = list(plan.techniques) if _made_here(plan, training) else _carried_over(plan)
-        if weighting != "auto":
-            techniques = [replace(t, weighting=weighting) if isinstance(t, MicroBatches) else t for t in techniques]
-        applied.add(techniques)
-    except BaseException:
-        applied.take_away()
-        raise
-    return Fitted(training, applied, plan, None)
-
-
-def _made_here(plan: Plan, training: Training) -> bool:
-    here = torch.cuda.get_device_name(training.device) if training.device.type == "cuda" else training.device.type
-    return (plan.device, plan.torch) == (here, torch.__version__)
-
-
-def _carried_over(plan: Plan) -> list[Technique]:
-    """Which operators a block calls is a matter of device, type and version: elsewhere such blocks are recomputed whole."""
-    techniques = [_without_operators(technique) for technique in plan.techniques]
-    if techniques != list(plan.techniques):
-        warnings.warn(
-            f"The plan was made with torch {plan.torch or 'of an unknown version'} for {plan.device}: blocks that keep some of"
-            " their operators there are recomputed whole here, which takes less memory and more time than it says.",
-            stacklevel=4,
-        )
-    return techniques
-
-
-def _without_operators(technique: Technique) -> Technique:
-    if not isinstance(technique, Recompute):
-        return technique
-    modes = {block: mode if isinstance(mode, str) else BLOCK for block, mode in technique.modes.items()}
-    return replace(technique, modes=modes)
-
-
-class Fitting:
+class Fitting(Stages):
     """One run of fit. Until it ends well, whatever raises leaves the training as it was."""
-
-    survey: Survey
-    holdings: Holdings
-
-    def __init__(self, training: Training, meter: Meter, request: Request, *, measure: bool) -> None:
-        self.training, self.meter, self.request, self.measure = training, meter, request, measure
-        self.applied = Applied(training)
-        self.fresh = not training.optimizer.state
-        self.stages: list[tuple[str, Survey]] = []
-        self.base = 0  # techniques that always pay
-        self.divides = False
-        self.least_rows = 1  # that the loss takes
-        self.own_autocast: list[torch.dtype] = []  # that the loss enters by itself
-        self.in_one_piece = False  # whether the model is measured as a whole, not block by block
-        self.left_out: dict[str, str] = {}
 
     def run(self) -> Fitted:
         with self._all_or_nothing():
@@ -188,7 +106,7 @@ class Fitting:
     def choose(self, budget_bytes: int, host_bytes: int) -> Fitted:
         """The rest of the techniques for these budgets, beside those that always pay."""
         self.request = replace(self.request, budget_bytes=budget_bytes, host_bytes=host_bytes)
-        self.holdings = replace(self.holdings, host_bytes=host_bytes)
+        self.resident = replace(self.resident, host_bytes=host_bytes)
         with self._all_or_nothing(), self._undisturbed():
             self._measure_sizes()
             solution, measured, proof = self._close_the_loop()
@@ -215,156 +133,21 @@ class Fitting:
                 self.training.optimizer.state.clear()  # a rehearsal made them
             raise
 
-    @contextmanager
-    def _undisturbed(self) -> Iterator[None]:
-        training = self.training
-        with undisturbed(training.model, training.device), as_before(training.loss, training.model):
-            yield
-
-    def _look(self) -> None:
-        """Survey the plain training, and again with each technique that always pays."""
-        self._check_loss()
-        if "compile" in self.request.allowed and not self.meter.virtual:
-            compiler_problem(self.training.device.type)  # its processes start while blocks are still measured eagerly
-        self._add_plain_stage()
-        allowed = self.request.allowed - ({"autocast"} if self.own_autocast else set())
-        for technique in always_paying(self.training, allowed, self.request.budget_bytes):
-            self._put_in(technique)
-        self._settle()
-
-    def _put_in(self, technique: Technique) -> bool:
-        """Whether the model runs with it; else it is left out."""
-        self.request.say(f"trying {technique.title}")
-        count, stages = len(self.applied.techniques), len(self.stages)
-        try:
-            self.applied.add([technique])
-            if technique.name != "allocator":  # it changes what is reserved, not what is measured here
-                self._add_stage(technique.name)
-        except Exception as problem:
-            self.applied.keep(count)
-            del self.stages[stages:]
-            self._check_loss()  # raises where it was not the technique
-            self._leave_out(technique.name, problem)
-            return False
-        return True
-
-    def _add_plain_stage(self) -> None:
-        """Block by block; or in one piece, where blocks cannot be run without the rest (a list that the loss reads)."""
-        try:
-            self._add_stage("plain")
-        except Exception as problem:
-            if self.training.ranks is not None:
-                raise
-            self.in_one_piece = True
-            self._check_loss()
-            self._add_stage("plain")
-            what = str(problem).strip().partition("\n")[0]
-            words = f"Blocks cannot be run apart from the rest of the model ({type(problem).__name__}: {what})."
-            self._leave_out("recompute", NotApplicable(words))
-
-    def _leave_out(self, name: str, problem: BaseException) -> None:
-        """Not to be tried again in this fit."""
-        words = str(problem).strip().splitlines() or [type(problem).__name__]
-        reason = words[0] if isinstance(problem, TonnageError) else f"{type(problem).__name__}: {words[0]}"
-        self.left_out[name] = clipped(reason, 300)
-        self.request.say(f"left out {name}: {reason}")
-        self.request = replace(self.request, allowed=self.request.allowed - {name})
-
-    def _settle(self) -> None:
-        """What is in place now stays for every budget."""
-        if not self.stages:
-            raise RequestError(
-                "Not even one row of the sample can be run through one block, or through the loss, on this card.",
-                hint="Give fit a sample with a shorter sequence.",
-            )
-        self.base = len(self.applied.techniques)
-        self.survey = self.stages[-1][1]
-        self.survey.find_unrepeatable()
-        for reason in self.survey.unrepeatable.values():
-            self.left_out.setdefault("recompute of some blocks", reason)
-        self.holdings = self._find_holdings()
-        if "eight-bit-states" in self.training.applied:
-            self.holdings = with_coarse_states(self.holdings, self.training)
-
-    def _find_holdings(self) -> Holdings:
-        return find_holdings(self.training, self.meter, self.survey.blocks, self.request.host_bytes)
-
-    def _add_stage(self, name: str) -> None:
-        """A stage that does not even fit block by block has no numbers."""
-        survey = self._new_survey()
-        if self.in_one_piece:
-            survey.blocks = {}
-        before = self.stages[-1][1] if self.stages else None
-        if "compile" in self.training.applied and before is not None:  # each size is compiled anew
-            for rows in self._likely_rows(before):
-                if not survey.sizes:
-                    self._measure(survey, [rows])
-                    with eagerly():
-                        self._measure(before, [rows] if survey.sizes else [])  # to compare them
-        else:
-            self._measure(survey, [self.least_rows, *([max(before.measured)] if before else [])])  # to compare them
-            self._measure(survey, [self._common_rows(survey)] if survey.sizes else [])
-            if before is None and survey.sizes and self.meter.virtual:
-                self._measure_enough(survey)
-        if survey.sizes:
-            self.stages.append((name, survey))
-        torch.cuda.empty_cache()
-
-    def _measure(self, survey: Survey, sizes: Iterable[int]) -> None:
-        for rows in sizes:
-            with suppress(torch.OutOfMemoryError):
-                survey.at(rows)
-
-    def _measure_enough(self, survey: Survey) -> None:
-        """So many rows that they say something of the whole batch, beyond the budget too: a virtual card may be asked."""
-        enough = [rows for rows in candidate_rows(survey.rows, divisible=True) if rows >= enough_rows(survey.rows)]
-        self._measure(survey, enough[:1] if not is_telling(survey) else [])
-
-    def _common_rows(self, survey: Survey) -> int:
-        """The largest size whose parts run alone in half of the room that there is: the nearest to what will run."""
-        smallest = survey.sizes[min(survey.sizes)]
-        room = max(0, self.request.budget_bytes - self.meter.allocated_bytes) // 2
-        fitting = [
-            rows for rows in candidate_rows(survey.rows, divisible=True)
-            if rows >= self.least_rows and rows * smallest.alone_bytes <= room * smallest.rows
-        ]  # fmt: skip
-        return max(fitting, default=smallest.rows)
-
-    def _likely_rows(self, before: Survey) -> list[int]:
-        """Sizes whose blocks, as they were before, run alone in the room that there is: the largest is the likeliest."""
-        room = max(0, self.request.budget_bytes - self.meter.allocated_bytes)
-        candidates = [rows for rows in candidate_rows(before.rows, divisible=True) if rows >= self.least_rows]
-        if self.training.ranks is None:
-            with suppress(torch.OutOfMemoryError):
-                before.measure_outside(candidates, before, room)
-        for rows in candidates:
-            before.suppose(rows, before)
-        fitting = [rows for rows in before.sizes if before.sizes[rows].alone_bytes <= room or rows == self.least_rows]
-        return sorted(fitting, reverse=True)
-
-    def _new_survey(self) -> Survey:
-        return Survey(self.training, self.meter)
-
-    def _coarsen(self) -> bool:
-        """Where nothing fits and it was allowed: states of 8 bits."""
-        techniques = coarser_states(self.training, self.request.allowed)
-        if techniques:
-            self.applied.add(techniques)
-            self.base = len(self.applied.techniques)
-            self.holdings = with_coarse_states(self.holdings, self.training)
-        return bool(techniques)
-
     def _resort(self) -> bool:
-        """The next of the techniques that are kept for where nothing fits; whether there was one."""
-        return self._narrow() or self._coarsen() or self._tile()
-
-    def _narrow(self) -> bool:
-        """Where nothing fits: FP32 parameters among the states, which can be on the host."""
-        return self._resort_to(narrower_parameters(self.training, self.request.allowed))
-
-    def _tile(self) -> bool:
-        """Where nothing fits: long sequences in tiles, which cost a second forward pass of what is tiled."""
-        return self._resort_to(list(tiling(self.training, self.request.allowed)))
+        """Put in the next of the techniques that are kept for where nothing fits; whether there was one."""
+        training, allowed = self.training, self.request.allowed
+        # FP32 parameters among the states, which can be on the host.
+        if self._resort_to(narrower_parameters(training, allowed)):
+            return True
+        # Where it was allowed, states of 8 bits.
+        coarser = coarser_states(training, allowed)
+        if coarser:
+            self.applied.add(coarser)
+            self.base = len(self.applied.techniques)
+            self.resident = with_coarse_states(self.resident, training)
+            return True
+        # Long sequences in tiles, which cost a second forward pass of what is tiled.
+        return self._resort_to(list(tiling(training, allowed)))
 
     def _resort_to(self, techniques: Sequence[Technique]) -> bool:
         put_in = [technique for technique in techniques if self._put_in(technique)]
@@ -376,7 +159,10 @@ class Fitting:
     def _plan(self, solution: Solution) -> Plan:
         measured_plain = self.stages[0][0] == "plain"
         plain = self.stages[0][1]
-        plain_peak, plain_s = plain_cost(plain, self.holdings) if measured_plain else (0, 0.0)
+        plain_peak, plain_s = plain_cost(plain, self.resident) if measured_plain else (0, 0.0)
+        host_bytes = solution.choice.moved_bytes
+        if solution.placement.splits_states:
+            host_bytes += self.resident.states_bytes - solution.states_on_gpu_bytes
         return Plan(
             techniques=self.applied.techniques,
             device=torch.cuda.get_device_name(self.training.device),
@@ -388,76 +174,9 @@ class Fitting:
             step_s=solution.step_s,
             plain_peak_bytes=plain_peak,
             plain_step_s=plain_s if is_telling(plain) else 0.0,
-            host_bytes=_host_bytes(solution, self.holdings),
-            rows=account_rows(self.stages, self.survey, self.holdings, solution, self.applied.techniques),
+            host_bytes=host_bytes,
+            rows=summary_rows(self.stages, self.survey, self.resident, solution, self.applied.techniques),
         )
-
-    def _check_loss(self) -> None:
-        """With one row; or with all, where the loss does not take fewer than the sample has."""
-        try:
-            self._check_loss_of(self.least_rows)
-        except TonnageError:
-            raise
-        except Exception:
-            rows = batch_rows(self.training.sample)
-            if rows == self.least_rows or self.training.ranks is not None:
-                raise
-            self._check_loss_of(rows)
-            self.least_rows = rows
-
-    def _check_loss_of(self, rows: int) -> None:
-        row = take_rows(self.training.sample, slice(0, rows))
-        with (
-            self._undisturbed(),
-            eagerly(),
-            noted_autocast(self.training, [] if self.training.applied else self.own_autocast),
-            self.training.forward_pass(),
-            suppress(torch.OutOfMemoryError),
-        ):
-            loss = self.training.loss(self.training.model, row)
-            check_loss(loss)
-            check_finite(loss, row)
-
-    def _measure_sizes(self) -> None:
-        """Every micro-batch size worth trying, as long as it fits alone. What will run is measured when it is chosen."""
-        survey, room = self.survey, self.request.budget_bytes - self.holdings.held_bytes
-        self.divides = self._may_divide()
-        candidates = [rows for rows in candidate_rows(survey.rows, divisible=self.divides) if rows >= self.least_rows]
-        like = next((s for s in (survey, *(s for _, s in reversed(self.stages))) if len(s.measured) > 1), survey)
-        if self.training.ranks is None:
-            with suppress(torch.OutOfMemoryError):
-                survey.measure_outside(candidates, like, room)
-        for rows in candidates:
-            survey.suppose(rows, like)
-            if rows in survey.supposed and survey.sizes[rows].alone_bytes > room:
-                survey.drop(rows)
-
-    def _may_divide(self) -> bool:
-        """Whether a batch may be divided; how much its parts weigh is found out with it."""
-        if "micro-batches" not in self.request.allowed or self.survey.rows < 2:
-            return False
-        division = self.request.division
-        reason = replace(division, count=2).why_not(self.training)
-        if self.least_rows > 1:
-            reason = "The loss does not take fewer rows than the sample has."
-        if reason is None and division.weighting == "auto" and not self.meter.virtual:
-            try:
-                self.request = replace(self.request, division=replace(division, weighting=self._find_weighting()))
-            except NotApplicable as problem:
-                reason = str(problem)
-        if reason is not None:
-            self._leave_out("micro-batches", NotApplicable(reason))
-        return reason is None
-
-    def _find_weighting(self) -> Weighting:
-        return find_weighting(self.training, resampled=self.request.division.dropout == "resampled")
-
-    def _slices(self) -> bool:
-        if self.survey.rows < 2 or not self.survey.blocks or "recompute" not in self.request.allowed:
-            return False
-        if _IN_SLICES in self.left_out:
-            return False
-        return Recompute.all(self.training.model, slices=2).why_not(self.training) is None
 
     def _close_the_loop(self) -> tuple[Solution, Rehearsed | None, Proof | None]:
         """The fastest solution whose real peak is within the budget and whose gradients are the plain ones."""
@@ -527,11 +246,11 @@ class Fitting:
         return solution, self._try(solution)
 
     def _prove(self) -> Proof | None:
-        """Once, where there are values, on as many rows as the plain model has room for within the budget."""
+        """Prove it once, where there are values, on as many rows as the plain model has room for within the budget."""
         if not self.measure or self.meter.virtual or self.training.ranks is not None:
             return None
-        peak, _ = plain_cost(self.stages[0][1], self.holdings)
-        fixed = self.holdings.held_bytes
+        peak, _ = plain_cost(self.stages[0][1], self.resident)
+        fixed = self.resident.held_bytes
         room = max(0, self.request.budget_bytes - fixed) / max(1, peak - fixed)
         # In parts of the size that will run, which is compiled already; where there is no room for two, eagerly.
         all_rows, parts = self.survey.rows, self.training.micro_batches
@@ -552,14 +271,12 @@ class Fitting:
         return proof
 
     def _leave_out_cause(self, solution: Solution, problem: Exception) -> None:
-        """Of a refusal, or of a step that broke; raise where there is none to be found."""
-        if isinstance(problem, NotApplicable):
-            self._leave_out_refused(solution, problem)
-        elif not self._leave_out_culprit(solution, problem):
-            raise problem
-
-    def _leave_out_refused(self, solution: Solution, problem: NotApplicable) -> None:
-        """The technique that said so when it was to be put in place, or while a step ran."""
+        """Leave out the technique that refused or broke a step; raise where none is found."""
+        if not isinstance(problem, NotApplicable):
+            if not self._leave_out_culprit(solution, problem):
+                raise problem
+            return
+        # The technique that said so when it was to be put in place, or while a step ran.
         name = getattr(problem, "technique", "recompute")
         self._back_to_base()
         if name == "recompute" and solution.layout.slices > 1:
@@ -588,7 +305,7 @@ class Fitting:
         return self._leave_out_of_base(chosen, problem)
 
     def _leave_out_of_base(self, chosen: Sequence[Technique], problem: BaseException) -> bool:
-        """The same among techniques that were put in first, the last of them first; what follows is measured anew."""
+        """Do the same among techniques that were put in first, the last of them first; what follows is measured anew."""
         base = list(self.applied.techniques)
         for technique in reversed(base):
             rest = [other for other in base if other is not technique]
@@ -638,7 +355,7 @@ class Fitting:
         return measured
 
     def _fastest(self, budget_bytes: int, *, resort: bool = True, without: Layout | None = None) -> Solution | None:
-        """Solved again until what is chosen was measured as it will run: its compilation is wanted in any case."""
+        """Solve again until what is chosen was measured as it will run: its compilation is wanted in any case."""
         while solution := self._solve(budget_bytes, without=without):
             if self.survey.supposed:
                 known = self._solve(budget_bytes, among=self.survey.measured, without=without)
@@ -650,7 +367,7 @@ class Fitting:
 
     def _solve(self, budget_bytes: int, **among: Any) -> Solution | None:
         """`among`: which layouts and sizes, as `solve` takes it."""
-        found = solve(self.survey.sizes, self.holdings, budget_bytes=budget_bytes, **among, **self._frame())
+        found = solve(self.survey.sizes, self.resident, budget_bytes=budget_bytes, **among, **self._solve_options())
         return found[0] if found else None
 
     def _measure_size_of(self, solution: Solution) -> bool:
@@ -688,8 +405,8 @@ class Fitting:
         """The solution of least memory where it fits after all; else an error that says what it takes, as measured."""
         while self._resort():
             pass
-        holdings = self.holdings
-        solution = self._least()
+        while (solution := self._smallest_solution()) and self._measure_size_of(solution):
+            pass
         needed_bytes = solution.peak_bytes if solution else 0
         if solution and self.measure and needed_bytes < self.meter.free_bytes():
             try:
@@ -703,20 +420,22 @@ class Fitting:
             # A segment more: what the libraries hold may stand in another place next time.
             needed_bytes = max(needed_bytes, measured.peak_reserved_bytes) + _SEGMENT_BYTES
             self._back_to_base()
-        raise does_not_fit(holdings, self.request.budget_bytes, solution, needed_bytes)
-
-    def _least(self) -> Solution | None:
-        while (solution := self._smallest_solution()) and self._measure_size_of(solution):
-            pass
-        return solution
+        raise does_not_fit(self.resident, self.request.budget_bytes, solution, needed_bytes)
 
     def _smallest_solution(self) -> Solution | None:
-        return smallest_budget(self.survey, self.holdings, **self._frame())
+        return smallest_budget(self.survey, self.resident, **self._solve_options())
 
-    def _frame(self) -> dict[str, Any]:
+    def _solve_options(self) -> dict[str, Any]:
+        sliceable = (
+            self.survey.rows > 1
+            and bool(self.survey.blocks)
+            and "recompute" in self.request.allowed
+            and _IN_SLICES not in self.left_out
+            and Recompute.all(self.training.model, slices=2).why_not(self.training) is None
+        )
         return {
             "batch_rows": self.survey.rows,
-            "sliceable": self._slices(),
+            "sliceable": sliceable,
             "divisible": self.divides,
             "allowed": self.request.allowed,
             "outside": self.survey.outside,
@@ -738,22 +457,7 @@ class Fitting:
         return rehearse(self.training, self.meter, fresh=self.fresh)
 
 
-def candidate_rows(rows: int, *, divisible: bool) -> list[int]:
-    """Halves of the batch down to one row; where nothing may be divided, the batch and an eighth of it on the way."""
-    if not divisible:
-        return sorted({max(1, rows // 8), rows})
-    divisors = [size for size in range(1, rows + 1) if rows % size == 0]
-    return divisors if len(divisors) <= 6 else sorted({rows // 2**k for k in range(rows.bit_length())} | {1})
-
-
-def _host_bytes(solution: Solution, holdings: Holdings) -> int:
-    moved_states = holdings.states_bytes - solution.states_on_gpu_bytes if solution.placement.splits_states else 0
-    return solution.choice.moved_bytes + moved_states
-
-
 def allowed_names(exact: bool, allow: Iterable[str], without: Iterable[str]) -> frozenset[str]:
-    from tonnage.fit.registry import technique_class
-
     for name in (*allow, *without):
         technique_class(name)  # an unknown name is told by its own error
     by_plan = next((name for name in allow if name in BY_PLAN), None)
@@ -761,7 +465,7 @@ def allowed_names(exact: bool, allow: Iterable[str], without: Iterable[str]) -> 
         raise RequestError(
             f"{by_plan} is not chosen by a budget.", hint="Name it in a plan, and give that to fit: fit(..., plan=...)."
         )
-    keeps = {
-        name for name in set(NAMES) - BY_PLAN if technique_class(name).changes is not Changes.NUMERICS or not exact
-    }
-    return frozenset((keeps | set(allow)) - set(without))
+    chosen = set(NAMES) - BY_PLAN
+    if exact:
+        chosen = {name for name in chosen if technique_class(name).changes is not Changes.NUMERICS}
+    return frozenset((chosen | set(allow)) - set(without))

@@ -5,7 +5,7 @@ them where there are many. So no room is needed for all of them.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,7 +28,16 @@ Samples = dict[str, Tensor]
 def gradients_of(training: Training, parts: Sequence[Part], *, elements: int) -> tuple[float, Samples]:
     """The loss of a batch in its parts, and up to so many elements of each gradient in FP64 on the host."""
     total = 0.0
-    with _sampled(training.model, elements) as samples:
+    samples: Samples = {}
+
+    def take(name: str, gradient: Tensor) -> None:
+        if isinstance(gradient, DTensor):  # what this rank holds of it
+            gradient = gradient.to_local()
+        flat = (gradient.to_dense() if gradient.is_sparse else gradient).flatten()
+        sample = flat[:: max(1, flat.numel() // elements)].double().cpu()
+        samples[name] = samples[name] + sample if name in samples else sample
+
+    with taken_gradients(training.model, take):
         for part in parts:
             with training.forward_pass():
                 loss = part.weigh(training.loss(training.model, part.batch))
@@ -38,38 +47,27 @@ def gradients_of(training: Training, parts: Sequence[Part], *, elements: int) ->
 
 
 @contextmanager
-def _sampled(model: nn.Module, elements: int) -> Iterator[Samples]:
-    """Gradients leave as they are made; those that were there are back afterwards."""
-    samples: Samples = {}
-    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+def taken_gradients(module: nn.Module, take: Callable[[str, Tensor], None]) -> Iterator[None]:
+    """Each gradient is handed over as soon as it is complete, and dropped; those that were there come back afterwards."""
+    trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
     before = {name: parameter.grad for name, parameter in trained.items()}
     handles = []
     for name, parameter in trained.items():
         parameter.grad = None
 
-        def take(parameter: Tensor, name: str = name) -> None:
-            if parameter.grad is None:  # its last function took it and gave no gradient
-                return
-            flat = _held_here(parameter.grad).flatten()
-            sample = flat[:: max(1, flat.numel() // elements)].double().cpu()
-            samples[name] = samples[name] + sample if name in samples else sample
-            parameter.grad = None
+        def hand_over(parameter: Tensor, name: str = name) -> None:
+            if parameter.grad is not None:  # its last function may have taken it and given no gradient
+                take(name, parameter.grad)
+                parameter.grad = None
 
-        handles.append(parameter.register_post_accumulate_grad_hook(take))
+        handles.append(parameter.register_post_accumulate_grad_hook(hand_over))
     try:
-        yield samples
+        yield
     finally:
         for handle in handles:
             handle.remove()
         for name, parameter in trained.items():
             parameter.grad = before[name]
-
-
-def _held_here(gradient: Tensor) -> Tensor:
-    """Of a sharded or sparse one, what this rank holds, dense."""
-    if isinstance(gradient, DTensor):
-        gradient = gradient.to_local()
-    return gradient.to_dense() if gradient.is_sparse else gradient
 
 
 def differences(

@@ -17,16 +17,15 @@ from torch.optim import Optimizer
 
 from tonnage.errors import RequestError
 from tonnage.fit.checks import check_clip_norm, check_finite, check_loss, check_request, check_sample
-from tonnage.fit.choose.outlook import DoesNotFit
-from tonnage.fit.fitted import Fitted
-from tonnage.fit.fitting import apply_plan
-from tonnage.fit.measure.growth import Axis, Rows, Tokens
-from tonnage.fit.measure.measuring import undisturbed
-from tonnage.fit.measure.meter import Meter
-from tonnage.fit.measure.step_curve import StepCurve
+from tonnage.fit.choose.infeasible import DoesNotFit
+from tonnage.fit.fitted import Fitted, apply_plan
 from tonnage.fit.plan import Plan, read_plan
-from tonnage.fit.rehearsal import Rehearsed, rehearse
+from tonnage.fit.prove.rehearsal import Rehearsed, rehearse
 from tonnage.fit.stepping.stepper import Stepper
+from tonnage.fit.survey.growth import Axis, Rows, Tokens
+from tonnage.fit.survey.meter import Meter
+from tonnage.fit.survey.step_curve import StepCurve
+from tonnage.fit.survey.undisturbed import undisturbed
 from tonnage.fit.technique import Technique
 from tonnage.fit.training import Batch, Loss, Training
 from tonnage.fit.virtual import uncaptured
@@ -150,7 +149,15 @@ class _Search:
     ) -> None:
         self.training, self.axis = training, axis
         self.meter = Meter(training.device)
-        self.budget_bytes = self._budget(budget)
+        self.budget_bytes = free_bytes = self.meter.free_bytes()
+        if budget is not None:
+            self.budget_bytes = budget_bytes(budget, free_bytes)
+        if self.budget_bytes > free_bytes:
+            asked, had = format_bytes(self.budget_bytes), format_bytes(free_bytes)
+            raise RequestError(
+                f"The budget is {asked}, and this card has {had} for PyTorch.",
+                hint="Leave budget out to use what is free.",
+            )
         self.curve = StepCurve(training, self.meter, techniques, axis.grow, degree=axis.degree)
         self.steps_run = 0
         self.fresh = not training.optimizer.state
@@ -158,29 +165,21 @@ class _Search:
 
     def run(self) -> Found:
         with uncaptured(), undisturbed(self.training.model, self.training.device):
-            self._check_loss()
+            batch = self.axis.grow(self.axis.smallest)
+            with torch.enable_grad(), self.training.forward_pass():
+                loss = self.training.loss(self.training.model, batch)
+            check_loss(loss)
+            check_finite(loss, batch)
+            del loss, batch
             self._predict()
-            self._check_smallest()
+            # What no step can do without must fit.
+            step_bytes = self.curve.step_bytes()
+            needed_bytes = max(self.curve.peak(self.axis.smallest), step_bytes)
+            if needed_bytes > self.budget_bytes:
+                raise self._does_not_fit(self.axis.smallest, needed_bytes)
+            if not self.fresh:  # real steps leave an optimizer out that has states already
+                self.stepping_bytes = step_bytes
             return self._confirm()
-
-    def _budget(self, budget: str | SupportsFloat | None) -> int:
-        free_bytes = self.meter.free_bytes()
-        if budget is None:
-            return free_bytes
-        asked_bytes = budget_bytes(budget, free_bytes)
-        if asked_bytes > free_bytes:
-            raise RequestError(
-                f"The budget is {format_bytes(asked_bytes)}, and this card has {format_bytes(free_bytes)} for PyTorch.",
-                hint="Leave budget out to use what is free.",
-            )
-        return asked_bytes
-
-    def _check_loss(self) -> None:
-        smallest = self.axis.grow(self.axis.smallest)
-        with torch.enable_grad(), self.training.forward_pass():
-            loss = self.training.loss(self.training.model, smallest)
-        check_loss(loss)
-        check_finite(loss, smallest)
 
     def _predict(self) -> None:
         """Measure small sizes, and then sizes nearer to the answer that they point to."""
@@ -216,15 +215,6 @@ class _Search:
             middle = low + max(unit, self.axis.down((top - low) // 2))
             low, top = (middle, top) if peak(middle) <= limit_bytes else (low, middle - unit)
         return low
-
-    def _check_smallest(self) -> None:
-        """What no step can do without must fit."""
-        smallest, step_bytes = self.axis.smallest, self.curve.step_bytes()
-        needed_bytes = max(self.curve.peak(smallest), step_bytes)
-        if needed_bytes > self.budget_bytes:
-            raise self._does_not_fit(smallest, needed_bytes)
-        if not self.fresh:  # real steps leave an optimizer out that has states already
-            self.stepping_bytes = step_bytes
 
     def _confirm(self) -> Found:
         first = self._step(self._largest(self.curve.peak, self.budget_bytes * _FIRST_SHARE) or self.axis.smallest)

@@ -1,9 +1,10 @@
-"""The shape of a live model: its repeated blocks, its head, and how to put a forward in place of another."""
+"""The shape of a live model: its repeated blocks, where it drops values, and how to put a forward in place of another."""
 
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
+from itertools import pairwise
 from types import MethodType
 from typing import Any
 
@@ -12,10 +13,27 @@ from torch import nn
 
 from tonnage.fit.training import Undo
 
+_DROPOUTS = (nn.modules.dropout._DropoutNd, nn.AlphaDropout)
+# Rates that attention modules of transformers and timm hold as plain numbers, and drop path.
+_RATES = ("attention_dropout", "attn_drop_rate", "dropout_p", "drop_prob", "dropout_prob")
+
 
 def eagerly() -> AbstractContextManager[Any]:
     """Inside, compiled functions run as they were written: for shapes that are seen once, compiling takes longest."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+
+
+@contextmanager
+def kept_modes(model: nn.Module, *, evaluating: bool) -> Iterator[None]:
+    """Which modules train is as it was, once it is over. `evaluating`: inside, none does."""
+    modes = {module: module.training for module in model.modules()}
+    if evaluating:
+        model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
 
 
 class ReplacedForward:
@@ -105,7 +123,8 @@ def _is_block(module: nn.Module) -> bool:
     parts = _with_parameters(module)
     if len(parts) == 1 and _is_list(parts[0]) and not _is_list(module):
         parts = _with_parameters(parts[0])
-        return len({type(part) for part in parts}) > 1 or (len(parts) > 1 and all(map(_has_one_matrix, parts)))
+        matrices = [sum(parameter.ndim > 1 for parameter in part.parameters()) for part in parts]
+        return len({type(part) for part in parts}) > 1 or (len(parts) > 1 and set(matrices) == {1})
     return len(parts) > 1 and not _is_list(module)
 
 
@@ -113,12 +132,24 @@ def _is_list(module: nn.Module) -> bool:
     return isinstance(module, nn.ModuleList | nn.Sequential)
 
 
-def _has_one_matrix(module: nn.Module) -> bool:
-    return sum(parameter.ndim > 1 for parameter in module.parameters()) == 1
-
-
 def _with_parameters(module: nn.Module) -> list[nn.Module]:
     return [child for child in module.children() if any(True for _ in child.parameters())]
+
+
+def why_not_blocks(model: nn.Module, names: tuple[str, ...]) -> str | None:
+    """What is wrong with these names of blocks, or None: the model has them, and each stands for itself."""
+    if not names:
+        return "no block was named"
+    modules = dict(model.named_modules())
+    unknown = next((name for name in names if name not in modules), None)
+    if unknown is not None:
+        return f"the model has no block {unknown!r}"
+    for outer, inner in pairwise(sorted(f"{name}." for name in names)):
+        if inner == outer:
+            return f"the block {inner[:-1]!r} was named twice"
+        if inner.startswith(outer):
+            return f"the block {inner[:-1]!r} is inside {outer[:-1]!r}"
+    return None
 
 
 def uncompiled(model: nn.Module) -> Undo:
@@ -146,7 +177,7 @@ def without_cache(model: nn.Module) -> Undo:
     """Keep a transformers model from building a cache of keys and values, which training never reads.
 
     It holds each layer's keys and values, grows again whenever a block is run twice, and makes each block another one
-    to a compiler. Loss and gradients hardly ever depend on it (`measuring.is_cache_idle`).
+    to a compiler. Loss and gradients hardly ever depend on it (`undisturbed.is_cache_idle`).
     """
     caching = caching_configs(model)
     for config in caching:
@@ -157,3 +188,25 @@ def without_cache(model: nn.Module) -> Undo:
             config.use_cache = True
 
     return undo
+
+
+def active_dropout(module: nn.Module) -> str | None:
+    """The name of a module that drops values at random as it stands, or None. A dropout inside a plain function is not seen."""
+    for name, child in module.named_modules():
+        if child.training and _drops(child):
+            return name or type(child).__name__
+    return None
+
+
+def dropouts(module: nn.Module) -> list[nn.Module]:
+    """The modules in it that drop values at random whenever they train."""
+    return [child for child in module.modules() if _drops(child)]
+
+
+def _drops(module: nn.Module) -> bool:
+    if isinstance(module, _DROPOUTS):
+        return module.p > 0
+    if isinstance(module, nn.MultiheadAttention | nn.RNNBase):
+        return module.dropout > 0
+    rates = [getattr(module, name, 0) for name in _RATES]
+    return any(isinstance(rate, float) and rate > 0 for rate in rates)

@@ -11,12 +11,12 @@ solver, nor which other techniques are in place beyond those it names in `confli
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any, ClassVar
 
 from tonnage.errors import TonnageError
-from tonnage.fit.measure.profile import Profile
 from tonnage.fit.training import Training, Undo
 
 
@@ -33,17 +33,6 @@ class NotApplicable(TonnageError, ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
-    """What a technique is expected to save and to cost in one optimizer step."""
-
-    saved_bytes: int  # of the GPU's peak; negative where it costs memory
-    seconds: float  # added to a step; negative where it saves time
-    host_bytes: int = 0
-    pinned_bytes: int = 0
-    why: str = ""  # the arithmetic in a few words, with its numbers
-
-
-@dataclass(frozen=True, kw_only=True)
 class Technique(ABC):
     name: ClassVar[str]  # "chunked-loss": what people type
     title: ClassVar[str]  # "loss in chunks": what a table shows
@@ -52,18 +41,25 @@ class Technique(ABC):
     order: ClassVar[int]
     # The names of techniques that it cannot stand beside, each with the reason.
     conflicts: ClassVar[Mapping[str, str]] = {}
+    refusal: ClassVar[str] = "{reason}"  # the error where it cannot be used; it may name settings: "{technique.dtype}"
+    hint: ClassVar[str] = "Leave it out."
 
     @abstractmethod
     def why_not(self, training: Training) -> str | None:
         """Why this training cannot use it, or None. Changes nothing."""
 
     @abstractmethod
-    def estimate(self, profile: Profile) -> Estimate:
-        """Saving and cost by arithmetic over what was profiled."""
+    def place(self, training: Training, stack: ExitStack) -> None:
+        """Change the training, which can use it; each change puts its undoing on the stack."""
 
-    @abstractmethod
     def apply(self, training: Training) -> Undo:
         """Put it in place; what is returned takes it away. Raises NotApplicable and then has changed nothing."""
+        reason = self.why_not(training)
+        if reason is not None:
+            raise NotApplicable(self.refusal.format(reason=reason, technique=self), hint=self.hint)
+        with ExitStack() as stack:
+            self.place(training, stack)
+            return stack.pop_all().close
 
     def settings(self) -> dict[str, Any]:
         """Its fields, as JSON holds them."""

@@ -6,15 +6,13 @@ none does, the batch must not be divided. It does not know how gradients are kep
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from tonnage.fit.gradients import Samples, differences, gradients_of, noted_autocast, rounding
-from tonnage.fit.measure.measuring import undisturbed
-from tonnage.fit.modules import eagerly
+from tonnage.fit.modules import eagerly, kept_modes
 from tonnage.fit.recomputing.remembered import as_before
 from tonnage.fit.stepping.batches import (
     IGNORED_LABEL,
@@ -28,6 +26,7 @@ from tonnage.fit.stepping.batches import (
     take_rows,
     tensors,
 )
+from tonnage.fit.survey.undisturbed import undisturbed
 from tonnage.fit.technique import NotApplicable
 from tonnage.fit.training import Batch, Training
 from tonnage.fit.virtual import on_virtual_gpu
@@ -41,7 +40,6 @@ _LOSS_ROUNDING, _NARROW_LOSS_ROUNDING = 1e-5, 5e-3  # of losses, where there is 
 _TOLERANCES = {6e-2: 0.1, 1e-2: 4e-2, 1e-4: 1e-3, 0.0: 1e-6}
 _KEPT_SHARES = (1.0, 0.5, 0.8, 0.65, 0.9, 0.6, 0.75)  # of each row in a thinned copy, another order for each tensor
 _HINT = "Give weighting= a function that says how much a part of the batch weighs, or leave micro-batches out."
-Act = Callable[[Batch], Samples]
 
 
 def find_weighting(
@@ -59,7 +57,8 @@ def find_weighting(
     with (
         undisturbed(training.model, training.device),
         as_before(training.loss, training.model),
-        _quiet(training, evaluating=resampled),
+        kept_modes(training.model, evaluating=resampled),
+        eagerly(),  # shapes are seen only here
     ):
         try:
             with noted_autocast(training, seen):
@@ -79,16 +78,27 @@ def find_weighting(
 
 def _established(training: Training, likely: str, *, by_losses: bool, narrow: torch.dtype | None) -> Weighting:
     """Try with gradients of four rows, then of two, then with losses: as much as there is room for."""
+
+    def gradients(parts: Sequence[Part]) -> Samples:
+        torch.manual_seed(0)
+        return gradients_of(training, parts, elements=_ELEMENTS)[1]
+
+    def losses(parts: Sequence[Part]) -> Samples:
+        torch.manual_seed(0)
+        with torch.no_grad(), training.forward_pass():
+            total = sum(float(part.weigh(training.loss(training.model, part.batch))) for part in parts)
+        return {"the loss": torch.tensor([total], dtype=torch.float64)}  # as the gradient of a parameter of one element
+
     for rows in [] if by_losses else [_ROWS, 2]:
         try:
             coarsest = rounding(training, narrow)
             tolerance = next(most for least, most in _TOLERANCES.items() if coarsest >= least)
-            return _fitting(training, likely, rows, lambda parts: _gradients(training, parts), tolerance)
+            return _fitting(training, likely, rows, gradients, tolerance)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
     types = {narrow, *(parameter.dtype for parameter in training.model.parameters())}
     tolerance = _NARROW_LOSS_ROUNDING if types & {torch.bfloat16, torch.float16} else _LOSS_ROUNDING
-    return _fitting(training, likely, _ROWS, lambda parts: _losses(training, parts), tolerance)
+    return _fitting(training, likely, _ROWS, losses, tolerance)
 
 
 @dataclass(frozen=True)
@@ -114,8 +124,7 @@ def _fitting(
     training: Training, likely: str, rows: int, measure: Callable[[Sequence[Part]], Samples], tolerance: float
 ) -> Weighting:
     chosen = take_rows(training.sample, unlike_rows(training.sample, rows))
-    first = _trial(chosen, measure)
-    trials = [first, *_thinned_trials(chosen, measure)]
+    trials = [_trial(chosen, measure), *_thinned_trials(chosen, measure)]
     candidates = list(dict.fromkeys([likely, "rows", "sum", *_measurable(chosen)]))
     errors = {name: max(trial.error(name) for trial in trials) for name in candidates}
     fitting = [name for name, error in errors.items() if error <= tolerance]
@@ -208,13 +217,9 @@ def likely_weighting(model: nn.Module, batch: Batch) -> str:
         return f"tokens:{tokens[-1]}" if tokens and len(list(tensors(batch))) > 1 else "rows"
     if labels.ndim < 2:
         return "tokens"
-    return "shifted-tokens" if _shifts_labels(model) else "tokens"
-
-
-def _shifts_labels(model: nn.Module) -> bool:
-    """transformers' causal models compare a position with the label after it; one may stand inside another module."""
+    # transformers' causal models compare a position with the label after it; one may stand inside another module.
     kinds = (f"{getattr(module, 'loss_type', '')} {type(module).__name__}" for module in model.modules())
-    return any("ForCausalLM" in kind or "LMHead" in kind for kind in kinds)
+    return "shifted-tokens" if any("ForCausalLM" in kind or "LMHead" in kind for kind in kinds) else "tokens"
 
 
 def unlike_rows(batch: Batch, count: int) -> list[int]:
@@ -230,22 +235,6 @@ def unlike_rows(batch: Batch, count: int) -> list[int]:
     counted = [row for labels_kept, _, row in order if labels_kept] or list(range(rows))
     places = {round(place * (len(counted) - 1) / max(1, count - 1)) for place in range(count)}
     return [counted[place] for place in sorted(places)]
-
-
-# What is measured ------------------------------------------------------------------------------------------------------
-
-
-def _gradients(training: Training, parts: Sequence[Part]) -> Samples:
-    torch.manual_seed(0)
-    return gradients_of(training, parts, elements=_ELEMENTS)[1]
-
-
-def _losses(training: Training, parts: Sequence[Part]) -> Samples:
-    """As if it were the gradient of one parameter with one element."""
-    torch.manual_seed(0)
-    with torch.no_grad(), training.forward_pass():
-        total = sum(float(part.weigh(training.loss(training.model, part.batch))) for part in parts)
-    return {"the loss": torch.tensor([total], dtype=torch.float64)}
 
 
 def _check_repeats(training: Training) -> None:
@@ -272,17 +261,3 @@ def _check_repeats(training: Training) -> None:
             "micro-batches draw others than the whole batch.",
             hint='Accept that with dropout="resampled", or leave micro-batches out.',
         )
-
-
-@contextmanager
-def _quiet(training: Training, *, evaluating: bool) -> Iterator[None]:
-    """No compilation for shapes seen only here; modes as they were."""
-    modes = {module: module.training for module in training.model.modules()}
-    try:
-        with eagerly():
-            if evaluating:
-                training.model.eval()
-            yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode

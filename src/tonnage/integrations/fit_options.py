@@ -10,11 +10,11 @@ from torch.optim import Optimizer
 from tonnage.errors import RequestError
 from tonnage.fit.fitted import Fitted
 from tonnage.fit.fitting import fit
-from tonnage.fit.measure.measuring import parameter_bytes
-from tonnage.fit.measure.meter import Meter
 from tonnage.fit.plan import Plan, read_plan
 from tonnage.fit.stepping.batches import Part, Weighting
 from tonnage.fit.stepping.stepper import trained_parameters
+from tonnage.fit.survey.measuring import parameter_bytes
+from tonnage.fit.survey.meter import Meter
 from tonnage.fit.training import Batch, Loss
 from tonnage.units import budget_bytes
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tonnage.fit.choose.choosing import Choice, Mode, Surroundings, choose_modes, peak_of
+from tonnage.fit.choose.choosing import Choice, MemoryContext, Mode, choose_modes, peak_of
 from tonnage.units import GIB, MIB
 
 GAP = 2e-3  # what the solver may leave on the table, and rounding
-Instance = tuple[list[list[Mode]], Surroundings]
+Instance = tuple[list[list[Mode]], MemoryContext]
 
 sizes = st.integers(0, 4096).map(lambda count: count * MIB)
 times = st.integers(1, 100).map(lambda count: count / 100)
@@ -37,7 +37,7 @@ def instances(draw: st.DrawFn) -> Instance:
     count = draw(st.integers(1, 4))
     blocks = [[draw(modes(index)) for index in range(draw(st.integers(1, 3)))] for _ in range(count)]
     grows = draw(st.booleans())
-    around = Surroundings(
+    around = MemoryContext(
         budget_bytes=0,
         fixed_bytes=draw(sizes) // 4,
         outside_kept_bytes=draw(sizes) // 4,
@@ -58,7 +58,7 @@ def instances(draw: st.DrawFn) -> Instance:
     return blocks, replace(around, budget_bytes=draw(st.integers(lowest, max(peaks) + MIB)))
 
 
-def _seconds(taken: tuple[Mode, ...], around: Surroundings, moved_states_bytes: int) -> float:
+def _seconds(taken: tuple[Mode, ...], around: MemoryContext, moved_states_bytes: int) -> float:
     """What the program minimises, worked out by hand: computation, what the link cannot hide, what copies disturb."""
     moved = sum(mode.moved_bytes for mode in taken)
     forward, backward = sum(mode.forward_s for mode in taken), sum(mode.backward_s for mode in taken)
@@ -69,7 +69,7 @@ def _seconds(taken: tuple[Mode, ...], around: Surroundings, moved_states_bytes: 
     return forward + backward + late + late_states / around.micro_batches + disturbed
 
 
-def _every_choice(blocks: list[list[Mode]], around: Surroundings) -> Iterator[float]:
+def _every_choice(blocks: list[list[Mode]], around: MemoryContext) -> Iterator[float]:
     for taken in product(*blocks):
         states = max(0, peak_of(taken, around) - around.budget_bytes)
         on_host = states + sum(mode.moved_bytes for mode in taken)
@@ -77,7 +77,7 @@ def _every_choice(blocks: list[list[Mode]], around: Surroundings) -> Iterator[fl
             yield _seconds(taken, around, states)
 
 
-def _of(choice: Choice, blocks: list[list[Mode]], around: Surroundings) -> tuple[tuple[Mode, ...], int]:
+def _of(choice: Choice, blocks: list[list[Mode]], around: MemoryContext) -> tuple[tuple[Mode, ...], int]:
     taken = tuple(
         next(mode for mode in ways if mode.name == name) for ways, name in zip(blocks, choice.modes, strict=True)
     )
@@ -138,7 +138,7 @@ KEEP, AGAIN = mode("keep", 2, 1.0), mode("again", 0.5, 1.5)
 
 
 def test_the_peak_is_that_of_the_highest_moment() -> None:
-    around = Surroundings(
+    around = MemoryContext(
         budget_bytes=0,
         fixed_bytes=10 * GIB,
         outside_kept_bytes=GIB,
@@ -161,7 +161,7 @@ def test_the_peak_is_that_of_the_highest_moment() -> None:
 
 @pytest.mark.parametrize(("budget_gib", "kept"), [(19.1, 8), (13.1, 4), (7.1, 0), (7, None)])
 def test_as_many_blocks_are_kept_as_there_is_room_for(budget_gib: float, kept: int | None) -> None:
-    around = Surroundings(
+    around = MemoryContext(
         budget_bytes=int(budget_gib * GIB), fixed_bytes=GIB, outside_kept_bytes=0, outside_peak_bytes=2 * GIB + MIB
     )
     choice = choose_modes([[KEEP, AGAIN]] * 8, around)
@@ -170,7 +170,7 @@ def test_as_many_blocks_are_kept_as_there_is_room_for(budget_gib: float, kept: i
 
 def test_what_the_link_hides_is_moved_rather_than_computed_again() -> None:
     away = mode("away", 0, 1.0, moved_gib=2)
-    around = Surroundings(
+    around = MemoryContext(
         budget_bytes=4 * GIB,
         fixed_bytes=0,
         outside_kept_bytes=0,
@@ -184,7 +184,7 @@ def test_what_the_link_hides_is_moved_rather_than_computed_again() -> None:
 
 
 def test_states_go_to_the_host_to_the_byte() -> None:
-    around = Surroundings(
+    around = MemoryContext(
         budget_bytes=10 * GIB,
         fixed_bytes=GIB,
         outside_kept_bytes=0,
@@ -200,7 +200,7 @@ def test_states_go_to_the_host_to_the_byte() -> None:
 
 
 def test_a_model_without_blocks_has_one_choice() -> None:
-    around = Surroundings(budget_bytes=3 * GIB, fixed_bytes=GIB, outside_kept_bytes=0, outside_peak_bytes=2 * GIB)
+    around = MemoryContext(budget_bytes=3 * GIB, fixed_bytes=GIB, outside_kept_bytes=0, outside_peak_bytes=2 * GIB)
     choice = choose_modes([], around)
     assert choice is not None and choice.modes == () and choice.peak_bytes == 3 * GIB
     assert choose_modes([], replace(around, budget_bytes=2 * GIB)) is None

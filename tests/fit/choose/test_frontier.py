@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tonnage.fit.choose.frontier import frontier, needed
-from tonnage.fit.measure.profile import OperatorProfile
+from tonnage.fit.survey.profile import OperatorProfile
 
 
 def operator(index: int, **settings: object) -> OperatorProfile:
-    fields = {"name": f"aten.op{index}.default", "module": "", "output_bytes": 8, "kept_bytes": 0, "seconds": 1.0}
+    fields = {"name": f"aten.op{index}.default", "output_bytes": 8, "kept_bytes": 0, "seconds": 1.0}
     return OperatorProfile(index=index, **(fields | settings))  # type: ignore[arg-type]
 
 

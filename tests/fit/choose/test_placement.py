@@ -1,10 +1,10 @@
-"""What each placement holds on the GPU, and what it costs, with holdings made by hand."""
+"""What each placement holds on the GPU, and what it costs, with resident made by hand."""
 
 from dataclasses import replace
 
 import pytest
 
-from tonnage.fit.choose.choosing import PIECE_BYTES, Surroundings, gradients_from, peak_of, staged_bytes
+from tonnage.fit.choose.choosing import PIECE_BYTES, MemoryContext, gradients_from, peak_of, staged_bytes
 from tonnage.fit.choose.placement import (
     HOST_GRADIENTS,
     HOST_STATES,
@@ -13,20 +13,20 @@ from tonnage.fit.choose.placement import (
     STEP_IN_BACKWARD,
     WINDOW_BYTES,
     Gradients,
-    Holdings,
     Placement,
+    ResidentState,
     launches_s,
+    memory_context,
     movable_bytes,
     states_on_gpu,
     step_overhead_s,
     suitable,
-    surroundings,
 )
-from tonnage.fit.measure.profile import OutsideProfile
+from tonnage.fit.survey.profile import OutsideProfile
 from tonnage.units import GIB
 
 ALL = frozenset({"step-in-backward", "host-states"})
-HELD = Holdings(
+HELD = ResidentState(
     parameters_bytes=16 * GIB,
     gradients_bytes=16 * GIB,
     states_bytes=32 * GIB,
@@ -45,13 +45,13 @@ HELD = Holdings(
 OUTSIDE = OutsideProfile(kept_bytes=GIB, peak_bytes=4 * GIB, forward_s=0.1, backward_s=0.2)
 
 
-def around(placement: Placement, held: Holdings = HELD, micro_batches: int = 1) -> Surroundings:
-    return surroundings(
+def around(placement: Placement, held: ResidentState = HELD, micro_batches: int = 1) -> MemoryContext:
+    return memory_context(
         placement, held, OUTSIDE, budget_bytes=80 * GIB, micro_batches=micro_batches, backward_s=1.0, extra_bytes=5
     )
 
 
-def names(held: Holdings, micro_batches: int, allowed: frozenset[str] = ALL) -> list[str]:
+def names(held: ResidentState, micro_batches: int, allowed: frozenset[str] = ALL) -> list[str]:
     return [placement.name for placement in suitable(held, micro_batches, allowed)]
 
 
@@ -69,7 +69,7 @@ def test_a_step_inside_backward_sees_neither_the_sum_nor_the_norm_of_gradients()
     [replace(HELD, steps_one_by_one=False), replace(HELD, host_bytes=0), replace(HELD, states_bytes=0)],
     ids=["steps all at once", "no host", "no states"],
 )
-def test_nothing_goes_to_the_host_where_it_cannot(held: Holdings) -> None:
+def test_nothing_goes_to_the_host_where_it_cannot(held: ResidentState) -> None:
     assert not {"host-states", "host-gradients"} & set(names(held, 1))
 
 

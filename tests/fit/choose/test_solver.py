@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from fit.choose.test_placement import HELD
 from tonnage.fit.choose.choosing import Mode
-from tonnage.fit.choose.placement import Holdings
+from tonnage.fit.choose.placement import ResidentState
 from tonnage.fit.choose.solver import Layout, Solution, block_modes, layouts, outside_at, solve
-from tonnage.fit.measure.profile import BlockProfile, OutsideProfile
-from tonnage.fit.measure.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, SizeProfile
+from tonnage.fit.survey.profile import BlockProfile, OutsideProfile
+from tonnage.fit.survey.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, SizeProfile
 from tonnage.units import GIB, MIB
 
 BLOCKS = 4
@@ -35,7 +35,6 @@ def size(rows: int) -> SizeProfile:
     """Everything in proportion to the rows."""
     kept = BlockProfile(
         name="blocks.0",
-        kind="block",
         parameters_bytes=768 * MIB,
         input_bytes=rows * 128 * MIB,
         kept_bytes=rows * GIB,
@@ -55,9 +54,9 @@ def size(rows: int) -> SizeProfile:
 SIZES = {rows: size(rows) for rows in (1, 2, 4)}
 
 
-def solutions(budget_gib: float, holdings: Holdings = SMALL, **settings: Any) -> list[Solution]:
+def solutions(budget_gib: float, resident: ResidentState = SMALL, **settings: Any) -> list[Solution]:
     chosen = {"batch_rows": 4, "sliceable": True, "divisible": True, "allowed": EVERYTHING} | settings
-    return solve(SIZES, holdings, budget_bytes=int(budget_gib * GIB), **chosen)
+    return solve(SIZES, resident, budget_bytes=int(budget_gib * GIB), **chosen)
 
 
 def test_with_room_for_all_nothing_is_changed() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from tonnage.fit.layers.tiles import bounds, in_a_tile, mixes_rows, tile_all, tile_forward
+from tonnage.fit.layers.tiles import bounds, in_a_tile, mixes_rows, tile_forward
 
 
 class Gated(nn.Module):
@@ -264,11 +264,3 @@ def test_mixing_rows_is_found() -> None:
     assert "beside it" in (mixes_rows(Mixing(6, 6), 6) or "")
     assert "one tensor" in (mixes_rows(nn.GRU(6, 6, batch_first=True), 6) or "")
     assert "does not run" in (mixes_rows(nn.Linear(5, 6), 6) or "")
-
-
-def test_tiling_several_is_undone_together() -> None:
-    modules = [_made(), _made()]
-    undo = tile_all(modules, 2)
-    assert all("forward" in module.__dict__ for module in modules)
-    undo()
-    assert not any("forward" in module.__dict__ for module in modules)

@@ -2,11 +2,12 @@
 
 import weakref
 
+import pytest
 import torch
 from torch import Tensor, nn
 
-from tonnage.fit.measure.profile import OperatorProfile
-from tonnage.fit.recomputing.operators import Recorder, operations_clock, profile_operators, untimed
+from tonnage.fit.recomputing.operators import Recorder, matrix_operations, operations_clock, profile_operators, untimed
+from tonnage.fit.survey.profile import OperatorProfile
 
 
 class Block(nn.Module):
@@ -28,13 +29,12 @@ def _profile(function: object, *tensors: Tensor) -> tuple[OperatorProfile, ...]:
     return profile_operators(module, tensors, {}, untimed)
 
 
-def test_each_call_has_its_bytes_its_module_and_its_sources() -> None:
+def test_each_call_has_its_bytes_and_its_sources() -> None:
     operators = profile_operators(Block(), (torch.randn(3, 4, requires_grad=True),), {}, operations_clock)
     up, down = _by_name(operators, "mm.default")
     (tanh,) = _by_name(operators, "tanh.default")
     (add,) = _by_name(operators, "add.Tensor")
     assert [operator.index for operator in operators] == list(range(len(operators)))
-    assert (up.module, down.module, tanh.module) == ("up", "down", "")
     assert (up.output_bytes, tanh.output_bytes, down.output_bytes) == (96, 96, 48)
     assert (up.kept_bytes, tanh.kept_bytes, down.kept_bytes, add.kept_bytes) == (0, 96, 0, 0)
     assert tanh.inputs == (up.index,) and down.inputs == (tanh.index,) and add.inputs == (down.index,)
@@ -101,3 +101,32 @@ def test_hooks_that_hide_what_is_saved_are_noticed() -> None:
         with recorder.saving(hold=True), recorder:
             forward(torch.ones(2, requires_grad=True), hooks)
         assert recorder.overlooked == hooks
+
+
+aten = torch.ops.aten
+
+
+def test_a_product_counts_two_operations_for_each_pair() -> None:
+    left, right = torch.empty(64, 32, device="meta"), torch.empty(32, 16, device="meta")
+    assert matrix_operations(aten.mm.default, (left, right), {}, left @ right) == 2 * 64 * 32 * 16
+
+
+def test_grouped_queries_are_counted_and_a_causal_mask_halves_them() -> None:
+    query = torch.empty(2, 8, 128, 64, device="meta")
+    key = value = torch.empty(2, 2, 128, 64, device="meta")
+    flash = aten._scaled_dot_product_flash_attention.default
+    whole = matrix_operations(flash, (query, key, value, 0.0, False), {}, None)
+    assert whole == 4 * 2 * 8 * 128 * 128 * 64
+    assert matrix_operations(flash, (query, key, value, 0.0, True), {}, None) == whole / 2
+
+
+def test_backward_of_attention_takes_two_and_a_half_times_as_many() -> None:
+    tensors = [torch.empty(2, 8, 128, 64, device="meta") for _ in range(4)]
+    forward = matrix_operations(aten._scaled_dot_product_flash_attention.default, tuple(tensors[1:]), {}, None)
+    backward = matrix_operations(aten._scaled_dot_product_flash_attention_backward.default, tuple(tensors), {}, None)
+    assert backward == pytest.approx(2.5 * forward)
+
+
+def test_anything_else_has_no_products() -> None:
+    tensor = torch.empty(8, device="meta")
+    assert matrix_operations(aten.add.Tensor, (tensor, tensor), {}, tensor) == 0

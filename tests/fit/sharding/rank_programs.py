@@ -22,12 +22,12 @@ from fit.cases import CASES, Case, build_training, dropout_net, gpt2
 from fit.cases import take_step as take_plain_step
 from fit.test_plan import make_plan
 from tonnage.fit.fitted import Fitted
-from tonnage.fit.measure.meter import Duration, Watch
 from tonnage.fit.sharding.agreement import Agreement
 from tonnage.fit.sharding.measuring import AgreedMeter, AgreedSurvey, agreed
 from tonnage.fit.sharding.shard import Shard
 from tonnage.fit.stepping.batches import take_rows
 from tonnage.fit.stepping.step import accumulate
+from tonnage.fit.survey.meter import Duration, Watch
 from tonnage.fit.technique import Technique
 from tonnage.fit.techniques.activation_offload import ActivationOffload
 from tonnage.fit.techniques.chunked_loss import ChunkedLoss

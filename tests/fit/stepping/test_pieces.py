@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tonnage.fit.stepping import host_step
-from tonnage.fit.stepping.host_step import DeviceWay, pieces_of
+from tonnage.fit.stepping.host_step import DeviceStep, pieces_of
 from tonnage.fit.stepping.parameter_step import parameter_steps
 from tonnage.fit.stepping.pieces import Packing, flat, flat_like
 
@@ -34,7 +34,7 @@ def test_pieces_hold_each_element_once_and_the_device_its_share(count: int, gpu_
     steps = parameter_steps(optimizer)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(host_step, "LEAST_ELEMENTS", 16)
-        way = DeviceWay(
+        way = DeviceStep(
             steps.function, torch.device("cpu"), gpu_bytes=gpu_bytes, piece_bytes=piece_bytes, window_bytes=0
         )
         pieces = pieces_of(way.own_state(parameter, {}, optimizer.param_groups[0]))

@@ -6,7 +6,6 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from fit.cases import CASES, assert_same_training, build_training, gradients, take_step
-from fit.profiles import four_blocks
 from fit.virtual_peaks import peaks
 from tonnage.fit.modules import find_blocks, replace_forward
 from tonnage.fit.moving.host import HostMemoryExhausted
@@ -125,23 +124,3 @@ def test_the_peak_of_the_virtual_gpu_falls_by_what_was_moved() -> None:
     lives on; the window's 4 MiB are there still."""
     found = peaks("activation-offload")
     assert found["plain"] - found["moved"] == (2 * 10 - 1) * 2 * MIB - 4 * MIB
-
-
-def test_the_estimate_counts_what_moves_and_what_the_link_cannot_hide() -> None:
-    kept = ActivationOffload(blocks=("b.0", "b.1")).estimate(four_blocks())
-    assert kept.saved_bytes == 19 * GIB
-    assert kept.pinned_bytes == 20 * GIB
-    # Of 10 GiB, 5 cross beside each block's forward: 4 GiB and then 5 GiB too many. In two micro-batches.
-    assert kept.seconds == pytest.approx(2 * (4 + 5) / 50)
-    inputs = ActivationOffload(blocks=("b.0", "b.1"), what="inputs").estimate(four_blocks())
-    assert inputs.saved_bytes == GIB
-    assert inputs.seconds == 0
-
-
-def test_blocks_apart_are_estimated_to_wait_less_than_blocks_in_a_row() -> None:
-    apart, in_a_row = (
-        ActivationOffload(blocks=blocks, window_bytes=6 * GIB).estimate(four_blocks())
-        for blocks in (("b.0", "b.2"), ("b.0", "b.1"))
-    )
-    assert apart.seconds < in_a_row.seconds
-    assert apart.saved_bytes == in_a_row.saved_bytes

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 import torchvision_names  # noqa: F401
 from fit.cases import CASES, Case, assert_same_parameters, assert_same_training, build_training, gradients
 from fit.observed import Largest
-from tonnage.fit.measure.profile import Profile
 from tonnage.fit.stepping.step import take_step
 from tonnage.fit.technique import NotApplicable
 from tonnage.fit.techniques.chunked_loss import ChunkedLoss, find_head
@@ -139,14 +138,6 @@ def test_what_cannot_be_is_said(head: Callable[[], nn.Module], settings: dict[st
     training = build_training(lambda: (nn.Sequential(head()), None, lambda model, batch: model(batch).sum()))
     with pytest.raises(NotApplicable, match=words):
         ChunkedLoss(**settings).apply(training)
-
-
-def test_the_estimate_is_the_arithmetic_of_chunks() -> None:
-    numbers = {name: 1 for name in Profile.__dataclass_fields__ if name not in ("device", "virtual", "blocks")}
-    known = {"logits_bytes": 4000, "loss_peak_bytes": 24_000, "largest_parameter_bytes": 500, "optimizer_s": 0.0}
-    profile = Profile(device="NVIDIA H200", virtual=True, blocks=(), **{**numbers, **known})
-    assert ChunkedLoss(chunk_bytes=1000).estimate(profile).saved_bytes == 24_000 - 1000 - 2 * 500
-    assert ChunkedLoss(chunk_bytes=9000).estimate(profile).saved_bytes == 24_000 - 4000 - 500
 
 
 # In a process of its own: autograd counts the devices at the first backward pass of a process.

@@ -26,7 +26,6 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from tonnage.fit.measure.profile import BlockProfile, OperatorProfile, Profile
 from tonnage.fit.technique import NotApplicable
 from tonnage.fit.techniques.fused_attention import AttentionWeightsNotMade, FusedAttention
 
@@ -246,32 +245,3 @@ def test_what_cannot_be_is_said(settings: dict[str, str], words: str) -> None:
     training.model.set_attn_implementation("sdpa")
     with pytest.raises(NotApplicable, match=words):
         FusedAttention(**settings).apply(training)
-
-
-def test_the_estimate_counts_scores_that_are_kept() -> None:
-    names = ["aten.bmm.default", "aten._softmax.default", "aten.mm.default"]
-    sizes = [(400, 0), (400, 400), (64, 64)]
-    operators = tuple(
-        OperatorProfile(index=i, name=name, module="", output_bytes=made, kept_bytes=kept, seconds=0.5)
-        for i, (name, (made, kept)) in enumerate(zip(names, sizes, strict=True))
-    )
-    estimate = FusedAttention().estimate(_profile(operators))
-    assert estimate.saved_bytes == 400
-    assert estimate.seconds == -1.5
-
-
-def _profile(operators: tuple[OperatorProfile, ...]) -> Profile:
-    block = BlockProfile(
-        name="b",
-        kind="b",
-        parameters_bytes=0,
-        input_bytes=0,
-        kept_bytes=0,
-        forward_peak_bytes=0,
-        backward_peak_bytes=0,
-        forward_s=0,
-        backward_s=0,
-        operators=operators,
-    )
-    numbers = {name: 1 for name in Profile.__dataclass_fields__ if name not in ("device", "virtual", "blocks")}
-    return Profile(device="NVIDIA H200", virtual=True, blocks=(block,), **numbers)

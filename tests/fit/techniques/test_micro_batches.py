@@ -8,13 +8,11 @@ import torch
 from torch import Tensor, distributed, nn
 
 from fit.cases import CASES, Case, DropoutNet, assert_same_parameters, build_training
-from fit.round_profile import profile
 from tonnage.fit.stepping.step import take_step
 from tonnage.fit.stepping.stepper import Stepper
 from tonnage.fit.technique import NotApplicable
 from tonnage.fit.techniques.micro_batches import MicroBatches
 from tonnage.fit.training import Training
-from tonnage.units import MIB
 
 
 def _uneven(training: Training) -> Training:
@@ -239,16 +237,3 @@ def test_a_real_distributed_wrapper_trains_the_same(tmp_path: Path) -> None:
         assert_same_parameters(plain.model, inner, 1e-10)
     finally:
         distributed.destroy_process_group()
-
-
-def test_what_it_saves_is_in_proportion_to_the_rows() -> None:
-    found = MicroBatches(count=4).estimate(profile())
-    assert found.saved_bytes == (2 * 640 + 64 + 2048) * MIB * 3 // 4
-    # Three more passes over 64 MiB of gradients, two reads and a write each; the optimizer walks 256 MiB in 0.4 s.
-    assert found.seconds == pytest.approx(3 * 3 * 64 / 256 * 0.4)
-
-
-def test_in_parts_of_a_profiled_part_it_saves_the_rest() -> None:
-    """Profiled at two rows of eight: four parts are what was profiled."""
-    found = MicroBatches(count=4).estimate(profile(micro_batch_rows=2))
-    assert (found.saved_bytes, found.seconds) == (0, 0.0)

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from fit.cases import CASES, assert_same_parameters, assert_same_training, build_training, take_step
-from fit.profiles import four_blocks
 from tonnage.fit.modules import find_blocks
 from tonnage.fit.moving.disk_homes import DiskStep
 from tonnage.fit.stepping.parameter_step import parameter_steps
@@ -17,7 +16,7 @@ from tonnage.fit.techniques.nvme import Nvme, free_disk_bytes
 from tonnage.fit.techniques.recompute import Recompute
 from tonnage.fit.techniques.step_in_backward import StepInBackward
 from tonnage.fit.techniques.weight_streaming import WeightStreaming
-from tonnage.units import GIB, KIB
+from tonnage.units import KIB
 
 
 def names_of(case: str) -> tuple[str, ...]:
@@ -113,11 +112,3 @@ def test_order_and_conflicts_are_those_of_what_is_kept(tmp_path: Path) -> None:
     orders = {what: on_disk(tmp_path, what, "llama").order for what in ("weights", "activations", "states")}
     assert orders == {"weights": 35, "activations": 50, "states": 80}
     assert "host-states" in on_disk(tmp_path, "states", "llama").conflicts
-
-
-def test_the_estimate_is_bound_by_the_disk(tmp_path: Path) -> None:
-    technique = Nvme(directory=str(tmp_path), what="activations", blocks=("b.0", "b.1"), disk_bytes_per_s=10 * GIB)
-    found = technique.estimate(four_blocks())
-    assert found.saved_bytes == 19 * GIB
-    assert found.pinned_bytes == GIB
-    assert found.seconds == pytest.approx(2 * (0.8 + 0.9 + 0.7 + 0.8))  # out: 8 and 9 GiB too many; back: 7 and 8

@@ -15,11 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fit.cases import CASES, Case, assert_same_training, build_training, gradients, take_step
 from tonnage.fit.choose.frontier import frontier
-from tonnage.fit.measure.profile import BlockProfile, OperatorProfile, Profile
 from tonnage.fit.modules import find_blocks
 from tonnage.fit.recomputing import replay
 from tonnage.fit.recomputing.operators import operations_clock, profile_operators
 from tonnage.fit.recomputing.sliced import first_calls
+from tonnage.fit.survey.profile import OperatorProfile
 from tonnage.fit.technique import NotApplicable
 from tonnage.fit.techniques.recompute import Recompute
 from tonnage.fit.techniques.step_in_backward import StepInBackward
@@ -400,53 +400,6 @@ def test_a_block_that_fails_when_it_runs_again_leaves_the_generators_alone() -> 
         loss.backward()
     assert torch.equal(torch.get_rng_state(), before)
     assert all(parameter.grad is None for parameter in training.model[2].parameters())
-
-
-def _operator(index: int, module: str, kept_bytes: int, seconds: float) -> OperatorProfile:
-    inputs = (index - 1,) if index else ()
-    return OperatorProfile(
-        index=index,
-        name="aten.mm.default",
-        module=module,
-        output_bytes=100,
-        kept_bytes=kept_bytes,
-        seconds=seconds,
-        inputs=inputs,
-    )
-
-
-def _profile() -> Profile:
-    operators = (_operator(0, "attn", 100, 1.0), _operator(1, "mlp.up", 100, 2.0), _operator(2, "mlp.down", 0, 4.0))
-    block = {"kind": "B", "parameters_bytes": 0, "input_bytes": 50, "kept_bytes": 200, "forward_peak_bytes": 0}
-    blocks = tuple(
-        BlockProfile(name=f"b.{i}", backward_peak_bytes=0, forward_s=7.0, backward_s=14.0, operators=operators, **block)
-        for i in range(4)
-    )
-    return _WithBlocks(blocks)  # type: ignore[return-value]
-
-
-class _WithBlocks:
-    def __init__(self, blocks: tuple[BlockProfile, ...]) -> None:
-        self.blocks = blocks
-
-
-def _modes(mode: object) -> dict[str, object]:
-    return dict.fromkeys([f"b.{i}" for i in range(4)], mode)
-
-
-@pytest.mark.parametrize(
-    ("mode", "slices", "saved_bytes", "seconds"),
-    [
-        ("keep", 1, 0, 0.0),
-        ("block", 1, 3 * 200, 4 * 3.0),  # one block is whole while it runs again; the last product is not run
-        ("block", 4, 4 * 200 - 50, 4 * 3.0),
-        ("part:mlp", 1, 3 * 100, 4 * 6.0),
-        (["1:aten.mm.default"], 1, 3 * 100, 4 * 1.0),
-    ],
-)
-def test_the_estimate_is_arithmetic(mode: object, slices: int, saved_bytes: int, seconds: float) -> None:
-    estimate = Recompute(modes=_modes(mode), slices=slices).estimate(_profile())  # type: ignore[arg-type]
-    assert (estimate.saved_bytes, estimate.seconds) == (saved_bytes, seconds)
 
 
 def test_every_second_block() -> None:

@@ -6,7 +6,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fit.cases import CASES, assert_same_parameters, assert_same_training, build_training, gradients, take_step
-from fit.profiles import four_blocks
 from fit.virtual_peaks import peaks
 from tonnage.fit.modules import find_blocks, replace_forward
 from tonnage.fit.stepping.stepper import Stepper
@@ -18,7 +17,7 @@ from tonnage.fit.techniques.step_in_backward import StepInBackward
 from tonnage.fit.techniques.tiled_mlp import TiledMlp
 from tonnage.fit.techniques.weight_streaming import WeightStreaming
 from tonnage.fit.training import Training
-from tonnage.units import GIB, KIB
+from tonnage.units import KIB
 
 
 def names_of(case: str) -> tuple[str, ...]:
@@ -192,10 +191,3 @@ def test_what_cannot_be_streamed_is_refused_and_nothing_changed() -> None:
 def test_the_virtual_gpu_holds_two_blocks_of_twelve() -> None:
     found = peaks("weight-streaming")
     assert found["plain"] - found["streamed"] == (12 - 2) * found["block"] - 512  # the NaN
-
-
-def test_the_estimate_counts_slots_and_copies_that_do_not_hide() -> None:
-    found = WeightStreaming(blocks=("b.0", "b.1", "b.2")).estimate(four_blocks())
-    assert found.saved_bytes == (3 - 2) * 2 * GIB
-    assert found.pinned_bytes == 3 * 2 * GIB
-    assert found.seconds == 0  # 40 ms beside 100 ms of forward

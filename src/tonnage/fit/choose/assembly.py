@@ -2,15 +2,16 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Literal
 
 import torch
 
 from tonnage.fit.choose.choosing import PIECE_BYTES
-from tonnage.fit.choose.placement import HOST_GRADIENTS, STEP_IN_BACKWARD, WINDOW_BYTES, Holdings
+from tonnage.fit.choose.placement import HOST_GRADIENTS, STEP_IN_BACKWARD, WINDOW_BYTES, ResidentState
 from tonnage.fit.choose.solver import Solution
-from tonnage.fit.measure.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, Survey, recompute_mode
 from tonnage.fit.registry import technique_class
 from tonnage.fit.stepping.stepper import trained_parameters
+from tonnage.fit.survey.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, Survey, recompute_mode
 from tonnage.fit.technique import Technique
 from tonnage.fit.techniques.activation_offload import ActivationOffload
 from tonnage.fit.techniques.host_states import HostStates
@@ -48,11 +49,8 @@ def narrower_parameters(training: Training, allowed: frozenset[str]) -> list[Tec
 def tiling(training: Training, allowed: frozenset[str]) -> Iterator[Technique]:
     """Tiles for what is not tiled yet. Compiled blocks have no norms to tile: theirs are fused."""
     for name in ("tiled-mlp", "tiled-norm"):
-        if (
-            name in allowed
-            and name not in training.applied
-            and not ("compile" in training.applied and name == "tiled-norm")
-        ):
+        fused = "compile" in training.applied and name == "tiled-norm"
+        if name in allowed and name not in training.applied and not fused:
             technique = technique_class(name)()
             if technique.why_not(training) is None:
                 yield technique
@@ -74,47 +72,41 @@ def coarser_states(training: Training, allowed: frozenset[str]) -> list[Techniqu
     return usable if any(technique.name == "eight-bit-states" for technique in usable) else []
 
 
-def with_coarse_states(holdings: Holdings, training: Training) -> Holdings:
+def with_coarse_states(resident: ResidentState, training: Training) -> ResidentState:
     """Two numbers of 8 bits for each element, and an FP32 scale for each block of 256 of both."""
     elements = sum(parameter.numel() for parameter in trained_parameters(training.optimizer))
-    return replace(holdings, states_bytes=min(holdings.states_bytes, elements * 2 + elements * 8 // 256))
+    return replace(resident, states_bytes=min(resident.states_bytes, elements * 2 + elements * 8 // 256))
 
 
 def assemble(solution: Solution, survey: Survey, training: Training, division: MicroBatches) -> tuple[Technique, ...]:
     """Techniques beyond those that are in place already. `division`: how a batch is divided, whatever the count."""
+    layout, placement = solution.layout, solution.placement
     modes = dict(zip(survey.sizes[min(survey.sizes)].kinds, solution.choice.modes, strict=True))
-    return (
-        *_recompute(modes, solution.layout.slices if solution.layout.sliced else 1),
-        *_offload(modes, solution.window_bytes),
-        *_placement(solution),
-        *([replace(division, count=solution.layout.micro_batches)] if solution.layout.micro_batches > 1 else []),
-    )
-
-
-def _recompute(modes: dict[str, str], slices: int) -> Iterator[Technique]:
-    names = {BLOCK_OFFLOAD: BLOCK, OFFLOAD: KEEP}
-    recomputed = {block: names.get(mode, mode) for block, mode in modes.items() if names.get(mode, mode) != KEEP}
+    techniques: list[Technique] = []
+    # Each block's mode: what runs again, and what crosses the link.
+    on_gpu = {block: {BLOCK_OFFLOAD: BLOCK, OFFLOAD: KEEP}.get(mode, mode) for block, mode in modes.items()}
+    recomputed = {block: recompute_mode(mode) for block, mode in on_gpu.items() if mode != KEEP}
     if recomputed:
-        yield Recompute(modes={block: recompute_mode(mode) for block, mode in recomputed.items()}, slices=slices)
-
-
-def _offload(modes: dict[str, str], window_bytes: int) -> Iterator[Technique]:
-    for mode, what in ((OFFLOAD, "kept"), (BLOCK_OFFLOAD, "inputs")):
+        techniques.append(Recompute(modes=recomputed, slices=layout.slices if layout.sliced else 1))
+    offloads: tuple[tuple[str, Literal["kept", "inputs"]], ...] = ((OFFLOAD, "kept"), (BLOCK_OFFLOAD, "inputs"))
+    for mode, what in offloads:
         blocks = tuple(block for block, taken in modes.items() if taken == mode)
         if blocks:
-            yield ActivationOffload(blocks=blocks, what=what, window_bytes=window_bytes)  # type: ignore[arg-type]
-
-
-def _placement(solution: Solution) -> Iterator[Technique]:
-    placement = solution.placement
+            techniques.append(ActivationOffload(blocks=blocks, what=what, window_bytes=solution.window_bytes))
+    # Where gradients and states are.
     if placement == STEP_IN_BACKWARD:
-        yield StepInBackward()
+        techniques.append(StepInBackward())
     elif placement.splits_states:
         on_host = placement == HOST_GRADIENTS
-        yield HostStates(
-            gpu_bytes=solution.states_on_gpu_bytes,
-            how="host" if on_host else "device",
-            gradients="host" if on_host and solution.layout.micro_batches > 1 else "device",
-            piece_bytes=PIECE_BYTES,
-            window_bytes=WINDOW_BYTES,
+        techniques.append(
+            HostStates(
+                gpu_bytes=solution.states_on_gpu_bytes,
+                how="host" if on_host else "device",
+                gradients="host" if on_host and layout.micro_batches > 1 else "device",
+                piece_bytes=PIECE_BYTES,
+                window_bytes=WINDOW_BYTES,
+            )
         )
+    if layout.micro_batches > 1:
+        techniques.append(replace(division, count=layout.micro_batches))
+    return tuple(techniques)

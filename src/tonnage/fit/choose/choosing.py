@@ -36,7 +36,7 @@ class Mode:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
+class MemoryContext:
     """What is there besides the blocks' activations, in one micro-batch."""
 
     budget_bytes: int
@@ -44,15 +44,11 @@ class Surroundings:
     outside_kept_bytes: int
     outside_peak_bytes: int  # highest point of head, loss and their backward, beyond what blocks left behind
     stem_peak_bytes: int = 0  # of what runs before the first block, and after it in backward
-    between_peak_bytes: Sequence[
-        int
-    ] = ()  # before each block but the first, beyond what earlier blocks left; 0 for none
+    between_peak_bytes: Sequence[int] = ()  # before each block but the first, beyond what earlier ones left; 0 for none
     gradient_bytes: Sequence[int] = ()  # of each block, where gradients appear as backward goes; () where they do not
     outside_gradient_bytes: int = 0  # of the head, which come first
     waiting_bytes: int | None = None  # of them at most, where they go again once states from the host have arrived
-    passing_bytes: Sequence[
-        int
-    ] = ()  # of gradients on their way to the host: in the stem's backward, and in each block's
+    passing_bytes: Sequence[int] = ()  # of gradients on their way to the host: in the stem's backward, in each block's
     gradients_per_state: float = 0.0  # bytes of gradients for a byte of states
     step_peak_bytes: int = 0  # beyond `fixed_bytes` while the optimizer steps: all gradients, temporaries
     movable_states_bytes: int = 0  # optimizer states that may be on the host instead, to the byte
@@ -76,7 +72,7 @@ class Choice:
     moved_bytes: int
 
 
-def choose_modes(blocks: Sequence[Sequence[Mode]], around: Surroundings) -> Choice | None:
+def choose_modes(blocks: Sequence[Sequence[Mode]], around: MemoryContext) -> Choice | None:
     """The fastest modes within the budget, or None where nothing fits."""
     program = _Program(blocks, around)
     solution = milp(
@@ -90,15 +86,13 @@ def choose_modes(blocks: Sequence[Sequence[Mode]], around: Surroundings) -> Choi
         return None
     choice = program.read(solution.x)
     over_bytes = choice.peak_bytes - around.budget_bytes
+    if over_bytes <= 0:
+        return choice
     # The solver takes a constraint to hold within a millionth: about a kibibyte here. A budget is a budget.
-    return (
-        choice
-        if over_bytes <= 0
-        else choose_modes(blocks, replace(around, budget_bytes=around.budget_bytes - 2 * over_bytes))
-    )
+    return choose_modes(blocks, replace(around, budget_bytes=around.budget_bytes - 2 * over_bytes))
 
 
-def least_seconds(blocks: Sequence[Sequence[Mode]], around: Surroundings) -> float:
+def least_seconds(blocks: Sequence[Sequence[Mode]], around: MemoryContext) -> float:
     """A bound on any choice: the same program with blocks that may be divided between modes; infinite where none fits."""
     program = _Program(blocks, around)
     relaxed = milp(program.costs(), constraints=LinearConstraint(*program.constraints()), bounds=program.bounds())
@@ -127,7 +121,7 @@ def spread(taken: Sequence[Mode], kinds: Sequence[object]) -> list[Mode]:
 class _Program:
     """Columns: one per block and mode, then states on the host (GiB), exposed seconds of forward, backward, states."""
 
-    def __init__(self, blocks: Sequence[Sequence[Mode]], around: Surroundings) -> None:
+    def __init__(self, blocks: Sequence[Sequence[Mode]], around: MemoryContext) -> None:
         self.blocks, self.around = blocks, around
         self.starts = np.cumsum([0, *(len(modes) for modes in blocks)])
         count = int(self.starts[-1])
@@ -153,7 +147,8 @@ class _Program:
         return Bounds(np.zeros(self.columns), upper)
 
     def constraints(self) -> tuple[csr_matrix, np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        rows = [*self._one_mode_each(), *self._moments(), *self._links()]
+        one_mode_each = [({start + i: 1.0 for i in range(len(modes))}, 1.0, 1.0) for modes, start in self._ranges()]
+        rows = [*one_mode_each, *self._moments(), *self._links()]
         places = [(index, column) for index, (coefficients, _, _) in enumerate(rows) for column in coefficients]
         values = [value for coefficients, _, _ in rows for value in coefficients.values()]
         matrix = csr_matrix((values, tuple(zip(*places, strict=True))), shape=(len(rows), self.columns))
@@ -181,9 +176,6 @@ class _Program:
 
     def _ranges(self) -> list[tuple[Sequence[Mode], int]]:
         return list(zip(self.blocks, (int(start) for start in self.starts[:-1]), strict=True))
-
-    def _one_mode_each(self) -> list[tuple[dict[int, float], float, float]]:
-        return [({start + i: 1.0 for i in range(len(modes))}, 1.0, 1.0) for modes, start in self._ranges()]
 
     def _moments(self) -> list[tuple[dict[int, float], float, float]]:
         """At each moment: what earlier blocks left, what this one needs, less the states that moved."""
@@ -231,7 +223,7 @@ class _Program:
         ]
 
 
-def peak_of(taken: Sequence[Mode], around: Surroundings, moved_states_bytes: int = 0) -> int:
+def peak_of(taken: Sequence[Mode], around: MemoryContext, moved_states_bytes: int = 0) -> int:
     """The highest of all moments of one micro-batch and of the optimizer's step."""
     states_bytes = around.movable_states_bytes - moved_states_bytes + staged_bytes(around, moved_states_bytes)
     base, gradients = around.fixed_bytes + states_bytes, gradients_from(around, len(taken), moved_states_bytes)
@@ -246,12 +238,12 @@ def peak_of(taken: Sequence[Mode], around: Surroundings, moved_states_bytes: int
     return base + max(highest, left + around.outside_peak_bytes)
 
 
-def _between(around: Surroundings, blocks: int) -> Sequence[int]:
-    """Before each block; what runs before the first is the stem."""
+def _between(around: MemoryContext, blocks: int) -> Sequence[int]:
+    """Return the peak before each block; what runs before the first is the stem."""
     return (0, *around.between_peak_bytes) if around.between_peak_bytes else (0,) * blocks
 
 
-def gradients_from(around: Surroundings, blocks: int, moved_bytes: int) -> list[int]:
+def gradients_from(around: MemoryContext, blocks: int, moved_bytes: int) -> list[int]:
     """What is there of gradients once backward has come through each block, the first first; and before all of them."""
     if not around.gradient_bytes:
         return list(around.passing_bytes or [0] * (blocks + 1))
@@ -262,7 +254,7 @@ def gradients_from(around: Surroundings, blocks: int, moved_bytes: int) -> list[
     return [int(min(there, at_most)) for there in back][::-1]
 
 
-def staged_bytes(around: Surroundings, moved_bytes: int) -> int:
+def staged_bytes(around: MemoryContext, moved_bytes: int) -> int:
     """What states on the host need on the GPU after all: pieces on their way."""
     room_bytes, largest_bytes = around.movable_states_bytes - moved_bytes, 0
     for states_bytes in around.parameter_states_bytes:

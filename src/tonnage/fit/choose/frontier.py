@@ -11,7 +11,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
-from tonnage.fit.measure.profile import OperatorProfile
+from tonnage.fit.survey.profile import OperatorProfile
 
 _LEVELS = 24  # byte levels between keeping nothing and keeping everything
 
@@ -45,17 +45,12 @@ def frontier(
     operators: Sequence[OperatorProfile], input_bytes: int, levels: int = _LEVELS
 ) -> tuple[OperatorChoice, ...]:
     """Choices from the fewest bytes to the most; each one with more bytes takes strictly less time."""
-    groups = _groups(operators)
-    program = _Program(operators, groups)
+    program = _Program(operators, _groups(operators))
     least, most = program.least_bytes, program.most_bytes
     limits = sorted({least + (most - least) * level // levels for level in range(levels + 1)})
-    choices = [program.solve(limit, input_bytes) for limit in limits]
-    return _pareto(choice for choice in choices if choice is not None)
-
-
-def _pareto(choices: Iterable[OperatorChoice]) -> tuple[OperatorChoice, ...]:
+    solved = [program.solve(limit, input_bytes) for limit in limits]
     found: list[OperatorChoice] = []
-    for choice in sorted(choices, key=lambda c: (c.kept_bytes, c.seconds)):
+    for choice in sorted((c for c in solved if c is not None), key=lambda c: (c.kept_bytes, c.seconds)):
         if not found or choice.seconds < found[-1].seconds:
             found.append(choice)
     assert all(a.kept_bytes < b.kept_bytes for a, b in pairwise(found))
@@ -67,18 +62,13 @@ def _groups(operators: Sequence[OperatorProfile]) -> list[_Group]:
     for operator in operators:
         if operator.writes and operator.base is not None:
             writers.setdefault(operator.base, []).append(operator)
-    roots = [operator for operator in operators if operator.output_bytes]
-    return [_group(root, writers.get(root.index, [])) for root in roots]
-
-
-def _group(root: OperatorProfile, writers: Sequence[OperatorProfile]) -> _Group:
-    members = (root, *writers)
-    return _Group(
-        root=root,
-        seconds=sum(member.seconds for member in members),
-        inputs=frozenset(index for member in members for index in member.inputs) - {root.index},
-        forced=not all(member.repeatable for member in members),
-    )
+    groups = []
+    for root in (operator for operator in operators if operator.output_bytes):
+        members = (root, *writers.get(root.index, []))
+        seconds = sum(member.seconds for member in members)
+        inputs = frozenset(index for member in members for index in member.inputs) - {root.index}
+        groups.append(_Group(root, seconds, inputs, forced=not all(member.repeatable for member in members)))
+    return groups
 
 
 def needed(operators: Sequence[OperatorProfile], kept: Collection[int], always: Iterable[int] = ()) -> frozenset[int]:
@@ -121,33 +111,33 @@ class _Program:
         if not count:
             return OperatorChoice(kept=(), names=(), kept_bytes=input_bytes, seconds=0.0)
         scale = max(self._seconds.sum(), 1e-12)
+        unit = max(float(self._bytes.max()), 1.0)
+        row = np.append(self._bytes / unit, np.zeros(count)).reshape(1, -1)
+        budget = LinearConstraint(row, ub=np.array([limit_bytes / unit + 1e-9]))
         result = milp(
             np.append(np.zeros(count), self._seconds / scale),
             integrality=np.repeat([1, 0], count),
             bounds=Bounds(
                 np.concatenate([self._must_keep, np.zeros(count)]), np.append(self._may_keep, np.ones(count))
             ),
-            constraints=[self._dependencies(), self._budget(limit_bytes)],
+            constraints=[self._dependencies(), budget],
         )
-        return None if result.x is None else self._choice(result.x[:count] > 0.5, input_bytes)
-
-    def _choice(self, keep: "np.ndarray[tuple[int], np.dtype[np.bool_]]", input_bytes: int) -> OperatorChoice:
+        if result.x is None:
+            return None
+        keep = result.x[:count] > 0.5
         chosen = {group.root.index for group, is_kept in zip(self._groups, keep, strict=True) if is_kept}
-        kept = [self._operators[index] for index in self._without_idle(chosen)]
+        # Less what need not be kept: within the solver's tolerance small ones come along for nothing.
+        forced = {group.root.index for group in self._groups if group.forced}
+        for index in sorted(chosen - forced):
+            if self._again_s(chosen - {index}) <= self._again_s(chosen):
+                chosen = chosen - {index}
+        kept = [self._operators[index] for index in sorted(chosen)]
         return OperatorChoice(
             kept=tuple(root.index for root in kept),
             names=tuple(root.name for root in kept),
             kept_bytes=input_bytes + sum(root.output_bytes for root in kept),
             seconds=self._again_s({root.index for root in kept}),
         )
-
-    def _without_idle(self, chosen: set[int]) -> list[int]:
-        """Less what need not be kept: within the solver's tolerance small ones come along for nothing."""
-        forced = {group.root.index for group in self._groups if group.forced}
-        for index in sorted(chosen - forced):
-            if self._again_s(chosen - {index}) <= self._again_s(chosen):
-                chosen = chosen - {index}
-        return sorted(chosen)
 
     def _again_s(self, kept: set[int]) -> float:
         return sum(self._operators[index].seconds for index in sorted(needed(self._operators, kept)))
@@ -168,8 +158,3 @@ class _Program:
         at_row, at_column, values = zip(*entries, strict=True) if entries else ((), (), ())
         matrix = csr_array((values, (at_row, at_column)), shape=(len(rows), 2 * count))
         return LinearConstraint(matrix, lb=np.array(lower))
-
-    def _budget(self, limit_bytes: int) -> LinearConstraint:
-        unit = max(float(self._bytes.max()), 1.0)
-        row = np.append(self._bytes / unit, np.zeros(len(self._groups)))
-        return LinearConstraint(row.reshape(1, -1), ub=np.array([limit_bytes / unit + 1e-9]))

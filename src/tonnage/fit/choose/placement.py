@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import accumulate
 
-from tonnage.fit.choose.choosing import PIECE_BYTES, Surroundings
-from tonnage.fit.measure.profile import OutsideProfile
+from tonnage.fit.choose.choosing import PIECE_BYTES, MemoryContext
+from tonnage.fit.survey.profile import OutsideProfile
 
 
 class Gradients(Enum):
@@ -24,7 +24,7 @@ class Gradients(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Holdings:
+class ResidentState:
     """What a training holds apart from activations, and how fast its optimizer and its links are."""
 
     parameters_bytes: int  # and buffers
@@ -65,21 +65,21 @@ class Placement:
     def technique(self) -> str:
         return "host-states" if self.splits_states else self.name
 
-    def suits(self, holdings: Holdings, micro_batches: int) -> bool:
+    def suits(self, resident: ResidentState, micro_batches: int) -> bool:
         if self == PLAIN:
             return True
-        if not holdings.steps_one_by_one:
+        if not resident.steps_one_by_one:
             return False
         if self == STEP_IN_BACKWARD:
-            return micro_batches == 1 and not holdings.clips
-        return holdings.host_bytes > 0 and holdings.states_bytes > 0
+            return micro_batches == 1 and not resident.clips
+        return resident.host_bytes > 0 and resident.states_bytes > 0
 
-    def gradients(self, holdings: Holdings, micro_batches: int) -> Gradients:
+    def gradients(self, resident: ResidentState, micro_batches: int) -> Gradients:
         if self in (STEP_IN_BACKWARD, HOST_GRADIENTS):
             return Gradients.PASS
         if micro_batches > 1:
             return Gradients.STAY
-        return Gradients.PASS if self == HOST_STATES and not holdings.clips else Gradients.GROW
+        return Gradients.PASS if self == HOST_STATES and not resident.clips else Gradients.GROW
 
 
 PLAIN = Placement(name="plain")
@@ -91,101 +91,95 @@ PLACEMENTS = (PLAIN, STEP_IN_BACKWARD, HOST_STATES, HOST_GRADIENTS)
 WINDOW_BYTES = 512 << 20
 
 
-def suitable(holdings: Holdings, micro_batches: int, allowed: frozenset[str]) -> Iterator[Placement]:
-    return (p for p in PLACEMENTS if p.suits(holdings, micro_batches) and (p == PLAIN or p.technique in allowed))
+def suitable(resident: ResidentState, micro_batches: int, allowed: frozenset[str]) -> Iterator[Placement]:
+    return (p for p in PLACEMENTS if p.suits(resident, micro_batches) and (p == PLAIN or p.technique in allowed))
 
 
-def surroundings(
+def memory_context(
     placement: Placement,
-    holdings: Holdings,
+    resident: ResidentState,
     outside: OutsideProfile,
     *,
     budget_bytes: int,
     micro_batches: int,
     backward_s: float,
     extra_bytes: int = 0,
-) -> Surroundings:
+) -> MemoryContext:
     """The frame that a placement sets for the choice of modes. `backward_s` hides what crosses the link."""
-    gradients = placement.gradients(holdings, micro_batches)
+    gradients = placement.gradients(resident, micro_batches)
     grows, splits = gradients is Gradients.GROW, placement.splits_states
-    fixed = holdings.held_bytes + extra_bytes
+    fixed = resident.held_bytes + extra_bytes
     waits = placement == HOST_STATES and gradients is Gradients.PASS
-    movable = movable_bytes(placement, holdings, micro_batches)
-    return Surroundings(
+    movable = movable_bytes(placement, resident, micro_batches)
+    # Where all states are on the host: over the link both ways at once; or the host's own step, whichever is longer.
+    states_s = resident.states_bytes / resident.link_bytes_per_s
+    if placement == HOST_GRADIENTS:
+        link_s = max(resident.gradients_bytes, resident.parameters_bytes) / resident.link_bytes_per_s
+        states_s = max(resident.host_step_s, link_s)
+    # States of each parameter, in the order in which they find room on the GPU.
+    per_gradient = resident.states_bytes / max(1, resident.gradients_bytes)
+    states_of_each = [round(gradient_bytes * per_gradient) for gradient_bytes in resident.parameter_gradients_bytes]
+    return MemoryContext(
         budget_bytes=budget_bytes,
         fixed_bytes=fixed
-        + (holdings.gradients_bytes if gradients is Gradients.STAY else 0)
-        + (0 if splits else holdings.states_bytes),
+        + (resident.gradients_bytes if gradients is Gradients.STAY else 0)
+        + (0 if splits else resident.states_bytes),
         outside_kept_bytes=outside.kept_bytes,
         outside_peak_bytes=outside.peak_bytes,
         stem_peak_bytes=outside.stem_peak_bytes,
         between_peak_bytes=outside.between_peak_bytes,
-        gradient_bytes=holdings.block_gradients_bytes if grows or waits else (),
-        outside_gradient_bytes=holdings.outside_gradients_bytes if grows or waits else 0,
+        gradient_bytes=resident.block_gradients_bytes if grows or waits else (),
+        outside_gradient_bytes=resident.outside_gradients_bytes if grows or waits else 0,
         waiting_bytes=WINDOW_BYTES if waits else None,
-        passing_bytes=_passing(holdings) if placement == HOST_GRADIENTS else (),
-        gradients_per_state=holdings.gradients_bytes / max(1, holdings.states_bytes),
-        step_peak_bytes=(holdings.gradients_bytes if grows else 0)
-        + (holdings.step_temporary_bytes if placement == PLAIN else 0),
+        passing_bytes=_passing(resident) if placement == HOST_GRADIENTS else (),
+        gradients_per_state=resident.gradients_bytes / max(1, resident.states_bytes),
+        step_peak_bytes=(resident.gradients_bytes if grows else 0)
+        + (resident.step_temporary_bytes if placement == PLAIN else 0),
         movable_states_bytes=movable,
-        states_s_per_byte=_states_s(placement, holdings) / max(1, movable),
-        states_window_s=0.0 if holdings.clips else backward_s,
-        parameter_states_bytes=_states_of_each(holdings) if placement == HOST_STATES else (),
-        host_bytes=holdings.host_bytes,
-        link_bytes_per_s=holdings.link_bytes_per_s,
+        states_s_per_byte=states_s / max(1, movable),
+        states_window_s=0.0 if resident.clips else backward_s,
+        parameter_states_bytes=states_of_each if placement == HOST_STATES else (),
+        host_bytes=resident.host_bytes,
+        link_bytes_per_s=resident.link_bytes_per_s,
         micro_batches=micro_batches,
     )
 
 
-def _passing(holdings: Holdings) -> list[int]:
+def _passing(resident: ResidentState) -> list[int]:
     """Gradients on their way to the host, of what runs before the blocks and of each block: a new one, and some before it."""
-    largest, blocks = holdings.largest_gradient_bytes, holdings.block_gradients_bytes
-    earlier = accumulate(reversed(blocks), initial=holdings.outside_gradients_bytes)
+    largest, blocks = resident.largest_gradient_bytes, resident.block_gradients_bytes
+    earlier = accumulate(reversed(blocks), initial=resident.outside_gradients_bytes)
     leaving = [min(PIECE_BYTES, made) for made in earlier][::-1]
     return [new + left for new, left in zip([largest, *(min(largest, one) for one in blocks)], leaving, strict=True)]
 
 
-def _states_of_each(holdings: Holdings) -> list[int]:
-    """States of each parameter, in the order in which they find room on the GPU."""
-    per_gradient = holdings.states_bytes / max(1, holdings.gradients_bytes)
-    return [round(gradient_bytes * per_gradient) for gradient_bytes in holdings.parameter_gradients_bytes]
-
-
-def movable_bytes(placement: Placement, holdings: Holdings, micro_batches: int) -> int:
+def movable_bytes(placement: Placement, resident: ResidentState, micro_batches: int) -> int:
     """What may be on the host instead: states, and the sums of gradients that go with them."""
     if not placement.splits_states:
         return 0
     summed = placement == HOST_GRADIENTS and micro_batches > 1
-    return holdings.states_bytes + (holdings.gradients_bytes if summed else 0)
+    return resident.states_bytes + (resident.gradients_bytes if summed else 0)
 
 
-def states_on_gpu(placement: Placement, holdings: Holdings, micro_batches: int, unmoved_bytes: int) -> int:
-    """Of what stays on the GPU, the states."""
-    movable = movable_bytes(placement, holdings, micro_batches)
-    return unmoved_bytes * holdings.states_bytes // movable if movable else holdings.states_bytes
+def states_on_gpu(placement: Placement, resident: ResidentState, micro_batches: int, unmoved_bytes: int) -> int:
+    """Return the states among what stays on the GPU."""
+    movable = movable_bytes(placement, resident, micro_batches)
+    return unmoved_bytes * resident.states_bytes // movable if movable else resident.states_bytes
 
 
-def _states_s(placement: Placement, holdings: Holdings) -> float:
-    """Where all states are on the host: over the link both ways at once; or the host's own step, whichever is longer."""
-    if placement == HOST_GRADIENTS:
-        link_s = max(holdings.gradients_bytes, holdings.parameters_bytes) / holdings.link_bytes_per_s
-        return max(holdings.host_step_s, link_s)
-    return holdings.states_bytes / holdings.link_bytes_per_s
-
-
-def launches_s(placement: Placement, holdings: Holdings) -> float:
-    """Of the host in backward: it launches a step for each parameter, in pieces where some states are in its memory."""
+def launches_s(placement: Placement, resident: ResidentState) -> float:
+    """Return the host's time to launch a step for each parameter in backward, in pieces where some states are in its memory."""
     if placement == PLAIN:
         return 0.0
-    each_s = holdings.moved_launch_s if placement.splits_states else holdings.launch_s
-    return holdings.stepped_apart * each_s
+    each_s = resident.moved_launch_s if placement.splits_states else resident.launch_s
+    return resident.stepped_apart * each_s
 
 
-def step_overhead_s(placement: Placement, holdings: Holdings, micro_batches: int, backward_s: float) -> float:
+def step_overhead_s(placement: Placement, resident: ResidentState, micro_batches: int, backward_s: float) -> float:
     """Beyond forward, backward and what the link cannot hide: accumulation and the step itself."""
-    added_s = 3 * holdings.gradients_bytes / holdings.bandwidth_bytes_per_s
+    added_s = 3 * resident.gradients_bytes / resident.bandwidth_bytes_per_s
     if placement == HOST_GRADIENTS:
         # Each micro-batch's gradients are added on the host beside its backward; those that stay cost what they did.
-        on_host_s = max(holdings.gradients_bytes / holdings.link_bytes_per_s, holdings.host_step_s * 3 / 5)
+        on_host_s = max(resident.gradients_bytes / resident.link_bytes_per_s, resident.host_step_s * 3 / 5)
         added_s = max(added_s, on_host_s - backward_s)
-    return (micro_batches - 1) * added_s + holdings.optimizer_s
+    return (micro_batches - 1) * added_s + resident.optimizer_s

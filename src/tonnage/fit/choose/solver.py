@@ -10,18 +10,18 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from tonnage.fit.choose.choosing import Choice, Mode, Surroundings, choose_modes, least_seconds
+from tonnage.fit.choose.choosing import Choice, MemoryContext, Mode, choose_modes, least_seconds
 from tonnage.fit.choose.placement import (
-    Holdings,
     Placement,
+    ResidentState,
     launches_s,
+    memory_context,
     states_on_gpu,
     step_overhead_s,
     suitable,
-    surroundings,
 )
-from tonnage.fit.measure.profile import BlockProfile, OutsideProfile
-from tonnage.fit.measure.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, SizeProfile
+from tonnage.fit.survey.profile import BlockProfile, OutsideProfile
+from tonnage.fit.survey.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, SizeProfile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Solution:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Frame:
+class Candidate:
     """One layout, placement and use of the link: what is left to choose is each block's mode."""
 
     layout: Layout
@@ -55,7 +55,7 @@ class Frame:
     placement: Placement
     window_bytes: int
     modes: list[list[Mode]]
-    around: Surroundings
+    around: MemoryContext
     outside: OutsideProfile
     overhead_s: float
     launches_s: float  # of the host in the last micro-batch, for steps of parameters
@@ -71,7 +71,7 @@ class Frame:
 
 def solve(
     sizes: dict[int, SizeProfile],
-    holdings: Holdings,
+    resident: ResidentState,
     *,
     batch_rows: int,
     budget_bytes: int,
@@ -82,59 +82,54 @@ def solve(
     without: Layout | None = None,
     outside: Mapping[int, OutsideProfile] | None = None,
 ) -> list[Solution]:
-    """What fits, fastest first. Frames are tried in the order of a bound on their time, until none can be faster.
+    """What fits, fastest first. Candidates are tried in the order of a bound on their time, until none can be faster.
 
     `among`: only blocks of these sizes may run. `without`: a layout that is not wanted. `outside`: what is outside of blocks,
     at sizes whose blocks do not fit too.
     """
-    frames = [
-        _frame(sizes, outside or {}, holdings, layout, placement, budget_bytes, moved, allowed)
+    movable: tuple[tuple[str, ...], ...] = ((),)  # sets of modes that use the link
+    if "activation-offload" in allowed:
+        movable = ((), (BLOCK_OFFLOAD,), (BLOCK_OFFLOAD, OFFLOAD)) if "recompute" in allowed else ((), (OFFLOAD,))
+    candidates = [
+        _candidate(sizes, outside or {}, resident, layout, placement, budget_bytes, moved, allowed)
         for layout in layouts(sizes, batch_rows, sliceable=sliceable, divisible=divisible)
         if layout != without and (among is None or _profiled_rows(sizes, layout) in among)
-        for placement in suitable(holdings, layout.micro_batches, allowed)
-        for moved in _movable(allowed)
+        for placement in suitable(resident, layout.micro_batches, allowed)
+        for moved in movable
     ]
     found: list[Solution] = []
-    # A bound that is quick comes first, a close one only for frames that it leaves in the race.
-    waiting = [(frame.step_s(_quickest_s(frame.modes)), index, False) for index, frame in enumerate(frames)]
+    # A bound that is quick comes first, a close one only for candidates that it leaves in the race.
+    waiting = []
+    for index, candidate in enumerate(candidates):
+        quickest_s = sum(min(mode.forward_s + mode.backward_s for mode in ways) for ways in candidate.modes)
+        waiting.append((candidate.step_s(quickest_s), index, False))
     heapify(waiting)
     while waiting:
         bound_s, index, close = heappop(waiting)
         if found and bound_s >= found[0].step_s:
             break
-        frame = frames[index]
+        candidate = candidates[index]
         if not close:
-            bound_s = frame.step_s(least_seconds(frame.modes, frame.around))
+            bound_s = candidate.step_s(least_seconds(candidate.modes, candidate.around))
             if np.isfinite(bound_s):
                 heappush(waiting, (bound_s, index, True))
-        elif (choice := choose_modes(frame.modes, frame.around)) is not None:
-            found.append(_solution(frame, holdings, choice))
+        elif (choice := choose_modes(candidate.modes, candidate.around)) is not None:
+            found.append(_solution(candidate, resident, choice))
             found.sort(key=lambda solution: (solution.step_s, solution.peak_bytes))
     return found
 
 
-def _quickest_s(modes: Sequence[Sequence[Mode]]) -> float:
-    return sum(min(mode.forward_s + mode.backward_s for mode in ways) for ways in modes)
-
-
-def _movable(allowed: frozenset[str]) -> tuple[tuple[str, ...], ...]:
-    """Sets of modes that use the link."""
-    if "activation-offload" not in allowed:
-        return ((),)
-    return ((), (BLOCK_OFFLOAD,), (BLOCK_OFFLOAD, OFFLOAD)) if "recompute" in allowed else ((), (OFFLOAD,))
-
-
-def _solution(frame: Frame, holdings: Holdings, choice: Choice) -> Solution:
-    layout, placement = frame.layout, frame.placement
+def _solution(candidate: Candidate, resident: ResidentState, choice: Choice) -> Solution:
+    layout, placement = candidate.layout, candidate.placement
     return Solution(
         layout=layout,
-        profiled_rows=frame.profiled_rows,
+        profiled_rows=candidate.profiled_rows,
         placement=placement,
         choice=choice,
-        window_bytes=frame.window_bytes,
-        states_on_gpu_bytes=states_on_gpu(placement, holdings, layout.micro_batches, choice.unmoved_bytes),
+        window_bytes=candidate.window_bytes,
+        states_on_gpu_bytes=states_on_gpu(placement, resident, layout.micro_batches, choice.unmoved_bytes),
         peak_bytes=choice.peak_bytes,
-        step_s=frame.step_s(choice.micro_batch_s, choice.host_s) + choice.exposed_states_s,
+        step_s=candidate.step_s(choice.micro_batch_s, choice.host_s) + choice.exposed_states_s,
     )
 
 
@@ -147,33 +142,39 @@ def layouts(sizes: dict[int, SizeProfile], batch_rows: int, *, sliceable: bool, 
             yield Layout(rows=batch_rows, micro_batches=1, slices=-(-batch_rows // rows), sliced=sliceable)
 
 
-def _frame(
+def _candidate(
     sizes: dict[int, SizeProfile],
     known_outside: Mapping[int, OutsideProfile],
-    holdings: Holdings,
+    resident: ResidentState,
     layout: Layout,
     placement: Placement,
     budget_bytes: int,
     moved: tuple[str, ...],
     allowed: frozenset[str],
-) -> Frame:
+) -> Candidate:
     size = sizes[_profiled_rows(sizes, layout)]
-    wanted = {KEEP, *moved} if "recompute" not in allowed else None
-    modes = _only(block_modes(size, layout, offload=True), {OFFLOAD, BLOCK_OFFLOAD} - set(moved), wanted)
+    # Lists with fewer modes in them; blocks that shared a list share it still.
+    unwanted = {OFFLOAD, BLOCK_OFFLOAD} - set(moved)
+    all_modes = block_modes(size, layout, offload=True)
+    fewer = {
+        id(ways): [m for m in ways if m.name not in unwanted and ("recompute" in allowed or m.name in (KEEP, *moved))]
+        for ways in all_modes
+    }
+    modes = [fewer[id(ways)] for ways in all_modes]
     outside = outside_at(sizes, layout.rows, known_outside)
     backward_s = sum(ways[0].backward_s for ways in modes)
     window = offload_window(modes) if moved else 0
-    around = surroundings(
+    around = memory_context(
         placement,
-        holdings,
+        resident,
         outside,
         budget_bytes=budget_bytes,
         micro_batches=layout.micro_batches,
         backward_s=backward_s,
         extra_bytes=window,
     )
-    overhead_s = step_overhead_s(placement, holdings, layout.micro_batches, backward_s)
-    return Frame(
+    overhead_s = step_overhead_s(placement, resident, layout.micro_batches, backward_s)
+    return Candidate(
         layout=layout,
         profiled_rows=size.rows,
         placement=placement,
@@ -182,7 +183,7 @@ def _frame(
         around=around,
         outside=outside,
         overhead_s=overhead_s,
-        launches_s=launches_s(placement, holdings),
+        launches_s=launches_s(placement, resident),
     )
 
 
@@ -191,14 +192,6 @@ def _profiled_rows(sizes: Iterable[int], layout: Layout) -> int:
     if layout.slices == 1:
         return layout.rows
     return max(rows for rows in sizes if -(-layout.rows // rows) == layout.slices)
-
-
-def _only(modes: list[list[Mode]], without: set[str], wanted: set[str] | None) -> list[list[Mode]]:
-    """The lists of modes with fewer in them; blocks that shared a list share it still."""
-    fewer = {
-        id(ways): [m for m in ways if m.name not in without and (wanted is None or m.name in wanted)] for ways in modes
-    }
-    return [fewer[id(ways)] for ways in modes]
 
 
 def offload_window(modes: Sequence[Sequence[Mode]]) -> int:

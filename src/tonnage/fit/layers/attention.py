@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import nn
 
-from tonnage.fit.measure.profile import OperatorProfile, Profile
 from tonnage.fit.technique import NotApplicable
 from tonnage.fit.training import Undo
 
@@ -49,7 +48,7 @@ def _with_parts(config: Any) -> Iterator[Any]:
 
 
 def eager_configs(model: nn.Module) -> list[Any]:
-    """Of those parts that compute attention operator by operator."""
+    """Return the configurations of parts that compute attention operator by operator."""
     return [config for config in configs_of(model) if config._attn_implementation == "eager"]
 
 
@@ -108,14 +107,3 @@ def set_implementation(model: nn.Module, implementation: str) -> Undo:
             raise NotApplicable(f"{type(model).__name__} cannot change its attention while it lives.")
         stack.pop_all()
     return undo
-
-
-def score_operators(profile: Profile) -> list[OperatorProfile]:
-    """The operators of all blocks that write a matrix of scores: softmax and what has its size or, widened, twice it."""
-    return [operator for block in profile.blocks for operator in _scores_of(block.operators)]
-
-
-def _scores_of(operators: tuple[OperatorProfile, ...]) -> list[OperatorProfile]:
-    sizes = {operator.output_bytes for operator in operators if "softmax" in operator.name}
-    near = {factor * size // 2 for size in sizes for factor in (1, 2, 4)} - {0}
-    return [operator for operator in operators if operator.output_bytes in near]

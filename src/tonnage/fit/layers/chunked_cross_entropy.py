@@ -65,7 +65,7 @@ class CrossEntropy:
 
 
 def logits_dtype(dtype: torch.dtype, operations: tuple[Operation, ...]) -> torch.dtype:
-    """Of a head's output in `dtype` after these operations."""
+    """Return the type of a head's output in `dtype` after these operations."""
     casts = [argument for name, argument in operations if name == "to"]
     return casts[-1] if casts else dtype
 
@@ -140,19 +140,18 @@ class _ClassLabels:
         own = logits.gather(1, self.label[rows]).to(self.dtype)
         losses = self.mass[rows] * normaliser - self.label_mass[rows] * own
         if self.smoothing:
-            losses -= self.spread[rows] * self._weighted_sum(logits)
+            if self.class_weight.numel() == 1:
+                weighted = logits.sum(dim=-1, keepdim=True, dtype=self.dtype) * self.class_weight
+            else:
+                weighted = logits.to(self.dtype) @ self.class_weight[:, None]
+            losses -= self.spread[rows] * weighted
         # An ignored row counts nothing, even where its logits are no numbers.
         return losses.masked_fill_(self.mass[rows] == 0, 0)[:, 0]
-
-    def _weighted_sum(self, logits: Tensor) -> Tensor:
-        if self.class_weight.numel() == 1:
-            return logits.sum(dim=-1, keepdim=True, dtype=self.dtype) * self.class_weight
-        return logits.to(self.dtype) @ self.class_weight[:, None]
 
     def gradient(
         self, rows: slice, exponentials: Tensor, total: Tensor, upstream: Tensor | float, out: Tensor
     ) -> Tensor:
-        """Of the logits, in the memory of `out` or of their exponentials, which sum up to `total`."""
+        """Return the gradient of the logits, in the memory of `out` or of their exponentials, which sum up to `total`."""
         label, label_mass = self.label[rows], self.label_mass[rows] * upstream
         factor = self.mass[rows] * upstream / total
         if self.smoothing:
@@ -210,7 +209,10 @@ class _Walk:
         self.chunks = divide_rows(head.hidden.shape[0], self.classes * head.dtype.itemsize, chunk_bytes)
         kind = _ClassLabels if loss.target.dim() == 1 else _Probabilities
         self.loss = kind(loss, self.classes, self.compute_dtype)
-        self.by_kernel = self.compute_dtype == torch.float32 and not self.operations and self._has_kernel(head)
+        # Whether one kernel makes a chunk's losses and gradient: on a GPU, which comes with Triton unless it was taken out.
+        device, plain_labels = head.hidden.device, loss.target.dim() == 1 and not loss.label_smoothing
+        has_kernel = device.type == "cuda" and plain_labels and (on_virtual_gpu(device) or has_triton())
+        self.by_kernel = self.compute_dtype == torch.float32 and not self.operations and has_kernel
 
     def run(
         self, leaves: tuple[Tensor, Tensor, Tensor | None], *, differentiate: bool, upstream: Tensor | None = None
@@ -234,18 +236,12 @@ class _Walk:
             return losses, [] if sums is None else sums.gradients()
 
     def _padded(self, leaf: Tensor) -> Tensor:
-        """In the type of the multiplication, with classes that nobody asked for."""
+        """Cast to the type of the multiplication and pad the classes."""
         if not self.padding:
             return leaf.to(self.dtype)
         padded = leaf.new_zeros(self.classes + self.padding, *leaf.shape[1:], dtype=self.dtype)
         padded[: self.classes] = leaf
         return padded
-
-    def _has_kernel(self, head: Head) -> bool:
-        """Whether one kernel makes a chunk's losses and gradient: on a GPU, which comes with Triton unless it was taken out."""
-        if head.hidden.device.type != "cuda" or not isinstance(self.loss, _ClassLabels) or self.loss.smoothing:
-            return False
-        return on_virtual_gpu(head.hidden.device) or has_triton()
 
     def _chunk_by_kernel(self, rows: slice, output: Tensor, upstream: Tensor | float | None) -> tuple[Tensor, Tensor]:
         assert isinstance(self.loss, _ClassLabels)

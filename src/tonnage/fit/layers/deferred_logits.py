@@ -163,7 +163,9 @@ class DeferredLogits(Tensor):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = dict(kwargs or {})
-        name = _name_of(function)
+        name = function.__name__  # "view" of the method, "shape" of the attribute
+        if name == "__get__":
+            name = function.__self__.__name__  # type: ignore[attr-defined]
         if name in _METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return function(*args, **kwargs)
@@ -174,7 +176,8 @@ class DeferredLogits(Tensor):
             if name in _VIEWS and isinstance(result, DeferredLogits) and result is not args[0]:
                 result.source = args[0], function, args[1:], kwargs
             return result
-        changes = _changes(name)
+        # Whether it changes its tensor in place: `mul_`, `__setitem__`, `__iadd__`.
+        changes = (name.endswith("_") and not name.endswith("__")) or name.startswith(("__set", "__i"))
         real = partial(_real, keep=torch.is_grad_enabled() or changes, changes=changes)
         return function(*tree_map(real, args), **tree_map(real, kwargs))
 
@@ -194,12 +197,6 @@ def _gradient_ends_here(gradient: Tensor) -> None:
     )
 
 
-def _name_of(function: Callable[..., Any]) -> str:
-    """ "view" of the method, "shape" of the attribute."""
-    name = function.__name__
-    return function.__self__.__name__ if name == "__get__" else name  # type: ignore[attr-defined]
-
-
 def _record(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What a call on deferred logits gives without computing them, or NotImplemented."""
     logits = args[0] if args else None
@@ -210,11 +207,6 @@ def _record(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     except TypeError:  # a spelling of the call that is not recorded
         return NotImplemented
     return _DEFERRED[name](*args, **kwargs)
-
-
-def _changes(name: str) -> bool:
-    """Whether a function of this name changes its tensor in place: `mul_`, `__setitem__`, `__iadd__`."""
-    return (name.endswith("_") and not name.endswith("__")) or name.startswith(("__set", "__i"))
 
 
 def _is_computed(logits: DeferredLogits) -> bool:
@@ -328,7 +320,9 @@ def _spelled_out(index: tuple[Any, ...], dimensions: int) -> tuple[tuple[Any, ..
         return None
     if any(isinstance(part, bool | DeferredLogits) for part in index):
         return None
-    taken = sum(_dimensions_of(part) for part in index)
+    taken = 0
+    for part in (part for part in index if part is not Ellipsis):
+        taken += part.dim() if isinstance(part, Tensor) and part.dtype == torch.bool else 1
     if any(part is Ellipsis for part in index):
         place = next(number for number, part in enumerate(index) if part is Ellipsis)
         index = (*index[:place], *[slice(None)] * (dimensions - taken), *index[place + 1 :])
@@ -337,12 +331,6 @@ def _spelled_out(index: tuple[Any, ...], dimensions: int) -> tuple[tuple[Any, ..
         return index, slice(None)
     classes = index[-1]
     return (index[:-1], classes) if taken == dimensions and isinstance(classes, slice) else None
-
-
-def _dimensions_of(part: Any) -> int:
-    if isinstance(part, Tensor):
-        return part.dim() if part.dtype == torch.bool else 1
-    return 0 if part is Ellipsis else 1
 
 
 def _transpose(logits: DeferredLogits, first: int, second: int) -> Any:

@@ -38,7 +38,8 @@ class Fp8:
 def quantise(matrix: Tensor, dtype: torch.dtype) -> Fp8:
     """The matrix in FP8, scaled so that its largest value is the type's largest."""
     # Inside a compiled block the graph around it fuses it.
-    function = _fused() if not torch.compiler.is_compiling() and _can_fuse(matrix.device) else _quantise
+    can_fuse = matrix.is_cuda and not on_virtual_gpu(matrix.device) and has_triton()
+    function = _fused() if not torch.compiler.is_compiling() and can_fuse else _quantise
     return Fp8(*function(matrix.detach(), dtype))
 
 
@@ -52,10 +53,6 @@ def _quantise(matrix: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 def _fused() -> Callable[[Tensor, torch.dtype], tuple[Tensor, Tensor]]:
     """Two passes over the matrix; eager PyTorch would make FP32 copies of it."""
     return torch.compile(_quantise, dynamic=True)
-
-
-def _can_fuse(device: torch.device) -> bool:
-    return device.type == "cuda" and not on_virtual_gpu(device) and has_triton()
 
 
 def multiply(left: Fp8, right_rows: Fp8, dtype: torch.dtype, *, fast: bool) -> Tensor:

@@ -120,19 +120,13 @@ def _tile_backward(
     if to.sinks is not None and weights.sink is not None:
         to.sinks.sub_((weights.sink * mean).sum(dim=(0, 2, 3)))
     if to.bias is not None:
-        _add_broadcast(to.bias, towards_scores, tile)
+        region = tile.region(to.bias)  # a view: what was broadcast to the tile is added there
+        region += towards_scores.sum_to_size(region.shape)
     if weights.bend is not None:
         towards_scores = torch.ops.aten.tanh_backward(towards_scores, weights.bend)
     products = tile.fold_heads(towards_scores.mul_(tile.scores.scaling).to(query.dtype))
     to.query[:, :, tile.rows] = tile.unfold(products @ key[:, :, tile.keys])
     to.key[:, :, tile.keys] += products.mT @ tile.fold(query)
-
-
-def _add_broadcast(total: Tensor, part: Tensor, tile: "_Tile") -> None:
-    """Add to the region of a tile what was broadcast to it."""
-    rows = tile.rows if total.shape[2] > 1 else slice(None)
-    region = total[:, :, rows, tile.keys]
-    region += part.sum_to_size(region.shape)
 
 
 class _Tile:
@@ -168,7 +162,7 @@ class _Tile:
             bend = values.div_(self.scores.soft_cap).tanh_()
             values = bend * self.scores.soft_cap
         if bias is not None:
-            values = values + self._region(bias)
+            values = values + self.region(bias)
         for counts in self._masks(values):
             values.masked_fill_(~counts, float("-inf"))
         return self._softmax(values, sinks, bend)
@@ -198,10 +192,10 @@ class _Tile:
         if self.scores.keys is not None:
             masks.append(self.scores.keys[:, None, None, self.keys])
         if self.scores.mask is not None:
-            masks.append(self._region(self.scores.mask))
+            masks.append(self.region(self.scores.mask))
         return masks
 
-    def _region(self, whole: Tensor) -> Tensor:
+    def region(self, whole: Tensor) -> Tensor:
         """The part of something that broadcasts to all scores."""
         return whole[:, :, self.rows if whole.shape[2] > 1 else slice(None), self.keys]
 

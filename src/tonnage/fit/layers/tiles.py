@@ -9,7 +9,7 @@ parameter sees one gradient. It does not know which modules are worth it.
 import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from tonnage.fit.modules import replace_forward
-from tonnage.fit.randomness import dropouts
+from tonnage.fit.modules import dropouts, replace_forward
 from tonnage.fit.training import Undo
 from tonnage.fit.virtual import on_virtual_gpu
 
@@ -199,24 +198,14 @@ def mixes_rows(module: nn.Module, width: int) -> str | None:
             pieces = torch.cat([module.forward(half) for half in x.chunk(2, dim=1)], dim=1)
     except (RuntimeError, TypeError, ValueError) as problem:
         return f"does not run on {_PROBE_ROWS} rows of {width} ({str(problem).splitlines()[0]})"
-    if on_virtual_gpu(x.device) or _close(pieces, whole):
+    if on_virtual_gpu(x.device):
+        return None
+    difference, norm = (pieces.double() - whole.double()).norm(), whole.double().norm()
+    if difference <= _TOLERANCES.get(whole.dtype, _COARSE_TOLERANCE) * norm:
         return None
     return "gives other values for a row when the rows beside it are left out"
-
-
-def _close(found: Tensor, expected: Tensor) -> bool:
-    difference = (found.double() - expected.double()).norm()
-    return bool(difference <= _TOLERANCES.get(expected.dtype, _COARSE_TOLERANCE) * expected.double().norm())
 
 
 def sharded(module: nn.Module) -> bool:
     """Whether its parameters are pieces on several devices, whose gradients a wrapper of the module gathers."""
     return any(type(parameter.data) is not Tensor for parameter in module.parameters())
-
-
-def tile_all(modules: Sequence[nn.Module], tiles: int) -> Undo:
-    """Tile each of them, or none."""
-    with ExitStack() as stack:
-        for module in modules:
-            stack.callback(tile_forward(module, tiles))
-        return stack.pop_all().close

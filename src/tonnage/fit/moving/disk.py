@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from tonnage.errors import TonnageError
-from tonnage.fit.moving.host import CopyLane, PinnedPool, Ticket, has_streams, pinned
+from tonnage.fit.moving.host import CopyLane, PinnedPool, Ticket, pinned
 from tonnage.fit.virtual import on_virtual_gpu
 from tonnage.units import MIB, format_bytes
 
@@ -85,8 +85,11 @@ class DiskSpace:
                 hint="Free space there, or name a directory on another disk.",
             ) from error
 
-    def store(self, source: Tensor, extent: Extent, *, start: int = 0) -> "Stored":
-        """Write GPU bytes to part of an extent, after what the current stream has been given so far."""
+    def store(self, source: Tensor, extent: Extent, *, start: int = 0) -> Ticket:
+        """Write GPU bytes to part of an extent, after what the current stream has been given so far.
+
+        The GPU memory is free after the ticket, the file has it after `settle`.
+        """
         staged = self._staging.take(source.numel())
         copied = self._store_lane.copy(source, staged[: source.numel()])
 
@@ -94,16 +97,23 @@ class DiskSpace:
             copied.done()
             self.write(staged, extent.start + start)
 
-        return Stored(copied, self._submit(extent, staged, write))
+        self._submit(extent, staged, write)
+        return copied
 
     def load(self, extent: Extent, target: Tensor) -> "Loaded":
         """Read an extent into GPU memory, after what the current stream has been given so far."""
         staged = self._staging.take(extent.byte_count)
-        now = self._now()
+        lane = self.load_lane
+        now = torch.cuda.current_stream(self.device).record_event() if lane.stream is not None else None
 
         def read() -> Ticket:
             self.read(staged, extent.start)
-            ticket = self._copy_in(staged[: extent.byte_count], target, now)
+            if lane.stream is None or now is None:
+                return lane.copy(staged[: extent.byte_count], target)
+            # In a thread of ours, whose current stream is not the computation's.
+            with torch.cuda.stream(lane.stream):
+                lane.stream.wait_event(now)
+                ticket = lane.copy(staged[: extent.byte_count], target)
             ticket.done()
             return ticket
 
@@ -124,18 +134,6 @@ class DiskSpace:
         future = self._threads.submit(run)
         self._latest[extent.start] = future
         return future
-
-    def _now(self) -> Any:
-        return torch.cuda.current_stream(self.device).record_event() if has_streams(self.device) else None
-
-    def _copy_in(self, source: Tensor, target: Tensor, after: Any) -> Ticket:
-        """From a thread of ours, whose current stream is not the computation's."""
-        lane = self.load_lane
-        if lane.stream is None:
-            return lane.copy(source, target)
-        with torch.cuda.stream(lane.stream):
-            lane.stream.wait_event(after)
-            return lane.copy(source, target)
 
     def read(self, buffer: Tensor, start: int) -> None:
         """Into host memory, at once. The buffer is aligned and its length too."""
@@ -165,14 +163,6 @@ class DiskSpace:
         buffer = pinned(_aligned(extent.byte_count), torch.device("cpu"))
         self.read(buffer, extent.start)
         return buffer[: extent.byte_count]
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A write under way: the GPU memory is free after `copied`, the file has it after `written`."""
-
-    copied: Ticket
-    written: "Future[None]"
 
 
 @dataclass(frozen=True)

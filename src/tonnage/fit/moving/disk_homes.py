@@ -3,14 +3,13 @@
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from tonnage.fit.moving.disk import DiskSpace, Extent, Loaded, Stored
+from tonnage.fit.moving.disk import DiskSpace, Extent, Loaded
 from tonnage.fit.moving.host import Ticket
-from tonnage.fit.moving.saved_tensors import Kept
+from tonnage.fit.moving.saved_tensors import SavedBytes
 from tonnage.fit.moving.streaming import Home
 from tonnage.fit.stepping.parameter_step import Group, State, StateStep, StepFunction, own_state, plain_state
 
@@ -23,7 +22,7 @@ class DiskKeeper:
     def __init__(self, space: DiskSpace) -> None:
         self._space = space
 
-    def keep(self, source: Tensor) -> Kept:
+    def keep(self, source: Tensor) -> SavedBytes:
         extent = self._space.take(source.numel())
         return _DiskBytes(self._space, extent, self._space.store(source, extent))
 
@@ -32,11 +31,7 @@ class DiskKeeper:
 class _DiskBytes:
     space: DiskSpace
     extent: Extent
-    stored: Stored
-
-    @property
-    def copied(self) -> Ticket:
-        return self.stored.copied
+    copied: Ticket
 
     def load(self, target: Tensor) -> Loaded:
         return self.space.load(self.extent, target)
@@ -59,7 +54,7 @@ class DiskHome:
         return self._space.load(self._extent, target)
 
     def write(self, start: int, source: Tensor) -> None:
-        self._copied = self._space.store(source, self._extent, start=start).copied
+        self._copied = self._space.store(source, self._extent, start=start)
 
     def wait_for_writes(self, stream: "torch.cuda.Stream | None") -> None:
         self._copied.wait(stream)
@@ -132,10 +127,12 @@ class DiskStep(StateStep):
         if isinstance(self._inner, StateStep):
             tensors = {name: tensor.to(self._device) for name, tensor in tensors.items()}
         plain = plain_state(self._inner, parameter, {**kept.others, **tensors})
-        return {name: _on_host(value) for name, value in plain.items()}
+        return {name: v.cpu() if isinstance(v, Tensor) and v.dim() else v for name, v in plain.items()}
 
     def own_state(self, parameter: Tensor, plain: State, group: Group) -> State:
-        self._forget_order()
+        self._coming.clear()  # what is under way holds its buffer until it is there
+        self._next.clear()
+        self._first = self._last = None
         made = own_state(self._inner, parameter, plain, group)
         return {_ON_DISK: self._keep(made)} if made else {}
 
@@ -157,23 +154,15 @@ class DiskStep(StateStep):
     def _load(self, kept: _StatesOnDisk) -> Tensor:
         buffer, loaded = self._coming.pop(kept) if kept in self._coming else self._start_loading(kept)
         loaded.wait()
-        self._learn(kept)
-        following = self._next.get(kept)
-        if following is not None and following not in self._coming:
-            self._coming[following] = self._start_loading(following)
-        return buffer
-
-    def _learn(self, kept: _StatesOnDisk) -> None:
-        """After the last one of a step nothing comes: the first would lie on the GPU through the next forward pass."""
+        # After the last one of a step nothing comes: the first would lie on the GPU through the next forward pass.
         self._first = self._first or kept
         if self._last is not None and kept is not self._first:
             self._next[self._last] = kept
         self._last = kept
-
-    def _forget_order(self) -> None:
-        self._coming.clear()  # what is under way holds its buffer until it is there
-        self._next.clear()
-        self._first = self._last = None
+        following = self._next.get(kept)
+        if following is not None and following not in self._coming:
+            self._coming[following] = self._start_loading(following)
+        return buffer
 
     def _start_loading(self, kept: _StatesOnDisk) -> tuple[Tensor, Loaded]:
         buffer = torch.empty(kept.extent.byte_count, dtype=torch.uint8, device=self._device)
@@ -184,8 +173,7 @@ class DiskStep(StateStep):
             if state[name].data_ptr() != view.data_ptr():
                 view.copy_(state[name])
         kept.others = {name: value for name, value in state.items() if name not in kept.tensors}
-        stored = self.space.store(buffer, kept.extent)
-        self._leaving.append((buffer, stored.copied))
+        self._leaving.append((buffer, self.space.store(buffer, kept.extent)))
         while len(self._leaving) > 1:
             self._let_go()
 
@@ -198,7 +186,3 @@ class DiskStep(StateStep):
         """The current stream may use the memory of all that is leaving."""
         while self._leaving:
             self._let_go()
-
-
-def _on_host(value: Any) -> Any:
-    return value.cpu() if isinstance(value, Tensor) and value.dim() else value

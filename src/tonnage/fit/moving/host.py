@@ -37,10 +37,11 @@ def free_host_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgr
     """Memory of this machine, or of this container's share, that a process could still take."""
     free = _table(proc / "meminfo")["MemAvailable:"] * 1024
     for folder, limit_name, used_name, cache_name in _CGROUP_FILES:
-        limit, used = (_number(cgroup / folder / name) for name in (limit_name, used_name))
-        if limit is not None and used is not None:
+        files = [cgroup / folder / name for name in (limit_name, used_name)]
+        limit, used = (file.read_text().strip() if file.exists() else "max" for file in files)
+        if limit.isdigit() and used.isdigit():
             cache = _table(cgroup / folder / "memory.stat").get(cache_name, 0)
-            free = min(free, limit - used + cache)
+            free = min(free, int(limit) - int(used) + cache)
     return max(free, 0)
 
 
@@ -56,11 +57,6 @@ _CGROUP_FILES = (
     ("", "memory.max", "memory.current", "inactive_file"),
     ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-
-
-def _number(file: Path) -> int | None:
-    text = file.read_text().strip() if file.exists() else "max"
-    return int(text) if text.isdigit() else None
 
 
 def _table(file: Path) -> dict[str, int]:
@@ -116,8 +112,9 @@ class PinnedPool:
     def take(self, byte_count: int) -> Tensor:
         if self._free[byte_count]:
             return self._free[byte_count].pop()
-        if self.pinned_bytes + byte_count > self.limit_bytes:
-            self._drop_unused()
+        if self.pinned_bytes + byte_count > self.limit_bytes:  # drop sizes of other batches, which nobody holds
+            self.pinned_bytes -= sum(size * len(buffers) for size, buffers in self._free.items())
+            self._free.clear()
         if self.pinned_bytes + byte_count > self.limit_bytes:
             raise HostMemoryExhausted(
                 f"{format_bytes(byte_count)} more pinned memory is needed; {format_bytes(self.pinned_bytes)} of the "
@@ -130,11 +127,6 @@ class PinnedPool:
 
     def give(self, buffer: Tensor) -> None:
         self._free[buffer.numel()].append(buffer)
-
-    def _drop_unused(self) -> None:
-        """Sizes of other batches, which nobody holds."""
-        self.pinned_bytes -= sum(size * len(buffers) for size, buffers in self._free.items())
-        self._free.clear()
 
 
 @dataclass(frozen=True)

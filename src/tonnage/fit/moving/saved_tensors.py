@@ -106,7 +106,7 @@ class Arrival(Protocol):
         """Let the current stream go on only when the bytes are there."""
 
 
-class Kept(Protocol):
+class SavedBytes(Protocol):
     """Bytes that have left the GPU, or are leaving."""
 
     @property
@@ -121,7 +121,7 @@ class Kept(Protocol):
 
 
 class Keeper(Protocol):
-    def keep(self, source: Tensor) -> Kept:
+    def keep(self, source: Tensor) -> SavedBytes:
         """Let these bytes leave the GPU, after what the current stream has been given so far."""
 
 
@@ -132,7 +132,7 @@ class PinnedKeeper:
         self.pool = pool
         self.store_lane, self.load_lane = CopyLane(device), CopyLane(device)
 
-    def keep(self, source: Tensor) -> Kept:
+    def keep(self, source: Tensor) -> SavedBytes:
         host = self.pool.take(source.numel())
         return _PinnedBytes(self, host, self.store_lane.copy(source, host))
 
@@ -198,7 +198,8 @@ class OffloadWindow:
             self._load(moved)
         resident = moved.resident
         assert resident is not None
-        moved.wait_if_loaded()
+        if moved.arrival is not None:
+            moved.arrival.wait()
         self._exit(moved)
         self._forget_the_dead()
         self._load_ahead()
@@ -216,7 +217,7 @@ class OffloadWindow:
     def _load(self, moved: "_Moved") -> None:
         # Memory of the current stream's, which waits for the copy before it reads, and frees only after.
         target = torch.empty(moved.byte_count, dtype=torch.uint8, device=self.device)
-        moved.take(target, moved.kept.load(target))
+        moved.source, moved.resident, moved.arrival = None, target, moved.kept.load(target)
         self._enter(moved)
 
     def _enter(self, moved: "_Moved") -> None:
@@ -243,7 +244,7 @@ class OffloadWindow:
 class _Moved:
     """One storage: kept elsewhere, and for a while on the GPU too."""
 
-    def __init__(self, window: OffloadWindow, source: Tensor, resident: Tensor, kept: Kept) -> None:
+    def __init__(self, window: OffloadWindow, source: Tensor, resident: Tensor, kept: SavedBytes) -> None:
         self.window = window
         self.kept = kept
         self.byte_count = resident.numel()
@@ -258,13 +259,6 @@ class _Moved:
     def check(self) -> None:
         """Raise where the copy may have caught a later value than the one that was kept."""
         check_version(self.source._version if self.source is not None else self.version_copied, self.version)
-
-    def take(self, target: Tensor, arrival: Arrival) -> None:
-        self.source, self.resident, self.arrival = None, target, arrival
-
-    def wait_if_loaded(self) -> None:
-        if self.arrival is not None:
-            self.arrival.wait()
 
     def drop(self) -> None:
         """Off the GPU, once the copy from there is done."""

@@ -188,7 +188,11 @@ class WeightStreamer:
             weights.point_at(slot.buffer)
             self._touch(slot)
             self._current = weights
-            self._load_next(weights)
+            # The next one in this direction is on its way meanwhile.
+            in_backward = torch._C._current_graph_task_id() != -1
+            index = self._index[weights] + (-1 if in_backward else 1)
+            if 0 <= index < len(self._blocks) and self._blocks[index].slot is None:
+                self._load(self._blocks[index])
         return slot.buffer
 
     @contextmanager
@@ -215,12 +219,6 @@ class WeightStreamer:
         for slot in self._slots:
             self._vacate(slot)
         self._slots.clear()
-
-    def _load_next(self, weights: BlockWeights) -> None:
-        in_backward = torch._C._current_graph_task_id() != -1
-        index = self._index[weights] + (-1 if in_backward else 1)
-        if 0 <= index < len(self._blocks) and self._blocks[index].slot is None:
-            self._load(self._blocks[index])
 
     def _load(self, weights: BlockWeights) -> _Slot:
         slot = next(slot for slot in self._slots if slot.weights is None or slot.weights is not self._current)

@@ -40,13 +40,17 @@ class Generators:
         return tuple(read() for read, _ in self._torch)
 
     def set(self, states: States) -> None:
-        """Of all of them, or of torch's alone."""
+        """Set the states of all of them, or of torch's alone."""
         for (_, write), state in zip(self._all, states, strict=False):
             write(state)
 
 
 def same_states(some: States, others: States) -> bool:
-    return all(_same(*pair) for pair in zip(some, others, strict=True))
+    pairs = zip(some, others, strict=True)
+    return all(
+        torch.equal(one, other) if isinstance(one, Tensor) else pickle.dumps(one) == pickle.dumps(other)
+        for one, other in pairs
+    )
 
 
 def held_generators(module: nn.Module) -> Iterator[Any]:
@@ -69,9 +73,3 @@ def _access(generator: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
         bits = generator.bit_generator
         return (lambda: bits.state), partial(setattr, bits, "state")
     return generator.get_state, generator.set_state
-
-
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor):
-        return torch.equal(one, other)
-    return pickle.dumps(one) == pickle.dumps(other)

@@ -6,7 +6,7 @@ It does not know what is worth keeping.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
 
-from tonnage.fit.measure.profile import OperatorProfile
-from tonnage.fit.measure.virtual_clock import clocked
-from tonnage.fit.recomputing.operations import matrix_operations
+from tonnage.fit.survey.profile import OperatorProfile
+from tonnage.fit.survey.virtual_clock import clocked
 from tonnage.hardware import Gpu
 
 # Runs one operator and says how long it takes, when asked after the pass.
@@ -26,6 +26,8 @@ Layout = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 
 # Autograd's own: their number depends on who looks at saved tensors.
 UNCOUNTED = frozenset({torch.ops.aten.detach.default})
+# Arguments of products that say nothing about their size.
+_NO_SHAPE = frozenset({"out", "out_dtype", "alpha", "beta"})
 _COLLECTIVES = ("c10d", "_c10d_functional", "_dtensor")
 
 
@@ -34,7 +36,6 @@ class Operator:
     """One call, as it was seen."""
 
     function: OpOverload
-    module: str
     inputs: tuple[int, ...]
     base: int | None  # the operator whose storage it gives a view of or writes into
     layouts: tuple[Layout, ...]  # of its output tensors
@@ -44,7 +45,6 @@ class Operator:
     read_s: Callable[[], float]
     saved_bytes: int = 0
     keepable: bool = True
-    writers: list[int] = field(default_factory=list)  # later calls that write into its storage
 
     @property
     def writes(self) -> bool:
@@ -80,12 +80,11 @@ class Recorder(TorchDispatchMode):
     def __init__(self, clock: Clock | None = None) -> None:
         super().__init__()
         self.operators: list[Operator] = []
-        self.module = ""
         self.overlooked = False  # other hooks hid from `saving` what an operator saved
         self._pack: object = None
         self._clock = clock or untimed
         self._makers: dict[int, int] = {}  # storage -> the operator that made it
-        self._reads: dict[int, int] = {}  # maker -> the last operator that read its storage
+        self._reads: set[int] = set()  # makers whose storage an operator has read
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -93,7 +92,9 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if func in UNCOUNTED:
             return func(*args, **kwargs)
-        self.overlooked = self.overlooked or _pack_hook() is not self._pack
+        # The hook that sees what is saved for backward now.
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        self.overlooked = self.overlooked or (hooks[0] if hooks else None) is not self._pack
         given = {_storage(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         outputs, read_s = self._clock(func, args, kwargs)
         self._note(func, given, outputs, read_s)
@@ -107,7 +108,6 @@ class Recorder(TorchDispatchMode):
         sources = tuple(sorted({self._makers[key] for key in given if key in self._makers}))
         operator = Operator(
             function=func,
-            module=self.module,
             inputs=sources,
             base=next((self._makers[key] for key in shared if key in self._makers), None),
             layouts=tuple((t.shape, t.stride(), t.dtype, t.device) for t in tensors),
@@ -116,19 +116,14 @@ class Recorder(TorchDispatchMode):
             external=any(key not in self._makers for key in shared),
             read_s=read_s,
         )
-        self._note_write(operator, index)
+        if operator.writes and operator.base is not None:
+            # Kept, it would hold the later value when what read the earlier one runs again.
+            root = self.operators[operator.base]
+            root.keepable = root.keepable and operator.base not in self._reads
+        elif not operator.is_view:
+            self._reads.update(operator.inputs)
         self._makers |= dict.fromkeys(made, index)
         self.operators.append(operator)
-
-    def _note_write(self, operator: Operator, index: int) -> None:
-        base = operator.base
-        if operator.writes and base is not None:
-            root = self.operators[base]
-            root.writers.append(index)
-            # Kept, it would hold the later value when what read the earlier one runs again.
-            root.keepable = root.keepable and base not in self._reads
-        elif not operator.is_view:
-            self._reads |= dict.fromkeys(operator.inputs, index)
 
     @contextmanager
     def saving(self, *, hold: bool) -> Iterator[None]:
@@ -153,7 +148,7 @@ def profile_operators(
 ) -> tuple[OperatorProfile, ...]:
     """Every operator call of one forward pass of the block."""
     recorder = Recorder(clock)
-    with named_modules(block, recorder), recorder.saving(hold=True), recorder, torch.enable_grad():
+    with recorder.saving(hold=True), recorder, torch.enable_grad():
         outputs = block(*args, **kwargs)
     del outputs
     return tuple(profile_of(index, operator) for index, operator in enumerate(recorder.operators))
@@ -163,7 +158,6 @@ def profile_of(index: int, operator: Operator) -> OperatorProfile:
     return OperatorProfile(
         index=index,
         name=str(operator.function),
-        module=operator.module,
         output_bytes=operator.made_bytes,
         kept_bytes=operator.saved_bytes,
         seconds=operator.read_s(),
@@ -173,32 +167,6 @@ def profile_of(index: int, operator: Operator) -> OperatorProfile:
         keepable=operator.keepable and bool(operator.made_bytes),
         repeatable=operator.repeatable,
     )
-
-
-@contextmanager
-def named_modules(block: nn.Module, recorder: Recorder) -> Iterator[None]:
-    """Let the recorder know which module inside the block calls."""
-    handles = []
-    stack: list[str] = []
-
-    def enter(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any) -> None:
-            stack.append(recorder.module)
-            recorder.module = name
-
-        return hook
-
-    def leave(module: nn.Module, args: Any, output: Any) -> None:
-        recorder.module = stack.pop()
-
-    try:
-        for name, module in block.named_modules():
-            handles.append(module.register_forward_pre_hook(enter(name)))
-            handles.append(module.register_forward_hook(leave, always_call=True))
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def untimed(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Callable[[], float]]:
@@ -243,7 +211,24 @@ def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def _pack_hook() -> object:
-    """The hook that sees what is saved for backward now."""
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return hooks[0] if hooks else None
+def matrix_operations(func: Any, args: Any, kwargs: Any, result: Any) -> float:
+    """Count operations of a matrix product, convolution or attention; 0 for anything else."""
+    count = flop_registry.get(func.overloadpacket)
+    if count is None:
+        return 0.0
+    if "attention" in func.overloadpacket.__name__:
+        return _attention_operations(func.overloadpacket.__name__, args)
+    positional = [value for value in args if not isinstance(value, torch.dtype)]
+    named = {name: value for name, value in kwargs.items() if name not in _NO_SHAPE}
+    return float(count(*positional, **named, out_val=result))
+
+
+def _attention_operations(name: str, args: Any) -> float:
+    """Two products forward, five backward. (PyTorch's own count refuses grouped queries in 2.11.)"""
+    tensors = [value for value in args if isinstance(value, Tensor) and value.dim() == 4]
+    backward = "backward" in name
+    query, key, value = tensors[1:4] if backward else tensors[:3]
+    rows, heads, length, width = query.shape
+    causal = any(argument is True for argument in args)
+    forward = 2 * rows * heads * length * key.shape[2] * (width + value.shape[3]) * (0.5 if causal else 1.0)
+    return forward * 2.5 if backward else forward

@@ -98,40 +98,31 @@ class _Again(_Counted):
         self._set_random = set_random
 
     def call(self, index: int, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._check(index, func)
-        if index in self._stash.outputs:
-            return _detached(self._stash.outputs[index][1])
-        if func._schema.is_mutable and self._is_written_already(args):
-            return args[0]
-        if self._plan is not None and index in self._plan.skipped:
-            return _stand_in(func, args, self._plan.skipped[index])
+        kept, plan = self._stash.outputs.get(index), self._plan
+        if kept is not None and kept[0] is not func:
+            raise OperatorsDiffer(f"Operator {index} is {func} now and was {kept[0]} before.")
+        if plan is not None and (index >= len(plan.functions) or plan.functions[index] is not func):
+            raise OperatorsDiffer(f"Operator {index} is {func} now and was another before.")
+        if kept is not None:
+            return _detached(kept[1])
+        first = args[0] if args else None
+        if func._schema.is_mutable and isinstance(first, Tensor) and first.untyped_storage()._cdata in self._storages:
+            return first  # what was kept holds its last value
+        if plan is not None and index in plan.skipped:
+            if func._schema.is_mutable:
+                return first
+            # Tensors of the right shape with no values.
+            layouts = plan.skipped[index]
+            made = [torch.empty_strided(shape, stride, dtype=dtype, device=at) for shape, stride, dtype, at in layouts]
+            return made[0] if len(func._schema.returns) == 1 else tuple(made)
         if index in self._stash.random:
             self._set_random(self._stash.random[index])
         return func(*args, **kwargs)
-
-    def _check(self, index: int, func: OpOverload) -> None:
-        if index in self._stash.outputs and self._stash.outputs[index][0] is not func:
-            raise OperatorsDiffer(f"Operator {index} is {func} now and was {self._stash.outputs[index][0]} before.")
-        if self._plan is not None and (index >= len(self._plan.functions) or self._plan.functions[index] is not func):
-            raise OperatorsDiffer(f"Operator {index} is {func} now and was another before.")
-
-    def _is_written_already(self, args: tuple[Any, ...]) -> bool:
-        """What was kept holds its last value."""
-        first = args[0] if args else None
-        return isinstance(first, Tensor) and first.untyped_storage()._cdata in self._storages
 
 
 def _detached(outputs: Any) -> Any:
     """Over the same storages; autograd puts its marks on the others."""
     return tree_map_only(Tensor, Tensor.detach, outputs)
-
-
-def _stand_in(func: OpOverload, args: tuple[Any, ...], layouts: Sequence[Layout]) -> Any:
-    """Tensors of the right shape with no values."""
-    if func._schema.is_mutable:
-        return args[0]
-    made = [torch.empty_strided(shape, stride, dtype=dtype, device=device) for shape, stride, dtype, device in layouts]
-    return made[0] if len(func._schema.returns) == 1 else tuple(made)
 
 
 class Replayer:
@@ -161,18 +152,15 @@ class Replayer:
             with around(), _Again(stash, plan, set_random) if learns or plan or stash.outputs else nullcontext():
                 if not learns:
                     return run()
-                outputs, self._plans[shapes] = self._learn(run)
+                recorder = Recorder(operations_clock)
+                with recorder.saving(hold=True), recorder:
+                    outputs = run()
+                self._plans[shapes] = None if recorder.overlooked else self._plan(recorder.operators)
                 return outputs
         except OperatorsDiffer:
             # Without the plan, and then without what was set aside.
             self._plans[shapes] = None
         return self.again(run, shapes, stash if plan else Stash(), set_random, around)
-
-    def _learn(self, run: Run) -> tuple[tuple[Tensor, ...], Plan | None]:
-        recorder = Recorder(operations_clock)
-        with recorder.saving(hold=True), recorder:
-            outputs = run()
-        return outputs, None if recorder.overlooked else self._plan(recorder.operators)
 
     def _plan(self, operators: Sequence[Operator]) -> Plan | None:
         profile = [profile_of(index, operator) for index, operator in enumerate(operators)]

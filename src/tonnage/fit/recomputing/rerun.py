@@ -7,7 +7,7 @@ It does not know which modules are worth it.
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+from torch.utils.checkpoint import checkpoint
 
 from tonnage.fit.recomputing.generators import Generators, States, given_generators, held_generators, same_states
 from tonnage.fit.recomputing.remembered import Slot, put_back
@@ -161,7 +162,11 @@ class Rerun:
                     outputs = run()
             else:
                 replayer = self._whole if call.stash is None else self.replayer
-                stash, shapes = call.stash or Stash(), _shapes(call, inputs, leaves)
+                # What decides which operators backward needs: shapes of all tensors, and which of them want a gradient.
+                tensors = [leaf for leaf in (*inputs, *leaves) if isinstance(leaf, Tensor)]
+                layouts = ((tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors)
+                shapes = (*layouts, call.places, *map(id, call.parameters))
+                stash = call.stash or Stash()
                 outputs = replayer.again(run, shapes, stash, surroundings.generators.set, surroundings.again)
         if not self._checked:
             self._check_reads_only(outputs, [*inputs, *call.parameters])
@@ -209,6 +214,54 @@ class _Rerun(torch.autograd.Function):
         return (None, None, *ctx.rerun.differentiate(ctx.call, ctx.saved_tensors, gradients))
 
 
+class GraphRerun:
+    """Takes the place of a module's forward, as `Rerun` does, while autograd keeps the graph of the first run.
+
+    For modules that gradients enter or leave by other ways than arguments and outputs: router logits that a hook
+    collects, an auxiliary loss in an attribute, a parameter of another module. All of those are nodes of the graph that
+    was made first; only what the nodes saved is made a second time. It cannot keep the outputs of chosen operators.
+    """
+
+    def __init__(self, module: nn.Module, forward: Forward, slots: Sequence[Slot] = ()) -> None:
+        self.module = module
+        self.forward = forward
+        self.slots = slots
+        self._generators = list(held_generators(module))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled() or holds_tokens(self.module, args, kwargs):
+            return self.forward(*args, **kwargs)
+        args, kwargs = without_cache(args, kwargs)
+        leaves = tree_leaves((args, kwargs))
+        own = [*self._generators, *given_generators(leaves)]
+        again = _Again(Surroundings.now(device_of((*leaves, *self.module.parameters())), own, self.slots))
+        outputs = checkpoint(
+            self.forward,
+            *args,
+            use_reentrant=False,
+            preserve_rng_state=False,
+            context_fn=lambda: (nullcontext(), again),
+            early_stop=False,  # which would leave modules in the middle, between one hook and another
+            **kwargs,
+        )
+        again.surroundings = again.surroundings.without_unused_random()
+        return outputs
+
+
+class _Again(AbstractContextManager[None]):
+    """May be entered many times: once for each backward pass over the graph."""
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        self.surroundings = surroundings
+        self._stack = ExitStack()
+
+    def __enter__(self) -> None:
+        self._stack.enter_context(self.surroundings.again())
+
+    def __exit__(self, *failure: object) -> None:
+        self._stack.close()
+
+
 @contextmanager
 def _no_cast_cache() -> Iterator[None]:
     """Without gradients, autocast would cache casts that later uses of the weight could not be differentiated through."""
@@ -245,15 +298,9 @@ def holds_tokens(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def device_of(leaves: Iterable[Any]) -> torch.device:
-    """Of the first tensor on a GPU, or of the first one."""
+    """Return the device of the first tensor on a GPU, or of the first one."""
     devices = [leaf.device for leaf in leaves if isinstance(leaf, Tensor)]
     return next((device for device in devices if device.type == "cuda"), devices[0] if devices else torch.device("cpu"))
-
-
-def _shapes(call: Call, inputs: Sequence[Tensor], leaves: Sequence[Any]) -> tuple[object, ...]:
-    """What decides which operators backward needs: the shapes of all tensors, and which of them want a gradient."""
-    tensors = ((leaf.shape, leaf.stride(), leaf.dtype) for leaf in (*inputs, *leaves) if isinstance(leaf, Tensor))
-    return (*tensors, call.places, *map(id, call.parameters))
 
 
 def _graph_leaves(outputs: Sequence[Tensor]) -> Iterator[Tensor]:

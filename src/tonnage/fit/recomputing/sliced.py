@@ -4,8 +4,9 @@ What a block makes on the way then exists for one slice at a time, as with micro
 each parameter's gradient is summed here and reaches autograd once. Only for blocks that treat rows independently.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -123,17 +124,14 @@ def first_calls(training: Training, blocks: Mapping[str, nn.Module]) -> dict[str
     """Arguments of the first call of each block in a loss on the sample, which ends there. A cache is left out."""
     calls: dict[str, Arguments] = {}
 
-    def note(name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            calls.setdefault(name, without_cache(args, kwargs))
-            if len(calls) == len(blocks):
-                raise _Reached
-
-        return hook
+    def note(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        calls.setdefault(name, without_cache(args, kwargs))
+        if len(calls) == len(blocks):
+            raise _Reached
 
     with ExitStack() as stack:
         for name, block in blocks.items():
-            stack.callback(block.register_forward_pre_hook(note(name), with_kwargs=True).remove)
+            stack.callback(block.register_forward_pre_hook(partial(note, name), with_kwargs=True).remove)
         stack.enter_context(suppress(_Reached))
         training.loss(training.model, training.sample)
     return calls

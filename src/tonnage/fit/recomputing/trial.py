@@ -80,7 +80,7 @@ def _fingerprint(training: Training) -> object:
 
 
 def _try_blocks(training: Training, names: Sequence[str]) -> dict[str, Finding]:
-    """The training is left as it was."""
+    """Run a loss with each block twice; the training is left as it was."""
 
     def tried(*, twice: bool, saves: bool) -> dict[str, Finding]:
         return on_few_rows(training, lambda batch: _Trial(training, names, twice=twice, saves=saves).run(batch))
@@ -117,18 +117,14 @@ def left_alone(training: Training) -> Iterator[None]:
         with eagerly(), training.forward_pass():
             yield
     finally:
-        _reshard(training.model)
+        # Sharded parameters that a forward has gathered wait for a backward to be given up, and none comes.
+        kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ())
+        for module in training.model.modules():
+            if isinstance(module, kind):
+                module.reshard()
         generators.set(states)
         memory.restore()
         of_loss.restore()
-
-
-def _reshard(model: nn.Module) -> None:
-    """Sharded parameters that a forward has gathered wait for a backward to be given up, and none comes."""
-    kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ())
-    for module in model.modules():
-        if isinstance(module, kind):
-            module.reshard()
 
 
 @dataclass(eq=False)
@@ -187,7 +183,9 @@ class _Trial:
             finding = self._findings[name]
             # As it is.
             with self._writing_noted(finding, leaves, block), self._running(name) as run:
-                run.entries, run.leaves = _entries(leaves, block)
+                given = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+                run.entries = {tensor.grad_fn for tensor in given if tensor.grad_fn is not None}
+                run.leaves = {id(tensor) for tensor in (*given, *block.parameters())}
                 args, kwargs = tree_unflatten(leaves, spec)
                 outputs = forward(*args, **kwargs)
             changed = memory.changed()
@@ -195,7 +193,8 @@ class _Trial:
             # And again.
             if self._twice and finding.reason is None:
                 surroundings = replace(surroundings, slots=tuple(changed), remembered=tuple(changed.values()))
-                args, kwargs = tree_unflatten([_fresh(leaf) for leaf in leaves], spec)
+                fresh = [x.detach().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x for x in leaves]
+                args, kwargs = tree_unflatten(fresh, spec)
                 with surroundings.again(), self._running(name, second=True):
                     # Where autograd's own threads run: what the caller put into context variables is not there.
                     again = Context().run(forward, *args, **kwargs)
@@ -275,12 +274,6 @@ class _Trial:
         return found
 
 
-def _entries(leaves: Sequence[Any], block: nn.Module) -> tuple[set[Node], set[int]]:
-    given = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
-    made = {tensor.grad_fn for tensor in given if tensor.grad_fn is not None}
-    return made, {id(tensor) for tensor in (*given, *block.parameters())}
-
-
 def _through_exits(run: _Run, outputs: Any) -> Any:
     def leave(tensor: Tensor) -> Tensor:
         if not tensor.requires_grad:
@@ -290,10 +283,6 @@ def _through_exits(run: _Run, outputs: Any) -> Any:
         return left
 
     return tree_map_only(Tensor, leave, outputs)
-
-
-def _fresh(leaf: Any) -> Any:
-    return leaf.detach().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
 
 
 def _same(outputs: Any, again: Any) -> bool:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -48,7 +48,7 @@ class RankFailed(TonnageError):
 
 
 class Agreement:
-    """Of all ranks of a mesh. Every rank makes it at the same time, and calls the same of its methods in the same order."""
+    """Agreement of all ranks of a mesh. Every rank makes it at the same time and calls the same methods in the same order."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self.mesh = mesh
@@ -66,13 +66,13 @@ class Agreement:
         return self.rank == self.members[0]
 
     def share(self, value: Value) -> Value:
-        """The first rank's."""
+        """Return the first rank's value."""
         box = [value]
         dist.broadcast_object_list(box, src=self.members[0], group=self._group)
         return box[0]
 
     def gather(self, value: Value) -> list[Value]:
-        """Every rank's, in order."""
+        """Return every rank's value, in order."""
         found: list[Any] = [None] * self.size
         dist.all_gather_object(found, value, group=self._group)
         return found
@@ -140,7 +140,7 @@ class Agreement:
 
 @dataclass(frozen=True)
 class _Failure:
-    """Of one rank, in the phase of that number. Ranks go through the same phases in the same order."""
+    """A failure of one rank in one phase. Ranks go through the same phases in the same order."""
 
     rank: int
     phase: int
@@ -176,8 +176,11 @@ class _News:
         phase = self._phases
         try:
             yield
-            if settled:
-                self._settle(phase)
+            if settled:  # wait for the others; raise where one of them failed
+                self._out.add(f"through/{phase}", 1)
+                while self._out.add(f"through/{phase}", 0) < len(self.members):
+                    self._check()
+                    time.sleep(_POLL_S / 4)
         except BaseException as error:
             self._explain(error, phase)
             raise
@@ -206,45 +209,34 @@ class _News:
         """A failure that this rank did not share."""
         return next((failure for failure in self._heard if failure.phase not in self._own), None)
 
-    def _settle(self, phase: int) -> None:
-        """Wait for the others; raise where one of them failed."""
-        self._out.add(f"through/{phase}", 1)
-        while self._out.add(f"through/{phase}", 0) < len(self.members):
-            self._check()
-            time.sleep(_POLL_S / 4)
-
     def _explain(self, error: BaseException, phase: int) -> None:
-        """Tell it; but one that only says that a peer is gone is replaced by that peer's own."""
+        """Tell the others; an error that only says that a peer is gone is replaced by that peer's own."""
         if isinstance(error, RankFailed) or _TOLD in error.__dict__:
             return
         if _from_a_backend(error) and self._within_time(lambda: self._fatal() is not None):
-            self._raise_fatal(error)
+            fatal = self._fatal()
+            assert fatal is not None
+            raise fatal.error from error
         self._own.add(phase)
         error.__dict__[_TOLD] = True  # held here, it would hold its frames, and those all memory of the step
         self._alert_until_s = time.monotonic() + 2 * _HEARD_WITHIN_S  # others may tell the same, and wait to be heard
+        words = f"{type(error).__name__}: {error.words if isinstance(error, TonnageError) else error}"
         try:
-            self._tell(_words(error), phase)
+            number = self._out.add("failures", 1)
+            self._out.set(f"failure/{number}", json.dumps([self.rank, phase, words]))
+            self._within_time(lambda: self._out.add(f"heard/{number}", 0) >= len(self.members))
         except RuntimeError:
             return  # the store is gone with the rank that kept it
-
-    def _raise_fatal(self, cause: BaseException) -> NoReturn:
-        fatal = self._fatal()
-        assert fatal is not None
-        raise fatal.error from cause
-
-    def _tell(self, words: str, phase: int) -> None:
-        number = self._out.add("failures", 1)
-        self._out.set(f"failure/{number}", json.dumps([self.rank, phase, words]))
-        self._within_time(lambda: self._out.add(f"heard/{number}", 0) >= len(self.members))
 
     def shared(self, error: BaseException) -> bool:
         """Whether the failure that was told last is every rank's."""
         assert _TOLD in error.__dict__
-        return self._within_time(self._all_failed)
 
-    def _all_failed(self) -> bool:
-        phases = [failure.phase for failure in self._heard if failure.phase in self._own]
-        return phases.count(max(self._own)) == len(self.members) - 1
+        def all_failed() -> bool:
+            phases = [failure.phase for failure in self._heard if failure.phase in self._own]
+            return phases.count(max(self._own)) == len(self.members) - 1
+
+        return self._within_time(all_failed)
 
     def _within_time(self, ready: Callable[[], bool]) -> bool:
         until = time.monotonic() + _HEARD_WITHIN_S
@@ -261,18 +253,15 @@ class _News:
                 if not self._depth and time.monotonic() > self._alert_until_s:
                     continue  # nobody waits; and at the end of a job the store may go before this thread does
                 for number in range(heard + 1, self._in.add("failures", 0) + 1):
-                    self._hear(number)
+                    failure = _Failure(*json.loads(self._in.get(f"failure/{number}")))
+                    if failure.rank != self.rank:
+                        self._heard.append(failure)
+                    self._in.add(f"heard/{number}", 1)
                     heard = number
                 if self._fatal() is not None and self._outlasts(_SHARED_WITHIN_S):
                     self._end()
         except RuntimeError:
             return  # the store is gone: whoever kept it has ended
-
-    def _hear(self, number: int) -> None:
-        failure = _Failure(*json.loads(self._in.get(f"failure/{number}")))
-        if failure.rank != self.rank:
-            self._heard.append(failure)
-        self._in.add(f"heard/{number}", 1)
 
     def _end(self) -> None:
         """The main thread comes out by itself where connections break; else groups are aborted, or all of it ends."""
@@ -296,10 +285,6 @@ class _News:
         atexit.unregister(self.close)
         self._closed.set()
         self._thread.join(_HEARD_WITHIN_S)
-
-
-def _words(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error.words if isinstance(error, TonnageError) else error}"
 
 
 def _from_a_backend(error: BaseException) -> bool:

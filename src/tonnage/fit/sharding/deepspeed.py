@@ -33,7 +33,7 @@ _MOST_BYTES = 16 * 2**20
 
 
 def fit_with_engine(engine: str, *args: Any, mesh: Any = None, **kwargs: Any) -> "EngineFitted":
-    """What `tonnage.fit` with `engine=` does."""
+    """Answer `tonnage.fit` with `engine=`."""
     if engine != "deepspeed":
         raise RequestError(f"There is no engine {engine!r}.", hint='Known are "torch" (unless told) and "deepspeed".')
     if mesh is not None:

@@ -20,9 +20,9 @@ from torch.optim import Optimizer
 
 from tonnage.errors import RequestError
 from tonnage.fit.checks import check_model, check_sample
-from tonnage.fit.choose.outlook import DoesNotFit
-from tonnage.fit.fitted import Fitted
-from tonnage.fit.fitting import Request, allowed_names, apply_plan
+from tonnage.fit.choose.infeasible import DoesNotFit
+from tonnage.fit.fitted import Fitted, apply_plan
+from tonnage.fit.fitting import allowed_names
 from tonnage.fit.moving.host import free_host_bytes
 from tonnage.fit.plan import Plan, read_plan
 from tonnage.fit.sharding.agreement import Agreement
@@ -31,6 +31,7 @@ from tonnage.fit.sharding.shard import Shard, mesh_device
 from tonnage.fit.sharding.wrapping import reshard
 from tonnage.fit.stepping.batches import change_tensors, tensors
 from tonnage.fit.stepping.stepper import Stepper
+from tonnage.fit.survey.stages import Request
 from tonnage.fit.training import Batch, Loss, Training
 from tonnage.units import budget_bytes
 
@@ -69,7 +70,8 @@ def fit_on_mesh(
     try:
         with agreement.together(settled=True):
             training = _training(model, optimizer, loss, sample, mesh, agreement, clip_norm)
-            asked = _Asked(shard, _read(plan), budget, host, allowed_names(exact, allow, without), measure, verbose)
+            plan = read_plan(plan) if isinstance(plan, str | Path) else plan
+            asked = _Asked(shard, plan, budget, host, allowed_names(exact, allow, without), measure, verbose)
             _check_alike(asked, agreement)
             fitted = _fit(training, asked)
             reshard(model)  # the last of what was tried may have been a forward alone
@@ -94,7 +96,11 @@ class _Asked:
 def _check_alike(asked: _Asked, agreement: Agreement) -> None:
     """Budgets may differ; what is put in place may not."""
     plan = asked.plan.to_json() if asked.plan is not None else None
-    told = json.dumps([repr(asked.shard), plan, sorted(asked.allowed), asked.measure], default=_plain)
+
+    def jsonable(value: Any) -> Any:
+        return dict(value) if isinstance(value, Mapping) else getattr(value, "__qualname__", repr(value))
+
+    told = json.dumps([repr(asked.shard), plan, sorted(asked.allowed), asked.measure], default=jsonable)
     found = agreement.gather(told)
     other = next((place for place, words in enumerate(found) if words != found[0]), None)
     if other is not None:
@@ -152,53 +158,34 @@ def _training(
         agreement=agreement,
     )
     training.device = mesh_device(training)
-    _check_place(model, training.device)
-    check_sample(sample, training.device)
-    training.sample = _first_sample(sample, training.device, agreement)
-    return training
-
-
-def _check_place(model: nn.Module, device: torch.device) -> None:
-    found = next(model.parameters()).device
+    device, found = training.device, next(model.parameters()).device
     if found.type not in (device.type, "cpu"):
         raise RequestError(
             f"The model is on {found}, and the mesh is of {device.type!r}.",
             hint="Make the model on the CPU: its blocks are moved one at a time as they are sharded.",
         )
-
-
-def _first_sample(sample: Batch, device: torch.device, agreement: Agreement) -> Batch:
-    """Every rank measures on the same rows, so that all go through the same motions."""
+    check_sample(sample, device)
+    # Every rank measures on the first one's rows, so that all go through the same motions.
     host = change_tensors(sample, lambda tensor: tensor.detach().cpu()) if agreement.first else None
     on_host = [tensor.device.type == "cpu" for tensor in tensors(sample)]
     lengths = iter(on_host if not all(on_host) else [False] * len(on_host))  # on the host beside tensors that are not
-    return change_tensors(agreement.share(host), lambda t: t if next(lengths) else t.to(device))
-
-
-def _read(plan: Plan | str | Path | None) -> Plan | None:
-    return read_plan(plan) if isinstance(plan, str | Path) else plan
+    training.sample = change_tensors(agreement.share(host), lambda t: t if next(lengths) else t.to(device))
+    return training
 
 
 def _fit(training: Training, asked: _Asked) -> Fitted:
-    if asked.plan is not None:
-        return apply_plan(training, _sharded_plan(asked.plan, asked.shard))
-    if training.device.type != "cuda" and asked.budget is None:
-        return apply_plan(training, _plan_of(training, asked.shard or Shard()))
-    return _choose(training, asked)
-
-
-def _sharded_plan(plan: Plan, shard: Shard | None) -> Plan:
-    """A plan that was made for one GPU is sharded as told; one that shards already stays as it is."""
-    planned = [technique for technique in plan.techniques if isinstance(technique, Shard)]
-    if planned and shard is not None and planned[0] != shard:
-        raise RequestError("The plan shards in another way than shard= says.", hint="Leave shard= out.")
-    return plan if planned else replace(plan, techniques=(shard or Shard(), *plan.techniques))
-
-
-def _plan_of(training: Training, shard: Shard) -> Plan:
-    """Sharding alone, nothing measured."""
-    return Plan(
-        techniques=(shard,),
+    plan, shard = asked.plan, asked.shard
+    if plan is None and (training.device.type == "cuda" or asked.budget is not None):
+        return _choose(training, asked)
+    if plan is not None:
+        # A plan that was made for one GPU is sharded as told; one that shards already stays as it is.
+        planned = [technique for technique in plan.techniques if isinstance(technique, Shard)]
+        if planned and shard is not None and planned[0] != shard:
+            raise RequestError("The plan shards in another way than shard= says.", hint="Leave shard= out.")
+        sharded = plan if planned else replace(plan, techniques=(shard or Shard(), *plan.techniques))
+        return apply_plan(training, sharded)
+    alone = Plan(  # sharding alone, nothing measured
+        techniques=(shard or Shard(),),
         device=training.device.type,
         torch=torch.__version__,
         batch_rows=0,
@@ -209,6 +196,7 @@ def _plan_of(training: Training, shard: Shard) -> Plan:
         plain_peak_bytes=0,
         plain_step_s=0.0,
     )
+    return apply_plan(training, alone)
 
 
 def _choose(training: Training, asked: _Asked) -> Fitted:

@@ -12,18 +12,19 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from tonnage.fit.choose.placement import Holdings
+from tonnage.fit.choose.placement import ResidentState
 from tonnage.fit.choose.solver import Solution
 from tonnage.fit.fitted import Fitted
-from tonnage.fit.fitting import Fitting, Request
-from tonnage.fit.measure.holdings import find_holdings, tensors_of
-from tonnage.fit.measure.measuring import BlockCall, parameter_bytes
-from tonnage.fit.measure.meter import Duration, Meter
-from tonnage.fit.measure.survey import SizeProfile, Survey
-from tonnage.fit.rehearsal import Rehearsed
+from tonnage.fit.fitting import Fitting
+from tonnage.fit.prove.rehearsal import Rehearsed
 from tonnage.fit.sharding.agreement import Agreement, RankFailed
 from tonnage.fit.sharding.shard import Shard
 from tonnage.fit.stepping.batches import Weighting
+from tonnage.fit.survey.measuring import BlockCall, parameter_bytes
+from tonnage.fit.survey.meter import Duration, Meter
+from tonnage.fit.survey.resident_state import find_resident_state, tensors_of
+from tonnage.fit.survey.stages import Request
+from tonnage.fit.survey.survey import SizeProfile, Survey
 from tonnage.fit.training import Training
 
 Found = TypeVar("Found")
@@ -108,11 +109,11 @@ class ShardedFitting(Fitting):
     def _new_survey(self) -> Survey:
         return AgreedSurvey(self.training, self.meter, self.agreement)
 
-    def _find_holdings(self) -> Holdings:
-        whole = find_holdings(self.training, self.meter, self.survey.blocks, self.request.host_bytes)
+    def _find_resident_state(self) -> ResidentState:
+        whole = find_resident_state(self.training, self.meter, self.survey.blocks, self.request.host_bytes)
         return self.agreement.share(self._of_this_rank(whole))
 
-    def _of_this_rank(self, whole: Holdings) -> Holdings:
+    def _of_this_rank(self, whole: ResidentState) -> ResidentState:
         """Shards stay; of the blocks that are gathered one more is there than the one that runs."""
         parameters = list(self.training.model.parameters())
         share = local_bytes(parameters) / parameter_bytes(parameters)
@@ -160,5 +161,5 @@ class ShardedFitting(Fitting):
 
 
 def local_bytes(tensors: Iterable[Tensor]) -> int:
-    """Of what this rank holds."""
+    """Count the bytes that this rank holds."""
     return parameter_bytes(tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors)

@@ -5,8 +5,7 @@ tokens, and a rank without one, or with one that has no rows, goes through the s
 zero: nobody waits for it. It does not know the techniques.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -46,12 +45,14 @@ class Ranks:
         return self._step(training, None) is not None
 
     def _step(self, training: Training, batch: Batch | None) -> Tensor | None:
+        from tonnage.fit.stepping.step import accumulate  # which steps with ranks where there are any
+
         with self.agreement.together():
             parts = self.divide(training, batch)
             if not parts:
                 return None
             training.stepper.begin(len(parts))
-            total = _accumulated(training, parts)
+            total = accumulate(training, parts)
             training.stepper.finish()
             return self.agreement.sum(total) / self.agreement.size
 
@@ -66,30 +67,32 @@ class Ranks:
     def divide(self, training: Training, batch: Batch | None, *, least: int = 0) -> list[Part]:
         """As many parts on every rank, where one has a batch. Gradients are means over ranks: so are weights."""
         reshard(training.model)  # where a forward without a backward came before
-        stepping, batch = batch is not None, None if batch is None or _is_empty(batch) else batch
+        stepping = batch is not None
+        rows = [tensor.shape[0] for tensor in tensors(batch) if tensor.ndim]
+        if rows and not any(rows):  # what a loader gives a rank for which nothing is left
+            batch = None
         own = [] if batch is None else split(batch, training.micro_batches, training.weighting)
         count, any_steps = (int(number) for number in self.agreement.largest(len(own), stepping))
         if not any_steps:
             return []
         if not count:
             raise BadBatch("No rank's batch has any rows.", hint="Leave such a step out, on every rank.")
-        count, share = max(count, least), self._share(training, batch)
-        parts = [Part(part.batch, _finite(part.weight, training) * share) for part in own]
+        # This rank's share of all batches, times the number of ranks.
+        amount = torch.zeros((), dtype=torch.float64)
+        if batch is not None:
+            alike = self.weighting in ("sum", RANKS)
+            amount = torch.as_tensor(1.0 if alike else measure_of(self.weighting)(batch), dtype=torch.float64)
+        amount = amount.to(training.device, torch.float64)
+        share = amount * self.agreement.size
+        if self.weighting != "sum":
+            share = share / self.agreement.sum(amount)
+        count, parts = max(count, least), []
+        for part in own:
+            # A batch without any label has parts of no number; all of it weighs nothing.
+            weight = torch.as_tensor(part.weight, dtype=torch.float64, device=training.device).nan_to_num(0.0)
+            parts.append(Part(part.batch, weight * share))
         spare = own[0].batch if own else take_rows(training.sample, slice(0, 1))
         return [*(Part(spare, 0.0) for _ in range(count - len(parts))), *parts]
-
-    def _share(self, training: Training, batch: Batch | None) -> Tensor:
-        """Of this rank's batch in all of them, times the number of ranks."""
-        amount = self._amount(batch).to(training.device, torch.float64)
-        if self.weighting == "sum":
-            return amount * self.agreement.size
-        return amount * self.agreement.size / self.agreement.sum(amount)
-
-    def _amount(self, batch: Batch | None) -> Tensor:
-        if batch is None:
-            return torch.zeros((), dtype=torch.float64)
-        measure = _measure(self.weighting)
-        return torch.as_tensor(measure(batch), dtype=torch.float64)
 
 
 def check_weighting(weighting: Weighting) -> str | None:
@@ -98,24 +101,3 @@ def check_weighting(weighting: Weighting) -> str | None:
     if weighting not in known and not is_weighting(weighting):
         return f"{weighting!r} is no weighting; known are {', '.join(known)}, or a function."
     return None
-
-
-def _is_empty(batch: Batch) -> bool:
-    """Tensors, and no rows in any: what a loader gives a rank for which nothing is left."""
-    rows = [tensor.shape[0] for tensor in tensors(batch) if tensor.ndim]
-    return bool(rows) and not any(rows)
-
-
-def _measure(weighting: Weighting) -> Callable[[Batch], Any]:
-    return (lambda _: 1.0) if weighting in ("sum", RANKS) else measure_of(weighting)
-
-
-def _finite(weight: float | Tensor, training: Training) -> Tensor:
-    """A batch without any label has parts of no number; all of it weighs nothing."""
-    return torch.as_tensor(weight, dtype=torch.float64, device=training.device).nan_to_num(0.0)
-
-
-def _accumulated(training: Training, parts: list[Part]) -> Tensor:
-    from tonnage.fit.stepping.step import accumulate  # which steps with ranks where there are any
-
-    return accumulate(training, parts)

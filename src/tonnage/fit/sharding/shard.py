@@ -6,29 +6,24 @@ inside each block's forward, but for those that handle parameters or their steps
 """
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy
-from torch.optim import Optimizer
 
-from tonnage.fit.block_names import why_not_blocks
-from tonnage.fit.measure.profile import Profile
-from tonnage.fit.modules import find_blocks
+from tonnage.fit.modules import find_blocks, why_not_blocks
 from tonnage.fit.sharding.agreement import Agreement
 from tonnage.fit.sharding.ranks import Ranks, check_weighting
-from tonnage.fit.sharding.states import retarget, sharded_like, whole, whole_like
-from tonnage.fit.sharding.wrapping import Plain, forget_step, reshard
+from tonnage.fit.sharding.wrapping import Plain, forget_step, reshard, retarget, sharded_like, whole, whole_like
 from tonnage.fit.stepping.batches import Weighting
 from tonnage.fit.stepping.stepper import Stepper
-from tonnage.fit.technique import Estimate, NotApplicable, Technique
-from tonnage.fit.training import Training, Undo
+from tonnage.fit.technique import NotApplicable, Technique
+from tonnage.fit.training import Training
 from tonnage.fit.weighting import find_weighting
-from tonnage.units import format_bytes
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 _SHARDS = "parameters are shards of FSDP2's, which gathers and frees them itself"
@@ -69,6 +64,8 @@ class Shard(Technique):
     title: ClassVar[str] = "sharded over ranks"
     order: ClassVar[int] = 0
     conflicts: ClassVar[Mapping[str, str]] = _CONFLICTS
+    refusal: ClassVar[str] = "The training cannot be sharded: {reason}."
+    hint: ClassVar[str] = "Change that, shard= or the mesh."
 
     stage: int = 3
     blocks: tuple[str, ...] = ()
@@ -85,10 +82,8 @@ class Shard(Technique):
         return (
             self._why_not_settings()
             or (why_not_blocks(training.model, self.blocks) if self.blocks else None)
-            or _why_shared(training.model, self._blocks(training.model))
-            or _why_scalar(training.model)
-            or _why_not_stepped(training.optimizer)
-            or self._why_not_clipping(training)
+            or _why_not_parameters(training.model, self._blocks(training.model))
+            or self._why_not_stepped(training)
         )
 
     def _why_not_settings(self) -> str | None:
@@ -100,7 +95,11 @@ class Shard(Technique):
             return f'gradients= takes "once" or "each", not {self.gradients!r}'
         return check_weighting(self.weighting)
 
-    def _why_not_clipping(self, training: Training) -> str | None:
+    def _why_not_stepped(self, training: Training) -> str | None:
+        classes = (kind.__name__ for kind in type(training.optimizer).__mro__)
+        known = next((name for name in classes if name in _WHOLE_STEPS), None)
+        if known is not None:
+            return f"{known} cannot step shards: {_WHOLE_STEPS[known]}. AdamW, SGD and the like can"
         assert training.mesh is not None
         kinds = training.mesh.get_group(0)._device_types
         if self.offload and training.stepper.clip_norm is not None and torch.device("cpu") not in kinds:
@@ -113,29 +112,24 @@ class Shard(Technique):
     def _blocks(self, model: nn.Module) -> tuple[str, ...]:
         return self.blocks or tuple(find_blocks(model))
 
-    def estimate(self, profile: Profile) -> Estimate:
-        """By itself it moves no activations; what of the rest a rank holds depends on the mesh, which no profile knows."""
-        gathered = sum(block.parameters_bytes for block in profile.blocks)
-        why = f"{format_bytes(gathered)} of blocks are gathered {'once' if self.stage == 2 else 'twice'} a pass"
-        return Estimate(saved_bytes=0, seconds=0.0, why=why)
-
-    def apply(self, training: Training) -> Undo:
-        reason = self.why_not(training)
-        if reason is not None:
-            raise NotApplicable(f"The training cannot be sharded: {reason}.", hint="Change that, shard= or the mesh.")
-        assert training.mesh is not None and training.agreement is not None
-        with ExitStack() as stack:
-            self._place(training, training.agreement, stack)
-            return stack.pop_all().close
-
-    def _place(self, training: Training, agreement: Agreement, stack: ExitStack) -> None:
-        model, optimizer = training.model, training.optimizer
+    def place(self, training: Training, stack: ExitStack) -> None:
+        model, optimizer, agreement = training.model, training.optimizer, training.agreement
+        assert training.mesh is not None and agreement is not None
         device = mesh_device(training)
         with torch.no_grad():
             agreement.copy_from_first([*model.parameters(), *model.buffers()], device)
         plain, blocks = Plain(model), self._blocks(model)
         stack.callback(self._take_off, training, agreement, plain)
-        plain.wrap(model, blocks, keep_blocks=self.stage == 2, mesh=training.mesh, **self._policies(device))
+        narrow = DTYPES[self.dtype] if self.dtype else None
+        host = CPUOffloadPolicy(pin_memory=device.type == "cuda")
+        plain.wrap(
+            model,
+            blocks,
+            keep_blocks=self.stage == 2,
+            mesh=training.mesh,
+            mp_policy=MixedPrecisionPolicy(param_dtype=narrow, reduce_dtype=torch.float32 if narrow else None),
+            offload_policy=host if self.offload else OffloadPolicy(),
+        )
         sharded = dict(model.named_parameters(remove_duplicate=False))
         retarget(optimizer, {plain.parameters[name]: new for name, new in sharded.items()}, sharded_like)
         assert isinstance(model, FSDPModule)
@@ -158,12 +152,6 @@ class Shard(Technique):
         training.ranks = None
         del sharded, gradients
         gc.collect()  # FSDP2's states refer to each other, and hold the shards
-
-    def _policies(self, device: torch.device) -> dict[str, Any]:
-        narrow = DTYPES[self.dtype] if self.dtype else None
-        precision = MixedPrecisionPolicy(param_dtype=narrow, reduce_dtype=torch.float32 if narrow else None)
-        host = CPUOffloadPolicy(pin_memory=device.type == "cuda")
-        return {"mp_policy": precision, "offload_policy": host if self.offload else OffloadPolicy()}
 
     def _found_weighting(self, training: Training) -> Weighting:
         """Every rank runs the first one's sample, so that all find the same."""
@@ -196,35 +184,23 @@ class ShardStepper(Stepper):
 
 
 def mesh_device(training: Training) -> torch.device:
-    """Where this rank computes."""
+    """Return the device that this rank computes on."""
     assert training.mesh is not None
     kind = training.mesh.device_type
     return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
 
 
-def _why_shared(model: nn.Module, blocks: tuple[str, ...]) -> str | None:
+def _why_not_parameters(model: nn.Module, blocks: tuple[str, ...]) -> str | None:
     """A parameter in two groups would be sharded twice; within one group FSDP2 knows that they are one."""
     owners: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        owner = next(_holding(name, blocks), "")
+        owner = next((block for block in blocks if name.startswith(f"{block}.")), "")
         if owners.setdefault(id(parameter), owner) != owner:
             return f"{name} is shared by blocks that are gathered apart"
+    for name, parameter in model.named_parameters():
+        if not parameter.dim():
+            return (
+                f"{name} is a parameter without dimensions, which FSDP2 cannot divide: "
+                "make it one of one element, torch.ones(1)"
+            )
     return None
-
-
-def _why_scalar(model: nn.Module) -> str | None:
-    found = next((name for name, parameter in model.named_parameters() if not parameter.dim()), None)
-    if found is None:
-        return None
-    return f"{found} is a parameter without dimensions, which FSDP2 cannot divide: make it one of one element, torch.ones(1)"
-
-
-def _why_not_stepped(optimizer: Optimizer) -> str | None:
-    known = next((kind.__name__ for kind in type(optimizer).__mro__ if kind.__name__ in _WHOLE_STEPS), None)
-    if known is None:
-        return None
-    return f"{known} cannot step shards: {_WHOLE_STEPS[known]}. AdamW, SGD and the like can"
-
-
-def _holding(name: str, blocks: tuple[str, ...]) -> Iterator[str]:
-    return (block for block in blocks if name.startswith(f"{block}."))

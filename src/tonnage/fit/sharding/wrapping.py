@@ -2,19 +2,19 @@
 
 `fully_shard` changes a model in place: a class of its own for each wrapped module, hooks, and sharded parameters in the
 place of plain ones. PyTorch has no way back. Here there is one: what FSDP2 added is told by the module that it comes from.
+The optimizer goes along, and steps sharded parameters for plain ones and back; groups stay the same objects, so schedulers go on.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
 from torch.distributed._composable_state import _module_state_mapping
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor
-
-from tonnage.fit.sharding.states import whole
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
 
 _FSDP = "torch.distributed.fsdp"
 _HOOKS = (
@@ -25,6 +25,7 @@ _HOOKS = (
     "_load_state_dict_pre_hooks",
     "_load_state_dict_post_hooks",
 )
+Change = Callable[[Tensor, nn.Parameter], Tensor]
 _MARKS = (STATE_KEY, REGISTRY_KEY, "_is_fsdp_managed_module", "_fsdp_use_orig_params")
 
 
@@ -80,7 +81,9 @@ def forget_step(model: nn.Module) -> None:
     for module in _wrapped(model):
         if module is model and hasattr(module, "reset_iter_state"):  # not in the oldest PyTorch that we know
             module.reset_iter_state()
-        for group in _groups(module):
+        state: Any = module._get_fsdp_state()
+        groups = state._fsdp_param_groups if hasattr(state, "_fsdp_param_groups") else [state._fsdp_param_group]
+        for group in (group for group in groups if group is not None):
             for parameter in group.fsdp_params:
                 parameter.unsharded_accumulated_grad = None
                 if hasattr(parameter, "_unsharded_param"):
@@ -91,12 +94,6 @@ def _wrapped(model: nn.Module) -> list[FSDPModule]:
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
-def _groups(module: FSDPModule) -> list[Any]:
-    state: Any = module._get_fsdp_state()
-    found = state._fsdp_param_groups if hasattr(state, "_fsdp_param_groups") else [state._fsdp_param_group]
-    return [group for group in found if group is not None]
-
-
 def _strip(module: nn.Module) -> None:
     if isinstance(module, FSDPModule):
         module.__class__ = type(module).__mro__[FSDPModule._orig_cls_mro_index]
@@ -104,14 +101,45 @@ def _strip(module: nn.Module) -> None:
         module.__dict__.pop(mark, None)
     _module_state_mapping.pop(module, None)
     for hooks in (module.__dict__[name] for name in _HOOKS):
-        for key in list(_of_fsdp(hooks)):
-            del hooks[key]
-            for flags in (module._forward_hooks_with_kwargs, module._forward_pre_hooks_with_kwargs):
-                flags.pop(key, None)
+        for key, hook in list(hooks.items()):
+            inner = getattr(hook, "hook", hook)  # the wrapper that passes the module on
+            if str(getattr(inner, "__module__", "")).startswith(_FSDP):
+                del hooks[key]
+                for flags in (module._forward_hooks_with_kwargs, module._forward_pre_hooks_with_kwargs):
+                    flags.pop(key, None)
 
 
-def _of_fsdp(hooks: Mapping[int, Any]) -> Iterator[int]:
-    for key, hook in hooks.items():
-        inner = getattr(hook, "hook", hook)  # the wrapper that passes the module on
-        if str(getattr(inner, "__module__", "")).startswith(_FSDP):
-            yield key
+# The optimizer --------------------------------------------------------------------------------------------------------
+
+
+def retarget(optimizer: Optimizer, replaced: Mapping[nn.Parameter, nn.Parameter], change: Change) -> None:
+    """Let the optimizer step the new parameter in place of each old one; states of its shape are changed likewise."""
+    for group in optimizer.param_groups:
+        group["params"][:] = [replaced.get(parameter, parameter) for parameter in group["params"]]
+    for old, new in replaced.items():
+        if old in optimizer.state:
+            state = optimizer.state.pop(old)
+            of_its_shape = {n for n, v in state.items() if isinstance(v, Tensor) and v.shape == new.shape and v.dim()}
+            optimizer.state[new] = {n: change(v, new) if n in of_its_shape else v for n, v in state.items()}
+
+
+@torch.no_grad()
+def sharded_like(value: Tensor, parameter: nn.Parameter) -> Tensor:
+    """The same placement as a sharded parameter's. The values are those of the mesh's first rank."""
+    assert isinstance(parameter, DTensor)
+    mesh = parameter.device_mesh
+    device = torch.device(mesh.device_type, torch.cuda.current_device()) if mesh.device_type == "cuda" else "cpu"
+    return distribute_tensor(value.detach().to(device), mesh, parameter.placements).to(parameter.device)
+
+
+@torch.no_grad()
+def whole_like(value: Tensor, parameter: nn.Parameter) -> Tensor:
+    """All of a sharded tensor, where the parameter is."""
+    return whole(value).to(parameter.device)
+
+
+def whole(value: Tensor) -> Tensor:
+    """All of a sharded tensor; one that is kept on the host goes over the mesh's device."""
+    if not isinstance(value, DTensor):
+        return value.detach()
+    return value.detach().to(value.device_mesh.device_type).full_tensor()

@@ -53,9 +53,13 @@ class BackwardStepper(Stepper):
         try:
             super().backward(loss, last=last)
         except Exception as error:
-            if self._stepped:
-                raise BackwardBroken(self._what_was_stepped(), hint="Go back to a checkpoint.") from error
-            raise
+            if not self._stepped:
+                raise
+            names = [name for name, parameter in self._model.named_parameters() if parameter in self._stepped]
+            count = sum(1 for _ in trained_parameters(self.optimizer))
+            shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+            words = f"Backward raised when {len(self._stepped)} of {count} parameters were already stepped: {shown}."
+            raise BackwardBroken(words, hint="Go back to a checkpoint.") from error
         finally:
             self._in_backward = False
 
@@ -108,9 +112,3 @@ class BackwardStepper(Stepper):
                 "to shared parameters."
             )
         self.gradient_is_there(parameter, last=self._last)
-
-    def _what_was_stepped(self) -> str:
-        names = [name for name, parameter in self._model.named_parameters() if parameter in self._stepped]
-        count = sum(1 for _ in trained_parameters(self.optimizer))
-        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-        return f"Backward raised when {len(self._stepped)} of {count} parameters were already stepped: {shown}."

@@ -88,16 +88,13 @@ def batch_rows(batch: Batch) -> int:
 def take_rows(batch: Node, rows: slice | list[int]) -> Node:
     """These rows of each tensor that has the batch as first dimension; the rest as it is."""
     size = batch_rows(batch)
-    return _rebuild(
-        batch,
-        lambda tensor: tensor[rows] if tensor.ndim and tensor.shape[0] == size else tensor,
-        lambda entries: _entries(entries, rows) if len(entries) == size else entries,
-    )
 
+    def take_entries(entries: list[Any]) -> list[Any]:
+        if len(entries) != size:  # not one a row, as texts, names of files and sizes are
+            return entries
+        return entries[rows] if isinstance(rows, slice) else [entries[row] for row in rows]
 
-def _entries(entries: list[Any], rows: slice | list[int]) -> list[Any]:
-    """Of a list with one entry a row: texts, names of files, sizes."""
-    return entries[rows] if isinstance(rows, slice) else [entries[row] for row in rows]
+    return _rebuild(batch, lambda t: t[rows] if t.ndim and t.shape[0] == size else t, take_entries)
 
 
 def change_tensors(batch: Node, change: Callable[[Tensor], Tensor]) -> Node:
@@ -160,17 +157,13 @@ def _rebuild(
     return dataclasses.replace(node, **children)
 
 
-def _rows(part: Batch) -> float:
-    return float(batch_rows(part))
-
-
 def measure_of(weighting: Weighting) -> Callable[[Batch], float | Tensor]:
     """How much a part weighs, before it is divided by what all weigh."""
     if not isinstance(weighting, str):
         return weighting
     kind, _, path = weighting.partition(":")
     if kind == "rows":
-        return _rows
+        return lambda part: float(batch_rows(part))
     count = _COUNTS[kind.removeprefix("shifted-")]
 
     def measure(part: Batch) -> Tensor:

@@ -135,7 +135,7 @@ class EightBitStep(StateStep):
         parameter.copy_(value)
 
     def _open(self, state: State, piece: slice, parameter: Tensor) -> State:
-        """Of one chunk: states widened, others of the parameter's size in place, counts copied."""
+        """Open one chunk: states widened, others of the parameter's size in place, counts copied."""
         opened: State = {}
         wide = torch.promote_types(parameter.dtype, torch.float32)
         for name, value in state.items():
@@ -182,7 +182,7 @@ class EightBitStep(StateStep):
         return whole
 
     def _generator(self, device: torch.device) -> torch.Generator:
-        """One of our own: the model's random draws stay as they are."""
+        """Return a generator of our own: the model's random draws stay as they are."""
         if device not in self._generators:
             self._generators[device] = torch.Generator(device).manual_seed(torch.initial_seed())
         return self._generators[device]
@@ -208,7 +208,9 @@ class EightBitStep(StateStep):
                 state[name].zero_()
                 state[name + _SCALES].zero_()
         if adam:
-            numbers: AdamStep | SgdStep = AdamStep.of(group, _count_step(state))
+            # The count lives on the host, where reading it waits for nothing.
+            state["step"] = state.get("step", torch.zeros((), dtype=torch.float32)).cpu() + 1
+            numbers: AdamStep | SgdStep = AdamStep.of(group, int(state["step"].item()))
         else:
             numbers = SgdStep.of(group)
         if on_virtual_gpu(parameter.device):
@@ -228,10 +230,3 @@ class EightBitStep(StateStep):
 
 def _chunks(count: int) -> Iterator[tuple[int, int]]:
     return ((start, min(start + _CHUNK_ELEMENTS, count)) for start in range(0, count, _CHUNK_ELEMENTS))
-
-
-def _count_step(state: State) -> int:
-    """This step's number. The count lives on the host, where reading it waits for nothing."""
-    step = state.get("step", torch.zeros((), dtype=torch.float32)).cpu() + 1
-    state["step"] = step
-    return int(step.item())

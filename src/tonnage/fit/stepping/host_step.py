@@ -1,7 +1,7 @@
 """Optimizer states on the host, and two ways to step them.
 
-`DeviceWay` brings a piece's states to the device through a few staging slots, steps there and takes them back: copies
-in both directions run beside the computation. `HostWay` takes gradient and parameter to the host, steps there on a
+`DeviceStep` brings a piece's states to the device through a few staging slots, steps there and takes them back: copies
+in both directions run beside the computation. `HostStep` takes gradient and parameter to the host, steps there on a
 thread of its own and brings the new parameter back. Neither knows which optimizer it is, nor when backward runs.
 """
 
@@ -171,7 +171,7 @@ class PiecewiseStep(StateStep):
         return {_PIECES: pieces}
 
     def state_bytes(self, parameter: Tensor, state: State, group: Group) -> int:
-        """Of all states of a parameter, as the inner function has them or would have them."""
+        """Count bytes of all states of a parameter, as the inner function has them or would have them."""
         if state:
             return sum(value.nbytes for value in state.values() if isinstance(value, Tensor) and value.dim())
         return self._probe.packing(parameter, parameter.numel(), {}, group).state_bytes
@@ -201,7 +201,7 @@ class PiecewiseStep(StateStep):
         return pieces
 
     def _elements_on_device(self, parameter: Tensor, per_element: float, plain: State, group: Group) -> int:
-        """As many as the share that is left can hold. States that share a scale make bytes not quite proportional."""
+        """Return how many elements the share that is left can hold. Shared scales make bytes not quite proportional."""
         if is_small(parameter, self.largest):
             return parameter.numel()
         count = min(parameter.numel(), int(self._gpu_bytes_left / per_element))
@@ -218,7 +218,7 @@ class PiecewiseStep(StateStep):
             self._gpu_bytes_left = max(0, self._gpu_bytes_left - piece.packing.state_bytes)
 
 
-class DeviceWay(PiecewiseStep):
+class DeviceStep(PiecewiseStep):
     """States come to the device through staging slots and go back; the step is the device's own, bit by bit.
 
     It runs on a stream of its own, so that backward does not wait for the link. Gradients wait for their states: at
@@ -262,16 +262,13 @@ class DeviceWay(PiecewiseStep):
             self._slots.append(_Slot(torch.empty(0, dtype=torch.uint8, device=self.device)))
         self._turn = (self._turn + 1) % DEVICE_SLOTS
         slot = self._slots[self._turn]
-        if slot.buffer.numel() < byte_count:
-            self._grow(slot, max(byte_count, self.largest_state_bytes))
+        if slot.buffer.numel() < byte_count:  # once in a training, unless parameters are added to the optimizer later
+            if slot.free is not None:
+                slot.free.synchronize()
+            most_bytes = max(byte_count, self.largest_state_bytes)
+            slot.buffer = torch.empty(most_bytes, dtype=torch.uint8, device=self.device)
+            slot.free = _now(self.device)
         return slot
-
-    def _grow(self, slot: _Slot, byte_count: int) -> None:
-        """Once in a training, unless parameters are added to the optimizer later."""
-        if slot.free is not None:
-            slot.free.synchronize()
-        slot.buffer = torch.empty(byte_count, dtype=torch.uint8, device=self.device)
-        slot.free = _now(self.device)
 
 
 @dataclass
@@ -290,7 +287,7 @@ class _HostSlot:
         return self.buffer[:byte_count].view(dtype), self.buffer[byte_count : 2 * byte_count].view(dtype)
 
 
-class HostWay(PiecewiseStep):
+class HostStep(PiecewiseStep):
     """The step is the host's, on a thread beside backward. Gradients may be summed on the host before.
 
     At most `HOST_SLOTS` pieces are under way: a backward pass that is faster than the host waits for it here.

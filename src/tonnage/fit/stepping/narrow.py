@@ -87,7 +87,7 @@ class Narrowed:
             frozen.copy_(values)
 
     def _keep_state_dicts_wide(self) -> Undo:
-        """On each module that owns such a parameter, so that any part of the model can be saved and loaded."""
+        """Hook each module that owns such a parameter, so that any part of the model can be saved and loaded."""
         known = set(self.parameters)
 
         def owned(module: nn.Module, prefix: str, state: dict[str, Any]) -> list[tuple[str, nn.Parameter]]:

@@ -31,6 +31,6 @@ class OneByOneStepper(Stepper):
 
 
 def gradient_norm(gradients: list[Tensor]) -> Tensor:
-    """Of all together. Narrow gradients are summed in FP32: PyTorch's own norm of BF16 ones has three digits."""
+    """Return the norm of all together, summed in FP32: PyTorch's own norm of BF16 gradients has three digits."""
     wide = torch.promote_types(torch.float32, gradients[0].dtype)
     return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2.0, dtype=wide)))

@@ -271,7 +271,13 @@ def keep_state_dicts_plain(steps: ParameterSteps) -> Undo:
     def take(optimizer: Optimizer) -> None:
         for parameter, plain in loaded.items():
             dtype = steps.state_dtypes.get(parameter, parameter.dtype)
-            typed = {name: _as_torch_loads(name, value, dtype) for name, value in plain.items()}
+            # As torch loads them: states in the parameter's type, except counts.
+            typed = {
+                name: value.to(dtype)
+                if isinstance(value, Tensor) and name != "step" and dtype.is_floating_point
+                else value
+                for name, value in plain.items()
+            }
             with steps.at_hand(parameter):
                 optimizer.state[parameter] = own_state(steps.function, parameter, typed, steps.group(parameter))
         loaded.clear()
@@ -286,18 +292,11 @@ def keep_state_dicts_plain(steps: ParameterSteps) -> Undo:
         return stack.pop_all().close
 
 
-def _as_torch_loads(name: str, value: Any, dtype: torch.dtype) -> Any:
-    """States in the parameter's type, except counts."""
-    if name == "step" or not isinstance(value, Tensor) or not dtype.is_floating_point:
-        return value
-    return value.to(dtype)
-
-
 _steps_of: WeakKeyDictionary[Optimizer, ParameterSteps] = WeakKeyDictionary()
 
 
 def parameter_steps(optimizer: Optimizer) -> ParameterSteps:
-    """The one of this optimizer."""
+    """Return the one instance of this optimizer, made when first asked for."""
     if optimizer not in _steps_of:
         reason = why_not_one_by_one(optimizer)
         if reason is not None:

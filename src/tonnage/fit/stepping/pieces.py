@@ -108,7 +108,7 @@ class Probe:
 
     @torch.no_grad()
     def packing(self, parameter: Tensor, count: int, plain: State, group: Group) -> Packing:
-        """Of a piece of `count` elements of a parameter that has these plain states, or none yet."""
+        """Return the packing of `count` elements of a parameter that has these plain states, or none yet."""
         if count == 0:
             return Packing.of(())
         probed = min(count, _PROBED_ELEMENTS)

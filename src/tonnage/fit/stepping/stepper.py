@@ -21,17 +21,14 @@ class Stepper:
     """Plain PyTorch: accumulate, clip by the global norm, step, drop the gradients."""
 
     accumulates = True  # several micro-batches per step are possible
-    clips = True  # clipping by the global norm is possible
     gradient_norm: Tensor | None = None  # of the last step's gradients, where they were clipped
 
     def __init__(self, optimizer: Optimizer, *, clip_norm: float | None = None) -> None:
         self.optimizer = optimizer
         self.clip_norm = clip_norm
-        self.micro_batches = 1
         self._before: dict[nn.Parameter, Tensor | None] = {}
 
     def begin(self, micro_batches: int) -> None:
-        self.micro_batches = micro_batches
         self._before = {parameter: parameter.grad for parameter in trained_parameters(self.optimizer)}
         self.optimizer.zero_grad(set_to_none=True)
 

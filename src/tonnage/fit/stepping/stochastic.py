@@ -92,20 +92,16 @@ def _step_adam(parameter: Tensor, gradient: Tensor, state: State, numbers: AdamS
 
         adam(*tensors, numbers)
         return
-    for chunk in _chunks(*tensors):
-        _adam_chunk(numbers, *chunk)
-
-
-def _adam_chunk(numbers: AdamStep, parameter: Tensor, gradient: Tensor, average: Tensor, square: Tensor) -> None:
-    value, slope = parameter.float(), gradient.float() * numbers.sign
-    if numbers.decay:
-        slope = slope.add(value, alpha=numbers.decay)
-    first = average.float().lerp_(slope, numbers.average_gain)
-    second = square.float().mul_(1 - numbers.square_gain).addcmul_(slope, slope, value=numbers.square_gain)
-    divisor = second.sqrt().mul_(numbers.root_scale).add_(numbers.eps)
-    value = (value * numbers.shrink).addcdiv_(first, divisor, value=-numbers.size)
-    for target, exact in ((parameter, value), (average, first), (square, second)):
-        _store(target, exact)
+    for part, gradient_part, average, square in _chunks(*tensors):
+        value, slope = part.float(), gradient_part.float() * numbers.sign
+        if numbers.decay:
+            slope = slope.add(value, alpha=numbers.decay)
+        first = average.float().lerp_(slope, numbers.average_gain)
+        second = square.float().mul_(1 - numbers.square_gain).addcmul_(slope, slope, value=numbers.square_gain)
+        divisor = second.sqrt().mul_(numbers.root_scale).add_(numbers.eps)
+        value = (value * numbers.shrink).addcdiv_(first, divisor, value=-numbers.size)
+        for target, exact in ((part, value), (average, first), (square, second)):
+            _store(target, exact)
 
 
 # SGD ------------------------------------------------------------------------------------------------------------------
@@ -147,18 +143,14 @@ def _step_sgd(parameter: Tensor, gradient: Tensor, state: State, numbers: SgdSte
 
         sgd(parameter, gradient, buffer, numbers, first=first)
         return
-    for chunk in _chunks(parameter, gradient, buffer):
-        _sgd_chunk(numbers, first, *chunk)
-
-
-def _sgd_chunk(numbers: SgdStep, first: bool, parameter: Tensor, gradient: Tensor, buffer: Tensor) -> None:
-    value = parameter.float()
-    slope = (gradient.float() * numbers.sign).add_(value, alpha=numbers.decay)
-    if numbers.momentum:
-        mean = slope if first else buffer.float().mul_(numbers.momentum).add_(slope, alpha=numbers.gain)
-        _store(buffer, mean)
-        slope = slope.add(mean, alpha=numbers.momentum) if numbers.nesterov else mean
-    _store(parameter, value.sub_(slope, alpha=numbers.rate))
+    for part, gradient_part, buffer_part in _chunks(parameter, gradient, buffer):
+        value = part.float()
+        slope = (gradient_part.float() * numbers.sign).add_(value, alpha=numbers.decay)
+        if numbers.momentum:
+            mean = slope if first else buffer_part.float().mul_(numbers.momentum).add_(slope, alpha=numbers.gain)
+            _store(buffer_part, mean)
+            slope = slope.add(mean, alpha=numbers.momentum) if numbers.nesterov else mean
+        _store(part, value.sub_(slope, alpha=numbers.rate))
 
 
 # Where the work is done -----------------------------------------------------------------------------------------------

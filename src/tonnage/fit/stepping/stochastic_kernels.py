@@ -62,7 +62,7 @@ def sgd(parameter: Tensor, gradient: Tensor, buffer: Tensor, numbers: SgdStep, *
 
 
 def _seed() -> int:
-    """Of the host's generator, which `torch.manual_seed` sets."""
+    """Draw a seed from the host's generator, which `torch.manual_seed` sets."""
     return int(torch.randint(2**31 - 1, ()).item())
 
 

@@ -3,8 +3,7 @@
 It does not know which blocks are worth it: the last ones, whose backward begins at once, are not.
 """
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -13,9 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from tonnage.fit.block_names import why_not_blocks
-from tonnage.fit.measure.profile import BlockProfile, Profile
-from tonnage.fit.modules import replace_forward
+from tonnage.fit.modules import replace_forward, why_not_blocks
 from tonnage.fit.moving.host import PinnedPool, host_limit_bytes
 from tonnage.fit.moving.saved_tensors import (
     Keeper,
@@ -26,18 +23,20 @@ from tonnage.fit.moving.saved_tensors import (
     saved_by,
     storage_key,
 )
-from tonnage.fit.technique import Estimate, NotApplicable, Technique
-from tonnage.fit.training import Training, Undo
-from tonnage.units import GIB, MIB, format_bytes
+from tonnage.fit.technique import Technique
+from tonnage.fit.training import Training
+from tonnage.units import GIB, MIB
 
 
 @dataclass(frozen=True, kw_only=True)
 class ActivationOffload(Technique):
-    """Of each block, all that backward keeps; or its inputs alone, which are all that a recomputed block keeps."""
+    """Moves all that backward keeps of each block; or its inputs alone, which are all that a recomputed block keeps."""
 
     name: ClassVar[str] = "activation-offload"
     title: ClassVar[str] = "activations on the host"
     order: ClassVar[int] = 50
+    refusal: ClassVar[str] = "Activations cannot be moved to the host: {reason}."
+    hint: ClassVar[str] = "Name blocks as `model.named_modules()` does, each once."
 
     blocks: tuple[str, ...]
     what: Literal["kept", "inputs"] = "kept"
@@ -49,73 +48,19 @@ class ActivationOffload(Technique):
     def why_not(self, training: Training) -> str | None:
         return why_not_blocks(training.model, self.blocks)
 
-    def estimate(self, profile: Profile) -> Estimate:
-        blocks = [block for block in profile.blocks if block.name in self.blocks]
-        moved_bytes = sum(self._moved_bytes(block) for block in blocks)
-        window_bytes = max([self._window_bytes, *(block.input_bytes for block in blocks)])
-        staying_bytes = min(window_bytes, moved_bytes)
-        stalled_s = self._stalled_forward_s(profile, window_bytes) + self._stalled_backward_s(profile, window_bytes)
-        micro_batches = math.ceil(profile.batch_rows / profile.micro_batch_rows)
-        return Estimate(
-            saved_bytes=moved_bytes - staying_bytes,
-            seconds=stalled_s * micro_batches,
-            host_bytes=moved_bytes,
-            pinned_bytes=moved_bytes,
-            why=f"{len(blocks)} blocks move {format_bytes(moved_bytes)}, of which {format_bytes(staying_bytes)} are on "
-            f"the GPU at a time; the computation waits {stalled_s * 1e3:.0f} ms for the copies",
-        )
-
-    @property
-    def _window_bytes(self) -> int:
-        if self.window_bytes is not None:
-            return self.window_bytes
-        return GIB if self.what == "kept" else 0  # one storage is always on its way
-
-    def _moved_bytes(self, block: BlockProfile) -> int:
-        if block.name not in self.blocks:
-            return 0
-        return block.input_bytes + (block.kept_bytes if self.what == "kept" else 0)
-
-    def _stalled_forward_s(self, profile: Profile, window_bytes: int) -> float:
-        """A queue of bytes: blocks put theirs in, the link takes out as time passes, and a full window stalls."""
-        rate, queued_bytes, stalled_s = profile.link_to_host_bytes_per_s, 0.0, 0.0
-        for block in profile.blocks:
-            queued_bytes = max(queued_bytes + self._moved_bytes(block) - block.forward_s * rate, 0.0)
-            over_bytes = max(queued_bytes - window_bytes, 0.0)
-            stalled_s += over_bytes / rate
-            queued_bytes -= over_bytes
-        return stalled_s
-
-    def _stalled_backward_s(self, profile: Profile, window_bytes: int) -> float:
-        """A store of bytes: the link fills it up to the window as time passes, and a block that finds too few stalls."""
-        rate, ahead_bytes, stalled_s = profile.link_to_device_bytes_per_s, float(window_bytes), 0.0
-        for block in reversed(profile.blocks):
-            missing_bytes = max(self._moved_bytes(block) - ahead_bytes, 0.0)
-            ahead_bytes = max(ahead_bytes - self._moved_bytes(block), 0.0)
-            busy_s = block.backward_s + (block.forward_s if self.what == "inputs" else 0.0)  # it is run again
-            block_s = max(busy_s, missing_bytes / rate)
-            stalled_s += block_s - busy_s
-            ahead_bytes = min(ahead_bytes + block_s * rate - missing_bytes, window_bytes)
-        return stalled_s
-
-    def apply(self, training: Training) -> Undo:
-        reason = self.why_not(training)
-        if reason is not None:
-            raise NotApplicable(
-                f"Activations cannot be moved to the host: {reason}.",
-                hint="Name blocks as `model.named_modules()` does, each once.",
-            )
+    def place(self, training: Training, stack: ExitStack) -> None:
         pool = PinnedPool(training.device, host_limit_bytes(training.device, self.host_bytes))
-        return self.apply_with(PinnedKeeper(training.device, pool), training)
+        self.place_with(PinnedKeeper(training.device, pool), training, stack)
 
-    def apply_with(self, keeper: Keeper, training: Training) -> Undo:
+    def place_with(self, keeper: Keeper, training: Training, stack: ExitStack) -> None:
         """Let the bytes wait somewhere else than in pinned memory."""
-        window = OffloadWindow(training.device, keeper, window_bytes=self._window_bytes)
-        with ExitStack() as stack:
-            for name in self.blocks:
-                block = training.model.get_submodule(name)
-                stack.callback(replace_forward(block, self._offloading(block, window)))
-            return stack.pop_all().close
+        window_bytes = self.window_bytes
+        if window_bytes is None:
+            window_bytes = GIB if self.what == "kept" else 0  # one storage is always on its way
+        window = OffloadWindow(training.device, keeper, window_bytes=window_bytes)
+        for name in self.blocks:
+            block = training.model.get_submodule(name)
+            stack.callback(replace_forward(block, self._offloading(block, window)))
 
     def _offloading(self, block: nn.Module, window: OffloadWindow) -> Callable[..., Any]:
         before = block.forward
@@ -124,7 +69,9 @@ class ActivationOffload(Technique):
         def forward(*args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled():
                 return before(*args, **kwargs)
-            inputs = set(_keys((args, kwargs))) if self.what == "inputs" else None
+            inputs = None
+            if self.what == "inputs":
+                inputs = {storage_key(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
             spared = {storage_key(tensor) for tensor in own}
 
             def pack(tensor: Tensor) -> Packed | None:
@@ -139,7 +86,3 @@ class ActivationOffload(Technique):
                 return before(*args, **kwargs)
 
         return forward
-
-
-def _keys(inputs: Any) -> Iterator[int]:
-    return (storage_key(leaf) for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))

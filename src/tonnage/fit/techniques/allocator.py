@@ -12,8 +12,7 @@ from typing import ClassVar
 
 import torch
 
-from tonnage.fit.measure.profile import Profile
-from tonnage.fit.technique import Estimate, NotApplicable, Technique
+from tonnage.fit.technique import Technique
 from tonnage.fit.training import Training, Undo
 from tonnage.units import format_bytes
 
@@ -25,6 +24,7 @@ class AllocatorSettings(Technique):
     name: ClassVar[str] = "allocator"
     title: ClassVar[str] = "allocator settings"
     order: ClassVar[int] = 95
+    hint: ClassVar[str] = "Leave the allocator's settings as they are."
 
     expandable_segments: bool = True
     limit_bytes: int | None = None
@@ -43,23 +43,16 @@ class AllocatorSettings(Technique):
             return f"A limit of {asked} was asked for; this card has {had}."
         return None
 
-    def estimate(self, profile: Profile) -> Estimate:
-        return Estimate(
-            saved_bytes=0, seconds=0.0, why="no tensor is smaller; reserved bytes come near those allocated"
-        )
-
-    def apply(self, training: Training) -> Undo:
-        reason = self.why_not(training)
-        if reason:
-            raise NotApplicable(reason, hint="Leave the allocator's settings as they are.")
-        with ExitStack() as stack:
-            # Undone last: what was cached under these settings goes back to the card.
-            stack.callback(torch.cuda.empty_cache)
-            stack.callback(_set(_settings(), expandable_segments=self.expandable_segments))
-            if self.limit_bytes is not None:
-                stack.callback(_limit(training.device, self.limit_bytes))
-            torch.cuda.empty_cache()
-            return stack.pop_all().close
+    def place(self, training: Training, stack: ExitStack) -> None:
+        # Undone last: what was cached under these settings goes back to the card.
+        stack.callback(torch.cuda.empty_cache)
+        stack.callback(_set(_settings(), expandable_segments=self.expandable_segments))
+        if self.limit_bytes is not None:
+            before = torch.cuda.get_per_process_memory_fraction(training.device)
+            share = self.limit_bytes / _capacity_bytes(training.device)
+            torch.cuda.set_per_process_memory_fraction(share, training.device)
+            stack.callback(torch.cuda.set_per_process_memory_fraction, before, training.device)
+        torch.cuda.empty_cache()
 
 
 def with_setting(settings: str, name: str, value: str) -> str:
@@ -69,7 +62,7 @@ def with_setting(settings: str, name: str, value: str) -> str:
 
 
 def _items(settings: str) -> list[str]:
-    """Parted at commas, but not inside brackets: roundup_power2_divisions:[256:1,512:2]."""
+    """Split at commas, but not inside brackets: roundup_power2_divisions:[256:1,512:2]."""
     items, depth = [""], 0
     for character in settings:
         depth += (character == "[") - (character == "]")
@@ -88,7 +81,7 @@ def _settings() -> str:
 
 
 def _tell(settings: str) -> None:
-    """To the live allocator, by the name that this PyTorch has for it."""
+    """Give settings to the live allocator, by the name that this PyTorch has for it."""
     tell = getattr(torch._C, "_accelerator_setAllocatorSettings", None) or torch.cuda.memory._set_allocator_settings
     tell(settings)
 
@@ -99,12 +92,6 @@ def _set(before: str, *, expandable_segments: bool) -> Undo:
     said = any(item.startswith("expandable_segments") for item in _items(before))
     plain = before if said else with_setting(before, "expandable_segments", "False")
     return lambda: _tell(plain)
-
-
-def _limit(device: torch.device, limit_bytes: int) -> Undo:
-    before = torch.cuda.get_per_process_memory_fraction(device)
-    torch.cuda.set_per_process_memory_fraction(limit_bytes / _capacity_bytes(device), device)
-    return lambda: torch.cuda.set_per_process_memory_fraction(before, device)
 
 
 def _capacity_bytes(device: torch.device) -> int:

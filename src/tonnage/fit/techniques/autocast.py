@@ -5,20 +5,17 @@ weights whose block is recomputed and needs none; a copy that was made without g
 so) would be handed to the next use, which then has none either. Nothing is lost where a weight is used once per pass.
 """
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from tonnage.fit.measure.profile import Profile
 from tonnage.fit.stepping.stepper import Stepper, trained_parameters
-from tonnage.fit.technique import Changes, Estimate, NotApplicable, Technique
-from tonnage.fit.training import Training, Undo
+from tonnage.fit.technique import Changes, NotApplicable, Technique
+from tonnage.fit.training import Training
 from tonnage.fit.virtual import on_virtual_gpu
-from tonnage.units import format_bytes
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _OWN_STEP = "it takes the step itself, without the scale that keeps FP16 gradients from vanishing"
@@ -57,7 +54,7 @@ class Autocast(Technique):
     title: ClassVar[str] = "mixed precision"
     changes: ClassVar[Changes] = Changes.ROUNDING
     order: ClassVar[int] = 60
-    conflicts: ClassVar[Mapping[str, str]] = {}
+    refusal: ClassVar[str] = "Autocast to {technique.dtype} cannot be used: {reason}."
 
     dtype: str = "bfloat16"
 
@@ -72,39 +69,25 @@ class Autocast(Technique):
         if kinds and kinds <= set(DTYPES.values()):
             return f"every parameter is {' or '.join(sorted(map(str, kinds)))} already, and so is what they compute"
         if self.dtype == "bfloat16":
-            return _why_no_bfloat16(training.device)
+            device = training.device
+            if (
+                device.type != "cuda"
+                or on_virtual_gpu(device)
+                or torch.cuda.is_bf16_supported(including_emulation=False)
+            ):
+                return None
+            return (
+                f"{torch.cuda.get_device_name(device)} computes BF16 by emulation only; float16 is its half-size type"
+            )
         if torch.float16 in {parameter.dtype for parameter in trained_parameters(training.optimizer)}:
             return "some trained parameters are FP16, and the gradients of those cannot be scaled back"
         if type(training.stepper) is not Stepper:
             return f"FP16 needs its loss scaled, and {type(training.stepper).__name__} takes the step without"
         return None
 
-    def estimate(self, profile: Profile) -> Estimate:
-        activations = sum(block.kept_bytes + block.input_bytes for block in profile.blocks) + profile.outside_kept_bytes
-        casts = sum(block.parameters_bytes for block in profile.blocks) // 2
-        why = (
-            f"half of {format_bytes(activations)} of activations, less {format_bytes(casts)} of narrowed weights that "
-            "backward keeps; at least half the time"
-        )
-        seconds = -(profile.forward_s + profile.backward_s) / 2
-        return Estimate(saved_bytes=activations // 2 - casts, seconds=seconds, why=why)
-
-    def apply(self, training: Training) -> Undo:
-        reason = self.why_not(training)
-        if reason is not None:
-            raise NotApplicable(f"Autocast to {self.dtype} cannot be used: {reason}.", hint="Leave it out.")
-        with ExitStack() as stack:
-            stack.callback(training.around_forward(lambda: self._context(training.device)))
-            if self.dtype == "float16":
-                stepper = ScaledStepper(training.optimizer, training.device, clip_norm=training.stepper.clip_norm)
-                stack.callback(training.replace_stepper(stepper))
-            return stack.pop_all().close
-
-    def _context(self, device: torch.device) -> AbstractContextManager[Any]:
-        return torch.autocast(device.type, dtype=DTYPES[self.dtype], cache_enabled=False)
-
-
-def _why_no_bfloat16(device: torch.device) -> str | None:
-    if device.type != "cuda" or on_virtual_gpu(device) or torch.cuda.is_bf16_supported(including_emulation=False):
-        return None
-    return f"{torch.cuda.get_device_name(device)} computes BF16 by emulation only; float16 is its half-size type"
+    def place(self, training: Training, stack: ExitStack) -> None:
+        device, dtype = training.device.type, DTYPES[self.dtype]
+        stack.callback(training.around_forward(lambda: torch.autocast(device, dtype=dtype, cache_enabled=False)))
+        if self.dtype == "float16":
+            stepper = ScaledStepper(training.optimizer, training.device, clip_norm=training.stepper.clip_norm)
+            stack.callback(training.replace_stepper(stepper))

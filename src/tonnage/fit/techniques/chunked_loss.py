@@ -4,6 +4,7 @@ The head returns deferred logits (`tonnage.fit.layers.deferred_logits`), which t
 user turns into chunks. It does not know which loss that is.
 """
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,16 +13,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tonnage.fit.layers.deferred_logits import defer
-from tonnage.fit.measure.profile import Profile
 from tonnage.fit.modules import find_blocks, replace_forward
-from tonnage.fit.technique import Estimate, NotApplicable, Technique
-from tonnage.fit.training import Training, Undo
-from tonnage.units import format_bytes
-
-# Passes over one copy of the logits' bytes. Plain: logits, their FP32 copy, log-softmax, its gradient twice, and back
-# (38 bytes an element of BF16). In chunks: read twice and written once.
-_PLAIN_PASSES = 19
-_CHUNKED_PASSES = 3
+from tonnage.fit.technique import Technique
+from tonnage.fit.training import Training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +25,7 @@ class ChunkedLoss(Technique):
     name: ClassVar[str] = "chunked-loss"
     title: ClassVar[str] = "loss in chunks"
     order: ClassVar[int] = 25
+    hint: ClassVar[str] = "Name the layer over the vocabulary with head=, or leave chunked-loss out."
 
     chunk_bytes: int = 512 << 20  # of logits, in the type of the head's output
     head: str = ""
@@ -54,30 +49,10 @@ class ChunkedLoss(Technique):
             return "No linear layer over a vocabulary was found: nothing that logits could be saved of.", None
         return next(name for name, module in modules.items() if module is found), found
 
-    def estimate(self, profile: Profile) -> Estimate:
-        logits = profile.logits_bytes
-        if not logits:
-            return Estimate(saved_bytes=0, seconds=0.0, why="no logits")
-        chunks = -(-logits // self.chunk_bytes)
-        head = profile.largest_parameter_bytes
-        chunk = min(logits, self.chunk_bytes)
-        # The head's gradient: summed in FP32 where there are several chunks, and narrowed once they are gone.
-        needed = max(chunk + 2 * head, 3 * head) if chunks > 1 else chunk + head
-        saved_passes = (_PLAIN_PASSES - _CHUNKED_PASSES) * logits - 4 * head * max(chunks - 1, 0)
-        walked = profile.parameters_bytes + profile.gradients_bytes + profile.optimizer_bytes
-        seconds = -saved_passes * profile.optimizer_s / max(walked, 1)
-        why = f"{format_bytes(profile.loss_peak_bytes)} of logits and their copies, now {format_bytes(needed)}"
-        return Estimate(saved_bytes=profile.loss_peak_bytes - needed, seconds=seconds, why=why)
-
-    def apply(self, training: Training) -> Undo:
-        reason = self.why_not(training)
-        if reason:
-            raise NotApplicable(
-                reason, hint="Name the layer over the vocabulary with head=, or leave chunked-loss out."
-            )
+    def place(self, training: Training, stack: ExitStack) -> None:
         _, head = self._find(training.model)
         assert isinstance(head, nn.Linear)
-        return replace_forward(head, _deferring(head, self.chunk_bytes))
+        stack.callback(replace_forward(head, _deferring(head, self.chunk_bytes)))
 
 
 def find_head(model: nn.Module) -> nn.Module | None:

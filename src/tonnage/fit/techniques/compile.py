@@ -16,22 +16,15 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from tonnage.fit.measure.measuring import is_cache_idle
-from tonnage.fit.measure.profile import OperatorProfile, Profile
-from tonnage.fit.modules import find_blocks, replace_forward, without_cache
-from tonnage.fit.randomness import active_dropout
-from tonnage.fit.technique import Changes, Estimate, NotApplicable, Technique
+from tonnage.fit.modules import active_dropout, find_blocks, replace_forward, without_cache
+from tonnage.fit.survey.undisturbed import is_cache_idle
+from tonnage.fit.technique import Changes, Technique
 from tonnage.fit.training import Training, Undo
 from tonnage.fit.virtual import on_virtual_gpu
-from tonnage.units import format_bytes
 
 MODES = ("default", "max-autotune-no-cudagraphs")
 # Compiled for training, without gradients, and for the sizes of a last, smaller batch.
 VARIANTS_OF_A_BLOCK = 8
-# What a compiler calls as it is; everything else it fuses.
-_UNFUSED = ("mm", "bmm", "dot_product", "attention", "conv", "embedding", "linear", "sort", "topk")
-# A fused kernel reads and writes once where eager operators do it one after the other.
-_FUSED_TIME = 1 / 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +35,7 @@ class Compile(Technique):
     title: ClassVar[str] = "torch.compile of blocks"
     changes: ClassVar[Changes] = Changes.ROUNDING
     order: ClassVar[int] = 30
+    hint: ClassVar[str] = "Leave compile out; every other technique works without it."
 
     blocks: tuple[str, ...] | None = None
     mode: str = "default"
@@ -53,35 +47,15 @@ class Compile(Technique):
             return "The virtual GPU compiles only where Triton is installed (pip install triton)."
         return _why_not_blocks(self._chosen(training.model)) or compiler_problem(training.device.type)
 
-    def estimate(self, profile: Profile) -> Estimate:
-        fused = [
-            (block, operator)
-            for block in profile.blocks
-            if self.blocks is None or block.name in self.blocks
-            for operator in block.operators
-            if _is_fused(operator)
-        ]
-        saved_bytes = sum(operator.kept_bytes for _, operator in fused)
-        forward_and_backward = (
-            operator.seconds * (1 + block.backward_s / max(block.forward_s, 1e-12)) for block, operator in fused
-        )
-        why = f"{len(fused)} pointwise operators fused; {format_bytes(saved_bytes)} of their outputs not kept"
-        return Estimate(saved_bytes=saved_bytes, seconds=-(1 - _FUSED_TIME) * sum(forward_and_backward), why=why)
-
-    def apply(self, training: Training) -> Undo:
-        reason = self.why_not(training)
-        if reason:
-            raise NotApplicable(reason, hint="Leave compile out; every other technique works without it.")
+    def place(self, training: Training, stack: ExitStack) -> None:
         blocks = self._chosen(training.model)
         same_draws = active_dropout(training.model) is not None
         compiler = _Compiler(_options(self.mode, same_draws=same_draws))
-        with ExitStack() as stack:
-            if is_cache_idle(training):
-                stack.callback(without_cache(training.model))
-            stack.callback(_room_for(len(blocks)))
-            for block in blocks.values():
-                stack.callback(replace_forward(block, compiler.compiled(block.forward)))
-            return stack.pop_all().close
+        if is_cache_idle(training):
+            stack.callback(without_cache(training.model))
+        stack.callback(_room_for(len(blocks)))
+        for block in blocks.values():
+            stack.callback(replace_forward(block, compiler.compiled(block.forward)))
 
     def _chosen(self, model: nn.Module) -> dict[str, nn.Module]:
         found = find_blocks(model)
@@ -93,20 +67,12 @@ class Compile(Technique):
 def _why_not_blocks(blocks: dict[str, nn.Module]) -> str | None:
     if not blocks:
         return "The model has no repeated blocks, and compiling it whole would take minutes for each input size."
-    for name, block in blocks.items():
-        hooked = next((child for child, module in block.named_modules() if child and _has_hooks(module)), None)
-        if hooked:
-            return f"{name}.{hooked} carries hooks, which break a compiled graph in pieces."
-    return None
-
-
-def _has_hooks(module: nn.Module) -> bool:
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(module, kind) for kind in kinds)
-
-
-def _is_fused(operator: OperatorProfile) -> bool:
-    return operator.output_bytes > 0 and not any(word in operator.name for word in _UNFUSED)
+    for name, block in blocks.items():
+        for child, module in block.named_modules():
+            if child and any(getattr(module, kind) for kind in kinds):
+                return f"{name}.{child} carries hooks, which break a compiled graph in pieces."
+    return None
 
 
 @functools.cache

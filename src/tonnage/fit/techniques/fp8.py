@@ -3,7 +3,7 @@
 Parameters stay as they are. It does not know how the products are made.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import MethodType
@@ -13,13 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from tonnage.fit.layers.fp8_matmul import MULTIPLE, fp8_linear
-from tonnage.fit.measure.profile import Profile
 from tonnage.fit.modules import find_blocks, replace_forward
-from tonnage.fit.technique import Changes, Estimate, NotApplicable, Technique
+from tonnage.fit.technique import Changes, Technique
 from tonnage.fit.training import Training, Undo
 
 _CAPABILITY = (8, 9)  # Ada; Hopper and Blackwell after it
-_PRODUCTS = ("aten.mm.", "aten.addmm.", "aten.linear.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +26,8 @@ class Fp8Linear(Technique):
     title: ClassVar[str] = "FP8 linear layers"
     changes: ClassVar[Changes] = Changes.NUMERICS
     order: ClassVar[int] = 15
-    conflicts: ClassVar[Mapping[str, str]] = {}
+    refusal: ClassVar[str] = "FP8 linear layers cannot be used: {reason}."
+    hint: ClassVar[str] = "Leave them in BF16."
 
     minimum_width: int = 1024  # of both sides of a layer: below it, rounding costs more than the product saves
 
@@ -43,35 +42,20 @@ class Fp8Linear(Technique):
             )
         return None
 
-    def estimate(self, profile: Profile) -> Estimate:
-        operators = [operator for block in profile.blocks for operator in block.operators]
-        products = sum(operator.seconds for operator in operators if operator.name.startswith(_PRODUCTS))
-        why = (
-            f"half of {3 * products:.2f} s of matrix products, a forward one and two backward; no memory is counted: "
-            "FP8 copies of inputs save about what inputs kept twice cost"
-        )
-        return Estimate(saved_bytes=0, seconds=-1.5 * products, why=why)
-
-    def apply(self, training: Training) -> Undo:
-        reason = self.why_not(training)
-        if reason is not None:
-            raise NotApplicable(f"FP8 linear layers cannot be used: {reason}.", hint="Leave them in BF16.")
-        with ExitStack() as stack:
-            for layer in self._layers(training.model):
-                stack.callback(run_in_fp8(layer))
-            return stack.pop_all().close
+    def place(self, training: Training, stack: ExitStack) -> None:
+        for layer in self._layers(training.model):
+            stack.callback(run_in_fp8(layer))
 
     def _layers(self, model: nn.Module) -> Iterator[nn.Linear]:
         seen: set[nn.Module] = set()
         for block in find_blocks(model).values():
             for module in block.modules():
-                if module not in seen and type(module) is nn.Linear and self._is_large(module):
+                if module in seen or type(module) is not nn.Linear:
+                    continue
+                widths = (module.in_features, module.out_features)
+                if min(widths) >= self.minimum_width and not any(width % MULTIPLE for width in widths):
                     seen.add(module)
                     yield module
-
-    def _is_large(self, layer: nn.Linear) -> bool:
-        widths = (layer.in_features, layer.out_features)
-        return min(widths) >= self.minimum_width and not any(width % MULTIPLE for width in widths)
 
 
 def run_in_fp8(layer: nn.Linear) -> Undo:

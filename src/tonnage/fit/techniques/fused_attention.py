@@ -20,16 +20,13 @@ from tonnage.fit.layers.attention import (
     dropout_of,
     eager_configs,
     has_sinks,
-    score_operators,
     set_implementation,
     soft_cap_of,
     why_not_dropout,
 )
-from tonnage.fit.measure.profile import Profile
 from tonnage.fit.modules import replace_forward
-from tonnage.fit.technique import Estimate, NotApplicable, Technique
+from tonnage.fit.technique import Technique
 from tonnage.fit.training import Training, Undo
-from tonnage.units import format_bytes
 
 # The first is tried first; the others take what it cannot.
 _BACKENDS = {
@@ -53,6 +50,7 @@ class FusedAttention(Technique):
     title: ClassVar[str] = "fused attention"
     order: ClassVar[int] = 10
     conflicts: ClassVar[dict[str, str]] = {"tiled-attention": "both replace the same attention"}
+    hint: ClassVar[str] = "Leave fused-attention out; tiled-attention takes some that it cannot."
 
     backend: str = "default"
     dropout: str = "same"
@@ -68,28 +66,15 @@ class FusedAttention(Technique):
         reasons = [part.why_not or why_not_dropout(part.dropout, self.dropout) for part in found]
         return None if None in reasons else reasons[0]
 
-    def estimate(self, profile: Profile) -> Estimate:
-        scores = score_operators(profile)
-        saved_bytes = sum(operator.kept_bytes for operator in scores)
-        # The products are computed by either; what goes is the writing and reading between them, twice more in backward.
-        saved_s = 3 * sum(operator.seconds for operator in scores if "mm" not in operator.name)
-        why = f"{format_bytes(saved_bytes)} of attention scores kept for backward" if scores else "no scores were seen"
-        return Estimate(saved_bytes=saved_bytes, seconds=-saved_s, why=why)
-
-    def apply(self, training: Training) -> Undo:
-        reason = self.why_not(training)
-        if reason:
-            raise NotApplicable(reason, hint="Leave fused-attention out; tiled-attention takes some that it cannot.")
-        with ExitStack() as stack:
-            for part in _unfused(training.model):
-                if part.why_not is None and why_not_dropout(part.dropout, self.dropout) is None:
-                    stack.callback(part.fuse())
-            if self.backend != "default":
-                # Process-wide in PyTorch, so that a recompute in backward sees it too; speed alone depends on it.
-                first = _BACKENDS[self.backend]
-                rest = [backend for backend in _BACKENDS.values() if backend != first]
-                stack.enter_context(sdpa_kernel([first, *rest], set_priority=True))
-            return stack.pop_all().close
+    def place(self, training: Training, stack: ExitStack) -> None:
+        for part in _unfused(training.model):
+            if part.why_not is None and why_not_dropout(part.dropout, self.dropout) is None:
+                stack.callback(part.fuse())
+        if self.backend != "default":
+            # Process-wide in PyTorch, so that a recompute in backward sees it too; speed alone depends on it.
+            first = _BACKENDS[self.backend]
+            rest = [backend for backend in _BACKENDS.values() if backend != first]
+            stack.enter_context(sdpa_kernel([first, *rest], set_priority=True))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,26 +15,25 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
 from tonnage.errors import RequestError
-from tonnage.fit.measure.profile import Profile
 from tonnage.fit.moving.host import HostMemoryExhausted, free_host_bytes
 from tonnage.fit.stepping.backward_stepper import BackwardStepper
-from tonnage.fit.stepping.host_step import DEVICE_SLOTS, DeviceWay, HostWay, pieces_of
+from tonnage.fit.stepping.host_step import DEVICE_SLOTS, DeviceStep, HostStep, pieces_of
 from tonnage.fit.stepping.one_by_one import gradient_norm
 from tonnage.fit.stepping.parameter_step import parameter_steps, why_not_in_pieces
 from tonnage.fit.stepping.pieces import Piece
 from tonnage.fit.stepping.stepper import Stepper, trained_parameters
-from tonnage.fit.technique import Estimate, NotApplicable, Technique
+from tonnage.fit.technique import NotApplicable, Technique
 from tonnage.fit.training import Training, Undo
 from tonnage.fit.virtual import on_virtual_gpu
 from tonnage.units import format_bytes
 
-Way = DeviceWay | HostWay
+Way = DeviceStep | HostStep
 
 
 class HostGradientStepper(BackwardStepper):
     """Gradients leave the device as backward makes them, and micro-batches are summed on the host."""
 
-    def __init__(self, model: nn.Module, before: Stepper, way: HostWay) -> None:
+    def __init__(self, model: nn.Module, before: Stepper, way: HostStep) -> None:
         super().__init__(model, before)
         self._way = way
 
@@ -94,6 +93,7 @@ class HostStates(Technique):
     conflicts: ClassVar[Mapping[str, str]] = {
         "host-states": "states that lie on the host already cannot be sent there again"
     }
+    refusal: ClassVar[str] = "Optimizer states cannot be kept on the host: {reason}."
 
     gpu_bytes: int = 0  # of states that stay on the GPU
     how: str = "host"  # where states of the host are stepped: "host" or "device"
@@ -115,7 +115,7 @@ class HostStates(Technique):
 
     @property
     def staging_bytes(self) -> int:
-        """Of the GPU, at most, beside parameters, states that stay and the largest gradient: what is under way."""
+        """What is under way takes so much of the GPU at most, beside parameters, states that stay and the largest gradient."""
         if self.how == "device":
             return DEVICE_SLOTS * self.piece_bytes + self.window_bytes
         return self.piece_bytes  # of gradients that are leaving
@@ -127,49 +127,36 @@ class HostStates(Technique):
             return "an embedding has sparse gradients, which have no pieces"
         if any(type(parameter.data) is not Tensor for parameter in trained_parameters(training.optimizer)):
             return "some parameters are sharded or of a tensor type of their own"
-        if self.how == "host" and any(_on_device(group["lr"]) for group in training.optimizer.param_groups):
+        if self.how == "host" and any(
+            isinstance(group["lr"], Tensor) and group["lr"].device.type != "cpu"
+            for group in training.optimizer.param_groups
+        ):
             return "the learning rate is a tensor on the GPU, and the host would wait for it at each parameter"
         if isinstance(training.optimizer, SGD) and not any(g["momentum"] for g in training.optimizer.param_groups):
             return "SGD without momentum keeps no states"
         return why_not_in_pieces(training.optimizer)
 
-    def estimate(self, profile: Profile) -> Estimate:
-        moved = max(0, profile.optimizer_bytes - self.gpu_bytes)
-        share = moved / max(1, profile.optimizer_bytes)
-        if self.how == "device":
-            busy = max(moved / profile.link_to_host_bytes_per_s, moved / profile.link_to_device_bytes_per_s)
+    def place(self, training: Training, stack: ExitStack) -> None:
+        way = self._way(training, stack)
+        self._check_host_memory(way, training)
+        # Take all the memory now: a host that does not have it is found out before anything has changed.
+        steps = parameter_steps(training.optimizer)
+        try:
+            stack.callback(steps.replace(way, finish=way.finish))
+            for parameter in trained_parameters(training.optimizer):
+                if not training.optimizer.state.get(parameter):
+                    training.optimizer.state[parameter] = way.own_state(parameter, {}, steps.group(parameter))
+        except HostMemoryExhausted as error:
+            raise NotApplicable(str(error), hint=error.hint) from error
+        if isinstance(way, HostStep) and self.gradients == "host":
+            stepper: BackwardStepper = HostGradientStepper(training.model, training.stepper, way)
         else:
-            walked = moved + share * (profile.parameters_bytes + profile.gradients_bytes)
-            crossing = share * (profile.parameters_bytes + profile.gradients_bytes) / profile.link_to_host_bytes_per_s
-            busy = max(walked / profile.host_step_bytes_per_s, crossing)
-        hidden = min(busy, profile.backward_s)
-        why = (
-            f"{format_bytes(moved)} of {format_bytes(profile.optimizer_bytes)} of states leave; "
-            f"{busy:.2f} s of work, {hidden:.2f} s of it behind backward"
-        )
-        return Estimate(
-            saved_bytes=moved - self.staging_bytes,
-            seconds=busy - hidden - share * profile.optimizer_s,
-            host_bytes=moved,
-            pinned_bytes=moved + (int(share * profile.gradients_bytes) if self.gradients == "host" else 0),
-            why=why,
-        )
+            stepper = BackwardStepper(training.model, training.stepper)
+        stack.callback(stepper.hook_parameters())
+        stack.callback(training.replace_stepper(stepper))
 
     def apply(self, training: Training) -> Undo:
-        reason = self.why_not(training)
-        if reason is not None:
-            raise NotApplicable(f"Optimizer states cannot be kept on the host: {reason}.", hint="Leave it out.")
-        with ExitStack() as stack:
-            way = self._way(training, stack)
-            self._check_host_memory(way, training)
-            _place_all(way, training, stack)
-            if isinstance(way, HostWay) and self.gradients == "host":
-                stepper: BackwardStepper = HostGradientStepper(training.model, training.stepper, way)
-            else:
-                stepper = BackwardStepper(training.model, training.stepper)
-            stack.callback(stepper.hook_parameters())
-            stack.callback(training.replace_stepper(stepper))
-            put_back = stack.pop_all().close
+        put_back = super().apply(training)
 
         def undo() -> None:
             _check_room_on_gpu(training)
@@ -195,8 +182,8 @@ class HostStates(Technique):
         largest = max((parameter.numel() for parameter in trained_parameters(training.optimizer)), default=0)
         sizes = {"gpu_bytes": self.gpu_bytes, "piece_bytes": self.piece_bytes, "largest": largest}
         if self.how == "device":
-            return DeviceWay(inner, training.device, window_bytes=self.window_bytes, **sizes)
-        way = HostWay(inner, training.optimizer, training.device, **sizes)
+            return DeviceStep(inner, training.device, window_bytes=self.window_bytes, **sizes)
+        way = HostStep(inner, training.optimizer, training.device, **sizes)
         stack.callback(way.close)
         return way
 
@@ -214,19 +201,3 @@ def _check_room_on_gpu(training: Training) -> None:
             f"{format_bytes(needed)} of optimizer states are on the host, and the GPU has {format_bytes(free)} free.",
             hint="Go on with the fit, or save model.state_dict() and optimizer.state_dict(), which are plain, and reload.",
         )
-
-
-def _place_all(way: Way, training: Training, stack: ExitStack) -> None:
-    """Take all the memory now: a host that does not have it is found out before anything has changed."""
-    steps = parameter_steps(training.optimizer)
-    try:
-        stack.callback(steps.replace(way, finish=way.finish))
-        for parameter in trained_parameters(training.optimizer):
-            if not training.optimizer.state.get(parameter):
-                training.optimizer.state[parameter] = way.own_state(parameter, {}, steps.group(parameter))
-    except HostMemoryExhausted as error:
-        raise NotApplicable(str(error), hint=error.hint) from error
-
-
-def _on_device(value: object) -> bool:
-    return isinstance(value, Tensor) and value.device.type != "cpu"

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from tonnage.fit.measure.profile import Profile
 from tonnage.fit.stepping.narrow import Narrowed, why_not_narrow, wide_parameters
 from tonnage.fit.stepping.one_by_one import OneByOneStepper
 from tonnage.fit.stepping.parameter_step import (
@@ -33,9 +32,8 @@ from tonnage.fit.stepping.parameter_step import (
     why_not_one_by_one,
 )
 from tonnage.fit.stepping.stepper import trained_parameters
-from tonnage.fit.technique import Changes, Estimate, NotApplicable, Technique
+from tonnage.fit.technique import Changes, Technique
 from tonnage.fit.training import Training, Undo
-from tonnage.units import format_bytes
 
 MASTER = "master"  # its name among a parameter's states
 _PIECE_ELEMENTS = 2**26  # of FP32 temporaries of a step: 256 MiB each
@@ -57,7 +55,9 @@ class MasterStep(StateStep):
         rest = {name: value for name, value in plain.items() if name != MASTER}
         if MASTER not in plain:
             return own_state(self._inner, parameter, rest, group)
-        master = _let_go(plain[MASTER].to(parameter.device, torch.float32))
+        master = plain[MASTER].to(parameter.device, torch.float32)
+        if master.untyped_storage().nbytes() != master.nbytes:  # let the rest of that memory go
+            master = master.clone()
         if rest or isinstance(parameter, nn.Parameter):
             return {**own_state(self._inner, parameter, rest, group), MASTER: master}
         # Who keeps states in pieces must know them all before the first step, which would otherwise make them.
@@ -86,30 +86,20 @@ class MasterStep(StateStep):
         before = dict(state)
         for start in range(0, count, most):
             piece = slice(start, min(start + most, count))
-            given = {name: _cut(value, count, piece) for name, value in before.items()}
+            # Of states as large as the parameter a piece; of others (the count of steps) each piece gets a copy.
+            given = {
+                name: value.view(-1)[piece] if isinstance(value, Tensor) and value.numel() == count else deepcopy(value)
+                for name, value in before.items()
+            }
             kept = dict(given)
             self._inner(master.view(-1)[piece], gradient.view(-1)[piece].float(), kept, group)
-            _put(kept, given, state, master, piece)
-
-
-def _let_go(tensor: Tensor) -> Tensor:
-    """A tensor that holds no more memory than its own."""
-    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
-
-
-def _cut(value: Any, count: int, piece: slice) -> Any:
-    """A piece of a state as large as the parameter; of others (the count of steps) each piece gets a copy."""
-    return value.view(-1)[piece] if isinstance(value, Tensor) and value.numel() == count else deepcopy(value)
-
-
-def _put(kept: State, given: State, state: State, master: Tensor, piece: slice) -> None:
-    """What a step of one piece left: new states are written into whole ones, counts are taken over."""
-    for name, value in kept.items():
-        if not isinstance(value, Tensor) or value.shape != (piece.stop - piece.start,):
-            state[name] = value
-        elif value is not given.get(name):
-            whole = state.setdefault(name, torch.empty_like(master, dtype=value.dtype))
-            whole.view(-1)[piece] = value
+            # New states are written into whole ones, counts are taken over.
+            for name, value in kept.items():
+                if not isinstance(value, Tensor) or value.shape != (piece.stop - piece.start,):
+                    state[name] = value
+                elif value is not given.get(name):
+                    whole = state.setdefault(name, torch.empty_like(master, dtype=value.dtype))
+                    whole.view(-1)[piece] = value
 
 
 class Masters:
@@ -203,36 +193,22 @@ class MasterWeights(Technique):
         "stochastic-bf16": "that one keeps no FP32 copy of a parameter, this one does",
         "weight-streaming": "weights that are streamed lie on the host in the type that they had",
     }
+    refusal: ClassVar[str] = "BF16 parameters with FP32 masters cannot be used: {reason}."
 
     def why_not(self, training: Training) -> str | None:
         if not set(wide_parameters(training.model)).intersection(trained_parameters(training.optimizer)):
             return "no trained parameter is FP32, so there is nothing to narrow"
         return why_not_narrow(training.model) or why_not_one_by_one(training.optimizer)
 
-    def estimate(self, profile: Profile) -> Estimate:
-        activations = sum(block.kept_bytes + block.input_bytes for block in profile.blocks) + profile.outside_kept_bytes
-        gradients = profile.gradients_bytes // 2
-        saved = activations // 2 + gradients - profile.parameters_bytes // 2
-        why = (
-            f"half of {format_bytes(activations)} of activations and {format_bytes(gradients)} of gradients, less "
-            f"{format_bytes(profile.parameters_bytes // 2)} of BF16 parameters; at least half the time"
-        )
-        return Estimate(saved_bytes=saved, seconds=-(profile.forward_s + profile.backward_s) / 2, why=why)
-
-    def apply(self, training: Training) -> Undo:
-        reason = self.why_not(training)
-        if reason is not None:
-            raise NotApplicable(f"BF16 parameters with FP32 masters cannot be used: {reason}.", hint="Leave it out.")
+    def place(self, training: Training, stack: ExitStack) -> None:
         steps = parameter_steps(training.optimizer)
         masters = Masters(steps)
         trained = list(trained_parameters(training.optimizer))
         narrowed = Narrowed(training.model, trained, read=masters.read, write=masters.write)
         whole = why_not_in_pieces(training.optimizer) is not None
         function = MasterStep(training.optimizer, steps.function, piece_elements=None if whole else _PIECE_ELEMENTS)
-        with ExitStack() as stack:
-            stack.callback(masters.put_beside_states(narrowed.trained))
-            stack.callback(masters.keep_state_dicts_plain())
-            stack.callback(steps.replace(function))
-            stack.callback(narrowed.apply())
-            stack.callback(training.replace_stepper(OneByOneStepper(training.stepper)))
-            return stack.pop_all().close
+        stack.callback(masters.put_beside_states(narrowed.trained))
+        stack.callback(masters.keep_state_dicts_plain())
+        stack.callback(steps.replace(function))
+        stack.callback(narrowed.apply())
+        stack.callback(training.replace_stepper(OneByOneStepper(training.stepper)))

@@ -11,14 +11,12 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from tonnage.fit.measure.profile import Profile
-from tonnage.fit.randomness import active_dropout
+from tonnage.fit.modules import active_dropout
 from tonnage.fit.stepping.batches import WEIGHTINGS, BadBatch, Weighting, batch_rows, is_weighting
 from tonnage.fit.stepping.stepper import Stepper
-from tonnage.fit.technique import Estimate, NotApplicable, Technique
-from tonnage.fit.training import Training, Undo
+from tonnage.fit.technique import Technique
+from tonnage.fit.training import Training
 from tonnage.fit.weighting import find_weighting
-from tonnage.units import format_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +29,7 @@ class MicroBatches(Technique):
     conflicts: ClassVar[dict[str, str]] = {
         "step-in-backward": "it steps and drops a gradient in each backward, so gradients of micro-batches never add up"
     }
+    hint: ClassVar[str] = "Use a smaller count=, or leave micro-batches out."
 
     count: int
     weighting: Weighting = "auto"
@@ -39,40 +38,24 @@ class MicroBatches(Technique):
     def why_not(self, training: Training) -> str | None:
         return (
             self.why_not_settings()
-            or _why_not_rows(self, training)
-            or _why_not_stepper(training)
-            or _why_not_hooks(training)
+            or self._why_not_here(training)
             or why_rows_mix(training.model, resampled=self.dropout == "resampled")
         )
 
-    def estimate(self, profile: Profile) -> Estimate:
-        rows = -(-profile.batch_rows // self.count)
-        fraction = rows / profile.micro_batch_rows
-        held_bytes = sum(block.kept_bytes + block.input_bytes for block in profile.blocks) + profile.outside_kept_bytes
-        highest_bytes = held_bytes + max(
-            (profile.loss_peak_bytes, *(block.backward_peak_bytes for block in profile.blocks))
-        )
-        walked_bytes = profile.parameters_bytes + profile.gradients_bytes + profile.optimizer_bytes
-        extra_parts = self.count - profile.batch_rows / profile.micro_batch_rows
-        # Adding to a gradient reads two and writes one; the optimizer's own pass says how fast the card walks bytes.
-        walks_s = extra_parts * 3 * profile.gradients_bytes * profile.optimizer_s / max(walked_bytes, 1)
-        saved_bytes = round(highest_bytes * (1 - fraction))
-        why = f"{format_bytes(highest_bytes)} of activations at {profile.micro_batch_rows} rows, now {rows}"
-        return Estimate(saved_bytes=saved_bytes, seconds=walks_s, why=why)
-
-    def apply(self, training: Training) -> Undo:
-        reason = self.why_not(training)
-        if reason:
-            raise NotApplicable(reason, hint="Use a smaller count=, or leave micro-batches out.")
-        weighting = self._found_weighting(training)
+    def place(self, training: Training, stack: ExitStack) -> None:
+        weighting = self.weighting
+        if (
+            weighting == "auto" and training.ranks is not None
+        ):  # found when the model was sharded, on the same sample for all
+            weighting = "rows" if training.ranks.weighting == "ranks" else training.ranks.weighting
+        elif weighting == "auto":
+            weighting = find_weighting(training, resampled=self.dropout == "resampled")
         before = training.micro_batches, training.weighting, training.resampled
-        with ExitStack() as stack:
-            unsynchronised = _no_sync(training.model)
-            if unsynchronised is not None:
-                stack.callback(training.replace_stepper(SyncedOnce(training.stepper, unsynchronised)))
-            _set_division(training, self.count, weighting, self.dropout == "resampled")
-            stack.callback(_set_division, training, *before)
-            return stack.pop_all().close
+        unsynchronised = _no_sync(training.model)
+        if unsynchronised is not None:
+            stack.callback(training.replace_stepper(SyncedOnce(training.stepper, unsynchronised)))
+        _set_division(training, self.count, weighting, self.dropout == "resampled")
+        stack.callback(_set_division, training, *before)
 
     def why_not_settings(self) -> str | None:
         """What is wrong with them, whatever the training is."""
@@ -88,42 +71,26 @@ class MicroBatches(Technique):
         """A function is not for JSON: whoever applies the plan gives it again."""
         return super().settings() | ({"weighting": "auto"} if callable(self.weighting) else {})
 
-    def _found_weighting(self, training: Training) -> Weighting:
-        if self.weighting != "auto":
-            return self.weighting
-        if training.ranks is not None:  # found when the model was sharded, on the same sample for all
-            return "rows" if training.ranks.weighting == "ranks" else training.ranks.weighting
-        return find_weighting(training, resampled=self.dropout == "resampled")
+    def _why_not_here(self, training: Training) -> str | None:
+        try:
+            rows = batch_rows(training.sample)
+        except BadBatch as problem:
+            return str(problem)
+        if rows < self.count:
+            return f"The sample has {rows} rows; {self.count} micro-batches need at least as many."
+        if not training.stepper.accumulates:
+            return "The way steps are taken here cannot accumulate gradients over several micro-batches."
+        # A hook of the user's runs after each part, on a gradient that is not complete; ours and torch's know of parts.
+        for name, parameter in training.model.named_parameters():
+            for hook in (parameter._post_accumulate_grad_hooks or {}).values():
+                made_in = getattr(getattr(hook, "func", hook), "__module__", None) or ""
+                if not made_in.startswith(("tonnage.", "torch.")):
+                    return f"{name} has a hook on its accumulated gradient, which would run after each micro-batch."
+        return None
 
 
 def _set_division(training: Training, micro_batches: int, weighting: Weighting, resampled: bool) -> None:
     training.micro_batches, training.weighting, training.resampled = micro_batches, weighting, resampled
-
-
-def _why_not_rows(technique: MicroBatches, training: Training) -> str | None:
-    try:
-        rows = batch_rows(training.sample)
-    except BadBatch as problem:
-        return str(problem)
-    if rows < technique.count:
-        return f"The sample has {rows} rows; {technique.count} micro-batches need at least as many."
-    return None
-
-
-def _why_not_stepper(training: Training) -> str | None:
-    if not training.stepper.accumulates:
-        return "The way steps are taken here cannot accumulate gradients over several micro-batches."
-    return None
-
-
-def _why_not_hooks(training: Training) -> str | None:
-    """A hook of the user's runs after each part, on a gradient that is not complete; ours and torch's know of parts."""
-    for name, parameter in training.model.named_parameters():
-        for hook in (parameter._post_accumulate_grad_hooks or {}).values():
-            made_in = getattr(getattr(hook, "func", hook), "__module__", None) or ""
-            if not made_in.startswith(("tonnage.", "torch.")):
-                return f"{name} has a hook on its accumulated gradient, which would run after each micro-batch."
-    return None
 
 
 def why_rows_mix(model: nn.Module, *, resampled: bool = False) -> str | None:
@@ -171,13 +138,13 @@ class SyncedOnce(Stepper):
     def __init__(self, inner: Stepper, unsynchronised: Callable[[], AbstractContextManager[Any]]) -> None:
         super().__init__(inner.optimizer, clip_norm=inner.clip_norm)
         self.inner = inner
-        self.accumulates, self.clips = inner.accumulates, inner.clips
+        self.accumulates = inner.accumulates
         self._unsynchronised = unsynchronised
         self._open = ExitStack()
         self._parts_left = 0
 
     def begin(self, micro_batches: int) -> None:
-        self.micro_batches = self._parts_left = micro_batches
+        self._parts_left = micro_batches
         self.inner.begin(micro_batches)
         if micro_batches > 1:
             self._open.enter_context(self._unsynchronised())

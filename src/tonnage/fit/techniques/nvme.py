@@ -5,30 +5,24 @@ unless told.
 """
 
 import os
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from tonnage.fit.measure.profile import Profile
 from tonnage.fit.moving.disk import DiskProblem, DiskSpace
 from tonnage.fit.moving.disk_homes import DiskHome, DiskKeeper, DiskStep
 from tonnage.fit.moving.streaming import place_all
 from tonnage.fit.stepping.one_by_one import OneByOneStepper
 from tonnage.fit.stepping.parameter_step import parameter_steps, why_not_one_by_one
-from tonnage.fit.technique import Estimate, NotApplicable, Technique
+from tonnage.fit.technique import NotApplicable, Technique
 from tonnage.fit.techniques.activation_offload import ActivationOffload
 from tonnage.fit.techniques.weight_streaming import CONFLICTS as streaming_conflicts
-from tonnage.fit.techniques.weight_streaming import (
-    WeightStreaming,
-    check_room,
-    stream_weights,
-    streamed_parameters,
-)
-from tonnage.fit.training import Training, Undo
+from tonnage.fit.techniques.weight_streaming import WeightStreaming, check_room, stream_weights, streamed_parameters
+from tonnage.fit.training import Training
 from tonnage.fit.virtual import on_virtual_gpu
-from tonnage.units import GIB, MIB, format_bytes
+from tonnage.units import GIB, MIB
 
 _ORDER = {"weights": 35, "activations": 50, "states": 80}
 _CONFLICTS = {
@@ -46,7 +40,8 @@ class Nvme(Technique):
     name: ClassVar[str] = "nvme"
     title: ClassVar[str] = "on the disk"
     order: ClassVar[int] = 80
-    conflicts: ClassVar[Mapping[str, str]] = {}
+    refusal: ClassVar[str] = "The disk cannot keep {technique.what}: {reason}."
+    hint: ClassVar[str] = "Name another directory, or leave it out."
 
     directory: str
     what: Literal["weights", "activations", "states"]
@@ -55,7 +50,7 @@ class Nvme(Technique):
     window_bytes: int | None = None  # of activations: on the GPU at most
     minimum_bytes: int = MIB  # of activations: smaller storages stay
     slots: int = 2  # of weights: blocks on the GPU at a time
-    disk_bytes_per_s: float = 2e9  # for the estimate only; measure yours
+    disk_bytes_per_s: float = 2e9  # unused; plans that were saved name it
 
     def __post_init__(self) -> None:
         if self.what not in _ORDER:
@@ -76,78 +71,35 @@ class Nvme(Technique):
         return self._on_the_host().why_not(training)
 
     def _on_the_host(self) -> ActivationOffload | WeightStreaming:
-        """The technique that this one lengthens."""
+        """Return the technique that this one lengthens."""
         if self.what == "weights":
             return WeightStreaming(blocks=self.blocks, slots=self.slots)
         return ActivationOffload(blocks=self.blocks, minimum_bytes=self.minimum_bytes, window_bytes=self.window_bytes)
 
-    def estimate(self, profile: Profile) -> Estimate:
-        """The link is never slower than the disk, so the disk's rate takes its place."""
-        rates = {"link_to_host_bytes_per_s": self.disk_bytes_per_s, "link_to_device_bytes_per_s": self.disk_bytes_per_s}
-        if self.what == "states":
-            return self._estimate_states(profile)
-        there = self._on_the_host().estimate(Profile(**{**vars(profile), **rates}))
-        return Estimate(
-            saved_bytes=there.saved_bytes,
-            seconds=there.seconds,
-            host_bytes=self.staging_bytes,
-            pinned_bytes=self.staging_bytes,
-            why=f"{there.why}, at {self.disk_bytes_per_s / 1e9:.1f} GB/s of the disk",
-        )
-
-    def _estimate_states(self, profile: Profile) -> Estimate:
-        share = profile.optimizer_bytes / max(1, profile.parameters_bytes)
-        there_bytes = int(3 * share * profile.largest_parameter_bytes)  # coming, stepped, leaving
-        seconds = 2 * profile.optimizer_bytes / self.disk_bytes_per_s
-        return Estimate(
-            saved_bytes=profile.optimizer_bytes - there_bytes,
-            seconds=seconds,
-            host_bytes=self.staging_bytes,
-            pinned_bytes=self.staging_bytes,
-            why=f"{format_bytes(profile.optimizer_bytes)} of states are read and written in each step, "
-            f"at {self.disk_bytes_per_s / 1e9:.1f} GB/s of the disk",
-        )
-
-    def apply(self, training: Training) -> Undo:
-        reason = self.why_not(training)
-        if reason is not None:
-            raise NotApplicable(
-                f"The disk cannot keep {self.what}: {reason}.", hint="Name another directory, or leave it out."
-            )
-        with ExitStack() as stack:
-            try:
-                space = DiskSpace(Path(self.directory), training.device, staging_bytes=self.staging_bytes)
-                stack.callback(space.close)
-                stack.callback(self._apply(space, training))
-            except DiskProblem as error:
-                raise NotApplicable(str(error), hint=error.hint) from error
-            return stack.pop_all().close
-
-    def _apply(self, space: DiskSpace, training: Training) -> Undo:
-        technique = self._on_the_host() if self.what != "states" else None
-        if isinstance(technique, ActivationOffload):
-            return technique.apply_with(DiskKeeper(space), training)
-        if isinstance(technique, WeightStreaming):
-            self._check_room_for_weights(training)
-            return stream_weights(training, self.blocks, lambda count: DiskHome(space, count), slots=self.slots)
-        return _states_on_disk(space, training)
-
-    def _check_room_for_weights(self, training: Training) -> None:
-        owned = streamed_parameters(training.model, self.blocks)
-        needed_bytes = sum(place_all(parameters)[1] for parameters in owned.values())
-        if not on_virtual_gpu(training.device):
-            check_room(needed_bytes, free_disk_bytes(Path(self.directory)), where=self.directory)
+    def place(self, training: Training, stack: ExitStack) -> None:
+        try:
+            space = DiskSpace(Path(self.directory), training.device, staging_bytes=self.staging_bytes)
+            stack.callback(space.close)
+            if self.what == "states":
+                steps = parameter_steps(training.optimizer)
+                step = DiskStep(steps.function, space, training.device)
+                stack.callback(steps.replace(step, finish=step.finish))
+                stack.callback(training.replace_stepper(OneByOneStepper(training.stepper)))
+                return
+            technique = self._on_the_host()
+            if isinstance(technique, ActivationOffload):
+                technique.place_with(DiskKeeper(space), training, stack)
+                return
+            if not on_virtual_gpu(training.device):
+                owned = streamed_parameters(training.model, self.blocks)
+                needed_bytes = sum(place_all(parameters)[1] for parameters in owned.values())
+                check_room(needed_bytes, free_disk_bytes(Path(self.directory)), where=self.directory)
+            homes = partial(DiskHome, space)
+            stream_weights(training, self.blocks, homes, slots=self.slots, stack=stack)
+        except DiskProblem as error:
+            raise NotApplicable(str(error), hint=error.hint) from error
 
 
 def free_disk_bytes(directory: Path) -> int:
     found = os.statvfs(directory)
     return found.f_bavail * found.f_frsize
-
-
-def _states_on_disk(space: DiskSpace, training: Training) -> Undo:
-    steps = parameter_steps(training.optimizer)
-    step = DiskStep(steps.function, space, training.device)
-    with ExitStack() as stack:
-        stack.callback(steps.replace(step, finish=step.finish))
-        stack.callback(training.replace_stepper(OneByOneStepper(training.stepper)))
-        return stack.pop_all().close

@@ -4,7 +4,7 @@ It does not know how the modes were chosen: `choose.frontier` makes the choice w
 """
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import MethodType
@@ -15,18 +15,13 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from tonnage.fit.choose.frontier import needed
-from tonnage.fit.measure.profile import BlockProfile, OperatorProfile, Profile
-from tonnage.fit.modules import find_blocks, replace_forward
-from tonnage.fit.randomness import active_dropout
+from tonnage.fit.modules import active_dropout, find_blocks, replace_forward
 from tonnage.fit.recomputing.replay import Replayer
-from tonnage.fit.recomputing.rerun import Rerun
+from tonnage.fit.recomputing.rerun import GraphRerun, Rerun
 from tonnage.fit.recomputing.sliced import SlicedRerun, check_rows_apart
 from tonnage.fit.recomputing.trial import Finding, find_out, left_alone, on_few_rows
-from tonnage.fit.recomputing.with_graph import GraphRerun
-from tonnage.fit.technique import Estimate, NotApplicable, Technique
+from tonnage.fit.technique import NotApplicable, Technique
 from tonnage.fit.training import Training, Undo
-from tonnage.units import format_bytes
 
 Mode = str | Sequence[int | str]
 _STREAMING = ("weight-streaming", "nvme")
@@ -53,6 +48,8 @@ class Recompute(Technique):
     name: ClassVar[str] = "recompute"
     title: ClassVar[str] = "recompute in backward"
     order: ClassVar[int] = 40
+    refusal: ClassVar[str] = "Blocks cannot be recomputed: {reason}."
+    hint: ClassVar[str] = "Change the modes, or leave it out."
 
     modes: Mapping[str, Mode]
     slices: int = 1
@@ -69,8 +66,13 @@ class Recompute(Technique):
     @classmethod
     def attention(cls, model: nn.Module) -> "Recompute":
         """Only the attention of each block."""
-        parts = {name: _attention(block) for name, block in find_blocks(model).items()}
-        return cls(modes={name: f"part:{part}" for name, part in parts.items() if part is not None})
+        modes = {}
+        for name, block in find_blocks(model).items():
+            children = (child for child, _ in block.named_children())
+            part = next((child for child in children if "attn" in child.lower() or "attention" in child.lower()), None)
+            if part is not None:
+                modes[name] = f"part:{part}"
+        return cls(modes=modes)
 
     def why_not(self, training: Training) -> str | None:
         if self.slices < 1:
@@ -92,36 +94,35 @@ class Recompute(Technique):
                 return f"{name} has a batch norm, whose statistics of a slice are not those of the batch"
         return None
 
-    def estimate(self, profile: Profile) -> Estimate:
-        blocks = [block for block in profile.blocks if self.modes.get(block.name, "keep") != "keep"]
-        gone = {block.name: _gone_bytes(block, self.modes[block.name]) for block in blocks}
-        seconds = sum(_again_s(block, self.modes[block.name]) for block in blocks)
-        # While one block's backward runs, what it had not kept is there again.
-        back = max(gone.values(), default=0)
-        back = -(-back // self.slices)
-        why = (
-            f"{len(blocks)} of {len(profile.blocks)} blocks leave {format_bytes(sum(gone.values()))} less, "
-            f"{format_bytes(back)} of it is back while one of them runs again"
-        )
-        return Estimate(saved_bytes=sum(gone.values()) - back, seconds=seconds, why=why)
-
-    def apply(self, training: Training) -> Undo:
-        reason = self.why_not(training)
-        if reason is not None:
-            raise _not_applicable(reason)
+    def place(self, training: Training, stack: ExitStack) -> None:
         modes = {name: mode for name, mode in self.modes.items() if mode != "keep"}
         findings = find_out(training, [_module_name(name, mode) for name, mode in modes.items()])
         for name, mode in modes.items():
-            reason = self._why_not_found(training, mode, findings[_module_name(name, mode)])
+            module_name = _module_name(name, mode)
+            reason = self._why_not_found(training, mode, findings[module_name])
             if reason is not None:
-                raise _not_applicable(f"{_module_name(name, mode)} cannot run twice: {reason}")
+                raise self._not_applicable(f"{module_name} cannot run twice: {reason}")
         if self.slices > 1:
             check_rows_apart(training, [name for name, mode in modes.items() if mode == "block"])
-        with ExitStack() as stack:
-            for name, mode in modes.items():
-                stack.callback(self._place(training, name, mode, findings[_module_name(name, mode)]))
-            _check_operators(training, [name for name, mode in modes.items() if not isinstance(mode, str)])
-            return stack.pop_all().close
+        for name, mode in modes.items():
+            stack.callback(self._place_one(training, name, mode, findings[_module_name(name, mode)]))
+        self._check_operators(training, [name for name, mode in modes.items() if not isinstance(mode, str)])
+
+    def _check_operators(self, training: Training, names: Sequence[str]) -> None:
+        """Raise NotApplicable where a placed block calls others than it is to keep. (In training it then runs again whole.)"""
+        if not names:
+            return
+        with left_alone(training), torch.enable_grad():
+            on_few_rows(training, lambda batch: training.loss(training.model, batch))
+        for name in names:
+            differs = training.model.get_submodule(name).forward.differs
+            if differs:
+                raise self._not_applicable(
+                    f"{name} calls other operators than those profiled ({differs}): use mode block"
+                )
+
+    def _not_applicable(self, reason: str) -> NotApplicable:
+        return NotApplicable(self.refusal.format(reason=reason), hint=self.hint)
 
     def _why_not_found(self, training: Training, mode: Mode, finding: Finding) -> str | None:
         sliced = self.slices > 1 and mode == "block"
@@ -136,12 +137,17 @@ class Recompute(Technique):
         streaming = next((other for other in _STREAMING if other in training.applied), None)
         return f"{finding.beside}, which cannot be done beside {streaming}" if streaming else None
 
-    def _place(self, training: Training, name: str, mode: Mode, finding: Finding) -> Undo:
+    def _place_one(self, training: Training, name: str, mode: Mode, finding: Finding) -> Undo:
         module = training.model.get_submodule(_module_name(name, mode))
         compiled = _is_compiled(training, training.model.get_submodule(name))
         is_part = isinstance(mode, str) and mode != "block"
         if compiled and is_part:
-            return replace_forward(module, _checkpointed_forward(module))
+            # What the compiler understands: it runs this part again inside the backward that it makes for the block.
+            # Equal parts get the same method, so that their blocks share one compilation.
+            forward = module.forward
+            if isinstance(forward, MethodType) and forward.__self__ is module:
+                return replace_forward(module, MethodType(_checkpointed_function(forward.__func__), module))
+            return replace_forward(module, _checkpointed(forward))
         if finding.beside is not None:
             return replace_forward(module, GraphRerun(module, module.forward, finding.slots))
         # The operators of a compiled forward are not there to be seen.
@@ -158,42 +164,15 @@ def recomputable(training: Training, names: Sequence[str]) -> dict[str, str | No
     return {name: technique._why_not_found(training, "block", findings[name]) for name in names}
 
 
-def _not_applicable(reason: str) -> NotApplicable:
-    return NotApplicable(f"Blocks cannot be recomputed: {reason}.", hint="Change the modes, or leave it out.")
-
-
 def _module_name(name: str, mode: Mode) -> str:
-    """Of the module that runs again: the block, or a part of it."""
+    """Name the module that runs again: the block, or a part of it."""
     return f"{name}.{mode.removeprefix('part:')}" if isinstance(mode, str) and mode.startswith("part:") else name
-
-
-def _check_operators(training: Training, names: Sequence[str]) -> None:
-    """Raise NotApplicable where a placed block calls others than it is to keep. (In training it then runs again whole.)"""
-    if not names:
-        return
-    with left_alone(training), torch.enable_grad():
-        on_few_rows(training, lambda batch: training.loss(training.model, batch))
-    for name in names:
-        rerun = training.model.get_submodule(name).forward
-        if rerun.differs:
-            raise _not_applicable(f"{name} calls other operators than those profiled ({rerun.differs}): use mode block")
 
 
 def _kept(mode: Sequence[int | str]) -> dict[int, str | None]:
     """Operators by index, with the name that was profiled where it is given."""
     pairs = (str(entry).partition(":") for entry in mode)
     return {int(index): name or None for index, _, name in pairs}
-
-
-def _checkpointed_forward(module: nn.Module) -> Callable[..., Any]:
-    """What the compiler understands: it runs this part again inside the backward that it makes for the block.
-
-    Equal parts get the same method, so that their blocks share one compilation.
-    """
-    forward = module.forward
-    if isinstance(forward, MethodType) and forward.__self__ is module:
-        return MethodType(_checkpointed_function(forward.__func__), module)
-    return _checkpointed(forward)
 
 
 def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -219,58 +198,20 @@ def _why_not_mode(training: Training, name: str, mode: Mode) -> str | None:
     modules = dict(training.model.named_modules())
     if name not in modules:
         return f"the model has no block {name!r}"
-    if mode == "keep":
+    if mode in ("keep", "block"):
         return None
+    block = modules[name]
     if isinstance(mode, str):
-        return _why_not_words(name, modules[name], mode)
-    return _why_not_operators(training, name, mode)
-
-
-def _why_not_words(name: str, block: nn.Module, mode: str) -> str | None:
-    if mode == "block":
-        return None
-    if not mode.startswith("part:"):
-        return f"{name} has the mode {mode!r}, which is none of keep, block, part:NAME or a list of operators"
-    part = mode.removeprefix("part:")
-    if part in dict(block.named_modules()):
-        return None
-    return f"{name} has no part {part!r}, its parts are {', '.join(child for child, _ in block.named_children())}"
-
-
-def _why_not_operators(training: Training, name: str, mode: Sequence[int | str]) -> str | None:
-    if _is_compiled(training, training.model.get_submodule(name)):
+        if not mode.startswith("part:"):
+            return f"{name} has the mode {mode!r}, which is none of keep, block, part:NAME or a list of operators"
+        part = mode.removeprefix("part:")
+        if part in dict(block.named_modules()):
+            return None
+        return f"{name} has no part {part!r}, its parts are {', '.join(child for child, _ in block.named_children())}"
+    if _is_compiled(training, block):
         return f"{name} is compiled, and the operators inside cannot be told apart: use block or part:NAME"
     streaming = next((other for other in _STREAMING if other in training.applied), None)
     if streaming:
         return f"the copies of {streaming} come between the operators of {name}: use block or part:NAME"
     wrong = [entry for entry in mode if not str(entry).partition(":")[0].isdecimal()]
     return f"{name} is to keep operator {wrong[0]!r}, which is no index" if wrong else None
-
-
-def _attention(block: nn.Module) -> str | None:
-    names = [name for name, _ in block.named_children()]
-    return next((name for name in names if "attn" in name.lower() or "attention" in name.lower()), None)
-
-
-def _gone_bytes(block: BlockProfile, mode: Mode) -> int:
-    """What the block leaves less than it would."""
-    if mode == "block":
-        return block.kept_bytes
-    if isinstance(mode, str):
-        return sum(operator.kept_bytes for operator in _part(block, mode))
-    kept_bytes = sum(block.operators[index].output_bytes for index in _kept(mode))
-    return max(0, block.kept_bytes - kept_bytes)
-
-
-def _again_s(block: BlockProfile, mode: Mode) -> float:
-    if isinstance(mode, str) and mode != "block":
-        return sum(operator.seconds for operator in _part(block, mode))
-    if not block.operators:
-        return block.forward_s
-    kept = [] if isinstance(mode, str) else list(_kept(mode))
-    return sum(block.operators[index].seconds for index in needed(block.operators, kept))
-
-
-def _part(block: BlockProfile, mode: str) -> Iterator[OperatorProfile]:
-    part = mode.removeprefix("part:")
-    return (o for o in block.operators if o.module == part or o.module.startswith(part + "."))

@@ -10,19 +10,16 @@ from typing import ClassVar
 
 from torch.nn.parallel import DistributedDataParallel
 
-from tonnage.fit.measure.profile import Profile
 from tonnage.fit.stepping.backward_stepper import BackwardStepper
 from tonnage.fit.stepping.parameter_step import why_not_one_by_one
-from tonnage.fit.technique import Estimate, NotApplicable, Technique
-from tonnage.fit.training import Training, Undo
-from tonnage.units import format_bytes
+from tonnage.fit.technique import NotApplicable, Technique
+from tonnage.fit.training import Training
 
 
 class OneBackwardStepper(BackwardStepper):
     """Keeps no gradient beyond its step, so that there is nothing to add to and nothing to clip."""
 
     accumulates = False
-    clips = False
 
     def begin(self, micro_batches: int) -> None:
         if micro_batches > 1:
@@ -41,6 +38,7 @@ class StepInBackward(Technique):
     conflicts: ClassVar[Mapping[str, str]] = {
         "micro-batches": "a gradient is stepped and freed before the next micro-batch could add to it",
     }
+    refusal: ClassVar[str] = "The step cannot be taken inside backward: {reason}."
 
     def why_not(self, training: Training) -> str | None:
         if training.stepper.clip_norm is not None:
@@ -51,20 +49,7 @@ class StepInBackward(Technique):
             return "DistributedDataParallel averages gradients after they would have been stepped"
         return why_not_one_by_one(training.optimizer)
 
-    def estimate(self, profile: Profile) -> Estimate:
-        saved = max(0, profile.gradients_bytes - profile.largest_parameter_bytes)
-        why = (
-            f"of {format_bytes(profile.gradients_bytes)} of gradients only the largest, "
-            f"{format_bytes(profile.largest_parameter_bytes)}, is there at a time"
-        )
-        return Estimate(saved_bytes=saved, seconds=0.0, why=why)
-
-    def apply(self, training: Training) -> Undo:
-        reason = self.why_not(training)
-        if reason is not None:
-            raise NotApplicable(f"The step cannot be taken inside backward: {reason}.", hint="Leave it out.")
-        with ExitStack() as stack:
-            stepper = OneBackwardStepper(training.model, training.stepper)
-            stack.callback(stepper.hook_parameters())
-            stack.callback(training.replace_stepper(stepper))
-            return stack.pop_all().close
+    def place(self, training: Training, stack: ExitStack) -> None:
+        stepper = OneBackwardStepper(training.model, training.stepper)
+        stack.callback(stepper.hook_parameters())
+        stack.callback(training.replace_stepper(stepper))

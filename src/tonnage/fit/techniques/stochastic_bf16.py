@@ -12,15 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
-from tonnage.fit.measure.profile import Profile
 from tonnage.fit.stepping.narrow import NARROW, Narrowed, why_not_narrow, wide_parameters
 from tonnage.fit.stepping.one_by_one import OneByOneStepper
 from tonnage.fit.stepping.parameter_step import Group, State, StepFunction, parameter_steps, why_not_one_by_one
 from tonnage.fit.stepping.stepper import trained_parameters
 from tonnage.fit.stepping.stochastic import stochastic_step
-from tonnage.fit.technique import Changes, Estimate, NotApplicable, Technique
+from tonnage.fit.technique import Changes, Technique
 from tonnage.fit.training import Training, Undo
-from tonnage.units import format_bytes
 
 _NOT_KNOWN = ("amsgrad", "differentiable")
 
@@ -45,6 +43,8 @@ class StochasticBf16(Technique):
     conflicts: ClassVar[Mapping[str, str]] = {
         "master-weights": "that one keeps an FP32 copy of each parameter, this one none",
     }
+    refusal: ClassVar[str] = "BF16 with stochastic rounding cannot be used: {reason}."
+    hint: ClassVar[str] = "Use AdamW, or master-weights."
 
     def why_not(self, training: Training) -> str | None:
         optimizer = training.optimizer
@@ -64,22 +64,7 @@ class StochasticBf16(Technique):
             return "weights that are streamed lie on the host in FP32; make the model BF16 first"
         return why_not_narrow(training.model)
 
-    def estimate(self, profile: Profile) -> Estimate:
-        held = profile.parameters_bytes + profile.gradients_bytes + profile.optimizer_bytes
-        activations = sum(block.kept_bytes + block.input_bytes for block in profile.blocks) + profile.outside_kept_bytes
-        why = (
-            f"half of {format_bytes(held)} of parameters, gradients and states and of {format_bytes(activations)} of "
-            "activations, where they are FP32; at least half the time"
-        )
-        seconds = -(profile.forward_s + profile.backward_s + profile.optimizer_s) / 2
-        return Estimate(saved_bytes=(held + activations) // 2, seconds=seconds, why=why)
-
-    def apply(self, training: Training) -> Undo:
-        reason = self.why_not(training)
-        if reason is not None:
-            raise NotApplicable(
-                f"BF16 with stochastic rounding cannot be used: {reason}.", hint="Use AdamW, or master-weights."
-            )
+    def place(self, training: Training, stack: ExitStack) -> None:
         steps = parameter_steps(training.optimizer)
         narrowed = Narrowed(
             training.model,
@@ -87,12 +72,10 @@ class StochasticBf16(Technique):
             read=lambda parameter: parameter.detach().float(),
             write=lambda parameter, values: None,  # what torch itself loads into the parameter is all there is
         )
-        with ExitStack() as stack:
-            stack.callback(narrowed.apply())
-            stack.callback(_narrow_states(training.optimizer, narrowed.trained))
-            stack.callback(steps.replace(StochasticStep(steps.function)))
-            stack.callback(training.replace_stepper(OneByOneStepper(training.stepper)))
-            return stack.pop_all().close
+        stack.callback(narrowed.apply())
+        stack.callback(_narrow_states(training.optimizer, narrowed.trained))
+        stack.callback(steps.replace(StochasticStep(steps.function)))
+        stack.callback(training.replace_stepper(OneByOneStepper(training.stepper)))
 
 
 def _narrow_states(optimizer: Optimizer, parameters: list[nn.Parameter]) -> Undo:

@@ -20,15 +20,12 @@ from tonnage.fit.layers.attention import (
     attention_models,
     dropout_of,
     eager_configs,
-    score_operators,
     set_implementation,
     why_not_dropout,
 )
 from tonnage.fit.layers.tiled_softmax import Scores, tiled_attention
-from tonnage.fit.measure.profile import Profile
-from tonnage.fit.technique import Estimate, NotApplicable, Technique
-from tonnage.fit.training import Training, Undo
-from tonnage.units import format_bytes
+from tonnage.fit.technique import Technique
+from tonnage.fit.training import Training
 
 # What a model's own eager attention may take without doing more than tiles do.
 _KNOWN = set(
@@ -49,6 +46,7 @@ class TiledAttention(Technique):
     title: ClassVar[str] = "tiled attention"
     order: ClassVar[int] = 10
     conflicts: ClassVar[dict[str, str]] = {"fused-attention": "both replace the same attention"}
+    hint: ClassVar[str] = "Leave tiled-attention out, or use fused-attention."
 
     tile_rows: int = 256
     dropout: str = "same"
@@ -62,22 +60,10 @@ class TiledAttention(Technique):
         reasons = (_why_not_model(model) or why_not_dropout(dropout_of(model), self.dropout) for model in models)
         return next((reason for reason in reasons if reason), None)
 
-    def estimate(self, profile: Profile) -> Estimate:
-        scores = score_operators(profile)
-        saved_bytes = sum(operator.kept_bytes for operator in scores)
-        again_s = sum(operator.seconds for operator in scores)
-        why = f"{format_bytes(saved_bytes)} of attention scores made again in backward" if scores else "no scores seen"
-        return Estimate(saved_bytes=saved_bytes, seconds=again_s, why=why)
-
-    def apply(self, training: Training) -> Undo:
-        reason = self.why_not(training)
-        if reason:
-            raise NotApplicable(reason, hint="Leave tiled-attention out, or use fused-attention.")
+    def place(self, training: Training, stack: ExitStack) -> None:
         name = _register(self.tile_rows)
-        with ExitStack() as stack:
-            for model in _eager_models(training.model):
-                stack.callback(set_implementation(model, name))
-            return stack.pop_all().close
+        for model in _eager_models(training.model):
+            stack.callback(set_implementation(model, name))
 
 
 def _eager_models(model: nn.Module) -> list[nn.Module]:
@@ -92,14 +78,11 @@ def _why_not_model(model: nn.Module) -> str | None:
         return f"{kind} is configured to return its attention weights (output_attentions), which are then not made."
     if any(getattr(module, "reorder_and_upcast_attn", False) for module in model.modules()):
         return f"{kind} computes its attention in another order (reorder_and_upcast_attn), which tiles would leave out."
-    unknown = sorted({name for module in model.modules() for name in _eager_parameters(type(module))} - _KNOWN)
+    # Of the eager attention in the file that defines a module, if there is one.
+    files = (sys.modules.get(type(module).__module__) for module in model.modules())
+    eager = {file.eager_attention_forward for file in files if file and hasattr(file, "eager_attention_forward")}
+    unknown = sorted({name for function in eager for name in inspect.signature(function).parameters} - _KNOWN)
     return f"{kind}'s attention takes {', '.join(unknown)}, which tiles would leave out." if unknown else None
-
-
-def _eager_parameters(kind: type) -> list[str]:
-    """Of the eager attention in the file that defines a module, if there is one."""
-    eager = getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)
-    return list(inspect.signature(eager).parameters) if eager is not None else []
 
 
 def _register(tile_rows: int) -> str:

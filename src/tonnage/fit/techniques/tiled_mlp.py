@@ -6,18 +6,16 @@ recomputed; then only the inside of a piece is saved, and the layer runs three t
 run leaves out what nobody reads.
 """
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import nn
 
-from tonnage.fit.layers.tiles import mixes_rows, sharded, tile_all
-from tonnage.fit.measure.profile import OperatorProfile, Profile
-from tonnage.fit.modules import find_blocks
-from tonnage.fit.randomness import active_dropout
-from tonnage.fit.technique import Estimate, NotApplicable, Technique
-from tonnage.fit.training import Training, Undo
-from tonnage.units import format_bytes
+from tonnage.fit.layers.tiles import mixes_rows, sharded, tile_forward
+from tonnage.fit.modules import active_dropout, find_blocks
+from tonnage.fit.technique import Technique
+from tonnage.fit.training import Training
 
 NAMES = ("mlp", "ffn", "feed_forward", "feedforward", "ff")
 _EXPERTS = ("experts", "router")
@@ -30,6 +28,7 @@ class TiledMlp(Technique):
     name: ClassVar[str] = "tiled-mlp"
     title: ClassVar[str] = "feed-forward in tiles"
     order: ClassVar[int] = 20
+    hint: ClassVar[str] = "Leave tiled-mlp out; recompute saves the same bytes between blocks."
 
     tiles: int = 8
 
@@ -41,28 +40,9 @@ class TiledMlp(Technique):
             return f"No block has a feed-forward layer by name ({', '.join(NAMES)}) with two linear layers in it."
         return next((f"{name} {reason}." for name, mlp in found.items() if (reason := _obstacle(mlp))), None)
 
-    def estimate(self, profile: Profile) -> Estimate:
-        inside = [
-            (block, operator) for block in profile.blocks for operator in block.operators if _in_feed_forward(operator)
-        ]
-        kept_bytes = sum(operator.kept_bytes for _, operator in inside)
-        per_block: dict[str, int] = {}
-        for block, operator in inside:
-            per_block[block.name] = per_block.get(block.name, 0) + operator.output_bytes
-        transient_bytes = round(max(per_block.values(), default=0) * (1 - 1 / self.tiles))
-        gradient_bytes = max((block.parameters_bytes for block in profile.blocks), default=0) if inside else 0
-        why = (
-            f"{format_bytes(kept_bytes)} inside feed-forward layers not kept, {format_bytes(transient_bytes)} less at "
-            f"once, {format_bytes(gradient_bytes)} for a tile's gradients; one more forward of them"
-        )
-        seconds = sum(operator.seconds for _, operator in inside)
-        return Estimate(saved_bytes=kept_bytes + transient_bytes - gradient_bytes, seconds=seconds, why=why)
-
-    def apply(self, training: Training) -> Undo:
-        reason = self.why_not(training)
-        if reason:
-            raise NotApplicable(reason, hint="Leave tiled-mlp out; recompute saves the same bytes between blocks.")
-        return tile_all(list(find_feed_forwards(training.model).values()), self.tiles)
+    def place(self, training: Training, stack: ExitStack) -> None:
+        for module in find_feed_forwards(training.model).values():
+            stack.callback(tile_forward(module, self.tiles))
 
 
 def find_feed_forwards(model: nn.Module) -> dict[str, nn.Module]:
@@ -80,11 +60,6 @@ def _linears(module: nn.Module) -> list[nn.Module]:
     return [child for child in module.modules() if isinstance(child, nn.Linear) or type(child).__name__ == "Conv1D"]
 
 
-def _width(mlp: nn.Module) -> int:
-    first = _linears(mlp)[0]
-    return first.in_features if isinstance(first, nn.Linear) else first.weight.shape[0]
-
-
 def _obstacle(mlp: nn.Module) -> str | None:
     if any(name.rpartition(".")[2] in _EXPERTS for name, _ in mlp.named_modules()):
         return "sends tokens to experts, and a tile would run all of them for few tokens each"
@@ -95,8 +70,5 @@ def _obstacle(mlp: nn.Module) -> str | None:
         return "has a hook on a parameter's gradient, which would run for each tile"
     if sharded(mlp):
         return "is sharded over devices, whose wrapper would not see the gradients of its tiles"
-    return mixes_rows(mlp, _width(mlp))
-
-
-def _in_feed_forward(operator: OperatorProfile) -> bool:
-    return operator.module.partition(".")[0].lower() in NAMES
+    first = _linears(mlp)[0]
+    return mixes_rows(mlp, first.in_features if isinstance(first, nn.Linear) else first.weight.shape[0])

@@ -5,16 +5,15 @@ a piece at a time, and only the input is kept. PyTorch's own LayerNorm and RMSNo
 are left alone.
 """
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import nn
 
-from tonnage.fit.layers.tiles import mixes_rows, sharded, tile_all
-from tonnage.fit.measure.profile import OperatorProfile, Profile
-from tonnage.fit.technique import Estimate, NotApplicable, Technique
-from tonnage.fit.training import Training, Undo
-from tonnage.units import format_bytes
+from tonnage.fit.layers.tiles import mixes_rows, sharded, tile_forward
+from tonnage.fit.technique import Technique
+from tonnage.fit.training import Training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +26,7 @@ class TiledNorm(Technique):
     conflicts: ClassVar[dict[str, str]] = {
         "compile": "compiled blocks fuse their norms, and a tiled one would break them"
     }
+    hint: ClassVar[str] = "Leave tiled-norm out."
 
     tiles: int = 8
 
@@ -36,42 +36,26 @@ class TiledNorm(Technique):
         found = find_norms(training.model)
         if not found:
             return "The model has no norm that is written out operator by operator; a fused one keeps nothing to save."
-        return next((f"{name} {reason}." for name, norm in found.items() if (reason := _obstacle(norm))), None)
+        for name, norm in found.items():
+            if sharded(norm):
+                return f"{name} is sharded over devices, whose wrapper would not see the gradients of its tiles."
+            reason = mixes_rows(norm, norm.weight.shape[0])
+            if reason:
+                return f"{name} {reason}."
+        return None
 
-    def estimate(self, profile: Profile) -> Estimate:
-        inside = [operator for block in profile.blocks for operator in block.operators if _in_norm(operator)]
-        kept_bytes = sum(operator.kept_bytes for operator in inside)
-        largest_bytes = max((operator.output_bytes for operator in inside), default=0)
-        transient_bytes = round(largest_bytes * (1 - 1 / self.tiles))
-        why = f"{format_bytes(kept_bytes)} inside norms not kept; one more forward of them"
-        return Estimate(
-            saved_bytes=kept_bytes + transient_bytes, seconds=sum(operator.seconds for operator in inside), why=why
-        )
-
-    def apply(self, training: Training) -> Undo:
-        reason = self.why_not(training)
-        if reason:
-            raise NotApplicable(reason, hint="Leave tiled-norm out.")
-        return tile_all(list(find_norms(training.model).values()), self.tiles)
+    def place(self, training: Training, stack: ExitStack) -> None:
+        for module in find_norms(training.model).values():
+            stack.callback(tile_forward(module, self.tiles))
 
 
 def find_norms(model: nn.Module) -> dict[str, nn.Module]:
     """Norms over the last dimension that are no single kernel, by name."""
-    return {name: module for name, module in model.named_modules() if _is_written_out(module)}
-
-
-def _is_written_out(module: nn.Module) -> bool:
-    if isinstance(module, nn.LayerNorm | nn.RMSNorm) or any(True for _ in module.children()):
-        return False
-    weight = getattr(module, "weight", None)
-    return type(module).__name__.endswith(("RMSNorm", "LayerNorm")) and weight is not None and weight.ndim == 1
-
-
-def _obstacle(norm: nn.Module) -> str | None:
-    if sharded(norm):
-        return "is sharded over devices, whose wrapper would not see the gradients of its tiles"
-    return mixes_rows(norm, norm.weight.shape[0])
-
-
-def _in_norm(operator: OperatorProfile) -> bool:
-    return "norm" in operator.module.lower() and "layer_norm" not in operator.name and "rms_norm" not in operator.name
+    found = {}
+    for name, module in model.named_modules():
+        one_kernel = isinstance(module, nn.LayerNorm | nn.RMSNorm)
+        is_norm = type(module).__name__.endswith(("RMSNorm", "LayerNorm")) and not any(True for _ in module.children())
+        weight = getattr(module, "weight", None)
+        if is_norm and not one_kernel and weight is not None and weight.ndim == 1:
+            found[name] = module
+    return found

@@ -4,7 +4,6 @@ Gradients and optimizer states are the business of other techniques; they find e
 step it. It does not know which blocks are worth it.
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -15,9 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from tonnage.fit.block_names import why_not_blocks
-from tonnage.fit.measure.profile import Profile
-from tonnage.fit.modules import replace_forward
+from tonnage.fit.modules import replace_forward, why_not_blocks
 from tonnage.fit.moving.host import CopyLane, HostMemoryExhausted, host_limit_bytes
 from tonnage.fit.moving.saved_tensors import Packed, bytes_of, saved_by, storage_key
 from tonnage.fit.moving.streaming import (
@@ -31,7 +28,7 @@ from tonnage.fit.moving.streaming import (
 )
 from tonnage.fit.stepping.one_by_one import OneByOneStepper
 from tonnage.fit.stepping.parameter_step import parameter_steps, why_not_one_by_one
-from tonnage.fit.technique import Estimate, NotApplicable, Technique
+from tonnage.fit.technique import NotApplicable, Technique
 from tonnage.fit.training import Training, Undo
 from tonnage.units import format_bytes
 
@@ -47,6 +44,7 @@ class WeightStreaming(Technique):
     title: ClassVar[str] = "weights on the host"
     order: ClassVar[int] = 35
     conflicts: ClassVar[Mapping[str, str]] = CONFLICTS
+    refusal: ClassVar[str] = "Weights cannot be streamed from the host: {reason}."
 
     blocks: tuple[str, ...]
     slots: int = 2  # blocks on the GPU at a time: one that runs, the others on their way
@@ -60,38 +58,16 @@ class WeightStreaming(Technique):
             return reason
         return why_not_streamed(training.model, self.blocks)
 
-    def estimate(self, profile: Profile) -> Estimate:
-        blocks = [block for block in profile.blocks if block.name in self.blocks]
-        moved_bytes = sum(block.parameters_bytes for block in blocks)
-        slots_bytes = self.slots * max((block.parameters_bytes for block in blocks), default=0)
-        exposed_s = 0.0
-        for block in blocks:
-            coming_s = block.parameters_bytes / profile.link_to_device_bytes_per_s
-            exposed_s += max(coming_s - block.forward_s, 0.0) + max(coming_s - block.backward_s, 0.0)
-        micro_batches = math.ceil(profile.batch_rows / profile.micro_batch_rows)
-        return Estimate(
-            saved_bytes=moved_bytes - slots_bytes,
-            seconds=exposed_s * micro_batches,
-            host_bytes=moved_bytes,
-            pinned_bytes=moved_bytes,
-            why=f"{format_bytes(moved_bytes)} of weights leave, {self.slots} slots take {format_bytes(slots_bytes)}; "
-            f"{exposed_s * 1e3:.0f} ms of the copies outlast the computation beside them",
-        )
-
-    def apply(self, training: Training) -> Undo:
-        reason = self.why_not(training)
-        if reason is not None:
-            raise NotApplicable(f"Weights cannot be streamed from the host: {reason}.", hint="Leave it out.")
+    def place(self, training: Training, stack: ExitStack) -> None:
         load_lane, store_lane = CopyLane(training.device), CopyLane(training.device)
         owned = streamed_parameters(training.model, self.blocks)
         needed_bytes = sum(place_all(parameters)[1] for parameters in owned.values())
         check_room(needed_bytes, host_limit_bytes(training.device, self.host_bytes), where="the host")
-        return stream_weights(
-            training,
-            self.blocks,
-            lambda byte_count: PinnedHome(byte_count, training.device, load_lane, store_lane),
-            slots=self.slots,
-        )
+
+        def home(byte_count: int) -> Home:
+            return PinnedHome(byte_count, training.device, load_lane, store_lane)
+
+        stream_weights(training, self.blocks, home, slots=self.slots, stack=stack)
 
 
 def check_room(needed_bytes: int, free_bytes: int, *, where: str) -> None:
@@ -124,30 +100,28 @@ def why_not_streamed(model: nn.Module, names: tuple[str, ...]) -> str | None:
     return None
 
 
-def stream_weights(training: Training, names: tuple[str, ...], homes: Homes, *, slots: int) -> Undo:
+def stream_weights(training: Training, names: tuple[str, ...], homes: Homes, *, slots: int, stack: ExitStack) -> None:
     """Let the weights of these blocks live in homes of this kind."""
-    with ExitStack() as stack:
-        blocks: dict[str, BlockWeights] = {}
-        nowhere = Nowhere(training.device)
-        try:
-            for name, parameters in streamed_parameters(training.model, names).items():
-                places, byte_count = place_all(parameters)
-                blocks[name] = BlockWeights(places, byte_count, homes(byte_count), nowhere)
-                stack.callback(blocks[name].return_for_good)
-                blocks[name].leave()
-        except HostMemoryExhausted as error:
-            raise NotApplicable(str(error), hint=error.hint) from error
-        # A step may be under way on another stream or on the host, and write where another block's weights will be.
-        steps = parameter_steps(training.optimizer)
-        streamer = WeightStreamer([*blocks.values()], training.device, slots=slots, finish_changes=steps.finish)
-        stack.callback(streamer.close)
-        for name, weights in blocks.items():
-            block = training.model.get_submodule(name)
-            stack.callback(replace_forward(block, _streaming(block, streamer, weights)))
-            stack.callback(_keep_state_dict_plain(block, streamer, weights))
-        stack.callback(steps.bring_by(streamer.changing))
-        stack.callback(training.replace_stepper(OneByOneStepper(training.stepper)))
-        return stack.pop_all().close
+    blocks: dict[str, BlockWeights] = {}
+    nowhere = Nowhere(training.device)
+    try:
+        for name, parameters in streamed_parameters(training.model, names).items():
+            places, byte_count = place_all(parameters)
+            blocks[name] = BlockWeights(places, byte_count, homes(byte_count), nowhere)
+            stack.callback(blocks[name].return_for_good)
+            blocks[name].leave()
+    except HostMemoryExhausted as error:
+        raise NotApplicable(str(error), hint=error.hint) from error
+    # A step may be under way on another stream or on the host, and write where another block's weights will be.
+    steps = parameter_steps(training.optimizer)
+    streamer = WeightStreamer([*blocks.values()], training.device, slots=slots, finish_changes=steps.finish)
+    stack.callback(streamer.close)
+    for name, weights in blocks.items():
+        block = training.model.get_submodule(name)
+        stack.callback(replace_forward(block, _streaming(block, streamer, weights)))
+        stack.callback(_keep_state_dict_plain(block, streamer, weights))
+    stack.callback(steps.bring_by(streamer.changing))
+    stack.callback(training.replace_stepper(OneByOneStepper(training.stepper)))
 
 
 def _streaming(block: nn.Module, streamer: WeightStreamer, weights: BlockWeights) -> Callable[..., Any]:

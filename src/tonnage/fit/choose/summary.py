@@ -1,0 +1,221 @@
+"""What each technique saves and costs, as the difference that it makes where it was added; and a plan in words.
+
+Nothing is measured here. Words are at home in 80 columns.
+"""
+
+import textwrap
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from tonnage.fit.choose.choosing import Mode, peak_of
+from tonnage.fit.choose.placement import PLAIN, Placement, ResidentState, memory_context, step_overhead_s
+from tonnage.fit.choose.solver import Layout, Solution, block_modes, outside_at
+from tonnage.fit.plan import Plan, Row
+from tonnage.fit.prove.rehearsal import Rehearsed
+from tonnage.fit.survey.profile import OutsideProfile
+from tonnage.fit.survey.survey import BLOCK, BLOCK_OFFLOAD, KEEP, OFFLOAD, OPERATORS, SizeProfile, Survey
+from tonnage.fit.technique import Technique
+from tonnage.units import format_bytes
+
+Cost = tuple[int, float]  # peak, seconds of a step
+_MOST_TIMES = 8  # as many rows as were measured, for which a time still says something
+_SHOWN_S = 0.5e-3  # an account is in whole milliseconds
+_WITHOUT_LINK = {BLOCK_OFFLOAD: BLOCK, OFFLOAD: KEEP}
+
+
+def plain_cost(survey: Survey, resident: ResidentState, among: Collection[int] = ()) -> Cost:
+    """The whole batch at once, nothing changed, from the sizes that were measured, of those named.
+
+    Seconds are in proportion to the largest, as a card is slow with few rows; bytes are in line with the smallest, too.
+    """
+    sizes = {rows: size for rows, size in survey.measured.items() if not among or rows in among}
+    small, largest = sizes[min(sizes)], sizes[max(sizes)]
+    ways = zip(small.modes(offload=False), largest.modes(offload=False), strict=True)
+    taken = [_at_rows(survey.rows, (small.rows, below[0]), (largest.rows, above[0])) for below, above in ways]
+    return _step_cost(taken, outside_at(sizes, survey.rows), PLAIN, resident, micro_batches=1)
+
+
+def is_telling(survey: Survey) -> bool:
+    """Whether enough rows were measured to say how long the whole batch takes."""
+    return max(survey.measured, default=0) >= enough_rows(survey.rows)
+
+
+def enough_rows(rows: int) -> int:
+    """Return how many rows of a batch say something of all."""
+    return -(-rows // _MOST_TIMES)
+
+
+def _at_rows(rows: int, small: tuple[int, Mode], large: tuple[int, Mode]) -> Mode:
+    (few, below), (many, above) = small, large
+    names = ("resident_bytes", "forward_peak_bytes", "backward_peak_bytes")
+    if few == many:
+        sizes = {name: round(getattr(above, name) * rows / many) for name in names}
+    else:
+        slopes = {name: (getattr(above, name) - getattr(below, name)) / (many - few) for name in names}
+        sizes = {name: max(0, round(getattr(above, name) + slopes[name] * (rows - many))) for name in names}
+    share = rows / many
+    return replace(above, forward_s=above.forward_s * share, backward_s=above.backward_s * share, **sizes)
+
+
+def _cost(
+    survey: Survey,
+    size: SizeProfile,
+    layout: Layout,
+    placement: Placement,
+    resident: ResidentState,
+    names: Sequence[str] = (),
+) -> Cost:
+    modes = block_modes(size, layout, offload=False)
+    wanted = names or [KEEP] * len(modes)
+    taken = [
+        next((mode for mode in ways if mode.name == name), ways[0]) for ways, name in zip(modes, wanted, strict=True)
+    ]
+    outside = outside_at(survey.sizes, layout.rows, survey.outside)
+    return _step_cost(taken, outside, placement, resident, micro_batches=layout.micro_batches)
+
+
+def _step_cost(
+    taken: list[Mode], outside: OutsideProfile, placement: Placement, resident: ResidentState, *, micro_batches: int
+) -> Cost:
+    backward_s = sum(mode.backward_s for mode in taken)
+    around = memory_context(
+        placement, resident, outside, budget_bytes=0, micro_batches=micro_batches, backward_s=backward_s
+    )
+    gpu_s = sum(mode.forward_s for mode in taken) + backward_s + outside.forward_s + outside.backward_s
+    host_s = sum(mode.host_s for mode in taken) + outside.forward_host_s + outside.backward_host_s
+    seconds = max(gpu_s, host_s) * micro_batches
+    return peak_of(taken, around), seconds + step_overhead_s(placement, resident, micro_batches, backward_s)
+
+
+def summary_rows(
+    stages: Sequence[tuple[str, Survey]],
+    survey: Survey,
+    resident: ResidentState,
+    solution: Solution,
+    techniques: Sequence[Technique],
+) -> tuple[Row, ...]:
+    """One row a technique, in the order in which they were added."""
+    titles = {technique.name: technique for technique in techniques}
+    rows = [_stage_row(titles[name], before, stage, resident) for (_, before), (name, stage) in pairwise(stages)]
+    before = plain_cost(survey, resident)
+    layout, size = solution.layout, survey.sizes[solution.profiled_rows]
+    if layout.micro_batches > 1:
+        after = _cost(survey, size, layout, PLAIN, resident)
+        why = f"{layout.micro_batches} of {layout.rows} rows: activations of one at a time, gradients stay between them"
+        rows.append(_row(titles["micro-batches"], before, after, why))
+        before = after
+    final = solution.peak_bytes, solution.step_s
+    rest = [t for t in techniques if t.name in ("recompute", "activation-offload", "host-states", "step-in-backward")]
+    for index, technique in enumerate(rest):
+        after = final if index == len(rest) - 1 else _with(technique, survey, size, solution, resident, before)
+        rows.append(_row(technique, before, after, _why(technique, solution, resident)))
+        before = after
+    return tuple(rows)
+
+
+def _stage_row(technique: Technique, before: Survey, after: Survey, resident: ResidentState) -> Row:
+    """Compare two stages at the largest size that both were measured at."""
+    both = before.measured.keys() & after.measured.keys()
+    row = _row(technique, plain_cost(before, resident, both), plain_cost(after, resident, both), "")
+    measured, rows = max(both or after.measured), after.rows
+    how = "on the whole batch" if measured == rows else f"on {measured} of {rows} rows, in proportion for the rest"
+    return replace(row, why=f"{_worth(row)}; measured {how}")
+
+
+def _worth(row: Row) -> str:
+    changes: list[tuple[float, str]] = [(row.saved_bytes, format_bytes(abs(row.saved_bytes)))]
+    if abs(row.seconds) >= _SHOWN_S:
+        changes.append((-row.seconds, time_words(abs(row.seconds))))
+    gains = " and ".join(words for saved, words in changes if saved > 0)
+    losses = " and ".join(words for saved, words in changes if saved < 0)
+    if gains and losses:
+        return f"kept: it saves {gains} and costs {losses}"
+    if losses:
+        return f"kept, though it costs {losses} here: without={[row.name]} leaves it out"
+    return f"pays: it saves {gains}" if gains else "makes no difference here"
+
+
+def _with(
+    technique: Technique, survey: Survey, size: SizeProfile, solution: Solution, resident: ResidentState, before: Cost
+) -> Cost:
+    layout = solution.layout
+    if technique.name == "recompute":
+        staying = [_WITHOUT_LINK.get(name, name) for name in solution.choice.modes]
+        return _cost(survey, size, layout, PLAIN, resident, staying)
+    if technique.name == "activation-offload":
+        settings = technique.settings()
+        blocks = [size.kept(name) for name in settings["blocks"]]
+        moved = sum(block.kept_bytes if settings["what"] == "kept" else block.input_bytes for block in blocks)
+        return before[0] - layout.slices * moved, before[1]
+    return _cost(survey, size, layout, solution.placement, resident, solution.choice.modes)
+
+
+def _why(technique: Technique, solution: Solution, resident: ResidentState) -> str:
+    choice = solution.choice
+    if technique.name == "recompute":
+        shown = ["by operator" if name.startswith(OPERATORS) else name for name in choice.modes]
+        counts = {name: shown.count(name) for name in dict.fromkeys(shown)}
+        return "the fastest choice of modes within the budget: " + ", ".join(
+            f"{n} {name}" for name, n in counts.items()
+        )
+    if technique.name == "activation-offload":
+        blocks = len(technique.settings()["blocks"])
+        return f"of {blocks} blocks {technique.settings()['what']}: crosses the link behind the computation"
+    if technique.name == "host-states":
+        moved = resident.states_bytes - solution.states_on_gpu_bytes
+        return (
+            f"{format_bytes(moved)} of states on the host, {choice.exposed_states_s:.2f} s of their copies not hidden"
+        )
+    return "each gradient is gone as soon as it is made"
+
+
+def _row(technique: Technique, before: Cost, after: Cost, why: str) -> Row:
+    return Row(
+        name=technique.name,
+        title=technique.title,
+        saved_bytes=before[0] - after[0],
+        seconds=after[1] - before[1],
+        why=why,
+    )
+
+
+# In words -------------------------------------------------------------------------------------------------------------
+
+
+def summary(plan: Plan, measured: Rehearsed | None) -> str:
+    """Describe a plan: before, technique by technique, after."""
+    title = f"{plan.device} · batch of {plan.batch_rows} · budget {format_bytes(plan.budget_bytes)}"
+    lines = [title, "", _line("", "peak", "step")]
+    if plan.plain_peak_bytes:
+        seconds = time_words(plan.plain_step_s) if plan.plain_step_s else ""
+        lines.append(_line("plain", format_bytes(plan.plain_peak_bytes), seconds))
+    else:
+        lines += [_line("plain", "does not fit", ""), *_indented("not even one row of it")]
+    for row in plan.rows:
+        size = _signed(-row.saved_bytes, format_bytes(abs(row.saved_bytes)))
+        lines.append(_line(f"  {row.title}", size, _signed(row.seconds, time_words(abs(row.seconds)))))
+        lines += _indented(row.why)
+    lines.append(_line("fitted, predicted", format_bytes(plan.peak_bytes), time_words(plan.step_s)))
+    if measured is not None:
+        seconds = "" if measured.step_s is None else time_words(measured.step_s)
+        lines.append(_line("fitted, measured", format_bytes(measured.peak_reserved_bytes), seconds, "reserved"))
+    if plan.host_bytes:
+        lines.append(f"host memory {format_bytes(plan.host_bytes)} of {format_bytes(plan.host_budget_bytes)}, pinned")
+    return "\n".join(lines)
+
+
+def _indented(words: str) -> list[str]:
+    return textwrap.wrap(words, 80, initial_indent=" " * 6, subsequent_indent=" " * 6, break_on_hyphens=False)
+
+
+def _line(name: str, size: str, seconds: str, note: str = "") -> str:
+    return f"{name:<38}{size:>14}{seconds:>14}  {note}".rstrip()
+
+
+def _signed(value: float, words: str) -> str:
+    return words if words == "0 ms" else ("−" if value < 0 else "+") + words
+
+
+def time_words(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.0f} ms"

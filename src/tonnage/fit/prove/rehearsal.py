@@ -1,0 +1,202 @@
+"""One step of the training as it stands, to see its peak, after which nothing has changed.
+
+The loss is multiplied by zero and the learning rate is zero: every kernel runs and every byte is allocated, but
+gradients are zero and parameters stay what they are. States that the step made are dropped again, and counters are put
+back. An optimizer that has been stepped before would see its states fade, so it is not stepped here; its part of the
+peak is then predicted alone.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from tonnage.fit.checks import check_finite
+from tonnage.fit.stepping.parameter_step import parameter_steps, why_not_one_by_one
+from tonnage.fit.stepping.pieces import Piece
+from tonnage.fit.stepping.step import take_step
+from tonnage.fit.survey.meter import Meter
+from tonnage.fit.survey.undisturbed import undisturbed
+from tonnage.fit.training import Batch, Training, Undo
+from tonnage.units import format_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rehearsed:
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    stepped: bool  # whether the optimizer took part
+    step_s: float | None = None  # of a whole step, where a real card ran one that had nothing left to prepare
+
+    @property
+    def words(self) -> str:
+        return f"{format_bytes(self.peak_allocated_bytes)} allocated, {format_bytes(self.peak_reserved_bytes)} reserved"
+
+
+def rehearse(
+    training: Training, meter: Meter, batch: Batch | None = None, *, fresh: bool, from_the_first: bool = True
+) -> Rehearsed:
+    """The peak of a step on `batch`, or on the sample. `fresh`: the optimizer has not taken a step yet.
+
+    `from_the_first`: with the step before, which makes the states amid what else is there and may leave holes.
+    """
+    batch = training.sample if batch is None else batch
+    torch.cuda.empty_cache()
+    with nothing_moves(training, fresh=fresh):
+        with unstepped(training.optimizer) if from_the_first else nullcontext():
+            take_step(training, batch)  # compiles what is not compiled yet
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(meter.device)
+        whole = fresh and from_the_first
+        for _ in range(2 if whole else 1):
+            torch.cuda.synchronize(meter.device)
+            began_s = perf_counter()
+            take_step(training, batch)
+        torch.cuda.synchronize(meter.device)
+        step_s = perf_counter() - began_s
+        peaks = torch.cuda.max_memory_allocated(meter.device), torch.cuda.max_memory_reserved(meter.device)
+    return Rehearsed(
+        peak_allocated_bytes=peaks[0],
+        peak_reserved_bytes=peaks[1],
+        stepped=fresh,
+        step_s=step_s if whole and not meter.virtual else None,
+    )
+
+
+@contextmanager
+def nothing_moves(training: Training, *, fresh: bool) -> Iterator[None]:
+    """Steps inside leave parameters, states, buffers and random numbers as they were."""
+    with ExitStack() as stack:
+        stack.enter_context(undisturbed(training.model, training.device))
+        stack.enter_context(_zeroed_loss(training))
+        stack.enter_context(unstepped(training.optimizer))
+        if fresh:
+            stack.enter_context(_unmoved(training.optimizer))
+        stack.enter_context(_still(training, step=fresh))
+        yield
+
+
+@contextmanager
+def _unmoved(optimizer: Optimizer) -> Iterator[None]:
+    """Parameters as they were, from copies on the host: an optimizer of unknown make may move them without gradients."""
+    known = type(optimizer).__module__.startswith("torch.optim.")
+    moved = [] if known else [p for group in optimizer.param_groups for p in group["params"]]
+    copies = [parameter.detach().to("cpu", copy=True) for parameter in moved]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, copy in zip(moved, copies, strict=True):
+                parameter.copy_(copy)
+
+
+@contextmanager
+def unstepped(optimizer: Optimizer) -> Iterator[None]:
+    """Afterwards the optimizer's states, groups and attributes are those of before: what steps added to them is gone."""
+    groups = [_noted({k: v for k, v in group.items() if k != "params"}) for group in optimizer.param_groups]
+    attributes = {name: _noted(value) for name, value in vars(optimizer).items() if name not in _OWN}
+    states = {parameter: _noted(state) for parameter, state in optimizer.state.items()}
+    try:
+        yield
+    finally:
+        for group, note in zip(optimizer.param_groups, groups, strict=True):
+            group.update(_put_back(note))
+        for name in [name for name in vars(optimizer) if name not in attributes and name not in _OWN]:
+            del vars(optimizer)[name]
+        for name, note in attributes.items():
+            vars(optimizer)[name] = _put_back(note)
+        for parameter in [parameter for parameter in optimizer.state if parameter not in states]:
+            del optimizer.state[parameter]
+        for note in states.values():
+            _put_back(note)
+
+
+_MOVING = ("lr", "weight_decay")
+# Taken one by one above, or not a matter of steps.
+_OWN = ("state", "param_groups", "defaults", "step", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+_SMALL = 1024  # elements; larger tensors hold sums of gradients, which are zero here
+
+
+def _noted(value: Any, depth: int = 4) -> tuple[Any, Any]:
+    """An object, and what is needed to make it what it was."""
+    if isinstance(value, Tensor):
+        return value, value.detach().clone() if value.numel() <= _SMALL else None
+    if isinstance(value, dict) and depth:
+        return value, {key: _noted(held, depth - 1) for key, held in value.items()}
+    if isinstance(value, list) and depth:
+        return value, [_noted(held, depth - 1) for held in value]
+    if isinstance(value, Piece):
+        return value, {name: _noted(getattr(value, name)) for name in ("state", "started", "has_gradient")}
+    return value, None
+
+
+@torch.no_grad()
+def _put_back(note: tuple[Any, Any]) -> Any:
+    value, before = note
+    if before is None:
+        return value
+    if isinstance(value, Tensor):
+        value.copy_(before)
+    elif isinstance(value, dict):
+        for key in [key for key in value if key not in before]:
+            del value[key]
+        value.update({key: _put_back(held) for key, held in before.items()})
+    elif isinstance(value, list):
+        value[:] = [_put_back(held) for held in before]
+    else:
+        vars(value).update({name: _put_back(held) for name, held in before.items()})
+    return value
+
+
+@contextmanager
+def _zeroed_loss(training: Training) -> Iterator[None]:
+    plain = training.loss
+
+    def zeroed(model: nn.Module, batch: Batch) -> Tensor:
+        loss = plain(model, batch)
+        check_finite(loss, batch)  # zero times infinity is no number, and would reach the parameters
+        return loss * 0.0
+
+    training.loss = zeroed
+    try:
+        yield
+    finally:
+        training.loss = plain
+
+
+@contextmanager
+def _still(training: Training, *, step: bool) -> Iterator[None]:
+    """Steps that move nothing; where states exist already, no steps at all."""
+    optimizer = training.optimizer
+    before = [{name: group[name] for name in _MOVING if name in group} for group in optimizer.param_groups]
+    with ExitStack() as stack:
+        for group, values in zip(optimizer.param_groups, before, strict=True):
+            stack.callback(group.update, values)
+            group.update({n: torch.zeros_like(v) if isinstance(v, Tensor) else 0.0 for n, v in values.items()})
+        if not step:
+            stack.callback(_without_steps(optimizer))
+        yield
+
+
+def _without_steps(optimizer: Optimizer) -> Undo:
+    """Let every way to step do nothing."""
+    own = vars(optimizer).get("step")  # a scheduler counts its calls
+    optimizer.step = lambda *_, **__: None
+    steps = parameter_steps(optimizer) if why_not_one_by_one(optimizer) is None else None
+    function = steps.function if steps else None
+    if steps:
+        steps.function = lambda *_: None
+
+    def undo() -> None:
+        del optimizer.__dict__["step"]
+        if own is not None:
+            optimizer.step = own
+        if steps and function:
+            steps.function = function
+
+    return undo

@@ -1,0 +1,384 @@
+"""One block, the rest of the model, the optimizer and the link, each measured alone on the device that is there.
+
+A block is run on the inputs that the model gave it; the rest is run with blocks that hand their input through. So a
+model is profiled whose whole step would not fit. Nothing of the training changes: gradients are dropped as they are
+made, buffers and random states are put back.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
+
+from tonnage.fit.gradients import taken_gradients
+from tonnage.fit.modules import eagerly, replace_forward
+from tonnage.fit.survey.meter import Duration, Meter, Watch
+from tonnage.fit.survey.profile import BlockProfile, OutsideProfile
+from tonnage.fit.survey.undisturbed import OF_EVERY_MODULE, undisturbed
+from tonnage.fit.training import Batch, Training
+
+Required = tuple[bool, ...]  # of a call's arguments, flattened: whether they require a gradient
+_PASSES = 12  # of a model that does not run all of its blocks each time
+
+
+@dataclass(frozen=True)
+class BlockCall:
+    """How the model called a block, and the shape of what came back.
+
+    Tensors among the arguments are leaves that require a gradient where the model's own did.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: Any  # leaves that are tensors are replaced by their shape and type
+    autocast: torch.dtype | None = None  # the type, where the caller's loss runs under an autocast of its own
+
+    @property
+    def hidden(self) -> Tensor:
+        """The tensor that flows from block to block: the first of floating type, or the first where all are integers."""
+        return _hidden(self.args, self.kwargs)
+
+    def with_gradient(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments as new leaves; what flows from block to block requires a gradient in any case."""
+        hidden = self.hidden
+
+        def leaf(value: Any) -> Any:
+            wanted = _floats(value) and (value is hidden or value.requires_grad)
+            return value.detach().requires_grad_() if wanted else value
+
+        args, kwargs = tree_map(leaf, (self.args, self.kwargs))
+        return args, kwargs
+
+    @contextmanager
+    def surroundings(self, training: Training) -> Iterator[None]:
+        """The contexts around a forward pass, and the autocast that the caller's own loss may enter."""
+        narrow = torch.autocast(
+            training.device.type, self.autocast, enabled=self.autocast is not None, cache_enabled=False
+        )
+        with training.forward_pass(), narrow:
+            yield
+
+
+def bytes_of(tree: Any) -> int:
+    """Count bytes of the storages in a nesting, each once."""
+    storages = {leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)}
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def parameter_bytes(parameters: Any) -> int:
+    return sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+
+
+def dropped_gradients(module: nn.Module) -> AbstractContextManager[None]:
+    return taken_gradients(module, lambda name, gradient: None)
+
+
+@dataclass(frozen=True)
+class Calls:
+    """How the model calls its blocks: one call for each kind, and the kind of every block."""
+
+    by_kind: dict[str, tuple[str, BlockCall]]  # the block that was seen, and its call
+    kinds: dict[str, str]  # by name of the block, in the order in which they ran
+    by_chance: bool = False  # whether a pass leaves some of them out
+
+
+def capture_calls(
+    training: Training, blocks: dict[str, nn.Module], batch: Batch, required: dict[str, Required] | None = None
+) -> Calls:
+    """Run the model until every block has run; a few times, for some may be left out by chance, and some always are.
+
+    `required`: which inputs of blocks require a gradient (`required_gradients`).
+    """
+    calls, first = Calls({}, {}), 0
+    device = training.device.type
+
+    def keep(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        args, kwargs = _as_leaves((args, kwargs), (required or {}).get(name))
+        kind = calls.kinds[name] = kind_of(module, args, kwargs)
+        if kind not in calls.by_kind:
+            shapes = tree_map_only(Tensor, lambda leaf: _Described(tuple(leaf.shape), leaf.dtype), output)
+            autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+            calls.by_kind[kind] = name, BlockCall(args, kwargs, shapes, autocast)
+
+    for _ in range(_PASSES if training.mesh is None else 1):
+        try:
+            with torch.no_grad():
+                _see_blocks(training, blocks, batch, keep)
+        except RuntimeError:  # where the loss itself asks for gradients
+            _see_blocks(training, blocks, batch, keep)
+        first = first or len(calls.kinds)
+        if len(calls.kinds) == len(blocks):
+            break
+    if len(calls.kinds) == first:
+        return calls
+    return replace(calls, kinds={name: calls.kinds[name] for name in blocks if name in calls.kinds}, by_chance=True)
+
+
+def _as_leaves(arguments: Any, required: Required | None) -> Any:
+    """Return the same tensors as leaves that require a gradient where told."""
+    leaves, structure = tree_flatten(arguments)
+    if required is None or len(required) != len(leaves):
+        return arguments
+    pairs = zip(leaves, required, strict=True)
+    return tree_unflatten([leaf.detach().requires_grad_() if wanted else leaf for leaf, wanted in pairs], structure)
+
+
+def required_gradients(training: Training, blocks: dict[str, nn.Module], batch: Batch) -> dict[str, Required]:
+    """Which inputs of each block require a gradient; nothing where that cannot be told.
+
+    Only a graph tells. What it would save is dropped, so it takes no memory.
+    """
+    found: dict[str, Required] = {}
+
+    def keep(name: str, _: nn.Module, args: Any, kwargs: Any, __: Any) -> None:
+        found[name] = tuple(_floats(leaf) and leaf.requires_grad for leaf in tree_leaves((args, kwargs)))
+
+    def missing(_: None) -> Tensor:
+        raise RuntimeError("What was saved for backward is not there: only a forward pass was wanted.")
+
+    hooks = saved_tensors_hooks(lambda _: None, missing)
+    with suppress(RuntimeError), undisturbed(training.model, training.device), hooks:
+        _see_blocks(training, blocks, batch, keep)
+    return found
+
+
+def _see_blocks(
+    training: Training, blocks: dict[str, nn.Module], batch: Batch, see: Callable[[str, nn.Module, Any, Any, Any], None]
+) -> None:
+    """Run one forward pass and show each block's call."""
+    with ExitStack() as stack, eagerly(), training.forward_pass():
+        for name, block in blocks.items():
+            stack.callback(block.register_forward_hook(partial(see, name), with_kwargs=True).remove)
+        training.loss(training.model, batch)
+
+
+def kind_of(block: nn.Module, args: Any = (), kwargs: Any = None) -> str:
+    """Blocks of one kind cost the same: same class, same parameters and settings, same inputs."""
+    parameters = ",".join(f"{tuple(p.shape)}{p.dtype}{p.requires_grad}" for p in block.parameters())
+    # What makes blocks of one class differ: a sliding window, a kind of attention. Numbers that count blocks are none.
+    for module in block.modules():
+        held = {k: v for k, v in vars(module).items() if isinstance(v, int | str) and k not in OF_EVERY_MODULE}
+        counts = ("idx", "index", "layer_id")
+        parameters += (
+            str({name: value for name, value in held.items() if not any(word in name for word in counts)}) + ","
+        )
+    tensors = [leaf for leaf in tree_leaves((args, kwargs or {})) if isinstance(leaf, Tensor)]
+    hidden = _hidden(args, kwargs or {}) if tensors else None  # its gradient is wanted in any case
+    inputs = ",".join(f"{tuple(t.shape)}{t.dtype}{t is hidden or t.requires_grad}" for t in tensors)
+    return f"{type(block).__name__}|{hash(parameters) & 0xFFFFFFFF:x}|{hash(inputs) & 0xFFFFFFFF:x}"
+
+
+def measure_block(training: Training, meter: Meter, name: str, block: nn.Module, call: BlockCall) -> BlockProfile:
+    """Forward and backward of one block, as it stands: compiled, tiled or recomputed if a technique made it so."""
+    hidden = call.hidden
+    with dropped_gradients(block), undisturbed(block, meter.device):
+        _run_block(training, block, call)  # compiles, warms up
+        forward, backward = _watch_block(training, meter, block, call)
+        forward_time = meter.time(lambda: _forward_block(training, block, call))
+        whole_time = meter.time(lambda: _run_block(training, block, call))
+        if _floats(call.hidden):
+            forward_time, whole_time = _without_frame(training, meter, block, call, forward_time, whole_time)
+    return BlockProfile(
+        name=name,
+        parameters_bytes=parameter_bytes(block.parameters()),
+        input_bytes=hidden.numel() * hidden.element_size(),
+        kept_bytes=forward.kept_bytes,
+        forward_peak_bytes=forward.peak_bytes,
+        backward_peak_bytes=backward.peak_bytes,
+        **_times(forward_time, whole_time),
+    )
+
+
+def _without_frame(
+    training: Training, meter: Meter, block: nn.Module, call: BlockCall, forward: Duration, whole: Duration
+) -> tuple[Duration, Duration]:
+    """Without the host's time for what is there because a block runs alone: autograd starts and ends, gradients are made."""
+    undo = replace_forward(block, lambda *args, **kwargs: _hidden(args, kwargs).float() * 1.0)
+    try:
+        frames = [
+            meter.time(lambda: _forward_block(training, block, call), least_s=0.01),
+            meter.time(lambda: _run_block(training, block, call), least_s=0.01),
+        ]
+    finally:
+        undo()
+    own = [max(0.0, found.host_s - frame.host_s) for found, frame in zip((forward, whole), frames, strict=True)]
+    return replace(forward, host_s=own[0]), replace(whole, host_s=own[1])
+
+
+def _times(forward: Duration, whole: Duration) -> dict[str, Any]:
+    return {
+        "forward_s": forward.gpu_s,
+        "backward_s": max(0.0, whole.gpu_s - forward.gpu_s),
+        "forward_host_s": forward.host_s,
+        "backward_host_s": max(0.0, whole.host_s - forward.host_s),
+    }
+
+
+def measure_outside(
+    training: Training, meter: Meter, blocks: dict[str, nn.Module], calls: Calls, batch: Batch
+) -> OutsideProfile:
+    """The whole model with blocks that hand their input through."""
+    stretches = _Stretches(meter)
+    with ExitStack() as stack:
+        stack.enter_context(dropped_gradients(training.model))
+        stack.enter_context(undisturbed(training.model, meter.device))
+        for name, kind in calls.kinds.items():
+            stack.callback(replace_forward(blocks[name], _hand_through(calls.by_kind[kind][1].output, stretches)))
+
+        def forward() -> Tensor:
+            with training.forward_pass():
+                return training.loss(training.model, batch)
+
+        forward().backward()
+        stretches.forget()
+        with meter.watch() as whole:
+            loss = forward()
+            kept_bytes = meter.allocated_bytes - whole.before_bytes
+            loss.backward()
+            del loss
+        peaks = {"kept_bytes": kept_bytes} | stretches.peaks(whole)
+        forward_time = meter.time(forward)
+        whole_time = meter.time(lambda: forward().backward())
+    return OutsideProfile(**peaks, **_times(forward_time, whole_time))
+
+
+class _Stretches:
+    """How high memory goes from block to block of a pass whose blocks do nothing: before the first, between, after the last."""
+
+    def __init__(self, meter: Meter) -> None:
+        self.meter = meter
+        self.forget()
+
+    def forget(self) -> None:
+        self.forward: list[tuple[int, int]] = []  # until each block: the highest point, and what was there at its end
+        self.backward: list[tuple[int, int]] = []
+
+    def ends(self, stretches: list[tuple[int, int]]) -> None:
+        stretches.append((self.meter.new_peak(), self.meter.allocated_bytes))
+
+    def at_block(self, hidden: Tensor) -> None:
+        self.ends(self.forward)
+        if hidden.requires_grad:
+            hidden.register_hook(lambda _: self.ends(self.backward))
+
+    def after_block(self) -> None:
+        """What stands for the block's output was made: nothing that the model would do."""
+        self.meter.new_peak()
+
+    def peaks(self, whole: Watch) -> dict[str, Any]:
+        """After the blocks, where all that they keep is there too; before them, where none is; and between them."""
+        count, before_bytes = len(self.forward), whole.before_bytes
+        if not count or count != len(self.backward):
+            return {"peak_bytes": max([whole.peak_bytes, *(p - before_bytes for p, _ in self.forward + self.backward)])}
+        between = [(self.forward[index], self.backward[count - index]) for index in range(1, count)]
+        return {
+            "kept_bytes": self.backward[0][1] - before_bytes,  # what head and loss kept is gone by then
+            "peak_bytes": self.backward[0][0] - before_bytes,
+            "stem_peak_bytes": max(self.forward[0][0] - before_bytes, whole.peak_bytes),
+            "between_peak_bytes": tuple(
+                max((peak - before_bytes for peak, end in there_and_back if peak > end), default=0)
+                for there_and_back in between
+            ),
+        }
+
+
+def _watch_block(training: Training, meter: Meter, block: nn.Module, call: BlockCall) -> tuple[Watch, Watch]:
+    hidden, saved = call.hidden.untyped_storage().data_ptr(), set[int]()
+
+    # Compiled code calls these, and would have them compiled too, again and again: until it gives up and runs eagerly.
+    @torch.compiler.disable
+    def note(tensor: Tensor) -> Tensor:
+        saved.add(tensor.untyped_storage().data_ptr())
+        return tensor
+
+    @torch.compiler.disable
+    def give(tensor: Tensor) -> Tensor:
+        return tensor
+
+    with meter.watch() as forward, saved_tensors_hooks(note, give):
+        output = _forward_block(training, block, call)
+    # The first is the next block's input and counted there. Others (a bias for all blocks, a router's logits) stay.
+    made = next((leaf for leaf in tree_leaves(output) if _floats(leaf)), None)
+    if made is not None and made.untyped_storage().data_ptr() != hidden:
+        forward.kept_bytes -= bytes_of(made)
+    if hidden in saved:
+        forward.kept_bytes += bytes_of(call.hidden)
+    ends = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    gradients = [torch.ones_like(end) for end in ends]
+    del output
+    with meter.watch() as backward:
+        torch.autograd.backward(ends, gradients)
+    return forward, backward
+
+
+def _run_block(training: Training, block: nn.Module, call: BlockCall) -> None:
+    output = _forward_block(training, block, call)
+    ends = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    torch.autograd.backward(ends, [torch.ones_like(end) for end in ends])
+
+
+def _forward_block(training: Training, block: nn.Module, call: BlockCall) -> Any:
+    args, kwargs = call.with_gradient()
+    with call.surroundings(training):
+        return block(*args, **kwargs)
+
+
+def _hand_through(output: Any, stretches: _Stretches) -> Any:
+    """A forward that returns its input in the place of the output of that shape, and empty tensors elsewhere."""
+    leaves, structure = tree_flatten(output, is_leaf=lambda leaf: isinstance(leaf, _Described))
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        hidden = _hidden(args, kwargs)
+        # What comes before the blocks may be frozen.
+        if torch.is_grad_enabled() and _floats(hidden) and not hidden.requires_grad:
+            hidden = hidden.detach().requires_grad_()
+        stretches.at_block(hidden)
+        filled = [leaf.like(hidden) if isinstance(leaf, _Described) else leaf for leaf in leaves]
+        stretches.after_block()
+        return tree_unflatten(filled, structure)
+
+    return forward
+
+
+@dataclass(frozen=True)
+class _Described:
+    """A tensor's shape and type, without its bytes."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def like(self, hidden: Tensor) -> Tensor:
+        if self.shape[1:] == tuple(hidden.shape)[1:] and _floats(hidden):
+            return hidden.to(self.dtype)
+        if self.dtype.is_floating_point and _floats(hidden):
+            return _OfAnotherShape.apply(hidden, self.shape, self.dtype)
+        return torch.zeros(self.shape, dtype=self.dtype, device=hidden.device)
+
+
+class _OfAnotherShape(torch.autograd.Function):
+    """Depends on what went in, so that what comes before has a backward pass too. That takes no memory of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        ctx.like = hidden.shape, hidden.dtype
+        return torch.zeros(shape, dtype=dtype, device=hidden.device)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        shape, dtype = ctx.like
+        return torch.zeros((), dtype=dtype, device=gradient.device).expand(shape), None, None
+
+
+def _hidden(args: Any, kwargs: Any) -> Tensor:
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    return next((tensor for tensor in tensors if _floats(tensor)), tensors[0])
+
+
+def _floats(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.is_floating_point()

@@ -1,0 +1,184 @@
+"""What a training holds apart from activations, found by asking the optimizer and the links on a small scale.
+
+An optimizer's states are those of two small parameters of each type that it steps, its temporaries and its pace those
+of one large one. Nothing of the training is touched.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from tonnage.fit.choose.placement import ResidentState
+from tonnage.fit.moving.host import CopyLane, free_host_bytes, pinned
+from tonnage.fit.stepping.host_step import DeviceStep
+from tonnage.fit.stepping.parameter_step import (
+    ParameterSteps,
+    StepFunction,
+    is_small,
+    why_not_in_pieces,
+    why_not_one_by_one,
+)
+from tonnage.fit.stepping.stepper import trained_parameters
+from tonnage.fit.survey.measuring import parameter_bytes
+from tonnage.fit.survey.meter import Meter
+from tonnage.fit.survey.virtual_clock import adding_bytes_per_s, card_of, link_bytes_per_s
+from tonnage.fit.training import Training
+
+_PROBE_BYTES = 64 << 20
+_LAUNCHES, _LAUNCHED_ELEMENTS = 20, 4096
+# Parameters, gradients and states that 16 cores step beside a backward pass, measured on the host of an H200. Alone they
+# reach five times that: launching kernels and stepping want the same cores.
+_HOST_STEP_BYTES_PER_S = 18.6e9
+
+
+def find_resident_state(
+    training: Training, meter: Meter, blocks: dict[str, nn.Module], host_bytes: int | None
+) -> ResidentState:
+    optimizer = training.optimizer
+    trained = list(trained_parameters(optimizer))
+    inside = {id(parameter) for block in blocks.values() for parameter in block.parameters()}
+    trained_in = [[p for p in block.parameters() if p.requires_grad] for block in blocks.values()]
+    largest = max(parameter.numel() for parameter in trained)
+    states, temporary, seconds = probe_optimizer(optimizer, meter, trained)
+    if "master-weights" in training.applied:
+        wide = [nn.Parameter(torch.empty(p.shape, device="meta"), requires_grad=False) for p in trained]
+        states = probe_optimizer(optimizer, meter, wide)[0] + parameter_bytes(wide)
+    return ResidentState(
+        parameters_bytes=model_bytes(training.model),
+        besides_bytes=_held_besides(training, meter),
+        gradients_bytes=parameter_bytes(trained),
+        states_bytes=states,
+        outside_gradients_bytes=parameter_bytes(p for p in trained if id(p) not in inside),
+        block_gradients_bytes=tuple(map(parameter_bytes, trained_in)),
+        parameter_gradients_bytes=tuple(parameter_bytes([parameter]) for parameter in trained),
+        step_temporary_bytes=temporary,
+        optimizer_s=seconds,
+        clips=training.stepper.clip_norm is not None,
+        steps_one_by_one=why_not_one_by_one(optimizer) is None,
+        host_bytes=free_host_bytes() if host_bytes is None else host_bytes,
+        link_bytes_per_s=link_rate(meter),
+        bandwidth_bytes_per_s=adding_bytes_per_s(card_of(meter.device)),
+        host_step_s=host_step_seconds(trained),
+        stepped_apart=sum(1 for parameter in trained if not is_small(parameter, largest)),
+        **launch_times(optimizer, meter),
+    )
+
+
+def launch_times(optimizer: Optimizer, meter: Meter) -> dict[str, float]:
+    """Time the host's launches for one small parameter: stepped where it is, and with states that come and go."""
+    if why_not_in_pieces(optimizer) is not None:
+        return {}
+    probe = nn.Parameter(torch.zeros(_LAUNCHED_ELEMENTS, device=meter.device))
+    small = _alone(optimizer, probe)
+    steps = ParameterSteps(small)
+    plain = steps.function
+    way = DeviceStep(plain, meter.device, gpu_bytes=0, piece_bytes=_PROBE_BYTES, window_bytes=_PROBE_BYTES)
+    ways: dict[str, StepFunction] = {"launch_s": plain, "moved_launch_s": way}
+    found = {}
+    with suppress(RuntimeError):  # it may take sparse gradients only
+        for name, steps.function in ways.items():
+            small.state.clear()
+            steps.step(probe, torch.zeros_like(probe))  # makes the states
+            found[name] = _host_s(lambda: steps.step(probe, torch.zeros_like(probe)), meter)
+        way.finish()
+    return found
+
+
+def _host_s(run: Callable[[], object], meter: Meter) -> float:
+    if meter.virtual:
+        return meter.time(run).host_s
+    started = time.perf_counter()
+    for _ in range(_LAUNCHES):
+        run()
+    return (time.perf_counter() - started) / _LAUNCHES
+
+
+def _held_besides(training: Training, meter: Meter) -> int:
+    """The sample, the libraries' workspaces and whatever else is on the card already."""
+    known = [*training.model.parameters(), *training.model.buffers(), *tensors_of(training.optimizer)]
+    gradients = [p.grad for p in training.model.parameters() if p.grad is not None]
+    return max(
+        0, meter.allocated_bytes - parameter_bytes({id(t): t for t in [*known, *gradients] if t.is_cuda}.values())
+    )
+
+
+def model_bytes(model: nn.Module) -> int:
+    """Parameters and buffers, tied ones once."""
+    return parameter_bytes(model.parameters()) + parameter_bytes(model.buffers())
+
+
+def probe_optimizer(optimizer: Optimizer, meter: Meter, trained: list[nn.Parameter]) -> tuple[int, int, float]:
+    """Bytes of all states, bytes that a step makes on top, and seconds of a step, by proportion."""
+    # Temporaries span all parameters with foreach, unless it is off or fused takes its place.
+    group = optimizer.param_groups[0]
+    on_all = "foreach" in group and group["foreach"] is not False and not group.get("fused")
+    states = temporary = 0
+    seconds = 0.0
+    for dtype in {parameter.dtype for parameter in trained}:
+        share = parameter_bytes(p for p in trained if p.dtype == dtype)
+        # A matrix, for optimizers that factor theirs; as large as all parameters at most.
+        rows = max(1, min(share, _PROBE_BYTES) // dtype.itemsize // 1024)
+        probe = nn.Parameter(torch.zeros(rows, 1024, dtype=dtype, device=meter.device))
+        small = _alone(optimizer, probe)
+        probe.grad = torch.zeros_like(probe)
+        with meter.watch() as first:
+            try:
+                small.step()
+            except RuntimeError:  # it may take sparse gradients only
+                row = torch.zeros_like(probe[:1])
+                probe.grad = torch.sparse_coo_tensor([[0]], row, probe.shape, check_invariants=False)
+                small.step()
+        with meter.watch() as second:
+            small.step()
+        scale = share / parameter_bytes([probe])
+        states += int(first.kept_bytes * scale)
+        temporary += int(second.peak_bytes * (scale if on_all else 1))
+        seconds += meter.time(small.step).gpu_s * scale
+    return states, temporary, seconds
+
+
+def _alone(optimizer: Optimizer, parameter: nn.Parameter) -> Optimizer:
+    """The same optimizer over one parameter, with a learning rate of its own and nobody's hooks.
+
+    A scheduler puts a `step` on the optimizer that steps that very one, whoever calls it.
+    """
+    group = {name: value for name, value in optimizer.param_groups[0].items() if name not in ("params", "param_names")}
+    # Not a copy: that would look into the states, which techniques keep in a form of their own.
+    small: Any = object.__new__(type(optimizer))
+    small.__dict__ = {name: value for name, value in vars(optimizer).items() if name != "step"}
+    small._optimizer_step_pre_hooks, small._optimizer_step_post_hooks = {}, {}
+    small.state = type(optimizer.state)(dict)
+    small.param_groups = [{**group, "params": [parameter]}]
+    return small
+
+
+@cache
+def _measured_link_rate(device: torch.device) -> float:
+    size = 256 << 20
+    host, here, lane = pinned(size, device), torch.empty(size, dtype=torch.uint8, device=device), CopyLane(device)
+    lane.copy(host, here).done()
+    started = time.perf_counter()
+    for source, target in ((host, here), (here, host)):
+        lane.copy(source, target).done()
+    return 2 * size / (time.perf_counter() - started)
+
+
+def link_rate(meter: Meter) -> float:
+    """Bytes a second to or from pinned memory."""
+    return link_bytes_per_s(card_of(meter.device)) if meter.virtual else _measured_link_rate(meter.device)
+
+
+def host_step_seconds(trained: list[nn.Parameter]) -> float:
+    """Return the time of the same step on the host's cores, from the bytes that it walks."""
+    return sum(5 * parameter_bytes([parameter]) for parameter in trained) / _HOST_STEP_BYTES_PER_S
+
+
+def tensors_of(optimizer: Optimizer) -> Iterator[Tensor]:
+    for state in optimizer.state.values():
+        yield from (value for value in state.values() if isinstance(value, Tensor))

@@ -1,0 +1,257 @@
+"""What is measured before the solver chooses: the plain training, and again with each technique that always pays.
+
+A technique that is refused, or under which the model does not run, is left out. It does not know how the rest is chosen.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from tonnage.errors import RequestError, TonnageError
+from tonnage.fit.checks import check_finite, check_loss
+from tonnage.fit.choose.assembly import always_paying, with_coarse_states
+from tonnage.fit.choose.placement import ResidentState
+from tonnage.fit.choose.summary import enough_rows, is_telling
+from tonnage.fit.fitted import Applied
+from tonnage.fit.gradients import noted_autocast
+from tonnage.fit.modules import eagerly
+from tonnage.fit.recomputing.remembered import as_before
+from tonnage.fit.stepping.batches import Weighting, batch_rows, take_rows
+from tonnage.fit.survey.meter import Meter
+from tonnage.fit.survey.resident_state import find_resident_state
+from tonnage.fit.survey.survey import Survey
+from tonnage.fit.survey.undisturbed import undisturbed
+from tonnage.fit.technique import NotApplicable, Technique
+from tonnage.fit.techniques.compile import compiler_problem
+from tonnage.fit.techniques.micro_batches import MicroBatches
+from tonnage.fit.training import Training
+from tonnage.fit.weighting import find_weighting
+from tonnage.untrusted import clipped
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for, in bytes and names."""
+
+    budget_bytes: int
+    host_bytes: int
+    allowed: frozenset[str]  # techniques that may be used
+    say: Say
+    division: MicroBatches = field(default_factory=lambda: MicroBatches(count=1))  # whatever the count
+
+
+class Stages:
+    """A training, what is in place on it already, and the survey of each stage on the way there."""
+
+    survey: Survey
+    resident: ResidentState
+
+    def __init__(self, training: Training, meter: Meter, request: Request, *, measure: bool) -> None:
+        self.training, self.meter, self.request, self.measure = training, meter, request, measure
+        self.applied = Applied(training)
+        self.fresh = not training.optimizer.state
+        self.stages: list[tuple[str, Survey]] = []
+        self.base = 0  # techniques that always pay
+        self.divides = False
+        self.least_rows = 1  # that the loss takes
+        self.own_autocast: list[torch.dtype] = []  # that the loss enters by itself
+        self.in_one_piece = False  # whether the model is measured as a whole, not block by block
+        self.left_out: dict[str, str] = {}
+
+    @contextmanager
+    def _undisturbed(self) -> Iterator[None]:
+        training = self.training
+        with undisturbed(training.model, training.device), as_before(training.loss, training.model):
+            yield
+
+    def _look(self) -> None:
+        """Survey the plain training, and again with each technique that always pays."""
+        self._check_loss()
+        if "compile" in self.request.allowed and not self.meter.virtual:
+            compiler_problem(self.training.device.type)  # its processes start while blocks are still measured eagerly
+        self._add_plain_stage()
+        allowed = self.request.allowed - ({"autocast"} if self.own_autocast else set())
+        for technique in always_paying(self.training, allowed, self.request.budget_bytes):
+            self._put_in(technique)
+        self._settle()
+
+    def _put_in(self, technique: Technique) -> bool:
+        """Try a technique: return whether the model runs with it; else it is left out."""
+        self.request.say(f"trying {technique.title}")
+        count, stages = len(self.applied.techniques), len(self.stages)
+        try:
+            self.applied.add([technique])
+            if technique.name != "allocator":  # it changes what is reserved, not what is measured here
+                self._add_stage(technique.name)
+        except Exception as problem:
+            self.applied.keep(count)
+            del self.stages[stages:]
+            self._check_loss()  # raises where it was not the technique
+            self._leave_out(technique.name, problem)
+            return False
+        return True
+
+    def _add_plain_stage(self) -> None:
+        """Survey block by block; or in one piece, where blocks cannot be run without the rest (a list that the loss reads)."""
+        try:
+            self._add_stage("plain")
+        except Exception as problem:
+            if self.training.ranks is not None:
+                raise
+            self.in_one_piece = True
+            self._check_loss()
+            self._add_stage("plain")
+            what = str(problem).strip().partition("\n")[0]
+            words = f"Blocks cannot be run apart from the rest of the model ({type(problem).__name__}: {what})."
+            self._leave_out("recompute", NotApplicable(words))
+
+    def _leave_out(self, name: str, problem: BaseException) -> None:
+        words = str(problem).strip().splitlines() or [type(problem).__name__]
+        reason = words[0] if isinstance(problem, TonnageError) else f"{type(problem).__name__}: {words[0]}"
+        self.left_out[name] = clipped(reason, 300)
+        self.request.say(f"left out {name}: {reason}")
+        self.request = replace(self.request, allowed=self.request.allowed - {name})
+
+    def _settle(self) -> None:
+        """Keep what is in place now for every budget."""
+        if not self.stages:
+            raise RequestError(
+                "Not even one row of the sample can be run through one block, or through the loss, on this card.",
+                hint="Give fit a sample with a shorter sequence.",
+            )
+        self.base = len(self.applied.techniques)
+        self.survey = self.stages[-1][1]
+        self.survey.find_unrepeatable()
+        for reason in self.survey.unrepeatable.values():
+            self.left_out.setdefault("recompute of some blocks", reason)
+        self.resident = self._find_resident_state()
+        if "eight-bit-states" in self.training.applied:
+            self.resident = with_coarse_states(self.resident, self.training)
+
+    def _find_resident_state(self) -> ResidentState:
+        return find_resident_state(self.training, self.meter, self.survey.blocks, self.request.host_bytes)
+
+    def _add_stage(self, name: str) -> None:
+        """Survey the training as it stands. A stage that does not even fit block by block has no numbers."""
+        survey = self._new_survey()
+        if self.in_one_piece:
+            survey.blocks = {}
+        before = self.stages[-1][1] if self.stages else None
+        if "compile" in self.training.applied and before is not None:  # each size is compiled anew
+            for rows in self._likely_rows(before):
+                if not survey.sizes:
+                    self._measure(survey, [rows])
+                    with eagerly():
+                        self._measure(before, [rows] if survey.sizes else [])  # to compare them
+        else:
+            self._measure(survey, [self.least_rows, *([max(before.measured)] if before else [])])  # to compare them
+            self._measure(survey, [self._common_rows(survey)] if survey.sizes else [])
+            if before is None and survey.sizes and self.meter.virtual and not is_telling(survey):
+                # So many rows that they say something of the whole batch, beyond the budget too: a virtual card may be asked.
+                candidates = candidate_rows(survey.rows, divisible=True)
+                self._measure(survey, [rows for rows in candidates if rows >= enough_rows(survey.rows)][:1])
+        if survey.sizes:
+            self.stages.append((name, survey))
+        torch.cuda.empty_cache()
+
+    def _measure(self, survey: Survey, sizes: Iterable[int]) -> None:
+        for rows in sizes:
+            with suppress(torch.OutOfMemoryError):
+                survey.at(rows)
+
+    def _common_rows(self, survey: Survey) -> int:
+        """The largest size whose parts run alone in half of the room that there is: the nearest to what will run."""
+        smallest = survey.sizes[min(survey.sizes)]
+        room = max(0, self.request.budget_bytes - self.meter.allocated_bytes) // 2
+        fitting = [
+            rows for rows in candidate_rows(survey.rows, divisible=True)
+            if rows >= self.least_rows and rows * smallest.alone_bytes <= room * smallest.rows
+        ]  # fmt: skip
+        return max(fitting, default=smallest.rows)
+
+    def _likely_rows(self, before: Survey) -> list[int]:
+        """Sizes whose blocks, as they were before, run alone in the room that there is: the largest is the likeliest."""
+        room = max(0, self.request.budget_bytes - self.meter.allocated_bytes)
+        candidates = [rows for rows in candidate_rows(before.rows, divisible=True) if rows >= self.least_rows]
+        if self.training.ranks is None:
+            with suppress(torch.OutOfMemoryError):
+                before.measure_outside(candidates, before, room)
+        for rows in candidates:
+            before.suppose(rows, before)
+        fitting = [rows for rows in before.sizes if before.sizes[rows].alone_bytes <= room or rows == self.least_rows]
+        return sorted(fitting, reverse=True)
+
+    def _new_survey(self) -> Survey:
+        return Survey(self.training, self.meter)
+
+    def _check_loss(self) -> None:
+        """Check it on one row; or on all, where the loss does not take fewer than the sample has."""
+        try:
+            self._check_loss_of(self.least_rows)
+        except TonnageError:
+            raise
+        except Exception:
+            rows = batch_rows(self.training.sample)
+            if rows == self.least_rows or self.training.ranks is not None:
+                raise
+            self._check_loss_of(rows)
+            self.least_rows = rows
+
+    def _check_loss_of(self, rows: int) -> None:
+        row = take_rows(self.training.sample, slice(0, rows))
+        with (
+            self._undisturbed(),
+            eagerly(),
+            noted_autocast(self.training, [] if self.training.applied else self.own_autocast),
+            self.training.forward_pass(),
+            suppress(torch.OutOfMemoryError),
+        ):
+            loss = self.training.loss(self.training.model, row)
+            check_loss(loss)
+            check_finite(loss, row)
+
+    def _measure_sizes(self) -> None:
+        """Suppose every micro-batch size worth trying that fits alone. What will run is measured when it is chosen."""
+        survey, room = self.survey, self.request.budget_bytes - self.resident.held_bytes
+        self.divides = self._may_divide()
+        candidates = [rows for rows in candidate_rows(survey.rows, divisible=self.divides) if rows >= self.least_rows]
+        like = next((s for s in (survey, *(s for _, s in reversed(self.stages))) if len(s.measured) > 1), survey)
+        if self.training.ranks is None:
+            with suppress(torch.OutOfMemoryError):
+                survey.measure_outside(candidates, like, room)
+        for rows in candidates:
+            survey.suppose(rows, like)
+            if rows in survey.supposed and survey.sizes[rows].alone_bytes > room:
+                survey.drop(rows)
+
+    def _may_divide(self) -> bool:
+        """Whether a batch may be divided; how much its parts weigh is found out with it."""
+        if "micro-batches" not in self.request.allowed or self.survey.rows < 2:
+            return False
+        division = self.request.division
+        reason = replace(division, count=2).why_not(self.training)
+        if self.least_rows > 1:
+            reason = "The loss does not take fewer rows than the sample has."
+        if reason is None and division.weighting == "auto" and not self.meter.virtual:
+            try:
+                self.request = replace(self.request, division=replace(division, weighting=self._find_weighting()))
+            except NotApplicable as problem:
+                reason = str(problem)
+        if reason is not None:
+            self._leave_out("micro-batches", NotApplicable(reason))
+        return reason is None
+
+    def _find_weighting(self) -> Weighting:
+        return find_weighting(self.training, resampled=self.request.division.dropout == "resampled")
+
+
+def candidate_rows(rows: int, *, divisible: bool) -> list[int]:
+    """Halves of the batch down to one row; where nothing may be divided, the batch and an eighth of it on the way."""
+    if not divisible:
+        return sorted({max(1, rows // 8), rows})
+    divisors = [size for size in range(1, rows + 1) if rows % size == 0]
+    return divisors if len(divisors) <= 6 else sorted({rows // 2**k for k in range(rows.bit_length())} | {1})

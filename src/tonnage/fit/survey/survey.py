@@ -1,0 +1,404 @@
+"""What a training costs, micro-batch size by micro-batch size, in every way that its blocks can be run.
+
+Each kind of block is measured once for each size: as it stands, and with its parts recomputed. From those follow the
+modes that the solver chooses among. It does not know budgets nor which mode is best.
+"""
+
+from bisect import bisect
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from tonnage.fit.choose.choosing import Mode
+from tonnage.fit.choose.frontier import frontier
+from tonnage.fit.modules import eagerly, find_blocks
+from tonnage.fit.recomputing.operators import event_clock, profile_operators, virtual_clock
+from tonnage.fit.stepping.batches import batch_rows, take_rows
+from tonnage.fit.survey.measuring import (
+    BlockCall,
+    Calls,
+    Required,
+    bytes_of,
+    capture_calls,
+    dropped_gradients,
+    measure_block,
+    measure_outside,
+    required_gradients,
+)
+from tonnage.fit.survey.meter import Meter
+from tonnage.fit.survey.profile import BlockProfile, OutsideProfile
+from tonnage.fit.survey.undisturbed import draw_others, undisturbed
+from tonnage.fit.survey.virtual_clock import card_of
+from tonnage.fit.technique import NotApplicable
+from tonnage.fit.techniques.recompute import Recompute, recomputable
+from tonnage.fit.training import Batch, Training
+
+KEEP, BLOCK, OFFLOAD, BLOCK_OFFLOAD = "keep", "block", "offload", "block+offload"
+OPERATORS = "operators:"  # and the calls whose outputs stay: "operators:17:aten.mm.default,20:aten.mm.default"
+_OPERATOR_LEVELS = 6
+# A part is worth recomputing alone where it leaves at least this share of what its block keeps.
+_WORTHWHILE = 0.1
+_STALL_S_PER_BYTE = 1.5e-11  # 23 GB each way took 0.34 s longer, 41 GB 0.85 s
+_PARTS = ("mlp", "ffn", "feed_forward", "attn", "attention")
+
+Ways = dict[str, dict[str, BlockProfile]]  # kind whatever its inputs → mode → what it costs
+
+
+@dataclass(frozen=True)
+class SizeProfile:
+    """One micro-batch of so many rows."""
+
+    rows: int
+    kinds: dict[str, str]  # block → kind
+    blocks: dict[str, dict[str, BlockProfile]]  # kind → "keep" or "part:mlp" → what it costs
+    outside: OutsideProfile
+    unrepeatable: frozenset[str] = frozenset()  # kinds that may not run twice
+
+    def modes(self, *, offload: bool) -> list[list[Mode]]:
+        """Return every way to run each block, in order."""
+        by_kind = {
+            kind: _modes(ways, offload=offload, recompute=_stem(kind) not in self.unrepeatable)
+            for kind, ways in self.blocks.items()
+        }
+        return [by_kind[kind] for kind in self.kinds.values()]
+
+    @property
+    def alone_bytes(self) -> int:
+        """What it takes to measure one of its blocks, or the rest, alone."""
+        blocks = (way.kept_bytes + way.forward_peak_bytes for ways in self.blocks.values() for way in ways.values())
+        return max([self.outside.peak_bytes, self.outside.stem_peak_bytes, *blocks])
+
+    def kept(self, block: str) -> BlockProfile:
+        return self.blocks[self.kinds[block]][KEEP]
+
+
+class Survey:
+    """Measures a size when it is first asked for. The techniques that always pay are in place already."""
+
+    def __init__(self, training: Training, meter: Meter) -> None:
+        self.training, self.meter = training, meter
+        self.blocks = find_blocks(training.model)
+        self.rows = batch_rows(training.sample)
+        self.sizes: dict[int, SizeProfile] = {}
+        self._required: dict[str, Required] | None = None
+        self.by_chance = False  # whether a pass leaves some blocks out
+        self._ways_at: dict[int, Ways] = {}  # by size
+        self._eager_ways: set[tuple[int, str]] = set()  # sizes and modes that were measured eagerly, of compiled blocks
+        self.supposed: set[int] = set()  # sizes that were not measured
+        self.outside: dict[int, OutsideProfile] = {}  # sizes at which the rest was measured, with the blocks or without
+        self.unrepeatable: dict[str, str] = {}  # kinds whatever their inputs, and why such blocks may not run twice
+
+    @property
+    def measured(self) -> dict[int, SizeProfile]:
+        return {rows: size for rows, size in sorted(self.sizes.items()) if rows not in self.supposed}
+
+    def at(self, rows: int) -> SizeProfile:
+        if rows not in self.sizes or rows in self.supposed:
+            with self._as_at_first():
+                self.sizes[rows] = self._measure(rows)
+            self.supposed.discard(rows)
+        return self.sizes[rows]
+
+    @contextmanager
+    def _as_at_first(self) -> Iterator[None]:
+        """What a model carries from batch to batch would not suit a batch of another size. Random numbers are others."""
+        draw_others(self.training.device)
+        with undisturbed(self.training.model, self.training.device):
+            yield
+
+    def _measure(self, rows: int) -> SizeProfile:
+        batch = take_rows(self.training.sample, slice(0, rows))
+        calls = self._capture(batch)
+        self.blocks = {name: self.blocks[name] for name in calls.kinds}  # those that run
+        blocks = {
+            kind: {KEEP: measure_block(self.training, self.meter, name, self.blocks[name], call)}
+            for kind, (name, call) in calls.by_kind.items()
+        }
+        outside = measure_outside(self.training, self.meter, self.blocks, calls, batch)
+        return self._with_ways(SizeProfile(rows, calls.kinds, blocks, outside, frozenset(self.unrepeatable)))
+
+    def _capture(self, batch: Batch) -> Calls:
+        if self._required is None:
+            self._required = required_gradients(self.training, self.blocks, batch)
+        calls = capture_calls(self.training, self.blocks, batch, self._required)
+        self.by_chance |= calls.by_chance
+        return calls
+
+    def find_unrepeatable(self) -> None:
+        """Find the blocks that may not run twice."""
+        with self._as_at_first():
+            calls = self._capture(take_rows(self.training.sample, slice(0, min(self.measured))))
+            reasons = recomputable(self.training, list(calls.kinds))
+        self.unrepeatable = {_stem(calls.kinds[name]): reason for name, reason in reasons.items() if reason}
+        kinds = frozenset(self.unrepeatable)
+        self.sizes = {rows: replace(size, unrepeatable=kinds) for rows, size in self.sizes.items()}
+
+    def detail(self, rows: int) -> None:
+        """Measure the parts and operators of blocks too at this size; at others they are in proportion to the nearest.
+
+        Each part recomputed means another compilation of its block, so compiled blocks are measured eagerly here, if
+        there is room for that.
+        """
+        self._ways_at[rows] = {}  # none, where there is no room for them
+        if "compile" in self.training.applied:
+            with suppress(torch.OutOfMemoryError), eagerly():
+                self._ways_at[rows] = self._all_ways_at(rows)
+            self._eager_ways |= {(rows, mode) for ways in self._ways_at[rows].values() for mode in ways}
+        if not self._ways_at[rows]:
+            self._ways_at[rows] = self._all_ways_at(rows)
+        self.sizes = {size.rows: self._with_ways(size) for size in self.sizes.values()}
+
+    def _all_ways_at(self, rows: int) -> Ways:
+        with self._as_at_first():
+            calls = self._capture(take_rows(self.training.sample, slice(0, rows)))
+            found = {}
+            for kind, (name, call) in calls.by_kind.items():
+                block = self.blocks[name]
+                children = [n for n, child in block.named_children() if any(True for _ in child.parameters())]
+                parts = [n for n in children if any(part in n.lower() for part in _PARTS) and "norm" not in n]
+                modes = [*(f"part:{n}" for n in parts), *self._operator_modes(block, call)]
+                found[_stem(kind)] = self._measure_modes(name, call, modes)
+            return found
+
+    def eager_modes(self, rows: int, modes: Collection[str]) -> set[str]:
+        """Those of them that were measured eagerly at this size, though blocks are compiled."""
+        return {mode for mode in modes if mode != KEEP and (rows, mode) in self._eager_ways}
+
+    def compile_modes(self, rows: int, modes: Collection[str]) -> None:
+        """Measure these modes as they will run; the others keep their share of a block."""
+        self._eager_ways -= {(rows, mode) for mode in modes}
+        before, self._ways_at[rows] = self._ways_at[rows], {}  # none, where there is no room for them
+        with self._as_at_first():
+            calls = self._capture(take_rows(self.training.sample, slice(0, rows)))
+            for kind, (name, call) in calls.by_kind.items():
+                compiled = self._measure_modes(name, call, modes)
+                rest = {mode: way for mode, way in before[_stem(kind)].items() if mode not in modes}
+                self._ways_at[rows][_stem(kind)] = _all_ways(rest, compiled[KEEP]) | compiled
+        self.sizes = {size.rows: self._with_ways(size) for size in self.sizes.values()}
+
+    def is_detailed(self, rows: int) -> bool:
+        return rows in self._ways_at
+
+    def measure_outside(self, candidates: Sequence[int], like: "Survey", room_bytes: int) -> None:
+        """Measure what is outside of the blocks at the largest size for which there is room.
+
+        It is never compiled, so this is quick; and a loss in chunks grows with the rows only until there are two chunks.
+        """
+        while larger := [
+            rows
+            for rows in candidates
+            if rows > max(self._known_outside(like)) and self._outside_at(rows, like).peak_bytes <= room_bytes
+        ]:
+            rows = max(larger)
+            with self._as_at_first():
+                batch = take_rows(self.training.sample, slice(0, rows))
+                calls = self._capture(batch)
+                self.outside[rows] = measure_outside(self.training, self.meter, self.blocks, calls, batch)
+        self.outside = self._known_outside(like)
+
+    def _known_outside(self, like: "Survey") -> dict[int, OutsideProfile]:
+        """Return what was measured by size. What `like` measured before blocks were compiled holds afterwards too."""
+        surveys = (like, self)
+        return {
+            rows: outside
+            for survey in surveys
+            for rows, outside in (survey.outside | {r: size.outside for r, size in survey.measured.items()}).items()
+        }
+
+    def _outside_at(self, rows: int, like: "Survey") -> OutsideProfile:
+        """In line with the nearest sizes below and above, or with the two nearest."""
+        known = self._known_outside(like)
+        if rows in known or len(known) < 2:
+            return known.get(rows) or next(iter(known.values()))
+        sizes = sorted(known)
+        at = min(max(1, bisect(sizes, rows)), len(sizes) - 1)
+        below, above = sizes[at - 1], sizes[at]
+        return known[below].in_line(known[above], (rows - below) / (above - below))
+
+    def suppose(self, rows: int, like: "Survey") -> None:
+        """Add a size that is not measured, which would mean to compile it: blocks grow as those of `like` between two.
+
+        It takes no more of the card's time for a row than the nearest size that was measured: what may be the fastest is
+        measured before it is dropped.
+        """
+        if rows in self.measured or not self.measured or len(like.measured) < 2:
+            return
+        base = min(self.measured, key=lambda known: max(known / rows, rows / known))
+        low, high = like.sizes[min(like.measured)], like.sizes[max(like.measured)]
+        there = like.sizes[base] if base in like.measured else _in_line(low, high, base)
+        grown = _in_line(low, high, rows)
+        supposed = replace(_grown(self.sizes[base], there, grown), outside=self._outside_at(rows, like))
+        self.sizes[rows] = self._with_ways(supposed)
+        self.supposed.add(rows)
+
+    def drop(self, rows: int) -> None:
+        """Forget a size for which there is no room."""
+        del self.sizes[rows]
+        self.supposed.discard(rows)
+
+    @property
+    def has_operators(self) -> bool:
+        """Whether there are modes in which single operators of a block are kept."""
+        kinds = (ways for detailed in self._ways_at.values() for ways in detailed.values())
+        return any(mode.startswith(OPERATORS) for ways in kinds for mode in ways)
+
+    def forget_operators(self) -> None:
+        """Leave only modes that recompute a block whole or in part."""
+        for detailed in self._ways_at.values():
+            for stem, ways in detailed.items():
+                detailed[stem] = {mode: way for mode, way in ways.items() if not mode.startswith(OPERATORS)}
+        self.sizes = {size.rows: self._with_ways(size) for size in self.sizes.values()}
+
+    def _measure_modes(self, name: str, call: BlockCall, modes: Collection[str]) -> dict[str, BlockProfile]:
+        """A block as it is kept, and in each of these modes that leaves enough of what it keeps."""
+        block = self.blocks[name]
+        ways = {KEEP: measure_block(self.training, self.meter, name, block, call)}
+        for mode in modes:
+            try:
+                undo = Recompute(modes={name: recompute_mode(mode)}).apply(self.training)
+            except NotApplicable:
+                continue
+            try:
+                ways[mode] = measure_block(self.training, self.meter, name, block, call)
+            finally:
+                undo()
+        most_bytes = (1 - _WORTHWHILE) * ways[KEEP].kept_bytes
+        return {mode: way for mode, way in ways.items() if mode == KEEP or way.kept_bytes < most_bytes}
+
+    def _with_ways(self, size: SizeProfile) -> SizeProfile:
+        """With the ways of the nearest size whose parts were measured: a part's share of its block is about the same."""
+        if not self._ways_at:
+            return size
+        nearest = min(self._ways_at, key=lambda rows: (max(rows / size.rows, size.rows / rows), rows))
+        ways = self._ways_at[nearest]
+        return replace(
+            size,
+            blocks={kind: _all_ways(ways.get(_stem(kind), {}), kept[KEEP]) for kind, kept in size.blocks.items()},
+        )
+
+    def _operator_modes(self, block: nn.Module, call: BlockCall) -> list[str]:
+        """The fastest choices of operators at a few numbers of bytes. A compiled block shows none."""
+        if "compile" in self.training.applied:
+            return []
+        clock = virtual_clock(card_of(self.meter.device)) if self.meter.virtual else event_clock
+        args, kwargs = call.with_gradient()
+        with dropped_gradients(block), call.surroundings(self.training):
+            operators = profile_operators(block, args, kwargs, clock)
+        choices = frontier(operators, bytes_of(call.hidden), levels=_OPERATOR_LEVELS)
+        return [OPERATORS + ",".join(choice.mode) for choice in choices[1:-1] if choice.kept]
+
+
+def _in_line(low: SizeProfile, high: SizeProfile, rows: int) -> SizeProfile:
+    """A size in line with two others: bytes and seconds grow with the rows."""
+    share = (rows - low.rows) / (high.rows - low.rows)
+    return _mixed([low, high], rows, lambda below, above: max(0.0, below + share * (above - below)))
+
+
+def _grown(base: SizeProfile, there: SizeProfile, grown: SizeProfile) -> SizeProfile:
+    """As much more than `base` as `grown` is more than `there`."""
+    mixed = _mixed([base, there, grown], grown.rows, lambda one, other, more: one * more / other if other else one)
+    share = grown.rows / base.rows
+    blocks = {}
+    for kind, ways in mixed.blocks.items():
+        kept, its_base = ways[KEEP], base.blocks[kind][KEEP]
+        forward_s = min(kept.forward_s, share * its_base.forward_s)
+        backward_s = min(kept.backward_s, share * its_base.backward_s)
+        blocks[kind] = {KEEP: replace(kept, forward_s=forward_s, backward_s=backward_s)}
+    return replace(mixed, blocks=blocks)
+
+
+def _mixed(sizes: Sequence[SizeProfile], rows: int, mix: Callable[..., float]) -> SizeProfile:
+    """The first of several sizes with each number of its blocks, as they are kept, mixed with that of the others."""
+
+    def mixed(*profiles: Any) -> Any:
+        first = profiles[0]
+        names = [f.name for f in fields(first) if isinstance(getattr(first, f.name), int | float)]
+        found = {name: mix(*(getattr(profile, name) for profile in profiles)) for name in names}
+        whole = {name for name in names if isinstance(getattr(first, name), int)}
+        return replace(first, **{name: round(v) if name in whole else v for name, v in found.items()})
+
+    first = sizes[0]
+    examples = {kind: name for name, kind in first.kinds.items()}
+    blocks = {kind: {KEEP: mixed(*(size.kept(name) for size in sizes))} for kind, name in examples.items()}
+    return replace(first, rows=rows, blocks=blocks)
+
+
+def _stem(kind: str) -> str:
+    """A kind whatever the size of its inputs."""
+    return kind.rpartition("|")[0]
+
+
+def recompute_mode(name: str) -> str | list[str]:
+    """A mode as `Recompute` takes it."""
+    return name.removeprefix(OPERATORS).split(",") if name.startswith(OPERATORS) else name
+
+
+def _all_ways(measured: dict[str, BlockProfile], kept: BlockProfile) -> dict[str, BlockProfile]:
+    """A block as it is kept, and the parts of one that was measured at another size, in proportion."""
+    parts = {mode: way for mode, way in measured.items() if mode != KEEP}
+    return {KEEP: kept, **{mode: _in_proportion(way, measured[KEEP], kept) for mode, way in parts.items()}}
+
+
+def _in_proportion(way: BlockProfile, its_kept: BlockProfile, kept: BlockProfile) -> BlockProfile:
+    """`way` at the size of `kept`, as it was beside `its_kept`."""
+
+    def scaled(field: str) -> float:
+        its, here = getattr(its_kept, field), getattr(kept, field)
+        return getattr(way, field) * here / its if its else here
+
+    sizes = ("kept_bytes", "forward_peak_bytes", "backward_peak_bytes")
+    times = ("forward_s", "backward_s", "forward_host_s", "backward_host_s")
+    changes: dict[str, Any] = {name: round(scaled(name)) for name in sizes} | {name: scaled(name) for name in times}
+    return replace(kept, **changes)
+
+
+def _modes(ways: dict[str, BlockProfile], *, offload: bool, recompute: bool) -> list[Mode]:
+    kept = ways[KEEP]
+    modes = [
+        Mode(
+            name=name,
+            resident_bytes=way.kept_bytes,
+            forward_peak_bytes=way.forward_peak_bytes,
+            backward_peak_bytes=way.backward_peak_bytes,
+            forward_s=way.forward_s,
+            backward_s=way.backward_s,
+            host_s=way.forward_host_s + way.backward_host_s,
+        )
+        for name, way in ways.items()
+        if recompute or name == KEEP
+    ]
+    # Recomputed: forward runs again in backward, and all that it keeps is there then.
+    again = replace(
+        modes[0],
+        name=BLOCK,
+        resident_bytes=kept.input_bytes,
+        backward_peak_bytes=max(kept.forward_peak_bytes, kept.kept_bytes + kept.backward_peak_bytes),
+        backward_s=kept.backward_s + kept.forward_s,
+        host_s=2 * kept.forward_host_s + kept.backward_host_s,
+    )
+    # Offloaded: what backward keeps is on the host meanwhile, and back while it runs. Copies of that size slow what they
+    # run beside and wait for each other: in all cases measured on an H200 they cost this much more than the link's own
+    # time that could not be hidden.
+    offloaded = replace(
+        modes[0],
+        name=OFFLOAD,
+        resident_bytes=0,
+        backward_peak_bytes=kept.kept_bytes + kept.backward_peak_bytes,
+        backward_s=kept.backward_s + kept.kept_bytes * _STALL_S_PER_BYTE,
+        moved_bytes=kept.kept_bytes,
+    )
+    again_offloaded = replace(
+        again,
+        name=BLOCK_OFFLOAD,
+        resident_bytes=0,
+        backward_peak_bytes=again.backward_peak_bytes + kept.input_bytes,
+        moved_bytes=kept.input_bytes,
+    )
+    modes += [again] if recompute else []
+    modes += [offloaded] if offload else []
+    modes += [again_offloaded] if offload and recompute else []
+    return modes

@@ -1,0 +1,87 @@
+"""Parts of compiled blocks are measured eagerly, and compiled only once they are chosen."""
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fit.survey.test_survey_sizes import size
+from tonnage.fit.survey.profile import BlockProfile
+from tonnage.fit.survey.survey import KEEP, Survey
+
+
+class Counted(Survey):
+    """A survey whose blocks take half as much compiled; a mode recomputed leaves half again."""
+
+    full_eagerly = False
+
+    def __init__(self, applied: Collection[str]) -> None:
+        self.training: Any = SimpleNamespace(applied=applied, sample={"x": torch.zeros(8, 1)})
+        self.blocks = {"0": nn.ModuleDict({"mlp": nn.Linear(1, 1), "attn": nn.Linear(1, 1)})}
+        self.sizes, self.supposed = {8: size(8)}, set()
+        self._ways_at, self.outside, self._eager_ways = {}, {}, set()
+        self.compiled: list[str] = []
+
+    @contextmanager
+    def _as_at_first(self) -> Iterator[None]:
+        yield
+
+    def _capture(self, batch: Any) -> Any:
+        kind = self.sizes[8].kinds["0"]
+        return SimpleNamespace(by_kind={kind: ("0", None)})
+
+    def _operator_modes(self, block: nn.Module, call: Any) -> list[str]:
+        return []
+
+    def _measure_modes(self, name: str, call: Any, modes: Collection[str]) -> dict[str, BlockProfile]:
+        eagerly = torch._dynamo.eval_frame._stance.stance == "force_eager"
+        if eagerly and self.full_eagerly:
+            raise torch.OutOfMemoryError
+        if not eagerly:
+            self.compiled += modes
+        kept = size(8).kept("0")
+        kept = kept if eagerly else replace(kept, kept_bytes=kept.kept_bytes // 2)
+        return {KEEP: kept} | {mode: replace(kept, kept_bytes=kept.kept_bytes // 2) for mode in modes}
+
+    def kept_bytes(self) -> dict[str, int]:
+        (ways,) = self.sizes[8].blocks.values()
+        return {mode: way.kept_bytes for mode, way in ways.items()}
+
+
+@pytest.fixture(autouse=True)
+def dynamo() -> None:
+    import torch._dynamo  # noqa: F401  # a stance is only taken where something may be compiled
+
+
+def test_nothing_is_compiled_before_it_is_chosen() -> None:
+    survey, whole = Counted(["compile"]), size(8).kept("0").kept_bytes
+    survey.detail(8)
+    assert survey.compiled == []
+    assert survey.eager_modes(8, {KEEP, "part:mlp", "block"}) == {"part:mlp"}
+    assert survey.kept_bytes() == {KEEP: whole, "part:mlp": whole // 2, "part:attn": whole // 2}
+
+    survey.compile_modes(8, {"part:mlp"})
+    assert survey.compiled == ["part:mlp"]
+    assert survey.eager_modes(8, {"part:mlp", "part:attn"}) == {"part:attn"}
+    ways = survey._ways_at[8]["Block|a"]
+    assert {mode: way.kept_bytes for mode, way in ways.items()} == dict.fromkeys(ways, whole // 4) | {KEEP: whole // 2}
+
+
+def test_where_there_is_no_room_to_run_them_eagerly_they_are_compiled_at_once() -> None:
+    survey = Counted(["compile"])
+    survey.full_eagerly = True
+    survey.detail(8)
+    assert survey.compiled == ["part:mlp", "part:attn"]
+    assert not survey.eager_modes(8, {"part:mlp", "part:attn"})
+
+
+def test_blocks_that_are_not_compiled_are_measured_once() -> None:
+    survey = Counted([])
+    survey.detail(8)
+    assert survey.is_detailed(8)
+    assert not survey.eager_modes(8, {"part:mlp", "part:attn"})
