@@ -19,8 +19,14 @@ ObjectiveMoment = Literal["forward", "kept", "frozen", "loss"]
 def objective_bytes(configuration: Configuration, moment: ObjectiveMoment) -> Quantity:
     """At the height of the loss's forward pass; while a frozen model runs, and as it makes its own; and in the backward pass."""
     if configuration.objective.scores == "divergence":
-        return _divergence(configuration, moment)
-    wide = _handed_on(configuration)
+        # Logits of student and teacher, the log-probabilities of both in FP32; three temporaries, of which one is kept.
+        logits = configuration.compute_bytes
+        if moment in ("kept", "frozen"):
+            return (2 if moment == "frozen" else 1) * logits
+        return 3 * FP32 if moment == "loss" else 2 * logits + 5 * FP32
+    # Bytes of a number as the model gives it to the loss.
+    upcast = configuration.mixed and configuration.framework != "deepspeed"
+    wide = FP32 if upcast else configuration.compute_bytes
     kept = wide + (wide if wide < FP32 else 0)
     if moment in ("kept", "frozen"):
         return kept + (configuration.compute_bytes if moment == "frozen" else 0)
@@ -50,17 +56,3 @@ def similarities(configuration: Configuration) -> list[Term]:
     size = 2 * configuration.compute_bytes + FP32
     numbers = {"bytes": size, "pairs": pairs, "texts": texts}
     return [Term(Category.ACTIVATIONS, "similarities", size * pairs * texts, "bytes × pairs × texts", numbers, "model")]
-
-
-def _handed_on(configuration: Configuration) -> int:
-    """Bytes of a number as the model gives it to the loss."""
-    upcast = configuration.mixed and configuration.framework != "deepspeed"
-    return FP32 if upcast else configuration.compute_bytes
-
-
-def _divergence(configuration: Configuration, moment: ObjectiveMoment) -> Quantity:
-    """Logits of student and teacher, the log-probabilities of both in FP32; three temporaries, of which one is kept."""
-    logits = configuration.compute_bytes
-    if moment in ("kept", "frozen"):
-        return (2 if moment == "frozen" else 1) * logits
-    return 3 * FP32 if moment == "loss" else 2 * logits + 5 * FP32
