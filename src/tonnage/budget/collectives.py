@@ -147,8 +147,7 @@ def traffic(shape: ModelShape, stage: Stage, configuration: Configuration, netwo
 
 def _activation_bytes(shape: ModelShape, configuration: Configuration) -> Quantity:
     """One micro-batch between two layers, all tensor-parallel ranks together."""
-    tokens = configuration.micro_batch * configuration.seq / configuration.cp
-    return tokens * shape.hidden * configuration.compute_bytes
+    return configuration.tokens * shape.hidden * configuration.compute_bytes
 
 
 def _layers(shape: ModelShape) -> int:
@@ -182,14 +181,13 @@ def _tensor_s(
 
 def _ring_s(shape: ModelShape, stage: Stage, configuration: Configuration, network: Network) -> Quantity:
     """Keys and values go around once forward; backward they do so with their gradients."""
-    tokens = configuration.micro_batch * configuration.seq / configuration.cp
     widths = [
         layer.attention.kv_heads * (layer.attention.head_dim + layer.attention.value_head_dim)
         for stack in shape.stacks
         for layer in stack.layers
         if layer.attention is not None and layer.attention.kind is not AttentionKind.RECURRENT
     ]
-    per_rank = tokens * sum(widths) * stage.share * configuration.compute_bytes / configuration.tp
+    per_rank = configuration.tokens * sum(widths) * stage.share * configuration.compute_bytes / configuration.tp
     messages = len(widths) * stage.share
     once_s = network.gather_s(per_rank * configuration.cp, configuration.cp, configuration.tp, messages)
     return once_s * (_passes(configuration) + 1)

@@ -12,7 +12,7 @@ from tonnage.budget.activations import FP32
 from tonnage.budget.adapters import largest_matrix
 from tonnage.budget.configuration import Configuration, Quantity
 from tonnage.budget.forward import layer_elements
-from tonnage.budget.frameworks import framework_of, working_bytes
+from tonnage.budget.frameworks import MAX_LIVE_PARAMETERS, framework_of, working_bytes
 from tonnage.budget.loss import head_weights
 from tonnage.budget.sharding import Stage, block_parameters, sharded, stages
 from tonnage.budget.states import base_terms, sharded_parameters
@@ -22,8 +22,6 @@ from tonnage.models.shape import ModelShape
 
 # Vectors of the model's width beside those of attention or MLP: the residual, and a norm's input and output.
 _HELD = 3
-# DeepSpeed's default: parameters that ZeRO 3 keeps gathered.
-_MAX_LIVE_PARAMETERS = 1_000_000_000
 
 
 def frozen_weights(shape: ModelShape, configuration: Configuration) -> list[Term]:
@@ -78,7 +76,7 @@ def frozen_gathered(shape: ModelShape, configuration: Configuration) -> list[Ter
     if not sharded_parameters(configuration) or not objective.holds_frozen:
         return []
     if configuration.framework == "deepspeed":
-        count = np.minimum(stage.parameters, _MAX_LIVE_PARAMETERS)
+        count = np.minimum(stage.parameters, MAX_LIVE_PARAMETERS)
     elif objective.teacher is None or configuration.zero < 3:
         # TRL wraps a reference for FSDP2 as one piece; and what is not sharded again after a pass is whole at its end.
         count = stage.parameters

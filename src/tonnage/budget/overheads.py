@@ -80,7 +80,7 @@ def fragmentation(shape: ModelShape, end: Stage, configuration: Configuration) -
     activations left and come back elsewhere. Over 59 runs of the virtual GPU, none of them measured on a real one, the
     two explain reserved memory to 4 % in the median and 10 % in nine of ten. Buffers of other streams come on top.
     """
-    tokens = configuration.micro_batch * configuration.seq / configuration.cp
+    tokens = configuration.tokens
     loss = loss_term(shape, configuration, tokens, "loss").size_bytes * end.heads
     end = trained_stage(shape, end, configuration)
     made = sharded(end, configuration, framework_of(configuration).gradients_sharded_from)
