@@ -32,13 +32,22 @@ def from_config(config: Mapping[str, Any], name: str = "") -> ModelShape:
     model_type = _model_type(config)
     row = architecture(model_type)
     if row is None or "tensors" not in row:
-        return _unknown(config, model_type, name)
+        # Counted as something like it, and said so.
+        like = closest(config)
+        shape = from_config(like, name or model_type)
+        note = (
+            f"The architecture {model_type!r} is not known; counted as {like['model_type']!r} of the same dimensions."
+        )
+        return replace(shape, architecture=model_type, exact=False, notes=(note, *shape.notes))
     config = as_saved(config, row)
     values = Values(config, row)
     head, notes = _head(config, row)
     _check(row, values)
     found = list(_all_tensors(config, row, values, head))
-    shape = _shape(Model(model_type, values, _is_encoder(row, head)), found, name or model_type, head, notes)
+    heads = " ".join(row["heads"])
+    masked = "MaskedLM" in head or ("MaskedLM" in heads and "CausalLM" not in head)
+    model = Model(model_type, values, masked or "ImageClassification" in heads)
+    shape = _shape(model, found, name or model_type, head, notes)
     if row.get("doubtful") is not None and len(turned(row, config)) >= row["doubtful"]:
         note = f"{model_type!r} follows rules that are only partly known: its count may be off."
         shape = replace(shape, exact=False, notes=(*shape.notes, note))
@@ -77,14 +86,6 @@ def _model_type(config: Mapping[str, Any]) -> str:
     return first.partition("For")[0].removesuffix("LMHeadModel").removesuffix("Model").lower() or "unknown"
 
 
-def _unknown(config: Mapping[str, Any], model_type: str, name: str) -> ModelShape:
-    """Counted as something like it, and said so."""
-    like = closest(config)
-    shape = from_config(like, name or model_type)
-    note = f"The architecture {model_type!r} is not known; counted as {like['model_type']!r} of the same dimensions."
-    return replace(shape, architecture=model_type, exact=False, notes=(note, *shape.notes))
-
-
 def _head(config: Mapping[str, Any], row: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
     named = config.get("architectures")
     wanted = str(named[0]) if isinstance(named, list) and named else ""
@@ -93,11 +94,6 @@ def _head(config: Mapping[str, Any], row: Mapping[str, Any]) -> tuple[str, tuple
     if not wanted or wanted.lower() in known:
         return known.get(wanted.lower(), usual), ()
     return usual, (f"The class {wanted!r} is not known; counted as {usual}.",)
-
-
-def _is_encoder(row: Mapping[str, Any], head: str) -> bool:
-    heads = " ".join(row["heads"])
-    return "MaskedLM" in head or "ImageClassification" in heads or ("MaskedLM" in heads and "CausalLM" not in head)
 
 
 def _all_tensors(config: Mapping[str, Any], row: Mapping[str, Any], values: Values, head: str) -> Iterator[Tensor]:
