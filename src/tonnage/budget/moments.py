@@ -34,9 +34,8 @@ from tonnage.budget.frameworks import (
     state_bytes,
 )
 from tonnage.budget.frozen import frozen_block, frozen_copies, frozen_gathered, frozen_weights
-from tonnage.budget.loss import LossMoment, head_weights, loss_term
+from tonnage.budget.loss import LossMoment, head_weights, loss_term, similarities
 from tonnage.budget.nanotron import flat_copies, gather_buffers, made_gradients, scattered, trains_with_nanotron
-from tonnage.budget.objective_logits import similarities
 from tonnage.budget.sharding import Stage, block_parameters, sharded, trained_stage
 from tonnage.budget.states import States, sharded_parameters, states
 from tonnage.budget.styles import compiled_whole

@@ -524,7 +524,11 @@ class _Clock:
             return made.seconds if made else 0.0
         if phase.name == "sync":
             return self._sync_s(phase, engine)
-        moved = self._moved_s(phase)
+        # States come before they are trained and go after it; weights that are not written only come. Of who is not at work,
+        # nothing that lies on the host is here.
+        size = sum(one.size_bytes for one in phase.held if away(one) in cast.offload)
+        link = self.cluster.host_link_bytes_per_s * calibration().host_link_ceiling
+        moved = size * (2 if phase.name.startswith("train") else 1) / link
         if phase.name == "reward" and bench.valued_reward:
             return self._forward_s(bench.valued_reward) + moved
         if phase.name == "values" and bench.valued_critic:
@@ -540,13 +544,6 @@ class _Clock:
         """A pass over all samples; sharded parameters are gathered once in it, of the three times they are sent in a step."""
         parts = self.bench.clock(shape, self.cluster).step(self.cast.training).parts
         return float(parts["forward"]) + float(parts["collectives"]) / 3
-
-    def _moved_s(self, phase: Phase) -> float:
-        """States come before they are trained and go after it; weights that are not written only come."""
-        link = self.cluster.host_link_bytes_per_s * calibration().host_link_ceiling
-        # Of who is not at work, nothing that lies on the host is here.
-        size = sum(one.size_bytes for one in phase.held if away(one) in self.cast.offload)
-        return size * (2 if phase.name.startswith("train") else 1) / link
 
     def _sync_s(self, phase: Phase, engine: ServingBudget) -> float:
         """Weights are gathered over the links, or sent over them to cards of their own, and written once.

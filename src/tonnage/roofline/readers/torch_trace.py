@@ -16,9 +16,8 @@ from tonnage.clock.operators import Call, work_of
 from tonnage.clock.work import Work
 from tonnage.errors import BadProfile
 from tonnage.roofline.items import Item, gathered
-from tonnage.roofline.profile import Profile, Timeline
+from tonnage.roofline.profile import Activity, Profile, Timeline, timeline_of
 from tonnage.roofline.readers.names import short_kernel_name
-from tonnage.roofline.timeline import Activity, timeline_of
 
 _ON_CARD = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
