@@ -24,14 +24,11 @@ class Kept:
 
     split: Quantity = 0.0  # divided by tensor parallelism
     whole: Quantity = 0.0  # divided by it only along the sequence
-    gathered: Quantity = (
-        0.0  # the same, but gathered for a matrix to read: whole again, unless it is gathered once more
-    )
+    gathered: Quantity = 0.0  # the same, gathered for a matrix to read: whole again unless it is gathered once more
     scores: Quantity = 0.0
 
     def __add__(self, other: "Kept") -> "Kept":
-        mine, others = self._parts, other._parts
-        return Kept(*(here + there for here, there in zip(mine, others, strict=True)))
+        return Kept(*(here + there for here, there in zip(self._parts, other._parts, strict=True)))
 
     def __mul__(self, factor: float) -> "Kept":
         return Kept(*(part * factor for part in self._parts))
@@ -100,14 +97,21 @@ def block_of(shape: ModelShape, layer: Layer, hidden: int, configuration: Config
     configuration = configuration_of(layer, configuration)
     style = style_of(shape, layer, configuration)
     widths = widths_of(layer, hidden, configuration)
+    selective, selective_only = _selective(layer, style, widths, configuration)
+    backward = _backward(layer, style, widths, configuration)
+    if configuration.framework == "deepspeed":
+        # Its sequence parallelism exchanges heads for tokens: both copies of queries, keys, values and output are no use to the
+        # allocator before the card has come to them.
+        elements = widths.queries + widths.keys + widths.values + widths.attended
+        backward += Kept(split=2 * widths.compute_bytes * elements * (np.asarray(configuration.cp) > 1))
     return Block(
         norms=_norms(layer, style, widths),
         attention=_attentions(layer, style, widths, configuration),
-        feed_forward=_tiled(layer, style, widths) if configuration.tiled_mlp else _feed_forward(layer, style, widths),
+        feed_forward=_feed_forward(layer, style, widths, tiled=configuration.tiled_mlp),
         entry=Kept(whole=widths.residual_bytes * hidden),
-        selective=_selective(layer, style, widths, configuration),
-        selective_only=_selective_only(layer, style, widths, configuration),
-        backward=_backward(layer, style, widths, configuration) + _exchanged(widths, configuration),
+        selective=selective,
+        selective_only=selective_only,
+        backward=backward,
         fetched=_fetched(layer, widths),
     )
 
@@ -131,30 +135,23 @@ def widths_of(layer: Layer, hidden: int, configuration: Configuration) -> Widths
     """The sizes of a block."""
     mixer = layer.attention
     heads = mixer.heads if mixer else 0
+    # Adapters read numbers as wide as they are computed with, or as accelerate's autocast hands them over in TRL.
+    read_bytes = made_bytes(configuration) if configuration.objective.plain else configuration.compute_bytes
     return Widths(
         hidden=hidden,
         queries=heads * mixer.head_dim if mixer else 0,
-        keys=_keys(mixer),
-        values=(mixer.kv_heads * mixer.value_head_dim if mixer else 0),
+        keys=mixer.kv_heads * mixer.head_dim if mixer else 0,
+        values=mixer.kv_heads * mixer.value_head_dim if mixer else 0,
         attended=heads * mixer.value_head_dim if mixer else 0,
         heads=heads,
         residual_bytes=FP32 if configuration.autocast and not layer.narrow else configuration.compute_bytes,
         compute_bytes=configuration.compute_bytes,
         autocast=configuration.autocast,
-        adapter_bytes=_adapter_bytes(configuration) if configuration.lora_rank else 0,
+        adapter_bytes=read_bytes if configuration.lora_rank else 0,
         adapters_cast=made_bytes(configuration) > configuration.compute_bytes,
         adapted=configuration.lora_targets,
         drops=configuration.lora_dropout,
     )
-
-
-def _adapter_bytes(configuration: Configuration) -> int:
-    """Of one number that an adapter reads: as wide as it is computed with, or as accelerate's autocast hands it over in TRL."""
-    return made_bytes(configuration) if configuration.objective.plain else configuration.compute_bytes
-
-
-def _keys(mixer: Attention | None) -> int:
-    return mixer.kv_heads * mixer.head_dim if mixer else 0
 
 
 def _norms(layer: Layer, style: Style, widths: Widths) -> Kept:
@@ -208,42 +205,22 @@ def _mixer(mixer: Attention, style: Style, widths: Widths, configuration: Config
         normalised = FP32 + (FP32 if style.norm == "rms-wide" else size)
         kept += Kept(split=(size if style.fused else normalised) * (widths.queries + widths.keys))
     if mixer.kind is AttentionKind.LATENT:
-        kept += _latent(mixer, style, widths)
+        # Both compressed vectors, normalised; and the keys without their rotary part, made in one matrix with the values.
+        normed = size + (size if style.norm == "native" else FP32 + size)
+        plain_keys = widths.keys - widths.heads * mixer.rope_dim
+        kept += Kept(whole=normed * (mixer.latent_rank + mixer.query_rank), split=size * plain_keys)
     if style.scores:
-        return kept + {"apart": _apart, "math": _math, "eager": _eager}[style.scores](style, widths)
+        return kept + _scores(style, widths)
     if style.unfused_mqa and mixer.kv_heads == 1:
         return kept + Kept(split=3 * FP32 * widths.queries + size * widths.attended, scores=FP32 * widths.heads)
-    return kept + _flash(style, widths) + _ring(widths, configuration) + _turned(widths, configuration)
-
-
-def _ring(widths: Widths, configuration: Configuration) -> Kept:
-    """Ring attention puts its output together head by head, and what reads it token by token makes a copy."""
-    if framework_of(configuration).parallel != "torch":
-        return Kept()
-    return Kept(split=widths.compute_bytes * widths.attended * (np.asarray(configuration.cp) > 1))
-
-
-def _turned(widths: Widths, configuration: Configuration) -> Kept:
-    """Megatron's tokens lie sequence first, those of FlashAttention 2 batch first: Transformer Engine copies its output back."""
-    turns = configuration.framework == "megatron" and configuration.attention == "flash-2"
-    return Kept(split=widths.compute_bytes * widths.attended * turns)
-
-
-def _exchanged(widths: Widths, configuration: Configuration) -> Kept:
-    """What DeepSpeed's sequence parallelism sends and receives in a block, heads for tokens: both copies of queries, keys, values
-    and output, which are no use to the allocator before the card has come to them."""
-    if configuration.framework != "deepspeed":
-        return Kept()
-    elements = widths.queries + widths.keys + widths.values + widths.attended
-    return Kept(split=2 * widths.compute_bytes * elements * (np.asarray(configuration.cp) > 1))
-
-
-def _latent(mixer: Attention, style: Style, widths: Widths) -> Kept:
-    """Both compressed vectors, normalised; and the keys without their rotary part, made in one matrix with the values."""
-    size = widths.compute_bytes
-    normed = size + (size if style.norm == "native" else FP32 + size)
-    plain_keys = widths.keys - widths.heads * mixer.rope_dim
-    return Kept(whole=normed * (mixer.latent_rank + mixer.query_rank), split=size * plain_keys)
+    kept += _flash(style, widths)
+    if framework_of(configuration).parallel == "torch":
+        # Ring attention puts its output together head by head, and what reads it token by token makes a copy.
+        kept += Kept(split=size * widths.attended * (np.asarray(configuration.cp) > 1))
+    if configuration.framework == "megatron" and configuration.attention == "flash-2":
+        # Megatron's tokens lie sequence first, those of FlashAttention 2 batch first: Transformer Engine copies its output back.
+        kept += Kept(split=size * widths.attended)
+    return kept
 
 
 def _attention_inputs(style: Style, widths: Widths) -> Kept:
@@ -267,37 +244,31 @@ def _flash(style: Style, widths: Widths) -> Kept:
     return Kept(split=size * (heads + out) + FP32 * widths.heads)
 
 
-def _eager(style: Style, widths: Widths) -> Kept:
-    """Heads of keys and values repeated to those of queries; the softmax in FP32 and again in the type it is used in."""
-    size = widths.compute_bytes
-    softmax = FP32 if style.upcast or widths.autocast else size
-    used = size if softmax > size or style.attention_dropout else 0
-    mask = 1 if style.attention_dropout else 0
-    heads = 2 * widths.queries + 2 * widths.attended
-    return Kept(split=size * heads, scores=(softmax + used + mask) * widths.heads)
+def _scores(style: Style, widths: Widths) -> Kept:
+    """Attention whose scores lie in memory: what is multiplied, the softmax, and with dropout its mask and what it leaves."""
+    size, dropout = widths.compute_bytes, style.attention_dropout
+    if style.scores == "eager":
+        # Heads of keys and values repeated to those of queries; the softmax in FP32 and again in the type it is used in.
+        softmax = FP32 if style.upcast or widths.autocast else size
+        used = size if softmax > size or dropout else 0
+        heads = 2 * widths.queries + 2 * widths.attended
+        return Kept(split=size * heads, scores=(softmax + used + bool(dropout)) * widths.heads)
+    if style.scores == "math":  # all in FP32, with as many heads of each
+        wide, heads = FP32, 2 * widths.queries + widths.attended
+    else:  # as the backward pass reads them: in FP32, or as autocast casts them
+        wide, heads = size if widths.autocast else FP32, widths.queries + widths.keys + widths.values
+    scores = wide + (wide + 1 if dropout else 0)
+    return Kept(split=wide * heads + size * widths.attended, scores=scores * widths.heads)
 
 
-def _math(style: Style, widths: Widths) -> Kept:
-    """All in FP32: the softmax, with dropout its mask and what it leaves, and what is multiplied, in as many heads of each."""
-    scores = FP32 + (FP32 + 1 if style.attention_dropout else 0)
-    heads = 2 * widths.queries + widths.attended
-    return Kept(split=FP32 * heads + widths.compute_bytes * widths.attended, scores=scores * widths.heads)
-
-
-def _apart(style: Style, widths: Widths) -> Kept:
-    """Queries, keys and values, the softmax, and with dropout what it leaves of it, as the backward pass reads them: in FP32, or
-    as autocast casts them."""
-    heads = widths.queries + widths.keys + widths.values
-    size = widths.compute_bytes if widths.autocast else FP32
-    scores = size + (size + 1 if style.attention_dropout else 0)
-    return Kept(split=size * heads + widths.compute_bytes * widths.attended, scores=scores * widths.heads)
-
-
-def _feed_forward(layer: Layer, style: Style, widths: Widths) -> Kept:
+def _feed_forward(layer: Layer, style: Style, widths: Widths, *, tiled: bool = False) -> Kept:
+    """A tiled MLP keeps its input alone."""
     mlp = layer.feed_forward
     if mlp is None:
         return Kept()
     kept = _mlp_inputs(layer, mlp, style, widths)
+    if tiled:
+        return kept
     if style.dropout:
         kept += Kept(whole=widths.hidden)
     if mlp.experts:
@@ -312,12 +283,6 @@ def mlp_tiles(configuration: Configuration, hidden: int) -> Quantity:
     return np.ceil(np.asarray(configuration.seq) / configuration.cp / hidden)[()]
 
 
-def _tiled(layer: Layer, style: Style, widths: Widths) -> Kept:
-    """Its input alone."""
-    mlp = layer.feed_forward
-    return _mlp_inputs(layer, mlp, style, widths) if mlp else Kept()
-
-
 def _mlp_inputs(layer: Layer, mlp: FeedForward, style: Style, widths: Widths) -> Kept:
     """The output of its norm, which a block of parallel form with one norm has already kept for attention."""
     # In a mixture the router alone reads it; copies for the experts are counted with them.
@@ -330,12 +295,9 @@ def _mlp_inputs(layer: Layer, mlp: FeedForward, style: Style, widths: Widths) ->
     return Kept() if shared else _read(widths, readers)
 
 
-def _mlp_bytes(mlp: FeedForward, style: Style, widths: Widths, closing: str = "down_proj") -> float:
+def _mlp_bytes(mlp: FeedForward, style: Style, widths: Widths, closing: str = MLP[-1]) -> float:
     """For one element of the width between: the inputs and the output of the activation, and the product."""
-    size = widths.compute_bytes
-    frozen = bool(widths.adapter_bytes)
-    # What the last matrix reads, as it or its adapter keeps it.
-    read = (widths.adapter_bytes + widths.drops if closing in widths.adapted else 0) if frozen else size
+    size, read = widths.compute_bytes, _read_last(widths, closing)
     if mlp.gated:
         return (2 if style.fused or style.liger else 3) * size + read
     if style.activation == "relu":
@@ -356,33 +318,28 @@ def _experts(mlp: FeedForward, style: Style, widths: Widths) -> Kept:
     return Kept(split=mlp.experts_per_token * (between + copies * size * widths.hidden) + shared, whole=router)
 
 
-def _selective(layer: Layer, style: Style, widths: Widths, configuration: Configuration) -> Kept:
-    """All but the scores; or the block's input, attention's output, every other product and what is scattered after one."""
+def _selective(layer: Layer, style: Style, widths: Widths, configuration: Configuration) -> tuple[Kept, Kept]:
+    """All but the scores; or the block's input, attention's output, every other product and what is scattered after one.
+
+    Then, of these, what a block that is not recomputed does not keep: its input, and its last product.
+    """
     if framework_of(configuration).selective == "scores":
         block = _norms(layer, style, widths) + _feed_forward(layer, style, widths)
         kept = block + _attentions(layer, style, widths, configuration)
-        return Kept(kept.split, kept.whole, kept.gathered)
+        return Kept(kept.split, kept.whole, kept.gathered), Kept()
     # A compiler drops the last product, which no gradient needs.
-    products = _products(layer, style, widths)[: -1 if configuration.compile else None : 2]
+    every = _products(layer, style, widths)
+    products = every[: -1 if configuration.compile else None : 2]
+    keeps_last = len(every) % 2 == 1 and not configuration.compile
     split = sum(width for width in products if width != widths.hidden) + widths.attended
     whole = sum(width for width in products if width == widths.hidden)
     size = widths.compute_bytes
     entry = widths.residual_bytes * widths.hidden
-    scattered = size * widths.hidden * (bool(layer.attention) + bool(layer.feed_forward)) * _scatters(configuration)
-    return Kept(size * split + FP32 * widths.heads, size * whole + entry + scattered)
-
-
-def _selective_only(layer: Layer, style: Style, widths: Widths, configuration: Configuration) -> Kept:
-    """The block's input, and its last product where that is one of every other."""
-    if framework_of(configuration).selective == "scores":
-        return Kept()
-    last = len(_products(layer, style, widths)) % 2 and not configuration.compile
-    return Kept(whole=(widths.residual_bytes + widths.compute_bytes * bool(last)) * widths.hidden)
-
-
-def _scatters(configuration: Configuration) -> Quantity:
-    """1 where tensor parallelism ends attention and MLP with a reduce-scatter, else 0."""
-    return (np.asarray(configuration.tp) > 1) * float(configuration.sequence_parallel)
+    # Tensor parallelism along the sequence ends attention and MLP with a reduce-scatter.
+    scatters = (np.asarray(configuration.tp) > 1) * float(configuration.sequence_parallel)
+    scattered = size * widths.hidden * (bool(layer.attention) + bool(layer.feed_forward)) * scatters
+    only = Kept(whole=(widths.residual_bytes + size * keeps_last) * widths.hidden)
+    return Kept(size * split + FP32 * widths.heads, size * whole + entry + scattered), only
 
 
 def _products(layer: Layer, style: Style, widths: Widths) -> list[int]:
@@ -392,8 +349,7 @@ def _products(layer: Layer, style: Style, widths: Widths) -> list[int]:
     mlp = layer.feed_forward
     if mlp is None:
         return [*attention, widths.hidden]
-    between = mlp.intermediate * max(mlp.experts_per_token, 1) + mlp.shared_intermediate
-    return [*attention, widths.hidden, *[between] * (2 if mlp.gated else 1), widths.hidden]
+    return [*attention, widths.hidden, *[_between(mlp)] * (2 if mlp.gated else 1), widths.hidden]
 
 
 def _backward(layer: Layer, style: Style, widths: Widths, configuration: Configuration) -> Kept:
@@ -430,11 +386,11 @@ def _fetched(layer: Layer, widths: Widths) -> Kept:
     return Kept(split=(factors + _read_last(widths) * mlp.gated) * _between(mlp))
 
 
-def _read_last(widths: Widths) -> int:
+def _read_last(widths: Widths, closing: str = MLP[-1]) -> int:
     """Bytes of an element that the last matrix of the MLP reads, as it or its adapter keeps it."""
     if not widths.adapter_bytes:
         return widths.compute_bytes
-    return widths.adapter_bytes + widths.drops if MLP[-1] in widths.adapted else 0
+    return widths.adapter_bytes + widths.drops if closing in widths.adapted else 0
 
 
 def _between(mlp: FeedForward) -> int:

@@ -117,17 +117,25 @@ class Traffic(NamedTuple):
 def traffic(shape: ModelShape, stage: Stage, configuration: Configuration, network: Network) -> Traffic:
     """Of one configuration or many."""
     plain_s, products_s = _tensor_s(shape, stage, configuration, network)
-    plain_s = plain_s + _expert_s(shape, stage, configuration, network) + _pipeline_s(shape, configuration, network)
+    stages_apart = configuration.tp * np.asarray(configuration.cp) * configuration.data
+    in_pipeline = np.asarray(configuration.pp) > 1
+    # A pipeline: to the next stage and back, from each of its parts.
+    sent_bytes = 2 * (_activation_bytes(shape, configuration) / configuration.tp)
+    next_s = network.send_s(sent_bytes, stages_apart + 1, framework_of(configuration).pipeline_messages)
+    pipeline_s = next_s * configuration.chunks * in_pipeline
+    plain_s = plain_s + _expert_s(shape, stage, configuration, network) + pipeline_s
+    # Its first stage and its last sum the gradients of an embedding that is the head, too.
+    tied_bytes = shape.embedding_parameters * gradient_bytes(configuration) / configuration.tp
+    tied = shape.tied and not configuration.lora_rank
+    tied_s = network.reduce_s(tied_bytes, 2, stages_apart) * in_pipeline * tied
     gather_s, scatter_s, reduce_s = _data_s(shape, stage, configuration, network)
-    tied_s = _tied_s(shape, configuration, network)
     zero, none = configuration.zero, 0.0 * gather_s
     ends = stage.embeds * shape.embedding_parameters / configuration.tp / stage.parameters
     ring_s = _ring_s(shape, stage, configuration, network)
     if zero == 0:
         return Traffic(plain_s, products_s, ring_s, none, none, reduce_s, none, tied_s, ends)
     if not sharded_parameters(configuration):
-        every = zero == 2
-        each_s, last_s = (scatter_s, none) if every else (none, scatter_s)
+        each_s, last_s = (scatter_s, none) if zero == 2 else (none, scatter_s)
         return Traffic(plain_s, products_s, ring_s, none, each_s, last_s, none, gather_s + tied_s, ends)
     again_s, once = gather_s * (zero == 3), reduces_once(configuration)
     # In a pipeline a forward pass finds what the backward pass before it has gathered.
@@ -139,8 +147,7 @@ def traffic(shape: ModelShape, stage: Stage, configuration: Configuration, netwo
 
 def _activation_bytes(shape: ModelShape, configuration: Configuration) -> Quantity:
     """One micro-batch between two layers, all tensor-parallel ranks together."""
-    tokens = configuration.micro_batch * configuration.seq / configuration.cp
-    return tokens * shape.hidden * configuration.compute_bytes
+    return configuration.tokens * shape.hidden * configuration.compute_bytes
 
 
 def _layers(shape: ModelShape) -> int:
@@ -174,14 +181,13 @@ def _tensor_s(
 
 def _ring_s(shape: ModelShape, stage: Stage, configuration: Configuration, network: Network) -> Quantity:
     """Keys and values go around once forward; backward they do so with their gradients."""
-    tokens = configuration.micro_batch * configuration.seq / configuration.cp
     widths = [
         layer.attention.kv_heads * (layer.attention.head_dim + layer.attention.value_head_dim)
         for stack in shape.stacks
         for layer in stack.layers
         if layer.attention is not None and layer.attention.kind is not AttentionKind.RECURRENT
     ]
-    per_rank = tokens * sum(widths) * stage.share * configuration.compute_bytes / configuration.tp
+    per_rank = configuration.tokens * sum(widths) * stage.share * configuration.compute_bytes / configuration.tp
     messages = len(widths) * stage.share
     once_s = network.gather_s(per_rank * configuration.cp, configuration.cp, configuration.tp, messages)
     return once_s * (_passes(configuration) + 1)
@@ -197,22 +203,6 @@ def _expert_s(shape: ModelShape, stage: Stage, configuration: Configuration, net
     ]
     size = _activation_bytes(shape, configuration) / configuration.tp * sum(chosen) * stage.share
     return 2 * _passes(configuration) * network.exchange_s(size, configuration.ep, len(chosen) * stage.share)
-
-
-def _pipeline_s(shape: ModelShape, configuration: Configuration, network: Network) -> Quantity:
-    """To the next stage and back, from each of its parts."""
-    size = _activation_bytes(shape, configuration) / configuration.tp
-    span = configuration.tp * np.asarray(configuration.cp) * configuration.data + 1
-    messages = framework_of(configuration).pipeline_messages
-    return network.send_s(2 * size, span, messages) * configuration.chunks * (np.asarray(configuration.pp) > 1)
-
-
-def _tied_s(shape: ModelShape, configuration: Configuration, network: Network) -> Quantity:
-    """The first stage of a pipeline and the last sum the gradients of an embedding that is the head, too."""
-    size = shape.embedding_parameters * gradient_bytes(configuration) / configuration.tp
-    apart = configuration.tp * np.asarray(configuration.cp) * configuration.data
-    tied = shape.tied and not configuration.lora_rank
-    return network.reduce_s(size, 2, apart) * (np.asarray(configuration.pp) > 1) * tied
 
 
 def _messages(parameters: Quantity, layers: Quantity, configuration: Configuration) -> Quantity:

@@ -53,9 +53,7 @@ class Configuration:
     lora_rank: int = 0  # 0: full training
     lora_targets: tuple[str, ...] = ALL_LINEAR
     base: Base = "16-bit"  # the frozen weights of blocks: QLoRA has them in 4 bits
-    liger: bool = (
-        False  # Liger's kernels for norms, rotary embeddings and gated MLPs, where blocks are those of transformers
-    )
+    liger: bool = False  # its kernels for norms, rotary embeddings and gated MLPs, in blocks of transformers
     paged: bool = False  # optimizer states in managed memory, which leave the GPU where they would not fit
     step_in_backward: bool = False  # every parameter is updated as soon as its gradient is there, which is freed then
     bf16_gradients: bool = False  # beside an FP32 master: summed and reduced in 16 bits
@@ -88,6 +86,11 @@ class Configuration:
     def global_batch(self) -> Number:
         """Sequences in one optimizer step."""
         return self.micro_batch * self.accumulate * self.data
+
+    @property
+    def tokens(self) -> Quantity:
+        """Of one micro-batch on one GPU."""
+        return self.micro_batch * self.seq / self.cp
 
     @property
     def samples(self) -> Number:

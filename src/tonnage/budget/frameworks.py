@@ -11,6 +11,8 @@ import numpy as np
 from tonnage.budget.configuration import Configuration, FrameworkName, Quantity
 
 _DATA = Path(__file__).parent / "data" / "frameworks.toml"
+# DeepSpeed's default: parameters that ZeRO-3 keeps gathered.
+MAX_LIVE_PARAMETERS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

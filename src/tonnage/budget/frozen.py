@@ -12,18 +12,16 @@ from tonnage.budget.activations import FP32
 from tonnage.budget.adapters import largest_matrix
 from tonnage.budget.configuration import Configuration, Quantity
 from tonnage.budget.forward import layer_elements
-from tonnage.budget.frameworks import framework_of, working_bytes
+from tonnage.budget.frameworks import MAX_LIVE_PARAMETERS, framework_of, working_bytes
 from tonnage.budget.loss import head_weights
 from tonnage.budget.sharding import Stage, block_parameters, sharded, stages
 from tonnage.budget.states import base_terms, sharded_parameters
-from tonnage.budget.terms import Term
+from tonnage.budget.terms import Term, model_term
 from tonnage.ledger import Category
 from tonnage.models.shape import ModelShape
 
 # Vectors of the model's width beside those of attention or MLP: the residual, and a norm's input and output.
 _HELD = 3
-# DeepSpeed's default: parameters that ZeRO 3 keeps gathered.
-_MAX_LIVE_PARAMETERS = 1_000_000_000
 
 
 def frozen_weights(shape: ModelShape, configuration: Configuration) -> list[Term]:
@@ -36,12 +34,10 @@ def frozen_weights(shape: ModelShape, configuration: Configuration) -> list[Term
     if objective.teacher is None and not configuration.lora_rank:
         # Loaded as the trained one is.
         size = working_bytes(configuration)
-        numbers = {"parameters": count, "bytes": size}
-        return [
-            Term(Category.PARAMETERS, f"{name} parameters", count * size, "parameters on this GPU × bytes", numbers)
-        ]
+        numbers, formula = {"parameters": count, "bytes": size}, "parameters on this GPU × bytes"
+        return [Term(Category.PARAMETERS, f"{name} parameters", count * size, formula, numbers)]
     terms = base_terms(objective.frozen_shape(shape), stage, frozen, count / stage.parameters)
-    return [_named(term, name) for term in terms]
+    return [replace(term, name=term.name.replace("frozen", name)) for term in terms]
 
 
 def frozen_copies(shape: ModelShape, configuration: Configuration) -> list[Term]:
@@ -52,14 +48,13 @@ def frozen_copies(shape: ModelShape, configuration: Configuration) -> list[Term]
     frozen = _as_kept(configuration)
     if frozen.quantized_base:
         size = frozen.compute_bytes * largest_matrix(objective.frozen_shape(shape))
-        return [
-            _term(Category.WORKSPACE, f"a matrix of the {objective.frozen_name} made wide", size, "bytes × weights")
-        ]
+        name = f"a matrix of the {objective.frozen_name} made wide"
+        return [model_term(Category.WORKSPACE, name, size, "bytes × weights")]
     if not configuration.autocast or objective.teacher is not None:
         return []
     count = _stage(shape, configuration).dense + head_weights(shape)
     name = f"autocast copies of the {objective.frozen_name}"
-    return [_term(Category.WORKSPACE, name, 2 * count, "2 B × weights", weights=count)]
+    return [model_term(Category.WORKSPACE, name, 2 * count, "2 B × weights", weights=count)]
 
 
 def frozen_block(shape: ModelShape, configuration: Configuration, tokens: Quantity) -> Term:
@@ -71,7 +66,7 @@ def frozen_block(shape: ModelShape, configuration: Configuration, tokens: Quanti
     size = FP32 if configuration.autocast and objective.teacher is None else configuration.compute_bytes
     numbers = {"bytes": size, "elements": elements, "tokens": tokens}
     name, formula = f"one block of the {objective.frozen_name}", "bytes × elements × tokens"
-    return _term(Category.ACTIVATIONS, name, size * elements * tokens, formula, **numbers)
+    return model_term(Category.ACTIVATIONS, name, size * elements * tokens, formula, **numbers)
 
 
 def frozen_gathered(shape: ModelShape, configuration: Configuration) -> list[Term]:
@@ -81,7 +76,7 @@ def frozen_gathered(shape: ModelShape, configuration: Configuration) -> list[Ter
     if not sharded_parameters(configuration) or not objective.holds_frozen:
         return []
     if configuration.framework == "deepspeed":
-        count = np.minimum(stage.parameters, _MAX_LIVE_PARAMETERS)
+        count = np.minimum(stage.parameters, MAX_LIVE_PARAMETERS)
     elif objective.teacher is None or configuration.zero < 3:
         # TRL wraps a reference for FSDP2 as one piece; and what is not sharded again after a pass is whole at its end.
         count = stage.parameters
@@ -89,7 +84,7 @@ def frozen_gathered(shape: ModelShape, configuration: Configuration) -> list[Ter
         count = np.minimum(stage.outside + 2 * block_parameters(frozen, configuration), stage.parameters)
     size = _as_kept(configuration).base_bytes
     name, numbers = f"gathered parameters of the {objective.frozen_name}", {"bytes": size, "parameters": count}
-    return [_term(Category.PARAMETERS, name, size * count, "bytes × parameters", **numbers)]
+    return [model_term(Category.PARAMETERS, name, size * count, "bytes × parameters", **numbers)]
 
 
 def _stage(shape: ModelShape, configuration: Configuration) -> Stage:
@@ -101,11 +96,3 @@ def _as_kept(configuration: Configuration) -> Configuration:
     """With the base of the frozen model in place of the trained one's."""
     objective = configuration.objective
     return configuration if objective.teacher is None else replace(configuration, base=objective.teacher_base)
-
-
-def _named(term: Term, name: str) -> Term:
-    return replace(term, name=term.name.replace("frozen", name))
-
-
-def _term(category: Category, name: str, size: Quantity, formula: str, **numbers: object) -> Term:
-    return Term(category, name, size, formula, numbers, "model")

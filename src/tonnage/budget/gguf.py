@@ -144,23 +144,15 @@ class Recipe:
         if mixer.kind in (AttentionKind.RECURRENT, AttentionKind.LATENT):
             output = mixer.heads * mixer.value_head_dim * hidden if mixer.kind is AttentionKind.LATENT else 0
             rest = parameters - output
-            return (
-                _matrix(base, hidden, rest // hidden)
-                + 4 * (rest % hidden)
-                + _spread(output, self.kind("o", number), hidden)
-            )
-        query, key, value = (
-            mixer.heads * mixer.head_dim,
-            mixer.kv_heads * mixer.head_dim,
-            mixer.kv_heads * mixer.value_head_dim,
-        )
+            size = _matrix(self.kind("o", number), hidden, output // hidden) if output else 0
+            return size + _matrix(base, hidden, rest // hidden) + 4 * (rest % hidden)
+        query, key = mixer.heads * mixer.head_dim, mixer.kv_heads * mixer.head_dim
+        value = mixer.kv_heads * mixer.value_head_dim
         if self._shape.architecture in _FUSED:
             size = _matrix(self.kind("qkv", number), hidden, query + key + value)
         else:
-            size = sum(
-                _matrix(self.kind(role, number), hidden, rows)
-                for role, rows in (("q", query), ("k", key), ("v", value))
-            )
+            parts = (("q", query), ("k", key), ("v", value))
+            size = sum(_matrix(self.kind(role, number), hidden, rows) for role, rows in parts)
         size += _matrix(self.kind("o", number), mixer.heads * mixer.value_head_dim, hidden)
         counted = hidden * (query + key + value + mixer.heads * mixer.value_head_dim)
         return size + 4 * max(parameters - counted, 0)
@@ -193,7 +185,3 @@ class Recipe:
         up = _matrix(only or self.kind("up", number), hidden, width)
         gate = _matrix(only or self.kind("gate", number), hidden, width) if gated else 0
         return up + gate + _matrix(only or self.kind("down", number), width, hidden)
-
-
-def _spread(parameters: int, kind: str, row: int) -> int:
-    return _matrix(kind, row, parameters // row) if parameters else 0

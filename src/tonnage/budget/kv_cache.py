@@ -108,11 +108,8 @@ class KvLayout:
     @property
     def bytes_per_token(self) -> int:
         """What one more token costs while no window has closed: one block's share in each group."""
-        return -(-self.bytes_per_block * self._growing // self.block)
-
-    @property
-    def _growing(self) -> int:
-        return sum(group.kind is not AttentionKind.RECURRENT for group in self.groups)
+        growing = sum(group.kind is not AttentionKind.RECURRENT for group in self.groups)
+        return -(-self.bytes_per_block * growing // self.block)
 
     def tokens(self, blocks: int) -> int:
         """Tokens that so many blocks hold where every group takes its share of them."""
@@ -153,7 +150,10 @@ def kv_layout(
     for layer, count in kinds:
         if layer.attention is None:
             continue
-        groups[Group(_kind(layer.attention), layer.attention.window)] += count
+        # Latent attention keeps everything, as full attention does.
+        latent = layer.attention.kind is AttentionKind.LATENT
+        kind = AttentionKind.FULL if latent else layer.attention.kind
+        groups[Group(kind, layer.attention.window)] += count
         size = token_bytes(layer.attention, form, tp)
         sizes[size + extra_bytes if size else 0] += count
         states = max(states, state_bytes(layer.attention, tp))
@@ -163,11 +163,6 @@ def kv_layout(
         return _grouped(groups, max(sizes) * block, block)
     only = next(iter(groups)) if len(groups) == 1 and grouped else Group(AttentionKind.FULL)
     return KvLayout(block, sum(size * count for size, count in sizes.items()) * block, (only,) if groups else ())
-
-
-def _kind(mixer: Attention) -> AttentionKind:
-    """Latent attention keeps everything, as full attention does."""
-    return AttentionKind.FULL if mixer.kind is AttentionKind.LATENT else mixer.kind
 
 
 def _grouped(kinds: Counter[Group], page_bytes: int, block: int) -> KvLayout:

@@ -17,6 +17,7 @@ from tonnage.budget.adapters import ATTENTION, EXPERTS, MLP, NF4_BLOCK
 from tonnage.budget.configuration import Configuration, Quantity
 from tonnage.budget.frameworks import framework_of
 from tonnage.budget.loss import fused_tokens
+from tonnage.budget.roofline import RATES
 from tonnage.budget.styles import Style, style_of
 from tonnage.clock.kernels.rows import softmax_form
 from tonnage.clock.launch import Launch
@@ -24,7 +25,6 @@ from tonnage.hardware import Gpu
 from tonnage.models.shape import Attention, AttentionKind, FeedForward, Layer, ModelShape
 
 _DATA = Path(__file__).parent / "data" / "kernels.toml"
-_PRECISIONS = {"fp32": "fp32", "tf32": "tf32", "fp16-mixed": "fp16", "bf16-mixed": "bf16", "bf16": "bf16", "fp8": "fp8"}
 _FP32_BYTES = 4
 # Operators within another one that the host calls for each kind of call, counted in captured steps.
 _INNER = {"cast": 3, "product": 7, "attention": 14, "gradient": 4, "attention gradient": 20}
@@ -36,7 +36,7 @@ _LAST, _FIRST = 1, 3  # axes of a reduction, as the clock numbers them
 _HOPPER, _BLACKWELL = 9, 10
 # One multiply-add and one decay for each number of a recurrent state and token, forward.
 _RECURRENT_OPERATIONS = 6
-_ALIGNED_BYTES = 16
+_ALIGNED_BYTES = 16  # rows that begin at multiples of it are read the fastest
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,10 @@ class Call:
     regions: int = 0
     waits: bool = False
     times: Quantity = 1
+
+
+# Autograd's engine sets a parameter's gradient, which takes the host alone.
+_SET_GRADIENT = Call(None, operators=3, inner=_INNER["cast"])
 
 
 @dataclass(slots=True)
@@ -85,16 +89,16 @@ class _Kernel(NamedTuple):
 
 @cache
 def _parts() -> dict[str, dict[str, dict[str, list[_Kernel]]]]:
+    def kernels(ways: dict[str, list[str]]) -> dict[str, list[_Kernel]]:
+        return {way: [_kernel(text) for text in lines] for way, lines in ways.items()}
+
     tables = tomllib.loads(_DATA.read_text("utf-8"))
-    return {
-        part: {
-            how: {way: [_kernel(text) for text in lines] for way, lines in ways.items()} for how, ways in table.items()
-        }
-        for part, table in tables.items()
-    }
+    return {part: {how: kernels(ways) for how, ways in table.items()} for part, table in tables.items()}
 
 
+@cache
 def _kernel(text: str) -> _Kernel:
+    """A kernel as the data file writes it, like "add c c > c"."""
     body, _, divisor = text.partition(" / ")
     per_row = body.startswith("row ")
     name, *reads = body.removeprefix("row ").partition(">")[0].split()
@@ -113,7 +117,7 @@ class LayerLaunches:
     @property
     def tokens(self) -> Quantity:
         """Tokens of a micro-batch on one GPU."""
-        return self.configuration.micro_batch * self.configuration.seq / self.configuration.cp
+        return self.configuration.tokens
 
     @property
     def widths(self) -> dict[str, int]:
@@ -131,11 +135,10 @@ class LayerLaunches:
         spread = tp if self.configuration.sequence_parallel else 1
         rows: Quantity = self.tokens / spread
         # Norms and sums of the residual stream.
-        norm = "fused" if style.fused else "native-rms" if style.norm == "native" and layer.rms_norm else style.norm
         branches = sum(part is not None for part in (layer.attention, layer.cross_attention, layer.feed_forward))
         norms, sums = Calls(), Calls()
-        self._part(norms, "norm", norm, rows, hidden)
-        norms.backward += [self._handed_over()] * (1 if layer.rms_norm else 2)
+        self._part(norms, "norm", _norm_form(style, layer), rows, hidden)
+        norms.backward += [_SET_GRADIENT] * (1 if layer.rms_norm else 2)
         calls.add(norms, layer.norms)
         how = "fused" if style.fused else "eager"
         self._part(sums, "residual", how, rows, hidden)
@@ -172,9 +175,7 @@ class LayerLaunches:
     ) -> None:
         tp, rows = self.configuration.tp, self.tokens
         queries = attention.heads * attention.head_dim / tp
-        keys = (
-            np.maximum(attention.kv_heads / tp, 1) * attention.head_dim
-        )  # beyond the number of heads, they are repeated
+        keys = np.maximum(attention.kv_heads / tp, 1) * attention.head_dim  # repeated beyond the number of heads
         outputs = attention.heads * attention.value_head_dim / tp
         if attention.kind in (AttentionKind.LATENT, AttentionKind.RECURRENT):
             # Many small projections: counted as one in and one out with as many weights.
@@ -198,7 +199,7 @@ class LayerLaunches:
             self._part(calls, "heads", "all", rows, queries + 2 * keys)
             self._part(calls, "heads", "pair", rows, 2 * keys)
         elif style.fused_qkv and not style.fused:
-            calls.backward.append(self._plain("join", ["c"], ["c"], rows, queries + 2 * keys))
+            calls.backward.append(self._call("join c > c", rows, queries + 2 * keys))
         rotary: str = style.rotary
         if rotary != "none":
             rotary = "fused" if style.fused else "native" if native or style.liger else rotary
@@ -208,7 +209,11 @@ class LayerLaunches:
                 self._part(calls, "norm", norm, rows * width / attention.head_dim, attention.head_dim)
             self._part(calls, "rotary", rotary, rows * width / attention.head_dim, attention.head_dim)
         if attention.kind is AttentionKind.RECURRENT:
-            self._recurrent(calls, attention)
+            # A scan, counted as a product with as many operations.
+            operations = 1.0 * _RECURRENT_OPERATIONS * attention.state_elements / tp
+            width = np.sqrt(operations / 2)
+            for known, times in ((calls.attention, 1), (calls.attention_backward, 2)):
+                known.append(Call(_product(1, rows, width, width, "bf16", "nn-16"), times=times))
         elif style.scores and (style.scores == "eager" or not np.any(read)):
             self._scores(calls, attention, style)
         else:
@@ -259,7 +264,7 @@ class LayerLaunches:
         parallelism splits the weight by its "columns" or its "rows". `names` are those of a block's matrix, which can have an
         adapter or be kept in few bits."""
         configuration = self.configuration
-        name = "fp8" if configuration.precision == "fp8" and not wide else _PRECISIONS[configuration.precision]
+        name = "fp8" if configuration.precision == "fp8" and not wide else RATES[configuration.precision]
         precision = "bf16" if wide and name == "fp8" else name
         layouts = _TURNED_LAYOUTS if turned else _LAYOUTS
         forward = Call(
@@ -275,13 +280,17 @@ class LayerLaunches:
         calls.products += self._cut(forward) if cuts and spread == "columns" else [forward]
         calls.backward += self._cut(into) if cuts and spread == "rows" else [into]
         if not configuration.lora_rank:
-            calls.backward += [weight, self._handed_over()]
+            calls.backward += [weight, _SET_GRADIENT]
         if biased and not configuration.lora_rank:
-            calls.backward += [self._plain("sum_first", ["c"], [], rows, n), self._handed_over()]
+            calls.backward += [self._call("sum_first c", rows, n), _SET_GRADIENT]
             if configuration.autocast:
                 self._cast(calls, n, 1, rows, inputs=False)
         if precision == "fp8":
-            self._narrowed(calls, rows, n, k, groups)
+            # The largest number of each factor is sought, then the factor is written again.
+            for way, sizes in ((calls.others, (rows * k, n * k)), (calls.backward, (rows * n, rows * k, n * k))):
+                for size in sizes:
+                    way.append(self._call("fused_rows c", groups * size, 1))
+                    way.append(self._call("fused c > 1", groups * size, 1))
         if configuration.autocast:
             self._cast(calls, groups * n, k, rows, inputs=casts and not configuration.compile)
         made = self._made_wide(groups * n * k) if configuration.quantized_base and names else []
@@ -310,7 +319,7 @@ class LayerLaunches:
             for m, wide, deep, layout in shapes
         )
         calls.products.append(forward)
-        calls.backward += [*backward, self._handed_over()]
+        calls.backward += [*backward, _SET_GRADIENT]
         return [forward]
 
     def _cut(self, product: Call) -> list[Call]:
@@ -326,23 +335,12 @@ class LayerLaunches:
         )
         return [replace(product, launch=own), replace(product, launch=rest, times=sides * (tp > 1))]
 
-    def _handed_over(self) -> Call:
-        """Autograd's engine sets a parameter's gradient, which takes the host alone."""
-        return Call(None, operators=3, inner=_INNER["cast"])
-
     def _cast(self, calls: Calls, n: Quantity, k: Quantity, rows: Quantity, *, inputs: bool) -> None:
         """Autocast's: the weight and the input, and their gradients back."""
         pairs = [(n, k), (rows, k)] if inputs else [(n, k)]
         for high, wide in pairs:
-            calls.others.append(replace(self._plain("cast", ["4"], ["c"], high, wide), operators=0, inner=4))
-            calls.backward.append(self._plain("cast", ["c"], ["4"], high, wide))
-
-    def _narrowed(self, calls: Calls, rows: Quantity, n: Quantity, k: Quantity, groups: Quantity) -> None:
-        """FP8: the largest number of each factor is sought, then the factor is written again."""
-        for way, sizes in ((calls.others, (rows * k, n * k)), (calls.backward, (rows * n, rows * k, n * k))):
-            for size in sizes:
-                way.append(self._plain("fused_rows", ["c"], [], groups * size, 1))
-                way.append(self._plain("fused", ["c"], ["1"], groups * size, 1))
+            calls.others.append(replace(self._call("cast 4 > c", high, wide), operators=0, inner=4))
+            calls.backward.append(self._call("cast c > 4", high, wide))
 
     def _made_wide(self, weights: Quantity) -> list[Call]:
         """A matrix of the base in 16 bits, made anew for each product. bitsandbytes' double-quantised scales come first."""
@@ -365,36 +363,23 @@ class LayerLaunches:
 
     def _adapter(self, calls: Calls, rows: Quantity, n: Quantity, k: Quantity, groups: Quantity) -> None:
         """Two thin products beside the frozen one, scaled and added. PEFT's are in FP32 where parameters are."""
-        rank, name = self.configuration.lora_rank, _PRECISIONS[self.configuration.precision]
+        rank, compiled = self.configuration.lora_rank, self.configuration.compile
         wide = self.configuration.parameter_bytes > self.configuration.compute_bytes
         own, every = "4" if wide else "c", groups * rows
         if self.configuration.lora_dropout:
-            self._part(calls, "dropout", "fused" if self.configuration.compile else "eager", every, k)
-        if self.configuration.compile:
-            calls.others.append(self._plain("fused", ["c", own], ["c"], every, n))
-            calls.backward += [
-                self._plain("fused", ["c"], [own], every, n),
-                self._plain("fused", ["c", own], ["c"], every, k),
-            ]
+            self._part(calls, "dropout", "fused" if compiled else "eager", every, k)
+        if compiled:
+            forward = [(f"fused c {own} > c", n), *([("fused c > 4", k)] if wide else [])]
+            backward = [(f"fused c > {own}", n), (f"fused c {own} > c", k)]
         else:
-            calls.others += [
-                self._plain("mul", [own], [own], every, n),
-                self._plain("add", ["c", own], [own], every, n),
-            ]
-            calls.backward += [
-                self._plain("mul", [own], [own], every, n),
-                self._plain("add", ["c", "c"], ["c"], every, k),
-            ]
-        if wide:
-            cast = "fused" if self.configuration.compile else "cast"
-            calls.others.append(self._plain(cast, ["c"], ["4"], every, k))
-            if not self.configuration.compile:
-                calls.others.append(self._plain("cast", ["4"], ["c"], every, n))
-                calls.backward += [
-                    self._plain("cast", ["4"], ["c"], every, k),
-                    self._plain("cast", ["c"], ["4"], every, n),
-                ]
-        precision = "fp32" if wide else name
+            forward = [(f"mul {own} > {own}", n), (f"add c {own} > {own}", n)]
+            backward = [(f"mul {own} > {own}", n), ("add c c > c", k)]
+            if wide:
+                forward += [("cast c > 4", k), ("cast 4 > c", n)]
+                backward += [("cast 4 > c", k), ("cast c > 4", n)]
+        calls.others += [self._call(text, every, width) for text, width in forward]
+        calls.backward += [self._call(text, every, width) for text, width in backward]
+        precision = "fp32" if wide else RATES[self.configuration.precision]
         for high, deep in ((rank, k), (n, rank)):
             calls.products.append(Call(_product(groups, rows, high, deep, precision, "tn-16"), inner=_INNER["product"]))
             for launch in (
@@ -405,13 +390,8 @@ class LayerLaunches:
 
     def _joined(self, calls: Calls, rows: Quantity, hidden: Quantity, products: int) -> None:
         """Gradients of an input that several products read are added, by a kernel each or by the norm's."""
-        fused = fused_kernels(self.configuration)
-        added = (
-            self._plain("fused", ["c"], [], rows, hidden)
-            if fused
-            else self._plain("add", ["r", "r"], ["r"], rows, hidden)
-        )
         if products > 1:
+            added = self._call("fused c" if fused_kernels(self.configuration) else "add r r > r", rows, hidden)
             calls.backward.append(replace(added, times=products - 1))
 
     # ── attention ──
@@ -430,7 +410,7 @@ class LayerLaunches:
         if masked:
             causal, key_heads = False, heads
             for known in (calls.others, calls.backward):
-                known.append(self._plain("fused", ["c"], ["c"], self.tokens, 2 * heads * attention.head_dim))
+                known.append(self._call("fused c > c", self.tokens, 2 * heads * attention.head_dim))
         if attention.window and causal:
             # A window is a band: as many pairs as it has, in a rectangle.
             window = np.minimum(columns, attention.window)
@@ -472,19 +452,21 @@ class LayerLaunches:
         takes apart to FP32, for the backward pass too unless autocast casts it."""
         seq, tp, batch = self.configuration.seq, self.configuration.tp, self.configuration.micro_batch
         rows, heads = seq / self.configuration.cp, batch * attention.heads / tp
-        narrow = _PRECISIONS[self.configuration.precision]
+        compute_bytes = self.configuration.compute_bytes
+        narrow = RATES[self.configuration.precision]
         narrow = "bf16" if narrow == "fp8" else narrow
-        forward = "fp32" if style.scores != "eager" and self.configuration.compute_bytes < _FP32_BYTES else narrow
+        forward = "fp32" if style.scores != "eager" and compute_bytes < _FP32_BYTES else narrow
         backward = narrow if self.configuration.autocast else forward
+        wide_bytes, narrow_bytes = (_FP32_BYTES if one == "fp32" else compute_bytes for one in (forward, backward))
         key, value = attention.head_dim, attention.value_head_dim
         for n, k, layout in ((seq, key, "tn"), (value, seq, "nn")):
-            launch = _product(heads, rows, n, k, forward, f"{layout}-{self._aligned(seq, forward)}")
+            launch = _product(heads, rows, n, k, forward, f"{layout}-{self._aligned(seq, wide_bytes)}")
             calls.attention.append(Call(launch, operators=2, inner=7))
             for m, wide, deep, layout in ((rows, k, n, "nn"), (n, k, rows, "nt")):
-                launch = _product(heads, m, wide, deep, backward, f"{layout}-{self._aligned(seq, backward)}")
+                launch = _product(heads, m, wide, deep, backward, f"{layout}-{self._aligned(seq, narrow_bytes)}")
                 calls.attention_backward.append(Call(launch, operators=3, inner=2))
         scores = Calls()
-        widened = style.scores == "math" and self.configuration.compute_bytes < _FP32_BYTES
+        widened = style.scores == "math" and compute_bytes < _FP32_BYTES
         how = "widened" if widened else style.scores
         self._part(scores, "scores", how, heads * rows, seq)
         if style.attention_dropout:
@@ -496,17 +478,9 @@ class LayerLaunches:
         calls.attention += scores.others
         calls.attention_backward += scores.backward
 
-    def _aligned(self, columns: Quantity, precision: str) -> int:
-        """Bytes that rows of so many numbers begin at a multiple of, as far as a product's kernel cares."""
-        size = _FP32_BYTES if precision in ("fp32", "tf32") else self.configuration.compute_bytes
-        return int(np.gcd.reduce(np.append(np.asarray(columns, int).ravel() * size, _ALIGNED_BYTES)))
-
-    def _recurrent(self, calls: Calls, attention: Attention) -> None:
-        """A scan, counted as a product with as many operations."""
-        operations = 1.0 * _RECURRENT_OPERATIONS * attention.state_elements / self.configuration.tp
-        width = np.sqrt(operations / 2)
-        for known, times in ((calls.attention, 1), (calls.attention_backward, 2)):
-            known.append(Call(_product(1, self.tokens, width, width, "bf16", "nn-16"), times=times))
+    def _aligned(self, columns: Any, size_bytes: int) -> int:
+        """Bytes at whose multiples all rows of so many numbers begin, as far as a product's kernel cares."""
+        return int(np.gcd.reduce(np.append(np.asarray(columns, int).ravel() * size_bytes, _ALIGNED_BYTES)))
 
     # ── outside the layers ──
 
@@ -518,20 +492,22 @@ class LayerLaunches:
             self._part(calls, "start", "eager", self.tokens, 1)
         else:
             self._region(calls)
-        calls.others.append(self._plain("gather", ["r"], ["r"], self.tokens, hidden))
+        calls.others.append(self._call("gather r > r", self.tokens, hidden))
         if not self.configuration.lora_rank and self.shape.vocab:
-            calls.backward.append(self._plain("embedding_backward", ["r"], [], self.tokens, hidden))
+            calls.backward.append(self._call("embedding_backward r", self.tokens, hidden))
             table = self.shape.vocab / self.configuration.tp
-            calls.backward.append(self._plain("fill", [], ["r"], table, hidden))
+            calls.backward.append(self._call("fill > r", table, hidden))
             if self.shape.tied:
-                calls.backward.append(self._plain("add", ["r", "r"], ["r"], table, hidden))
+                calls.backward.append(self._call("add r r > r", table, hidden))
         return calls
 
     def head_form(self, tp: int) -> tuple[object, ...]:
         """What decides which kernels the head takes where logits are split so far."""
         width = int(self._logits_width(tp))
         ways = [(size, backward) for size in (2, _FP32_BYTES) for backward in (False, True)]
-        return self._alignment(width), *(softmax_form(width, size, backward=backward) for size, backward in ways)
+        return self._aligned(width, self.configuration.compute_bytes), *(
+            softmax_form(width, size, backward=backward) for size, backward in ways
+        )
 
     def _logits_width(self, tp: Any) -> Any:
         width = np.ceil(self.shape.vocab / np.asarray(tp))
@@ -545,33 +521,24 @@ class LayerLaunches:
             return calls
         last = shape.decoder.layers[-1]
         style = style_of(shape, last, self.configuration)
-        norm = "fused" if style.fused else "native-rms" if style.norm == "native" and last.rms_norm else style.norm
-        self._part(calls, "norm", norm, rows, shape.hidden)
+        self._part(calls, "norm", _norm_form(style, last), rows, shape.hidden)
         width = self._logits_width(self.configuration.tp)
         at_once = fused_tokens(shape, rows) if self.configuration.fused_loss else rows
         one = Calls()
         self._product(
-            one, at_once, width, shape.hidden, aligned=self._alignment(width), wide=True,
+            one, at_once, width, shape.hidden, aligned=self._aligned(width, self.configuration.compute_bytes), wide=True,
             biased=shape.head_parameters % shape.hidden != 0,
         )  # fmt: skip
         calls.add(one, rows / at_once)
         written = framework_of(self.configuration).written
+        compiled = self.configuration.compile and self.configuration.compile_loss
         loss = "causal" if shape.decoder.causal else "plain"
-        if written == "native":
-            loss = "split"
-        if (
-            written == "fused"
-            or (self.configuration.compile and self.configuration.compile_loss)
-            or self.configuration.fused_loss
-        ):
+        if written == "fused" or compiled or self.configuration.fused_loss:
             loss = "fused"
+        elif written == "native":
+            loss = "split"
         self._part(calls, "loss", loss, rows, width)
         return calls
-
-    def _alignment(self, width: Quantity) -> int:
-        """Bytes at whose multiples all rows begin."""
-        row = np.ravel(width)[0] * self.configuration.compute_bytes
-        return next(size for size in (_ALIGNED_BYTES, 8, 4, 2, 1) if row % size == 0)
 
     # ── kernels of the data file ──
 
@@ -593,14 +560,15 @@ class LayerLaunches:
                 inner = _INNER["cast"] if kernel.name == "cast" else 0
                 yield Call(_launch(kernel, reads, writes, rows, columns, loops), inner=inner)
 
-    def _plain(self, name: str, reads: list[str], writes: list[str], rows: Quantity, columns: Quantity) -> Call:
-        """One kernel that is not in the data file."""
-        widths = self.widths
-        kernel = _Kernel(name, tuple(reads), tuple(writes), False, False, 1)
-        launch = _launch(
-            kernel, [widths[letter] for letter in reads], [widths[letter] for letter in writes], rows, columns
-        )
-        return Call(launch, inner=_INNER["cast"] if name == "cast" else 0)
+    def _call(self, text: str, rows: Quantity, columns: Quantity) -> Call:
+        """One kernel, written as in the data file."""
+        (call,) = self._calls([_kernel(text)], rows, columns, _ROW_LOOPS)
+        return call
+
+
+def _norm_form(style: Style, layer: Layer) -> str:
+    native_rms = style.norm == "native" and layer.rms_norm
+    return "fused" if style.fused else "native-rms" if native_rms else style.norm
 
 
 def _every_other(products: Iterable[Call]) -> list[Call]:

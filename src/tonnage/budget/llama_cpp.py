@@ -36,19 +36,7 @@ _COPIES = 4
 _HEAD_FIRST_BUILD, _LEAN_BUILD = 7467, 9460
 LATEST_BUILD = 10586
 # Architectures whose windows it keeps apart; others (Mistral 7B, Phi-3) keep every token.
-_WINDOWED = (
-    "gemma2",
-    "gemma3",
-    "gemma4",
-    "gpt_oss",
-    "llama4",
-    "cohere2",
-    "exaone4",
-    "olmo3",
-    "mimo_v2",
-    "step3p5",
-    "afmoe",
-)
+_WINDOWED = tuple("gemma2 gemma3 gemma4 gpt_oss llama4 cohere2 exaone4 olmo3 mimo_v2 step3p5 afmoe".split())
 # Of a host whose memory is the card's: what it holds is counted there.
 _UNBOUND = 1 << 62
 CACHES = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"} | {
@@ -79,7 +67,12 @@ class Case:
         self.shape, self.asked, self.gpu, self.gpus = shape, asked, gpu, gpus
         self.recipe = gguf.Recipe(shape, asked.weights)
         self.count, self.ubatch = len(shape.decoder.layers), asked.batched_tokens
-        build = _build(asked.engine_version)
+        digits = asked.engine_version.strip().removeprefix("b")
+        if digits and not digits.isdecimal():
+            raise RequestError(
+                f"{asked.engine_version!r} is no build of llama.cpp.", hint="Write it like --engine-version b6106."
+            )
+        build = int(digits or LATEST_BUILD)
         self._lean, self._head_first = build >= _LEAN_BUILD, build >= _HEAD_FIRST_BUILD
 
     @cached_property
@@ -98,17 +91,13 @@ class Case:
     def card(self, numbers: range, on_gpu: int, users: int, context: int) -> DeviceBytes:
         """One card with these layers."""
         inner = [number for number in numbers if number < self.count]
-        weights = sum(self._on_card(number) for number in inner)
+        experts_left = self.asked.cpu_experts
+        weights = sum(self.layers[n].rest if n < experts_left else self.layers[n].total for n in inner)
         weights += self.recipe.output_bytes if self.count in numbers else 0
         cache = sum(self.layer_cache(self.shape.decoder.layers[number], users, context) for number in inner)
         compute = self._compute(numbers, on_gpu, users, context) if len(numbers) else 0
-        return DeviceBytes(
-            len(numbers), weights, cache, compute, int(context_term(self.gpu).size_bytes) if len(numbers) else 0
-        )
-
-    def _on_card(self, number: int) -> int:
-        layer = self.layers[number]
-        return layer.rest if number < self.asked.cpu_experts else layer.total
+        process = int(context_term(self.gpu).size_bytes) if len(numbers) else 0
+        return DeviceBytes(len(numbers), weights, cache, compute, process)
 
     def host(self, numbers: tuple[int, ...], users: int, context: int) -> DeviceBytes:
         """The host: its layers, experts that were left there, the embedding, and what a batch passes between."""
@@ -122,12 +111,6 @@ class Case:
         cache = sum(self.layer_cache(self.shape.decoder.layers[number], users, context) for number in inner)
         passed = self.ubatch * (4 * self.shape.hidden + (2 if self._lean else 4) * self._cells(context))
         return DeviceBytes(len(numbers), weights, cache, passed + 4 * users * self.shape.vocab, 0)
-
-    def _mask_bytes(self, copies: int) -> int:
-        """Of the mask, for each token of a batch and each cell of a slot."""
-        if not self.asked.flash_attention:
-            return 4 * copies
-        return 2 * copies if self._lean else 4 * copies + 2
 
     def _cells(self, tokens: int) -> int:
         return -(-tokens // PADDING) * PADDING
@@ -160,10 +143,14 @@ class Case:
         logits += self.recipe.output_bytes if first and self.count in kept else 0
         whole = on_gpu > self.count and not self.asked.cpu_experts
         copies = _COPIES if self.gpus > 1 and whole else 1
-        mask = self.ubatch * self._cells(context) * self._mask_bytes(copies)
+        # Of the mask, for each token of a batch and each cell of a slot.
+        mask_bytes = 2 * copies if self._lean else 4 * copies + 2
+        mask = self.ubatch * self._cells(context) * (mask_bytes if self.asked.flash_attention else 4 * copies)
         # ggml reuses what is no longer read: a layer's widest point, its input and its sum.
         widest = max((self._widest(layer, context) for layer in self.shape.decoder.layers), default=0)
-        moved = self._moved(kept) if first else 0
+        # The largest tensor that is copied from the host for a batch: a third of a layer's experts or MLP.
+        away = [self.layers[number] for number in (*kept, *range(self.asked.cpu_experts)) if number < self.count]
+        moved = max(((layer.experts or layer.rest) // 3 for layer in away), default=0) if first else 0
         return max(logits, mask + 4 * self.ubatch * (2 * hidden + widest) + moved)
 
     def _widest(self, layer: Layer, context: int) -> int:
@@ -178,11 +165,6 @@ class Case:
             experts = mlp.experts_per_token * (one + self.shape.hidden) + 2 * mlp.shared_intermediate
             wide = max(wide, experts if mlp.experts else one)
         return wide
-
-    def _moved(self, kept: tuple[int, ...]) -> int:
-        """The largest tensor that is copied from the host for a batch: a third of a layer's experts or MLP."""
-        inner = [self.layers[number] for number in (*kept, *range(self.asked.cpu_experts)) if number < self.count]
-        return max(((layer.experts or layer.rest) // 3 for layer in inner), default=0)
 
     def fullest(self, on_gpu: int, users: int, context: int) -> DeviceBytes:
         """The card with the most."""
@@ -254,14 +236,6 @@ class LlamaBudget(ServingBudget):
     def fits(self) -> bool:
         """Whether every buffer finds room."""
         return not self.overflows and not self.host_overflows
-
-
-def _build(version: str) -> int:
-    """The number of a build, like b6106."""
-    digits = version.strip().removeprefix("b")
-    if digits and not digits.isdecimal():
-        raise RequestError(f"{version!r} is no build of llama.cpp.", hint="Write it like --engine-version b6106.")
-    return int(digits or LATEST_BUILD)
 
 
 def resolved(shape: ModelShape, asked: ServingConfiguration) -> ServingConfiguration:

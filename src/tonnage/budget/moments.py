@@ -25,24 +25,28 @@ import numpy as np
 from tonnage.budget.activations import FP32, Block, Kept, block_of, final_norm
 from tonnage.budget.adapters import largest_matrix
 from tonnage.budget.configuration import Configuration, Number, Quantity
-from tonnage.budget.frameworks import framework_of, gradient_bytes, made_bytes, reduces_once, state_bytes
+from tonnage.budget.frameworks import (
+    MAX_LIVE_PARAMETERS,
+    framework_of,
+    gradient_bytes,
+    made_bytes,
+    reduces_once,
+    state_bytes,
+)
 from tonnage.budget.frozen import frozen_block, frozen_copies, frozen_gathered, frozen_weights
-from tonnage.budget.loss import LossMoment, head_weights, loss_term
+from tonnage.budget.loss import LossMoment, head_weights, loss_term, similarities
 from tonnage.budget.nanotron import flat_copies, gather_buffers, made_gradients, scattered, trains_with_nanotron
-from tonnage.budget.objective_logits import similarities
 from tonnage.budget.sharding import Stage, block_parameters, sharded, trained_stage
 from tonnage.budget.states import States, sharded_parameters, states
 from tonnage.budget.styles import compiled_whole
-from tonnage.budget.terms import Term, total
+from tonnage.budget.terms import Term, model_term, total
 from tonnage.ledger import Category
 from tonnage.models.shape import ModelShape, Stack
 
 # Up to which ZeRO stage gradients are reduced in DDP's buckets: `ZeroRedundancyOptimizer` leaves them to DDP.
 _REPLICATED = {"torch": 1, "nanotron": 0}
-# DeepSpeed's defaults: elements of the bucket that gradients are reduced in, and parameters that ZeRO-3 keeps gathered.
-REDUCE_BUCKET = 500_000_000
-_SCATTERS_COPIES = 3  # the stage
-MAX_LIVE_PARAMETERS = 1_000_000_000
+# DeepSpeed's default: elements of the bucket that gradients are reduced in.
+_REDUCE_BUCKET = 500_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,7 @@ class Scene:
     @property
     def tokens(self) -> Quantity:
         """Of one micro-batch on one GPU."""
-        return self.configuration.micro_batch * self.configuration.seq / self.configuration.cp
+        return self.configuration.tokens
 
 
 def moments(shape: ModelShape, stage: Stage, configuration: Configuration) -> Iterator[Moment]:
@@ -147,23 +151,19 @@ def _objective_moments(scene: Scene, always: tuple[Term, ...], passed: tuple[Ter
     yield Moment("scores", (*here, *_logits(scene, "forward"), *similarities(configuration)))
 
 
-def _term(category: Category, name: str, size: Quantity, formula: str, **numbers: object) -> Term:
-    return Term(category, name, size, formula, numbers, "model")
-
-
 def _buckets(scene: Scene) -> list[Term]:
     """What a data-parallel framework keeps to reduce gradients in."""
     configuration = scene.configuration
     if configuration.framework in ("torch", "nanotron") and configuration.zero <= _REPLICATED[configuration.framework]:
         made = scene.states.gradients.size_bytes * made_bytes(configuration) / gradient_bytes(configuration)
         size = made * (np.asarray(configuration.data * configuration.cp) > 1)
-        return [_term(Category.GRADIENTS, "DDP buckets", size, "as large as the gradients, where there are ranks")]
+        return [model_term(Category.GRADIENTS, "DDP buckets", size, "as large as the gradients, where there are ranks")]
     if configuration.framework == "deepspeed" and configuration.zero:
         # ZeRO 3 lays the gradients of a bucket side by side once more, rank by rank, to scatter them.
-        buckets = 1 + (np.asarray(configuration.data * configuration.cp) > 1) * (configuration.zero == _SCATTERS_COPIES)
-        held = buckets * 2.0 * np.minimum(scene.trained.parameters, REDUCE_BUCKET)
+        buckets = 1 + (np.asarray(configuration.data * configuration.cp) > 1) * (configuration.zero == 3)
+        held = buckets * 2.0 * np.minimum(scene.trained.parameters, _REDUCE_BUCKET)
         words = "buckets × 2 B × elements"
-        return [_term(Category.GRADIENTS, "reduce bucket", held, words, buckets=buckets, elements=REDUCE_BUCKET)]
+        return [model_term(Category.GRADIENTS, "reduce bucket", held, words, buckets=buckets, elements=_REDUCE_BUCKET)]
     return []
 
 
@@ -228,7 +228,9 @@ def _rest_of_embedding(scene: Scene, share: Quantity = 1.0) -> list[Term]:
     size = made_bytes(configuration) * rows * shape.hidden
     numbers = {"bytes": made_bytes(configuration), "rows": rows, "hidden": shape.hidden}
     return [
-        _term(Category.GRADIENTS, "other rows of the embedding's gradient", size, "bytes × rows × hidden", **numbers)
+        model_term(
+            Category.GRADIENTS, "other rows of the embedding's gradient", size, "bytes × rows × hidden", **numbers
+        )
     ]
 
 
@@ -247,8 +249,13 @@ def _always_there(configuration: Configuration) -> bool:
 def _kept(scene: Scene) -> list[Term]:
     """By all blocks of the stage, for every micro-batch in flight."""
     parts: dict[str, Quantity] = {"norms": 0.0, "attention": 0.0, "MLP": 0.0, "block inputs": 0.0}
+    checkpoint = scene.configuration.checkpoint
     for stack, block, places in scene.blocks:
-        for name, kept, count in _chosen(block, scene.configuration.checkpoint, places):
+        recomputed = recomputed_blocks(checkpoint, places)
+        whole = len(places) - recomputed
+        entry = block.selective if checkpoint == "selective" else block.entry
+        counts = ((block.norms, whole), (block.attention, whole), (block.feed_forward, whole), (entry, recomputed))
+        for name, (kept, count) in zip(parts, counts, strict=True):
             size = _bytes(scene, stack, kept) * count
             parts[name] = parts[name] + size * scene.stage.share * scene.stage.in_flight
     terms = [_kept_term(scene, name, size) for name, size in parts.items() if np.any(size)]
@@ -277,7 +284,7 @@ def _kept_by_projector(scene: Scene) -> list[Term]:
     size = configuration.compute_bytes * (read + between) * tokens + scene.tokens * scene.shape.hidden
     numbers = {"bytes": configuration.compute_bytes, "read": read, "between": between, "tokens": tokens}
     formula = "bytes × (read + between) × tokens + mask"
-    return [_term(Category.ACTIVATIONS, "kept by the projector", size, formula, **numbers)]
+    return [model_term(Category.ACTIVATIONS, "kept by the projector", size, formula, **numbers)]
 
 
 def _kept_term(scene: Scene, name: str, size: Quantity) -> Term:
@@ -293,18 +300,10 @@ def _waiting(scene: Scene, kept: list[Term]) -> list[Term]:
     if not np.any(others):
         return []
     share = others / scene.stage.in_flight
-    numbers = {"micro-batches": others}
-    return [replace(term, size_bytes=term.size_bytes * share, numbers={**term.numbers, **numbers}) for term in kept]
-
-
-def _chosen(block: Block, checkpoint: str, places: Sequence[int]) -> Iterator[tuple[str, Kept, float]]:
-    """What of like blocks is kept, and by how many of them."""
-    recomputed = recomputed_blocks(checkpoint, places)
-    kept = len(places) - recomputed
-    yield "norms", block.norms, kept
-    yield "attention", block.attention, kept
-    yield "MLP", block.feed_forward, kept
-    yield "block inputs", block.selective if checkpoint == "selective" else block.entry, recomputed
+    return [
+        replace(term, size_bytes=term.size_bytes * share, numbers={**term.numbers, "micro-batches": others})
+        for term in kept
+    ]
 
 
 def recomputed_blocks(checkpoint: str, places: Sequence[int]) -> int:
@@ -333,7 +332,7 @@ def _inside_block(scene: Scene, *, last_kept: bool = False) -> list[Term]:
     formula, tokens = "bytes of a token × tokens", scene.tokens / scene.configuration.objective.texts
     present, gradients = (size / scene.configuration.objective.texts for size in (present, gradients))
     return [
-        _term(Category.ACTIVATIONS, name, size, formula, bytes=size / tokens, tokens=tokens)
+        model_term(Category.ACTIVATIONS, name, size, formula, bytes=size / tokens, tokens=tokens)
         for name, size in (("one block", present), ("gradients inside a block", gradients))
     ]
 
@@ -365,13 +364,13 @@ def _casts(scene: Scene, *, forward: bool = False) -> list[Term]:
         largest = largest_matrix(scene.shape) / configuration.tp
         size = configuration.compute_bytes * largest
         numbers = {"bytes": configuration.compute_bytes, "weights": largest}
-        return [_term(Category.WORKSPACE, "a matrix of the base made wide", size, "bytes × weights", **numbers)]
+        return [model_term(Category.WORKSPACE, "a matrix of the base made wide", size, "bytes × weights", **numbers)]
     if not configuration.autocast:
         return []
     head = head_weights(scene.shape) * scene.shape.trains_head * stage.heads / configuration.tp
     saved = forward or configuration.checkpoint == "none"
     count = head + scene.trained.dense * (1 if saved else 0)
-    return [_term(Category.WORKSPACE, "autocast copies of weights", 2 * count, "2 B × weights", weights=count)]
+    return [model_term(Category.WORKSPACE, "autocast copies of weights", 2 * count, "2 B × weights", weights=count)]
 
 
 def _gathered(scene: Scene, moment: Literal["pass", "loss", "ending"] = "pass") -> list[Term]:
@@ -396,7 +395,7 @@ def _gathered(scene: Scene, moment: Literal["pass", "loss", "ending"] = "pass") 
     outside = np.minimum(stage.outside, count)
     size = configuration.compute_bytes * outside + configuration.base_bytes * (count - outside)
     numbers = {"bytes": size / np.maximum(count, 1), "parameters": count}
-    return [_term(Category.PARAMETERS, "gathered parameters", size, "bytes × parameters", **numbers)]
+    return [model_term(Category.PARAMETERS, "gathered parameters", size, "bytes × parameters", **numbers)]
 
 
 def _unreduced(scene: Scene, *, ending: bool, kept: Sequence[Term] = ()) -> list[Term]:
@@ -416,7 +415,7 @@ def _unreduced(scene: Scene, *, ending: bool, kept: Sequence[Term] = ()) -> list
     size = made * head + np.maximum(reduced * block - one_kept, 0.0)[()]
     numbers = {"made": made, "head": head, "reduced": reduced, "block": block, "kept": one_kept}
     formula = "made bytes × head + reduced bytes × block - what a block kept"
-    return [_term(Category.GRADIENTS, "gradients not yet reduced", size, formula, **numbers)]
+    return [model_term(Category.GRADIENTS, "gradients not yet reduced", size, formula, **numbers)]
 
 
 def _blocks(scene: Scene) -> Quantity:
@@ -432,7 +431,7 @@ def _reduced(scene: Scene) -> list[Term]:
     count = np.maximum(scene.trained.outside, block_parameters(scene.shape, configuration, trained=True))
     size = reduces_once(configuration) * gradient_bytes(configuration) * count
     numbers = {"bytes": gradient_bytes(configuration), "parameters": count}
-    return [_term(Category.GRADIENTS, "gradients on their way", size, "bytes × parameters", **numbers)]
+    return [model_term(Category.GRADIENTS, "gradients on their way", size, "bytes × parameters", **numbers)]
 
 
 # -- the ends of the model
@@ -451,7 +450,7 @@ def _head_gradient(scene: Scene) -> list[Term]:
     size = made_bytes(configuration) + (configuration.compute_bytes if configuration.autocast else 0)
     whole = size * head_weights(scene.shape) / configuration.tp * scene.stage.heads
     numbers = {"bytes": size, "weights": head_weights(scene.shape), "tp": configuration.tp}
-    return [_term(Category.GRADIENTS, "the head's gradient", whole, "bytes × weights ÷ tp", **numbers)]
+    return [model_term(Category.GRADIENTS, "the head's gradient", whole, "bytes × weights ÷ tp", **numbers)]
 
 
 def _summed_chunks(scene: Scene) -> list[Term]:
@@ -462,7 +461,7 @@ def _summed_chunks(scene: Scene) -> list[Term]:
     read = configuration.compute_bytes * scene.shape.hidden * scene.tokens * stage.heads
     numbers = {"bytes": configuration.compute_bytes, "hidden": scene.shape.hidden, "tokens": scene.tokens}
     formula = "bytes × hidden × tokens"
-    term = _term(Category.ACTIVATIONS, "gradient of what the head reads", read, formula, **numbers)
+    term = model_term(Category.ACTIVATIONS, "gradient of what the head reads", read, formula, **numbers)
     return [term, *(replace(head, name="the head's gradient so far") for head in _head_gradient(scene))]
 
 
@@ -476,13 +475,11 @@ def _embedding(scene: Scene) -> list[Term]:
         # The head's is among those that were made; on a stage without the head, so is its own.
         copies = scene.stage.heads
     size = copies * made_bytes(configuration) * head_weights(shape) / configuration.tp * scene.stage.embeds
-    numbers = {
-        "copies": copies,
-        "bytes": made_bytes(configuration),
-        "weights": head_weights(shape),
-        "tp": configuration.tp,
-    }
-    return [_term(Category.GRADIENTS, "the embedding's gradient", size, "copies × bytes × weights ÷ tp", **numbers)]
+    weights = {"bytes": made_bytes(configuration), "weights": head_weights(shape), "tp": configuration.tp}
+    numbers = {"copies": copies, **weights}
+    return [
+        model_term(Category.GRADIENTS, "the embedding's gradient", size, "copies × bytes × weights ÷ tp", **numbers)
+    ]
 
 
 # -- a pipeline
@@ -511,7 +508,7 @@ def _stage_buffers(scene: Scene) -> list[Term]:
     whole = pipeline * buffers * size * scene.shape.hidden * tokens
     numbers = {"buffers": buffers, "bytes": size, "hidden": scene.shape.hidden, "tokens": tokens}
     formula = "buffers × bytes × hidden × tokens"
-    return [_term(Category.ACTIVATIONS, "buffers of the stage", whole, formula, **numbers)]
+    return [model_term(Category.ACTIVATIONS, "buffers of the stage", whole, formula, **numbers)]
 
 
 def _held_logits(scene: Scene) -> list[Term]:
@@ -523,7 +520,9 @@ def _held_logits(scene: Scene) -> list[Term]:
     size = pipeline * scene.stage.heads * configuration.compute_bytes * vocab / configuration.tp * scene.tokens
     numbers = {"bytes": configuration.compute_bytes, "vocabulary": vocab, "tokens": scene.tokens}
     return [
-        _term(Category.ACTIVATIONS, "logits that the schedule holds", size, "bytes × vocabulary × tokens", **numbers)
+        model_term(
+            Category.ACTIVATIONS, "logits that the schedule holds", size, "bytes × vocabulary × tokens", **numbers
+        )
     ]
 
 
@@ -539,9 +538,11 @@ def _optimizer(scene: Scene) -> list[Term]:
     if configuration.optimizer_kernel == "foreach" and configuration.framework in ("torch", "fsdp2"):
         size = state_bytes(configuration) * trained
         numbers = {"bytes": state_bytes(configuration), "parameters": trained}
-        return [_term(Category.WORKSPACE, "foreach temporaries", size, "bytes × parameters", **numbers)]
+        return [model_term(Category.WORKSPACE, "foreach temporaries", size, "bytes × parameters", **numbers)]
     if configuration.bf16_gradients and not configuration.bf16_moments:
         count = sharded(scene.stage, configuration, 1)
         numbers = {"bytes": FP32, "parameters": count}
-        return [_term(Category.GRADIENTS, "FP32 copies of gradients", FP32 * count, "bytes × parameters", **numbers)]
+        return [
+            model_term(Category.GRADIENTS, "FP32 copies of gradients", FP32 * count, "bytes × parameters", **numbers)
+        ]
     return []

@@ -43,9 +43,8 @@ def gather_buffers(shape: ModelShape, configuration: Configuration, tokens: Quan
     buffers = _GATHER_BUFFERS * (np.asarray(configuration.tp) > 1)
     size = buffers * configuration.compute_bytes * shape.hidden * tokens
     numbers = {"buffers": buffers, "bytes": configuration.compute_bytes, "hidden": shape.hidden, "tokens": tokens}
-    return [
-        Term(Category.WORKSPACE, "gather buffers", size, "buffers × bytes × hidden × tokens", numbers, "model"),
-    ]
+    formula = "buffers × bytes × hidden × tokens"
+    return [Term(Category.WORKSPACE, "gather buffers", size, formula, numbers, "model")]
 
 
 def made_gradients(shape: ModelShape, stage: Stage, configuration: Configuration, *, ended: bool) -> list[Term]:

@@ -70,7 +70,7 @@ def kept_bytes(shape: ModelShape, stage: Stage, configuration: Configuration) ->
             entry = block.selective if configuration.checkpoint == "selective" else block.entry
             both = block.kept * (len(places) - again) + entry * again
             kept = kept + both.per_token(configuration, configuration.seq)
-    tokens = configuration.micro_batch * configuration.seq / configuration.cp
+    tokens = configuration.tokens
     return kept * tokens * stage.share
 
 

@@ -80,7 +80,7 @@ def fragmentation(shape: ModelShape, end: Stage, configuration: Configuration) -
     activations left and come back elsewhere. Over 59 runs of the virtual GPU, none of them measured on a real one, the
     two explain reserved memory to 4 % in the median and 10 % in nine of ten. Buffers of other streams come on top.
     """
-    tokens = configuration.micro_batch * configuration.seq / configuration.cp
+    tokens = configuration.tokens
     loss = loss_term(shape, configuration, tokens, "loss").size_bytes * end.heads
     end = trained_stage(shape, end, configuration)
     made = sharded(end, configuration, framework_of(configuration).gradients_sharded_from)
@@ -112,16 +112,13 @@ def other_streams(
     summed = np.maximum(outside, 2 * largest) * gradient_bytes(configuration) * (configuration.lora_rank == 0)
     gradients = states(shape, end, configuration).gradients.size_bytes
     alive = [total(terms) for terms in moments]
-    absent = [gradients - _live_gradients(terms) for terms in moments]
+    live = [total(term for term in terms if term.name == "gradients") for terms in moments]
+    absent = [gradients - there for there in live]
     most = _most(here + np.maximum(missing, summed) for here, missing in zip(alive, absent, strict=True))
     reduced = most - _most(alive)
     numbers = {"gathered": gathered, "reduced": reduced}
     size, words = gathered + reduced, "gathered + reduced, beyond what is alive at the peak"
     return [Term(Category.FRAGMENTATION, "kept by other streams", size, words, numbers, "model")]
-
-
-def _live_gradients(terms: Sequence[Term]) -> Quantity:
-    return total(term for term in terms if term.category is Category.GRADIENTS and term.name == "gradients")
 
 
 def _most(sizes: Iterable[Quantity]) -> Quantity:

@@ -179,7 +179,16 @@ def own_reserve(widths: Widths, limits: Limits, gpu: Gpu | None) -> tuple[Term, 
     """Everything beside weights and KV cache. `gpu` None: on the CPU, where there are no graphs, libraries or context."""
     terms = [_step(widths, limits), _buffers(widths, limits)]
     if gpu is not None:
-        terms += [_rounding(widths, limits), _cublas(limits, gpu), _graphs(widths, limits), context_term(gpu)]
+        # Four matrices a layer and their scales; embedding, head and the cache itself.
+        tensors = 4 * widths.layers + 8
+        numbers: dict[str, object] = {"tensors": tensors, "segment_bytes": _SEGMENT_BYTES}
+        size = tensors * _SEGMENT_BYTES
+        terms.append(Term(Category.WORKSPACE, ROUNDING, size, "tensors × segment", numbers, "model"))
+        # cuBLAS as torch allots it, on the stream of steps and on that of capture.
+        streams = 1 if limits.eager else 2
+        size = streams * cublas_workspace_bytes(gpu)
+        terms.append(Term(Category.WORKSPACE, "cuBLAS", size, "streams × workspace", {"streams": streams}))
+        terms += [_graphs(widths, limits), context_term(gpu)]
     return tuple(terms)
 
 
@@ -238,17 +247,14 @@ def own_weight_terms(shape: ModelShape, weights: str) -> Iterator[Term]:
     """The decoder's parameters, a tied head once. 8 bits: the layers' matrices, with an FP32 scale an output."""
     whole = 4 if weights == "fp32" else 2
     matrices, outputs = _matrices(shape) if weights in ("fp8", "int8") else (0, 0)
-    rest = _parameters(shape) - matrices
+    # Embedding, layers, the last norm and a head that is not tied; towers beside the decoder are not served.
+    parameters = shape.decoder.parameters + shape.hidden * (1 + shape.vocab * (1 if shape.tied else 2))
+    rest = parameters - matrices
     if matrices:
         yield _weights("matrices", matrices, "parameters × 1 byte", {"parameters": matrices})
         yield _weights("scales", 4 * outputs, "outputs × 4 bytes", {"outputs": outputs})
     name = "embedding, norms and head" if matrices else "parameters"
     yield _weights(name, rest * whole, "parameters × bytes", {"parameters": rest, "bytes": whole})
-
-
-def _parameters(shape: ModelShape) -> int:
-    """Embedding, layers, the last norm and a head that is not tied; towers beside the decoder are not served."""
-    return shape.decoder.parameters + shape.hidden * (1 + shape.vocab * (1 if shape.tied else 2))
 
 
 def _weights(name: str, size_bytes: int, formula: str, numbers: dict[str, object]) -> Term:
@@ -282,10 +288,12 @@ def capture_sizes(largest: int) -> list[int]:
 def _step(widths: Widths, limits: Limits) -> Term:
     """The larger of the layers, the head and the sampler; and what lies unused between their tensors."""
     inputs = 8 * _staged(limits) + _tables_bytes(limits)
+    # Logits, those of rows that need more than the plain draw, and what drawing some of them again at a time takes.
+    drawn = 8 * limits.rows + min(limits.rows, FILTERED_ROWS) * FILTERED_BYTES
     parts = {
         "forward": inputs + _forward_bytes(widths, limits, limits.batched_tokens),
         "head": inputs + _head_bytes(widths, limits, limits.batched_tokens),
-        "sampler": _sampler_bytes(widths, limits),
+        "sampler": drawn * widths.vocab,
     }
     numbers: dict[str, object] = {f"{name}_bytes": size for name, size in parts.items()}
     numbers |= {"tokens": limits.batched_tokens, "rows": limits.rows, "vocabulary": widths.vocab, "gaps": _GAPS}
@@ -299,15 +307,14 @@ def _forward_bytes(widths: Widths, limits: Limits, tokens: int) -> int:
     query, keys, hidden = widths.heads * widths.head_dim, widths.kv_heads * widths.head_dim, widths.hidden
     # Projected and rotated queries, decodes' and chunks' answers apart and together; then what becomes of the answer.
     attention = tokens * max(4 * query + 2 * keys, 3 * query + 2 * keys + hidden)
-    mlp = _experts_elements(widths, limits, tokens) if widths.experts else _mlp_elements(widths, limits, tokens)
+    if widths.experts:
+        mlp = _experts_elements(widths, limits, tokens)
+    else:
+        # Gate and up in one, and their product; or the first of these while an 8-bit weight stands beside it made wide.
+        both = 2 * widths.intermediate
+        widened = both * hidden if limits.eight_bit and tokens > _NARROW_ROWS else 0
+        mlp = max(tokens * 3 * widths.intermediate, tokens * both + widened)
     return (tokens * 4 * hidden + max(attention, mlp)) * limits.compute_bytes + _SPLITS_BYTES
-
-
-def _mlp_elements(widths: Widths, limits: Limits, tokens: int) -> int:
-    """Gate and up in one, and their product; or the first of these while an 8-bit weight stands beside it made wide."""
-    both = 2 * widths.intermediate
-    widened = both * widths.hidden if limits.eight_bit and tokens > _NARROW_ROWS else 0
-    return max(tokens * 3 * widths.intermediate, tokens * both + widened)
 
 
 def _experts_elements(widths: Widths, limits: Limits, tokens: int) -> int:
@@ -329,11 +336,6 @@ def _head_bytes(widths: Widths, limits: Limits, tokens: int) -> int:
     return states + limits.rows * widths.vocab * (limits.compute_bytes + 4)
 
 
-def _sampler_bytes(widths: Widths, limits: Limits) -> int:
-    """Logits, those of rows that need more than the plain draw, and what drawing some of them again at a time takes."""
-    return 8 * limits.rows * widths.vocab + min(limits.rows, FILTERED_ROWS) * widths.vocab * FILTERED_BYTES
-
-
 def _staged(limits: Limits) -> int:
     """Numbers of a step's inputs, at most."""
     return 3 * limits.batched_tokens + limits.max_seqs * (2 * limits.columns + 20) + 16
@@ -351,21 +353,6 @@ def _buffers(widths: Widths, limits: Limits) -> Term:
     }  # fmt: skip
     size = rotary + _tables_bytes(limits) + 4 * _staged(limits) + 32 * (limits.max_seqs + 1)
     return Term(Category.WORKSPACE, "buffers", size, "rotary + block tables + inputs + slots", numbers, "model")
-
-
-def _rounding(widths: Widths, limits: Limits) -> Term:
-    """Four matrices a layer and their scales; embedding, head and the cache itself."""
-    tensors = 4 * widths.layers + 8
-    numbers: dict[str, object] = {"tensors": tensors, "segment_bytes": _SEGMENT_BYTES}
-    size = tensors * _SEGMENT_BYTES
-    return Term(Category.WORKSPACE, ROUNDING, size, "tensors × segment", numbers, "model")
-
-
-def _cublas(limits: Limits, gpu: Gpu) -> Term:
-    """As torch allots it, on the stream of steps and on that of capture."""
-    streams = 1 if limits.eager else 2
-    size = streams * cublas_workspace_bytes(gpu)
-    return Term(Category.WORKSPACE, "cuBLAS", size, "streams × workspace", {"streams": streams})
 
 
 def _graphs(widths: Widths, limits: Limits) -> Term:

@@ -219,7 +219,7 @@ def _forwards(cast: Cast) -> Iterator[tuple[str, str, ModelShape]]:
 def _forward(owner: str, shape: ModelShape, cast: Cast) -> Iterator[Held]:
     """Nothing is kept for a backward pass: the worst layer or the logits, whichever is more; and what is gathered or cast."""
     configuration = cast.training
-    tokens = float(configuration.micro_batch * configuration.seq / configuration.cp)
+    tokens = float(configuration.tokens)
     width = 4 if configuration.autocast else configuration.compute_bytes
     widest = max(layer_elements(layer, shape.hidden, 1, held=2) for layer in shape.decoder.layers)
     layers = tokens * widest * configuration.compute_bytes

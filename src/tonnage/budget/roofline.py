@@ -12,7 +12,8 @@ from tonnage.budget.configuration import Precision
 from tonnage.hardware import Gpu
 
 _DATA = Path(__file__).parent / "data" / "calibration.toml"
-_RATES = {"fp32": "fp32", "tf32": "tf32", "fp16-mixed": "fp16", "bf16-mixed": "bf16", "bf16": "bf16", "fp8": "fp8"}
+# What matrix products are computed in.
+RATES = {"fp32": "fp32", "tf32": "tf32", "fp16-mixed": "fp16", "bf16-mixed": "bf16", "bf16": "bf16", "fp8": "fp8"}
 # What a card computes in where it lacks the type that was asked for.
 _NEXT_BEST = {"fp8": "bf16", "bf16": "fp16", "tf32": "fp32", "fp16": "fp32"}
 
@@ -44,7 +45,7 @@ def calibration() -> Calibration:
 
 def peak_rate(gpu: Gpu, precision: Precision) -> float:
     """Operations a second of matrix products in that precision, or in the next one that the card has."""
-    name = _RATES[precision]
+    name = RATES[precision]
     while name not in gpu.rates and name in _NEXT_BEST:
         name = _NEXT_BEST[name]
     return gpu.rates[name]

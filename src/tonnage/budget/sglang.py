@@ -92,13 +92,11 @@ def default_fraction(shape: ModelShape, asked: "ServingConfiguration", gpu: Gpu)
         largest = 0 if asked.eager else graph_batch(asked.engine_version, gpu, asked.tp)
         left = (512 + 1.5 * max(asked.batched_tokens, 2048) + 2 * largest) / 1024 + gpus / 8
         if release["prefill_graphs"] and not asked.eager:
-            left += _LATENT_PREFILL_GIB if _latent(shape) else 8 * _prefill_sizes(asked.batched_tokens) / 1024
+            mixers = (layer.attention for layer in shape.decoder.layers)
+            latent = any(mixer and mixer.kind is AttentionKind.LATENT for mixer in mixers)
+            left += _LATENT_PREFILL_GIB if latent else 8 * _prefill_sizes(asked.batched_tokens) / 1024
         left = max(left, _LARGE_LEFT_GIB) if total > _LARGE_GIB else left
     return max(round((total - left) / total, 3), 0.01)
-
-
-def _latent(shape: ModelShape) -> bool:
-    return any(layer.attention and layer.attention.kind is AttentionKind.LATENT for layer in shape.decoder.layers)
 
 
 def _prefill_sizes(largest: int) -> int:

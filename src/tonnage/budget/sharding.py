@@ -38,10 +38,33 @@ def stages(shape: ModelShape, configuration: Configuration) -> Iterator[Stage]:
     only = np.asarray(pp) == 1
     ends = ("stage",) if np.all(only) else ("first stage", "last stage")
     for name in ends:
-        embeds = _flag(only | (name != "last stage"))
-        heads = _flag(only | (name != "first stage"))
-        in_flight = _in_flight(configuration, pp if name == "first stage" else 1)
-        yield _stage(shape, configuration, name, embeds, heads, in_flight)
+        # 1 and 0 for true and false: a plain number for a plain one.
+        embeds = np.asarray(only | (name != "last stage"), dtype=float)[()]
+        heads = np.asarray(only | (name != "first stage"), dtype=float)[()]
+        runs = [run for stack in shape.stacks for run in stack.groups()]
+        share = _layers_on(runs, shape, configuration, name) / max(sum(count for _, count in runs), 1)
+        dense, experts = _parameters_on(runs, configuration)
+        # Both ends of a pipeline hold a copy of what they tie.
+        tied_copy = shape.vocab * shape.hidden * (heads * (1 - embeds)) if shape.tied else 0.0
+        split = embeds * shape.embedding_parameters + heads * shape.head_parameters + tied_copy
+        yield Stage(
+            name=name,
+            share=share,
+            in_flight=_in_flight(configuration, pp if name == "first stage" else 1),
+            embeds=embeds,
+            heads=heads,
+            dense=share * dense,
+            experts=share * experts / (configuration.ep * expert_tp(configuration)),
+            outside=split / configuration.tp + heads * shape.other_parameters,
+        )
+
+
+def _parameters_on(runs: list[tuple[Layer, int]], configuration: Configuration) -> tuple[Quantity, int]:
+    """Of runs of layers: those outside of experts on one tensor-parallel rank, and those of all experts."""
+    norms = sum(layer.norm_parameters * count for layer, count in runs)
+    experts = sum(expert_parameters(layer) * count for layer, count in runs)
+    matrices = sum(layer.parameters * count for layer, count in runs) - norms - experts
+    return matrices / configuration.tp + norms, experts
 
 
 def _in_flight(configuration: Configuration, behind: Number) -> Quantity:
@@ -56,43 +79,16 @@ def _in_flight(configuration: Configuration, behind: Number) -> Quantity:
     return np.asarray(np.minimum(parts / configuration.chunks, configuration.accumulate))[()]
 
 
-def _flag(condition: object) -> Quantity:
-    """1 and 0 for true and false: a plain number for a plain one."""
-    return np.asarray(condition, dtype=float)[()]
-
-
-def _stage(
-    shape: ModelShape, configuration: Configuration, name: str, embeds: Quantity, heads: Quantity, in_flight: Quantity
-) -> Stage:
-    runs = [run for stack in shape.stacks for run in stack.groups()]
-    share = _layers_on(runs, shape, configuration, name) / max(sum(count for _, count in runs), 1)
-    norms = sum(layer.norm_parameters * count for layer, count in runs)
-    experts = sum(expert_parameters(layer) * count for layer, count in runs)
-    matrices = sum(layer.parameters * count for layer, count in runs) - norms - experts
-    return Stage(
-        name=name,
-        share=share,
-        in_flight=in_flight,
-        embeds=embeds,
-        heads=heads,
-        dense=share * (matrices / configuration.tp + norms),
-        experts=share * experts / (configuration.ep * expert_tp(configuration)),
-        outside=_outside(shape, configuration, embeds, heads),
-    )
-
-
 def trained_stage(shape: ModelShape, stage: Stage, configuration: Configuration) -> Stage:
     """What of a stage is trained: all of it, unless parts of the model are frozen, which no pipeline cuts."""
     if shape.unfrozen is None:
         return stage
     runs = [(layer, count) for stack in shape.stacks for layer, count in stack.groups() if not layer.frozen]
-    norms = sum(layer.norm_parameters * count for layer, count in runs)
-    experts = sum(expert_parameters(layer) * count for layer, count in runs)
-    matrices = sum(layer.parameters * count for layer, count in runs) - norms - experts
+    dense, experts = _parameters_on(runs, configuration)
     unfrozen = shape.unfrozen
     return replace(
         stage,
-        dense=matrices / configuration.tp + norms,
+        dense=dense,
         experts=experts / (configuration.ep * expert_tp(configuration)),
         outside=(unfrozen.table + unfrozen.head) / configuration.tp + unfrozen.other,
     )
@@ -109,13 +105,6 @@ def _layers_on(runs: list[tuple[Layer, int]], shape: ModelShape, configuration: 
     if name == "first stage":
         return np.minimum((count + head) / pp // 1 + 1, count)
     return np.maximum(count - ((count + head) * (pp - 1) / pp // 1 + 1), 0)
-
-
-def _outside(shape: ModelShape, configuration: Configuration, embeds: Quantity, heads: Quantity) -> Quantity:
-    """Both ends of a pipeline hold a copy of what they tie."""
-    tied_copy = shape.vocab * shape.hidden * (heads * (1 - embeds)) if shape.tied else 0.0
-    split = embeds * shape.embedding_parameters + heads * shape.head_parameters + tied_copy
-    return split / configuration.tp + heads * shape.other_parameters
 
 
 def expert_parameters(layer: Layer) -> int:
@@ -154,15 +143,10 @@ def sharded(stage: Stage, configuration: Configuration, from_stage: int) -> Quan
 def block_parameters(shape: ModelShape, configuration: Configuration, *, trained: bool = False) -> Quantity:
     """Of the largest block on one GPU before data-parallel sharding: what is gathered at once. Of those trained, if asked."""
     layers = (layer for stack in shape.stacks for layer, _ in stack.kinds() if not (trained and layer.frozen))
-    sizes = [_block(layer, configuration) for layer in layers]
     largest: Quantity = 0.0
-    for size in sizes:
-        largest = np.maximum(largest, size)
+    for layer in layers:
+        experts = expert_parameters(layer)
+        matrices = layer.parameters - layer.norm_parameters - experts
+        split = matrices / configuration.tp + experts / (configuration.ep * expert_tp(configuration))
+        largest = np.maximum(largest, split + layer.norm_parameters)
     return largest
-
-
-def _block(layer: Layer, configuration: Configuration) -> Quantity:
-    experts = expert_parameters(layer)
-    matrices = layer.parameters - layer.norm_parameters - experts
-    split = matrices / configuration.tp + experts / (configuration.ep * expert_tp(configuration))
-    return split + layer.norm_parameters

@@ -23,7 +23,7 @@ from tonnage.budget.frameworks import framework_of, gradient_bytes, master_bytes
 from tonnage.budget.sharding import Stage, expert_tp, sharded, trained_stage
 from tonnage.budget.terms import Term
 from tonnage.ledger import Category
-from tonnage.models.shape import Layer, ModelShape
+from tonnage.models.shape import ModelShape
 
 # bitsandbytes and torchao: a byte for a number, and one FP32 scale for each block of this many.
 EIGHT_BIT_BLOCK = 256
@@ -104,9 +104,21 @@ def _gradients(shape: ModelShape, stage: Stage, configuration: Configuration) ->
 def _optimizer_terms(shape: ModelShape, stage: Stage, configuration: Configuration) -> list[Term]:
     count = sharded(stage, configuration, 1)
     if configuration.optimizer == "adafactor":
-        return [_factored(shape, count, stage)]
+        # One FP32 number for each row and each column of a matrix.
+        blocks = ((layer, stack.hidden) for stack in shape.stacks for layer in stack.layers)
+        factors = sum(inputs + outputs for block in blocks for _, inputs, outputs in matrices(*block))
+        factors += (2 if shape.head_parameters else 1) * (shape.vocab + shape.hidden)
+        held = 4 * (factors / max(shape.parameters, 1)) * count
+        numbers = {"parameters": count, "factors": factors, "all": shape.parameters}
+        formula = "4 B × parameters × factors ÷ all"
+        return [Term(Category.OPTIMIZER_STATES, "adafactor rows and columns", held, formula, numbers)]
     if configuration.optimizer == "muon":
-        return _muon(stage, configuration, count)
+        # A momentum for the matrices of the blocks; AdamW for embeddings and head, as its authors train.
+        outside, each = count * stage.outside / stage.parameters, state_bytes(configuration)
+        return [
+            _term(Category.OPTIMIZER_STATES, "muon momentum", count - outside, each),
+            _term(Category.OPTIMIZER_STATES, "adamw states of embeddings and head", outside, 2 * each),
+        ]
     size = optimizer_bytes(configuration.optimizer, state_bytes(configuration))
     return [_term(Category.OPTIMIZER_STATES, f"{configuration.optimizer} states", count, size)] if size else []
 
@@ -119,31 +131,6 @@ def optimizer_bytes(optimizer: Optimizer, number_bytes: int = 4) -> float:
         return 2 * (1 + 4 / EIGHT_BIT_BLOCK)
     # Rows and columns of Adafactor are too few to count where this is asked for, in adapters.
     return {"sgd": 0, "adafactor": 0}.get(optimizer, number_bytes)
-
-
-def _muon(stage: Stage, configuration: Configuration, count: Quantity) -> list[Term]:
-    """A momentum for the matrices of the blocks; AdamW for embeddings and head, as its authors train."""
-    outside = count * stage.outside / stage.parameters
-    size = state_bytes(configuration)
-    return [
-        _term(Category.OPTIMIZER_STATES, "muon momentum", count - outside, size),
-        _term(Category.OPTIMIZER_STATES, "adamw states of embeddings and head", outside, 2 * size),
-    ]
-
-
-def _factored(shape: ModelShape, count: Quantity, stage: Stage) -> Term:
-    """Adafactor keeps one FP32 number for each row and each column of a matrix."""
-    factors = sum(_factors(layer, stack.hidden) for stack in shape.stacks for layer in stack.layers)
-    factors += (2 if shape.head_parameters else 1) * (shape.vocab + shape.hidden)
-    ratio = factors / max(shape.parameters, 1)
-    numbers = {"parameters": count, "factors": factors, "all": shape.parameters}
-    formula = "4 B × parameters × factors ÷ all"
-    return Term(Category.OPTIMIZER_STATES, "adafactor rows and columns", 4 * ratio * count, formula, numbers)
-
-
-def _factors(layer: Layer, hidden: int) -> int:
-    """Rows and columns of the matrices of a block."""
-    return sum(inputs + outputs for _, inputs, outputs in matrices(layer, hidden))
 
 
 def _lora_states(shape: ModelShape, stage: Stage, configuration: Configuration) -> States:
@@ -164,13 +151,9 @@ def base_terms(shape: ModelShape, stage: Stage, configuration: Configuration, sh
         return [_term(Category.PARAMETERS, "frozen parameters", stage.parameters * shrunk, plain_bytes)]
     norms = stage.share * sum(layer.norm_parameters for stack in shape.stacks for layer in stack.layers)
     quantized, others = stage.dense + stage.experts - norms, stage.outside + norms
+    name = f"frozen blocks in {configuration.base.upper()}"
     return [
-        _term(
-            Category.PARAMETERS,
-            f"frozen blocks in {configuration.base.upper()}",
-            quantized * shrunk,
-            configuration.base_bytes,
-        ),
+        _term(Category.PARAMETERS, name, quantized * shrunk, configuration.base_bytes),
         _term(Category.PARAMETERS, "frozen embeddings, norms and head", others * shrunk, plain_bytes),
     ]
 

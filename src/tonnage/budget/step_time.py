@@ -74,11 +74,9 @@ class StepTime:
         return self.tokens / self.total_s
 
 
-def step_time(
-    shape: ModelShape, configuration: Configuration, cluster: Cluster, shares: Calibration | None = None
-) -> StepTime:
+def step_time(shape: ModelShape, configuration: Configuration, cluster: Cluster) -> StepTime:
     """Predict it, for one configuration or for each of many."""
-    return StepClock(shape, cluster, shares).step(configuration)
+    return StepClock(shape, cluster).step(configuration)
 
 
 class StepClock:
@@ -93,7 +91,7 @@ class StepClock:
         self._slowest = _slowest(cluster.gpus, self.shares.card_spread)
         self._census = [(stack, stack.kinds()) for stack in shape.stacks]
         self._known: dict[tuple[object, ...], _Known] = {}
-        self._other: StepClock | None = None
+        self._teacher: StepClock | None = None
         # With the configuration, whose arrays must live as long as they are known by their identity.
         self._kept: dict[tuple[object, ...], tuple[Configuration, _Around]] = {}
 
@@ -112,7 +110,11 @@ class StepClock:
         moved = crossing(shape, stage, configuration, self._cluster, self.shares)
         if configuration.paged:
             moved = moved._replace(step_s=moved.step_s + self._paged_s(stage, configuration))
-        together, waits = self._begins_together(configuration), _waits(configuration)
+        framework = framework_of(configuration)
+        # Decoders of transformers look for packed sequences in every forward pass, for which the host waits for the card.
+        together = framework.written == "transformers" and not configuration.compile and shape.decoder.causal
+        # It also waits between the passes of a stage.
+        waits = (np.asarray(configuration.pp) > 1) & (framework.pipeline_operators > 0)
         taken = self.shares.link_channels / gpu.sm_count
 
         def parts(slower: Quantity) -> tuple[dict[str, Quantity], Quantity]:
@@ -122,10 +124,17 @@ class StepClock:
             exposed, hidden_s = _exposed(seconds, sent, moved, attention_s, configuration, taken)
             exposed, no_grad_s = frozen.beside(exposed, slower, configuration.accumulate)
             bubble_s = (configuration.pp - 1) / configuration.chunks * (seconds.total_s + sent.plain_s)
-            found = (
-                _micro_batches(seconds, configuration) | exposed | {"bubble": bubble_s, "optimizer": seconds.update_s}
-            ) | {NO_GRAD: no_grad_s}
-            return {name: found[name] for name in PARTS}, hidden_s
+            count = configuration.accumulate
+            found = {
+                "forward": count * seconds.forward_s,
+                "backward": count * seconds.backward_s,
+                "recompute": count * seconds.recompute_s,
+                "optimizer": seconds.update_s,
+                **exposed,
+                "bubble": bubble_s,
+                NO_GRAD: no_grad_s,
+            }
+            return found, hidden_s
 
         # A card averages its power over about a tenth of a second: the passes draw it, not the update after them.
         at_full_clock, _ = parts(1.0)
@@ -156,28 +165,18 @@ class StepClock:
                 configuration, objective=NEXT_TOKEN, lora_rank=0, base=objective.teacher_base, checkpoint="none"
             )
             read = replace(read, precision="bf16") if read.mixed else read
-            taught, sent_s = self._teacher(objective.teacher).forward(read)
+            self._teacher = self._teacher or StepClock(objective.teacher, self._cluster, self.shares)
+            taught, sent_s = self._teacher.forward(read)
             busy = busy + taught.slowed(self._slowest)
         if configuration.parameter_place != "gpu":
             weights = total(frozen_weights(self._shape, configuration))
             moved_s = weights / bytes_per_s(configuration.parameter_place, self._cluster, self.shares)
         return _NoGrad(busy, sent_s, moved_s)
 
-    def _teacher(self, shape: ModelShape) -> "StepClock":
-        """The clock of a model beside this one."""
-        if self._other is None:
-            self._other = StepClock(shape, self._cluster, self.shares)
-        return self._other
-
     def forward(self, configuration: Configuration) -> tuple[Busy, Quantity]:
         """One forward pass of a micro-batch, and the seconds in which its parameters are gathered."""
         passes, _ = self._passes(configuration)
         return sum((one.forward for one in passes), Busy()), self._around(configuration).sent.forward_s
-
-    def _begins_together(self, configuration: Configuration) -> bool:
-        """Whether the host waits for the card in every forward pass: decoders of transformers look for packed sequences then."""
-        eager = framework_of(configuration).written == "transformers" and not configuration.compile
-        return eager and self._shape.decoder.causal
 
     def _passes(self, configuration: Configuration) -> tuple["_Passes", Busy]:
         """One micro-batch through the whole model, and its attention alone. Layers see the same of many configurations."""
@@ -215,7 +214,9 @@ class StepClock:
     def _around(self, configuration: Configuration) -> "_Around":
         """What layers run between, the same for families that differ in what is recomputed and in the loss alone."""
         recomputed = configuration.checkpoint if configuration.checkpoint in ("full", "selective") else "none"
-        key = (*_identity(configuration), recomputed)
+        # Numbers may be arrays: they are known by their identity.
+        numbers = (id(getattr(configuration, name)) for name in NUMBERS)
+        key = (*numbers, *(getattr(configuration, name) for name in _CHOICES), recomputed)
         if key not in self._kept:
             shape, gpu = self._shape, self._cluster.gpu
             stage = next(stages(shape, configuration))
@@ -345,30 +346,20 @@ class _Seconds(NamedTuple):
         return self.forward_s + self.backward_s + self.recompute_s
 
 
-def _identity(configuration: Configuration) -> tuple[object, ...]:
-    """Of the numbers, which may be arrays, and of all choices but for the ways to recompute."""
-    chosen = (getattr(configuration, name) for name in _CHOICES)
-    return (*(id(getattr(configuration, name)) for name in NUMBERS), *chosen)
-
-
-def _all_layers(layers: list[tuple[Work, list[int]]], configuration: Configuration) -> Pass:
-    whole = Pass()
-    for work, places in layers:
+def _model_passes(works: _Works, configuration: Configuration) -> tuple[_Passes, Busy]:
+    """One micro-batch through layers and both ends, and through attention alone. A chunked loss takes its product again."""
+    embedding = Pass(works.embedding.forward, works.embedding.backward, works.embedding.forward * 0.0)
+    product_again = works.head.products * (1.0 if configuration.loss == "chunked" else 0.0)
+    head = Pass(works.head.forward, works.head.backward, product_again)
+    layers, attention = Pass(), Busy()
+    for work, places in works.layers:
         one, count = layer_pass(work, configuration), len(places)
         # What has no backward pass is not recomputed for one.
         back = np.asarray(one.backward.card_s) > 0
         again = recomputed_blocks(configuration.checkpoint, places) * back
-        whole = whole + Pass(one.forward * count, one.backward * count, one.recompute * again)
-    return whole
-
-
-def _model_passes(works: _Works, configuration: Configuration) -> tuple[_Passes, Busy]:
-    """One micro-batch through layers and both ends, and through attention alone. A chunked loss takes its product again."""
-    embedding = Pass(works.embedding.forward, works.embedding.backward, works.embedding.forward * 0.0)
-    again = works.head.products if configuration.loss == "chunked" else works.head.products * 0.0
-    head = Pass(works.head.forward, works.head.backward, again)
-    attention = sum((len(places) * (work.attention + work.attention_backward) for work, places in works.layers), Busy())
-    return _Passes(embedding, _all_layers(works.layers, configuration), head), attention
+        layers = layers + Pass(one.forward * count, one.backward * count, one.recompute * again)
+        attention = attention + count * (work.attention + work.attention_backward)
+    return _Passes(embedding, layers, head), attention
 
 
 def _on_slowest_stage(passes: _Passes, stage: Stage, configuration: Configuration) -> _Passes:
@@ -384,11 +375,6 @@ def _on_slowest_stage(passes: _Passes, stage: Stage, configuration: Configuratio
 def _slowest(gpus: int, spread: float) -> float:
     """How much longer than the median the slowest of some cards takes, as they differ: the largest of so many normal deviates."""
     return 1 + spread * NormalDist().inv_cdf((gpus - 0.375) / (gpus + 0.25))
-
-
-def _waits(configuration: Configuration) -> Quantity:
-    """Where the host waits for the card between the passes of a stage."""
-    return (np.asarray(configuration.pp) > 1) & (framework_of(configuration).pipeline_operators > 0)
 
 
 def _handing_on(configuration: Configuration) -> Pass:
@@ -428,15 +414,6 @@ def _paced(passes: _Passes, update: Busy, slower: Quantity, *, together: bool, w
     found["recompute"] = found["recompute"] + recomputed * layers_s
     found["backward"] = found["backward"] + (1 - recomputed) * layers_s
     return _Seconds(*found.values())
-
-
-def _micro_batches(seconds: _Seconds, configuration: Configuration) -> dict[str, Quantity]:
-    count = configuration.accumulate
-    return {
-        "forward": count * seconds.forward_s,
-        "backward": count * seconds.backward_s,
-        "recompute": count * seconds.recompute_s,
-    }
 
 
 def _update(shape: ModelShape, stage: Stage, configuration: Configuration, gpu: Gpu) -> Busy:

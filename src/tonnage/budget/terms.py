@@ -25,6 +25,11 @@ class Term:
     source: str = "exact count"  # or "model", "measured on an H200"
 
 
+def model_term(category: Category, name: str, size_bytes: Quantity, formula: str, **numbers: object) -> Term:
+    """A figure that a model of the framework gives, not an exact count."""
+    return Term(category, name, size_bytes, formula, numbers, "model")
+
+
 def total(terms: Iterable[Term]) -> Quantity:
     """Their sum."""
     return sum((term.size_bytes for term in terms), start=0.0)

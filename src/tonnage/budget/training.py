@@ -49,8 +49,13 @@ class TrainingBudget:
 
     def terms_at(self, index: int) -> tuple[Term, ...]:
         """Of one configuration among many, in plain numbers; terms of nothing are left out."""
-        found = [_pick(term, index) for term in self.terms]
-        return tuple(term for term in found if term.size_bytes)
+        found = []
+        for term in self.terms:
+            size = float(_at(term.size_bytes, index))  # type: ignore[arg-type]
+            if size:
+                numbers = {name: _at(value, index) for name, value in term.numbers.items()}
+                found.append(replace(term, size_bytes=size, numbers=numbers))
+        return tuple(found)
 
     def ledger_at(self, index: int) -> Ledger:
         """Of one configuration among many."""
@@ -68,10 +73,15 @@ def training_budget(
     ends = [end for end in stages(shape, configuration) if end.name in ("stage", f"{stage} stage") or stage == "worst"]
     seen = _seen(shape, ends, configuration)
     host = _host(seen, states(shape, ends[0], configuration), configuration)
-    on_device = [_on_device(moment, configuration) for moment in seen] if offloads(configuration) else seen
-    chosen, peak = _worst(on_device)
+    if offloads(configuration):
+        here = (
+            [term if stays(term, configuration) else replace(term, size_bytes=0.0) for term in moment.terms]
+            for moment in seen
+        )
+        seen = [replace(moment, terms=tuple(terms)) for moment, terms in zip(seen, here, strict=True)]
+    chosen, peak = _worst(seen)
     terms = (*chosen, workspace(gpu, configuration.framework), context(gpu), nccl(configuration))
-    names = tuple(moment.name for moment in on_device)
+    names = tuple(moment.name for moment in seen)
     return TrainingBudget(tuple(map(_plain, terms)), names, peak, host.host_bytes, host.pinned_bytes)
 
 
@@ -97,11 +107,6 @@ def _seen(shape: ModelShape, ends: Sequence[Stage], configuration: Configuration
         wasted = (fragmentation(shape, end, configuration), *streams)
         seen += [Moment(f"{moment.name}, {end.name}", (*moment.terms, *wasted)) for moment in found]
     return seen
-
-
-def _on_device(moment: Moment, configuration: Configuration) -> Moment:
-    terms = (term if stays(term, configuration) else replace(term, size_bytes=0.0) for term in moment.terms)
-    return Moment(moment.name, tuple(terms))
 
 
 def _host(seen: Sequence[Moment], kept: States, configuration: Configuration) -> HostMemory:
@@ -134,11 +139,6 @@ def _worst(seen: list[Moment]) -> tuple[list[Term], NDArray[np.intp]]:
 def _plain(term: Term) -> Term:
     size = np.asarray(term.size_bytes, dtype=float)
     return replace(term, size_bytes=float(size) if size.ndim == 0 else size)
-
-
-def _pick(term: Term, index: int) -> Term:
-    numbers = {name: _at(value, index) for name, value in term.numbers.items()}
-    return replace(term, size_bytes=float(_at(term.size_bytes, index)), numbers=numbers)  # type: ignore[arg-type]
 
 
 def _at(value: object, index: int) -> object:

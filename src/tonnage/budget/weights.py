@@ -97,13 +97,10 @@ def stage_at(shape: ModelShape, start: int, count: int) -> Stage:
     """The stage of so many layers from `start` on."""
     layers = shape.decoder.layers
     part = layers[start : start + count]
-    return Stage(part, _kinds(part), start == 0, start + count == len(layers))
-
-
-def _kinds(layers: tuple[Layer, ...]) -> tuple[tuple[Layer, int], ...]:
-    """Like layers are mostly one object, and comparing objects is quicker than comparing what they hold."""
-    counts = Counter(id(layer) for layer in layers)
-    return tuple((layer, counts[key]) for key, layer in {id(layer): layer for layer in layers}.items())
+    # Like layers are mostly one object, and comparing objects is quicker than comparing what they hold.
+    counts = Counter(map(id, part))
+    kinds = tuple((layer, counts[key]) for key, layer in {id(layer): layer for layer in part}.items())
+    return Stage(part, kinds, start == 0, start + count == len(layers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,16 +123,22 @@ def weight_terms(
 ) -> Iterator[Term]:
     """What one rank of a stage holds; of experts, as their `kernel` wants them."""
     whole = form.unquantized_bytes
-    matrices = sum(count * _split_matrices(layer, shape.hidden, tp) for layer, count in stage.kinds)
+    # A rank's part of attention and MLP, of the experts alone, and what it keeps whole: norms and routers.
+    matrices = experts = rest = 0
+    for layer, count in stage.kinds:
+        mlp = layer.feed_forward
+        router = mlp.experts * shape.hidden if mlp and mlp.experts else 0
+        split = -(-(layer.feed_forward_parameters - router) // tp)
+        matrices += count * (_attention(layer, shape.hidden, tp) + split)
+        experts += count * -(-mlp.experts * layer.expert_parameters // tp) if mlp else 0
+        rest += count * (layer.norm_parameters + router)
     if form.experts_only:
-        experts = sum(count * _split_experts(layer, tp) for layer, count in stage.kinds)
         plain = matrices - experts
         yield _term("other matrices", plain * whole, "parameters × bytes", {"parameters": plain, "bytes": whole})
         matrices = experts
         if kernel is not None:
             yield from _laid_out(shape, stage, tp, kernel)
             matrices = 0
-    rest = sum(count * _kept_whole(layer, shape.hidden) for layer, count in stage.kinds)
     numbers: dict[str, object] = {"matrices": matrices, "bits": form.bits, "tp": tp, "layers": len(stage.layers)}
     if matrices:
         yield _term("matrices", form.matrix_bytes(matrices), "matrices × bits / 8", numbers)
@@ -210,25 +213,6 @@ def _vocabulary(shape: ModelShape, parameters: int, tp: int) -> int:
     rows = parameters // shape.vocab * shape.vocab if shape.vocab else 0
     width = rows // shape.vocab if shape.vocab else 0
     return -(-padded // tp) * width + (parameters - rows)
-
-
-def _kept_whole(layer: Layer, hidden: int) -> int:
-    """Norms and the router."""
-    mlp = layer.feed_forward
-    return layer.norm_parameters + (mlp.experts * hidden if mlp and mlp.experts else 0)
-
-
-def _split_matrices(layer: Layer, hidden: int, tp: int) -> int:
-    """A rank's part of attention and MLP."""
-    mlp = layer.feed_forward
-    router = mlp.experts * hidden if mlp and mlp.experts else 0
-    return _attention(layer, hidden, tp) + -(-(layer.feed_forward_parameters - router) // tp)
-
-
-def _split_experts(layer: Layer, tp: int) -> int:
-    """A rank's part of the experts alone."""
-    mlp = layer.feed_forward
-    return -(-mlp.experts * layer.expert_parameters // tp) if mlp else 0
 
 
 def _attention(layer: Layer, hidden: int, tp: int) -> int:

@@ -70,16 +70,13 @@ def work_of(call: Call) -> Work | None:
         return None
     try:
         family = _families().get(call.name)
-        return _sane(family(call)) if family else None
+        work = family(call) if family else None
+        # A trace may hold any numbers.
+        figures = (work.operations or 0.0, work.moved_bytes or 0.0) if work else ()
+        return work if all(isfinite(figure) and figure >= 0 for figure in figures) else None
     except (IndexError, TypeError, KeyError, ValueError, ArithmeticError):
         # Arguments of another version's operator: not known.
         return None
-
-
-def _sane(work: Work | None) -> Work | None:
-    """A trace may hold any numbers."""
-    figures = (work.operations or 0.0, work.moved_bytes or 0.0) if work else ()
-    return work if all(isfinite(figure) and figure >= 0 for figure in figures) else None
 
 
 # ── products ──
@@ -162,7 +159,7 @@ def _elementwise(each: int, *, out_bytes: int = 0) -> Callable[[Call], Work | No
         tensors = list(call.tensors())
         if not tensors:
             return None
-        elements = prod(_broadcast([call.shapes[at] for at in tensors]))
+        elements = prod(broadcast([call.shapes[at] for at in tensors]))
         widest = max(call.element_bytes(at) for at in tensors)
         written = call.element_bytes(0) if call.name.endswith("_") else out_bytes or widest
         return Work(float(each * elements), sum(map(call.tensor_bytes, tensors)) + elements * written)
@@ -170,7 +167,8 @@ def _elementwise(each: int, *, out_bytes: int = 0) -> Callable[[Call], Work | No
     return work
 
 
-def _broadcast(shapes: Sequence[Shape]) -> Shape:
+def broadcast(shapes: Sequence[Shape]) -> Shape:
+    """The shape of a result of tensors of these shapes."""
     longest = max(map(len, shapes))
     padded = [(1,) * (longest - len(shape)) + tuple(shape) for shape in shapes]
     return tuple(0 if 0 in extents else max(extents) for extents in zip(*padded, strict=True))

@@ -186,7 +186,12 @@ def _tasks(
         launching_s = costs.launch_s(moment, launch)
         waiting_s += launching_s
         if id(launch) not in on_card:
-            on_card[id(launch)] = _on_card(launch, gpu)
+            # Seconds, and the share of the peak rate of its tensor cores that it reaches.
+            on_card_s = float(kernels.seconds(launch, gpu))
+            on_tensor_cores = launch.kind in _ARITHMETIC and launch.precision not in _WITHOUT_TENSOR_CORES
+            rate = gpu.rates.get(launch.precision, 0.0) if on_tensor_cores else 0.0
+            reached = launch.operations / on_card_s / rate if rate and on_card_s else 0.0
+            on_card[id(launch)] = on_card_s, reached
         seconds, share = on_card[id(launch)]
         yield Task(
             call.name, kind, seconds, waiting_s, launch.kernels, launching_s * (1 - 1 / launch.kernels), stream,
@@ -195,14 +200,6 @@ def _tasks(
         waiting_s = 0.0
     if waiting_s:
         yield Task("", "host", host_s=waiting_s)
-
-
-def _on_card(launch: Launch, gpu: Gpu) -> tuple[float, float]:
-    """Seconds of a launch, and the share of the peak rate of its tensor cores that it reaches."""
-    seconds = float(kernels.seconds(launch, gpu))
-    on_tensor_cores = launch.kind in _ARITHMETIC and launch.precision not in _WITHOUT_TENSOR_CORES
-    rate = gpu.rates.get(launch.precision, 0.0) if on_tensor_cores else 0.0
-    return seconds, launch.operations / seconds / rate if rate and seconds else 0.0
 
 
 def crosses(call: CapturedCall) -> bool:
@@ -217,12 +214,8 @@ def reads_back(call: CapturedCall) -> bool:
     A copy to or from the host's memory is waited for, unless it is said that it need not be and the memory is pinned.
     """
     if call.name == "copy_":
-        return crosses(call) and not (_need_not_wait(call) and _is_pinned(call))
+        return crosses(call) and not (call.value(2) in ("True", "1") and _is_pinned(call))
     return call.name in READS_BACK and call.on_card
-
-
-def _need_not_wait(call: CapturedCall) -> bool:
-    return call.value(2) in ("True", "1")
 
 
 def _is_pinned(call: CapturedCall) -> bool:

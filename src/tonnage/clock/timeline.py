@@ -81,7 +81,14 @@ def timeline(tasks: Sequence[Task], *, warm_steps: int = 2) -> Timeline:
     # Of streams that go on side by side one may still catch up; in the long run no step is shorter than the busiest lane.
     host_s = sum(task.host_s for task in tasks)
     step_s = max(lanes.end_s - began_s, host_s, *by_stream.values())
-    shown = tuple(sorted((_within(span, began_s, step_s) for span in spans), key=lambda span: span.start_s))
+    # At their places in the step. A stream that is ahead of the others began in a step before: so it will in this one.
+    placed = []
+    for span in spans:
+        start_s, length_s = span.start_s - began_s, span.end_s - span.start_s
+        if start_s < 0:
+            start_s = max(0.0, min(start_s % step_s, step_s - length_s))
+        placed.append(replace(span, start_s=start_s, end_s=start_s + length_s))
+    shown = tuple(sorted(placed, key=lambda span: span.start_s))
     return Timeline(
         step_s=step_s,
         host_s=host_s,
@@ -98,14 +105,6 @@ def steady_s(tasks: Sequence[Task], card: float, host: float) -> float:
     began_s = lanes.end_s
     lanes.warm(tasks, 1)
     return lanes.end_s - began_s
-
-
-def _within(span: Span, began_s: float, step_s: float) -> Span:
-    """At its place in the step. A stream that is ahead of the others began it in a step before: so it will in this one."""
-    start_s, length_s = span.start_s - began_s, span.end_s - span.start_s
-    if start_s < 0:
-        start_s = max(0.0, min(start_s % step_s, step_s - length_s))
-    return replace(span, start_s=start_s, end_s=start_s + length_s)
 
 
 class _Lanes:

@@ -46,7 +46,9 @@ def find_gpu(name: str) -> Gpu:
         return part_of(find_gpu(whole), part)
     key = gpu_tables().keys_by_name.get(plain(name))
     if key is None:
-        raise UnknownGpu(f"There is no GPU called {name!r} in the catalogue.", hint=_hint(name))
+        close, known = ", ".join(close_keys(name, gpu_tables())), ", ".join(gpu_tables().texts)
+        hint = f"Did you mean one of: {close}?" if close else f"Known cards: {known}."
+        raise UnknownGpu(f"There is no GPU called {name!r} in the catalogue.", hint=hint)
     return _card(key)
 
 
@@ -119,10 +121,3 @@ def build(key: str, row: dict[str, Any]) -> Gpu:
 def _card(key: str) -> Gpu:
     tables = gpu_tables()
     return build(key, tables.table(key) | {"family": tables.sources[key]})
-
-
-def _hint(name: str) -> str:
-    close = close_keys(name, gpu_tables())
-    if close:
-        return f"Did you mean one of: {', '.join(close)}?"
-    return f"Known cards: {', '.join(gpu_tables().texts)}."

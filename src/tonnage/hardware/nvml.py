@@ -79,7 +79,10 @@ def open_nvml(library: Nvml | None = None) -> Iterator["NvmlReader"]:
             hint="Run it on a machine with an NVIDIA GPU; in a container, pass the GPU in (docker run --gpus all).",
         ) from None
     try:
-        yield _reader(nvml)
+        reader = NvmlReader(nvml)
+        if not reader.count:
+            raise MissingPart("NVML finds no GPU on this machine.", hint="Check it with nvidia-smi.")
+        yield reader
     finally:
         nvml.nvmlShutdown()
 
@@ -91,13 +94,6 @@ def _installed() -> Nvml:
         raise MissingPart(
             "Reading a GPU's memory needs nvidia-ml-py.", hint="Install it: pip install 'tonnage[nvml]'"
         ) from None
-
-
-def _reader(nvml: Nvml) -> "NvmlReader":
-    reader = NvmlReader(nvml)
-    if not reader.count:
-        raise MissingPart("NVML finds no GPU on this machine.", hint="Check it with nvidia-smi.")
-    return reader
 
 
 class NvmlReader:
@@ -162,14 +158,12 @@ class NvmlReader:
 
     def _process_name(self, pid: int) -> str:
         if pid not in self._process_names:
-            self._process_names[pid] = self._script_of(pid) or self._program_of(pid)
+            name = self._script_of(pid)
+            try:
+                self._process_names[pid] = name or PurePath(self._nvml.nvmlSystemGetProcessName(pid)).name
+            except self._nvml.NVMLError:
+                self._process_names[pid] = "?"
         return self._process_names[pid]
-
-    def _program_of(self, pid: int) -> str:
-        try:
-            return PurePath(self._nvml.nvmlSystemGetProcessName(pid)).name
-        except self._nvml.NVMLError:
-            return "?"
 
     @staticmethod
     def _script_of(pid: int) -> str:

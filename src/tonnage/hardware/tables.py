@@ -7,7 +7,7 @@ line of its own; `name` and `aliases` are written on one line each. This module 
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -46,14 +46,10 @@ class Tables:
     def keys_by_name(self) -> Mapping[str, str]:
         """Every name that a table answers to, in its plain form."""
         names: dict[str, str] = {}
-        for key in self.texts:
-            for name in (key, *self._names(key)):
+        for key, text in self.texts.items():
+            for name in (key, *(name for line in _NAMES.findall(text) for name in _QUOTED.findall(line))):
                 assert names.setdefault(plain(name), key) == key, f"two tables answer to {name!r}"
         return names
-
-    def _names(self, key: str) -> Iterator[str]:
-        for line in _NAMES.findall(self.texts[key]):
-            yield from _QUOTED.findall(line)
 
 
 def close_keys(name: str, *many: Tables) -> list[str]:

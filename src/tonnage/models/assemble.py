@@ -45,18 +45,14 @@ def stacks(model: Model, tensors: Iterable[Tensor]) -> tuple[tuple[Stack, ...], 
     groups: dict[str, list[str]] = {}
     for path, members in lists.items():
         if any(len(tensor.shape) > 1 for tensor in members):
-            groups.setdefault(_stack_name(path), []).append(path)
+            # Stages of one tower ("layers.0.blocks", "layers.1.blocks") belong together.
+            groups.setdefault(re.sub(r"\.\d+(\..*)?$", "", path), []).append(path)
         else:
             outside += members
     ordered = sorted(groups, key=lambda name: (bool(_LAST.search(name)), not _FIRST.search(name)))
     two_sided = any("encoder" in name for name in ordered) and any("decoder" in name for name in ordered)
     made = [_stack(model, groups[name], lists, two_sided, outside) for name in ordered]
     return tuple(made), outside
-
-
-def _stack_name(path: str) -> str:
-    """Stages of one tower ("layers.0.blocks", "layers.1.blocks") belong together."""
-    return re.sub(r"\.\d+(\..*)?$", "", path)
 
 
 def _stack(

@@ -16,12 +16,12 @@ from tonnage.models.assemble import Model, stacks
 from tonnage.models.closest import closest
 from tonnage.models.expressions import names_in
 from tonnage.models.fields import SYNONYMS, Fields
-from tonnage.models.published import as_saved
 from tonnage.models.shape import ModelShape, Projector, Stack
 from tonnage.models.stored import stored_format
 from tonnage.models.templates import Tensor, Values, tensors, turned
 
 _DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp8", "float64": "fp64"}
+_LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 _SCORES = ("CausalLM", "LMHeadModel", "MaskedLM", "ConditionalGeneration", "LMHead", "ForPreTraining", "Seq2SeqLM")
 
 
@@ -32,13 +32,22 @@ def from_config(config: Mapping[str, Any], name: str = "") -> ModelShape:
     model_type = _model_type(config)
     row = architecture(model_type)
     if row is None or "tensors" not in row:
-        return _unknown(config, model_type, name)
-    config = as_saved(config, row)
+        # Counted as something like it, and said so.
+        like = closest(config)
+        shape = from_config(like, name or model_type)
+        note = (
+            f"The architecture {model_type!r} is not known; counted as {like['model_type']!r} of the same dimensions."
+        )
+        return replace(shape, architecture=model_type, exact=False, notes=(note, *shape.notes))
+    config = _as_saved(config, row)
     values = Values(config, row)
     head, notes = _head(config, row)
     _check(row, values)
     found = list(_all_tensors(config, row, values, head))
-    shape = _shape(Model(model_type, values, _is_encoder(row, head)), found, name or model_type, head, notes)
+    heads = " ".join(row["heads"])
+    masked = "MaskedLM" in head or ("MaskedLM" in heads and "CausalLM" not in head)
+    model = Model(model_type, values, masked or "ImageClassification" in heads)
+    shape = _shape(model, found, name or model_type, head, notes)
     if row.get("doubtful") is not None and len(turned(row, config)) >= row["doubtful"]:
         note = f"{model_type!r} follows rules that are only partly known: its count may be off."
         shape = replace(shape, exact=False, notes=(*shape.notes, note))
@@ -77,12 +86,28 @@ def _model_type(config: Mapping[str, Any]) -> str:
     return first.partition("For")[0].removesuffix("LMHeadModel").removesuffix("Model").lower() or "unknown"
 
 
-def _unknown(config: Mapping[str, Any], model_type: str, name: str) -> ModelShape:
-    """Counted as something like it, and said so."""
-    like = closest(config)
-    shape = from_config(like, name or model_type)
-    note = f"The architecture {model_type!r} is not known; counted as {like['model_type']!r} of the same dimensions."
-    return replace(shape, architecture=model_type, exact=False, notes=(note, *shape.notes))
+def _as_saved(config: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration as transformers would write it, from the forms that published ones take.
+
+    | published                                               | saved                                 |
+    |---------------------------------------------------------|---------------------------------------|
+    | the text model's fields beside those of the vision part | in a `text_config`                    |
+    | a part of the whole's own type                          | a part of its usual type              |
+    | `hybrid_override_pattern`, a letter for each layer      | `layers_block_type`, a word for each  |
+    """
+    made = dict(config)
+    defaults = row["defaults"]
+    usual = defaults.get("text_config")
+    if isinstance(usual, Mapping) and "text_config" not in config and "hidden_size" in config:
+        made["text_config"] = {name: value for name, value in config.items() if name in usual and name != "model_type"}
+    for part in defaults:
+        given = made.get(part)
+        if isinstance(given, Mapping) and given.get("model_type") == row["model_type"]:
+            made[part] = {name: value for name, value in given.items() if name != "model_type"}
+    pattern = config.get("hybrid_override_pattern")
+    if isinstance(pattern, str) and config.get("layers_block_type") is None:
+        made["layers_block_type"] = [_LETTERS.get(letter, letter) for letter in pattern]
+    return made
 
 
 def _head(config: Mapping[str, Any], row: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
@@ -93,11 +118,6 @@ def _head(config: Mapping[str, Any], row: Mapping[str, Any]) -> tuple[str, tuple
     if not wanted or wanted.lower() in known:
         return known.get(wanted.lower(), usual), ()
     return usual, (f"The class {wanted!r} is not known; counted as {usual}.",)
-
-
-def _is_encoder(row: Mapping[str, Any], head: str) -> bool:
-    heads = " ".join(row["heads"])
-    return "MaskedLM" in head or "ImageClassification" in heads or ("MaskedLM" in heads and "CausalLM" not in head)
 
 
 def _all_tensors(config: Mapping[str, Any], row: Mapping[str, Any], values: Values, head: str) -> Iterator[Tensor]:

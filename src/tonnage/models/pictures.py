@@ -32,7 +32,9 @@ class PictureTokens(NamedTuple):
 
 def picture_of(values: Values, fields: Fields, outside: Sequence[Tensor]) -> Picture | None:
     """How a tower cuts pictures, where its fields have a patch; None for other stacks."""
-    patch, side = (_first(fields.get(name)) for name in ("patch_size", "image_size"))
+    # Of two sides that are stated apart, the first.
+    sides = (fields.get(name) for name in ("patch_size", "image_size"))
+    patch, side = (value[0] if isinstance(value, list | tuple) and value else value for value in sides)
     text = fields.find("vocab") and "vision" not in fields.part
     if not isinstance(patch, int) or patch < 1 or text or not (isinstance(side, int) or "vision" in fields.part):
         return None
@@ -91,11 +93,6 @@ def with_pictures(shape: ModelShape, pictures: int | None, size: str) -> tuple[M
     mine = 0 if alone else count * tokens.language
     projector = shape.projector and replace(shape.projector, tokens=mine)
     return replace(shape, stacks=stacks, projector=projector), mine
-
-
-def _first(value: Any) -> Any:
-    """Of two sides that are stated apart."""
-    return value[0] if isinstance(value, list | tuple) and value else value
 
 
 def _sides(size: str) -> tuple[int, int]:

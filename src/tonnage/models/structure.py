@@ -24,7 +24,7 @@ def attention(fields: Fields, model_type: str, index: int, *, causal: bool, side
     heads = _heads(fields, side)
     if not heads:
         return None
-    head_dim = _head_dim(fields, heads)
+    head_dim = fields.find("head_dim") or fields.need("hidden") // heads
     window = fields.find("window") or 0 if _slides(fields, model_type, index) else 0
     return Attention(
         kind=AttentionKind.SLIDING if window else AttentionKind.FULL,
@@ -52,26 +52,21 @@ def feed_forward(fields: Fields, *, widest: int, gated: bool, sparse: bool, side
         return FeedForward(intermediate=intermediate or widest, gated=gated)
     width = fields.find("expert_intermediate") or widest
     experts = fields.need("experts")
+    shared = fields.find("shared_intermediate")
+    if shared is None and fields.get("n_shared_experts") is not None:
+        shared = fields.whole("n_shared_experts") * width
     return FeedForward(
         intermediate=width,
         gated=gated,
         experts=experts,
         experts_per_token=min(experts, fields.find("experts_per_token") or 1),
-        shared_intermediate=_shared(fields, width),
+        shared_intermediate=shared or 0,
     )
 
 
 def is_parallel(fields: Fields, model_type: str) -> bool:
     """Whether attention and MLP read the same input."""
     return model_type in _ALWAYS_PARALLEL or any(fields.flag(name) for name in _PARALLEL_FLAGS)
-
-
-def is_gated(fields: Fields) -> bool:
-    """Three matrices rather than two: the families with SiLU, a gated activation or RMS norms, as a rule."""
-    activation = str(fields.get("feed_forward_proj", fields.get("hidden_act", fields.get("hidden_activation", ""))))
-    if activation.startswith("gated") or "glu" in activation:
-        return True
-    return fields.get("rms_norm_eps") is not None and activation in ("silu", "swish", "gelu_pytorch_tanh", "gelu", "")
 
 
 def _slides(fields: Fields, model_type: str, index: int) -> bool:
@@ -94,10 +89,6 @@ def _heads(fields: Fields, side: str) -> int | None:
         return fields.whole(name, least=1)
     heads = fields.find("heads")
     return heads if heads is None else fields.need("heads")
-
-
-def _head_dim(fields: Fields, heads: int) -> int:
-    return fields.find("head_dim") or fields.need("hidden") // heads
 
 
 def _kv_heads(fields: Fields, heads: int) -> int:
@@ -125,13 +116,6 @@ def _latent(fields: Fields) -> Attention:
         query_rank=fields.whole("q_lora_rank") if fields.get("q_lora_rank") is not None else 0,
         rope_dim=rope,
     )
-
-
-def _shared(fields: Fields, width: int) -> int:
-    stated = fields.find("shared_intermediate")
-    if stated is None and fields.get("n_shared_experts") is not None:
-        return fields.whole("n_shared_experts") * width
-    return stated or 0
 
 
 def _state_elements(fields: Fields) -> int:

@@ -60,7 +60,10 @@ class Values:
         if given is _ABSENT:
             given = _at(self._row["defaults"], path)
         if given is _ABSENT or given is None:
-            return self._derived(path)
+            rule = self._row.get("derived", {}).get(path)
+            if isinstance(rule, str):
+                return evaluate(rule, self)
+            return self._words(rule) if rule else None
         usual = _at(self._row["defaults"], path)
         if isinstance(usual, bool):
             truth(given, path)
@@ -77,12 +80,6 @@ class Values:
             if value is not _ABSENT:
                 return value
         return _ABSENT
-
-    def _derived(self, path: str) -> Any:
-        rule = self._row.get("derived", {}).get(path)
-        if isinstance(rule, str):
-            return evaluate(rule, self)
-        return self._words(rule) if rule else None
 
     def _words(self, rule: Mapping[str, Any]) -> list[Any]:
         count = turns(rule["count"], self)

@@ -233,10 +233,8 @@ def _trained(pipeline: Pipeline, cluster: Cluster, request: TrainingRequest) -> 
     numbers = {"parameters": trained, "bytes": each}
     terms.append(Term(Category.OPTIMIZER_STATES, "optimizer states", each * trained, "parameters × bytes", numbers))
     if request.ema:
-        average = Term(
-            Category.OTHER, "EMA", float(number_bytes * trained), "a copy of what is trained", {"parameters": trained}
-        )
-        terms.append(average)
+        copy = float(number_bytes * trained)
+        terms.append(Term(Category.OTHER, "EMA", copy, "a copy of what is trained", {"parameters": trained}))
     if request.text == "frozen":
         terms += [_part_term(name, "bf16") for name in pipeline.text]
     if request.vae == "frozen":
@@ -244,9 +242,8 @@ def _trained(pipeline: Pipeline, cluster: Cluster, request: TrainingRequest) -> 
     gradients = float(number_bytes * trained)
     if cluster.gpus > 1:
         terms.append(Term(Category.GRADIENTS, "DDP buckets", gradients, "a copy of the gradients", {}, "model"))
-        terms.append(
-            Term(Category.CONTEXT, "NCCL buffers", float(NCCL_CONNECTION_BYTES * NCCL_CONNECTIONS), source="model")
-        )
+        buffers = float(NCCL_CONNECTION_BYTES * NCCL_CONNECTIONS)
+        terms.append(Term(Category.CONTEXT, "NCCL buffers", buffers, source="model"))
     # What comes and goes: the highest of the moments.
     shape = {"batch": batch, "positions": size.positions, "rank": rank}
     widened = weights.widened_bytes(kept)
@@ -258,16 +255,15 @@ def _trained(pipeline: Pipeline, cluster: Cluster, request: TrainingRequest) -> 
     parts = {"denoiser": _training_seconds(forward, request, cluster, trained, weights.linear if widened else 0)}
     if request.text == "frozen":
         for name, tokens in pipeline.text.items():
-            held = passes(name)["forward"].held_bytes(batch, text_size(tokens))
+            read = passes(name)["forward"]
+            held = read.held_bytes(batch, text_size(tokens))
             moments[f"text encoder {name}"] = Term(Category.ACTIVATIONS, "activations", held, source="virtual GPU")
-            parts["text encoders"] = parts.get("text encoders", Seconds()) + pass_seconds(
-                passes(name)["forward"], batch, text_size(tokens), gpu
-            )
+            seconds = pass_seconds(read, batch, text_size(tokens), gpu)
+            parts["text encoders"] = parts.get("text encoders", Seconds()) + seconds
     if request.vae == "frozen":
         encode = passes(pipeline.vae)["encode-fp32" if pipeline.vae_fp32 else "encode"]
-        moments["VAE's encoding"] = Term(
-            Category.ACTIVATIONS, "activations", encode.held_bytes(batch, size), source="virtual GPU"
-        )
+        held = encode.held_bytes(batch, size)
+        moments["VAE's encoding"] = Term(Category.ACTIVATIONS, "activations", held, source="virtual GPU")
         parts["VAE"] = pass_seconds(encode, batch, size, gpu)
     moment, highest = max(moments.items(), key=lambda item: float(item[1].size_bytes))
     choices = {
@@ -307,15 +303,12 @@ def plan_images(pipeline: Pipeline, cluster: Cluster, request: ImageRequest) -> 
     best = _best(plans)
     most = 0
     if best.fits:
-        kept = replace(request, offload=_offload(best), tiling=best.choices["vae-tiling"] == "on")
+        offload: Offload = next(name for name in get_args(Offload) if name == best.choices["offload"])
+        kept = replace(request, offload=offload, tiling=best.choices["vae-tiling"] == "on")
         most = _largest(lambda size: _made(pipeline, cluster, replace(kept, batch=size)).fits)
     return Findings(
         pipeline=pipeline, cluster=cluster, request=request, plan=best, others=_others(plans, best), most=most
     )
-
-
-def _offload(plan: Plan) -> Offload:
-    return next(name for name in get_args(Offload) if name == plan.choices["offload"])
 
 
 def check_images(pipeline: Pipeline, cluster: Cluster, request: ImageRequest) -> None:
@@ -478,9 +471,8 @@ def _best(plans: list[Plan]) -> Plan:
     fitting = [plan for plan in plans if plan.fits]
     if not fitting:
         return min(plans, key=lambda plan: (not plan.host_fits, plan.total_bytes))
-    fitting = [
-        plan for plan in fitting if plan.total_bytes <= (1 - HEADROOM) * plan.cluster.gpu.memory_bytes
-    ] or fitting
+    roomy = [plan for plan in fitting if plan.total_bytes <= (1 - HEADROOM) * plan.cluster.gpu.memory_bytes]
+    fitting = roomy or fitting
     fastest = max(plan.images_per_s for plan in fitting)
     near = [plan for plan in fitting if plan.images_per_s >= fastest * (1 - comparison_error())]
     # Plans come in the order of what there is to them, and batches from small to large.
@@ -491,16 +483,14 @@ def _others(plans: list[Plan], best: Plan) -> tuple[Plan, ...]:
     """The best with each other value of a single choice; of batches, half and double."""
     found = []
     for name, value in best.choices.items():
-        alike = [plan for plan in plans if plan.choices[name] != value and _same(plan, best, name)]
+        alike = [
+            plan for plan in plans if plan.choices[name] != value and {**plan.choices, name: value} == best.choices
+        ]
         if name == "micro-batch":
             near = (int(value) // 2, 2 * int(value))
             alike = [plan for plan in alike if int(plan.choices[name]) in near]
         found += alike
     return tuple(found)
-
-
-def _same(plan: Plan, best: Plan, but: str) -> bool:
-    return all(plan.choices[name] == value for name, value in best.choices.items() if name != but)
 
 
 def _largest(fits: Callable[[int], bool]) -> int:

@@ -44,11 +44,12 @@ class Remedy:
 def remedies(findings: Findings) -> list[Remedy]:
     """The first few that help, the least intrusive first."""
     shape, cluster, request = findings.shape, findings.cluster, findings.request
+    doubled = (f"{cluster.gpus * 2**times}x{cluster.gpu.key}" for times in range(1, _MOST_DOUBLINGS))
     tries = [
         _released(shape, cluster, request),
         _other_training(shape, cluster, request),
         _shorter(shape, cluster, request),
-        _more_gpus(shape, cluster, request),
+        islice(_clusters(shape, request, "more GPUs", doubled), 1),
     ]
     found = list(islice(chain.from_iterable(tries), _MOST - 1))
     return found + list(_other_cards(shape, cluster, request, {remedy.flag for remedy in found}))
@@ -155,13 +156,6 @@ def _shorter(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> I
 def _cut(request: TrainingRequest, seq: int) -> TrainingRequest:
     """With no sample longer than that."""
     return replace(request, seq=seq, lengths=request.lengths and request.lengths.limited(seq))
-
-
-def _more_gpus(shape: ModelShape, cluster: Cluster, request: TrainingRequest) -> Iterator[Remedy]:
-    """As many more as it takes, doubled."""
-    counts = (cluster.gpus * 2**doubled for doubled in range(1, _MOST_DOUBLINGS))
-    names = (f"{count}x{cluster.gpu.key}" for count in counts)
-    yield from islice(_clusters(shape, request, "more GPUs", names), 1)
 
 
 def _other_cards(shape: ModelShape, cluster: Cluster, request: TrainingRequest, offered: set[str]) -> Iterator[Remedy]:

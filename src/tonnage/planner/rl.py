@@ -177,22 +177,20 @@ def plan_rl(shape: ModelShape, cluster: Cluster, request: RlRequest) -> RlFindin
     ranked = _ranked(shape, cluster, request)
     seen = {ranked[0].kind}
     others = []
+    best = ranked[0]
     for plan in ranked[1:]:
-        if plan.kind not in seen and plan.fits and not _outdone(plan, ranked[0]):
+        # One that moves more about than the best and gains nothing by it is left out.
+        alike = plan.rollout_gpus == best.rollout_gpus and bool(plan.cast.sleep) == bool(best.cast.sleep)
+        gains = plan.step_s < best.step_s or plan.peak.total_bytes < (1 - _AS_QUICK) * best.peak.total_bytes
+        outdone = alike and plan.cast.offload > best.cast.offload and not gains
+        if plan.kind not in seen and plan.fits and not outdone:
             seen.add(plan.kind)
             others.append(plan)
-    remedies = () if ranked[0].fits else tuple(_remedies(shape, cluster, request))
+    remedies = () if best.fits else tuple(_remedies(shape, cluster, request))
+    alternatives = tuple(others[:_ALTERNATIVES])
     return RlFindings(
-        shape=shape, cluster=cluster, request=request, best=ranked[0], alternatives=tuple(others[:_ALTERNATIVES]),
-        remedies=remedies,
-    )  # fmt: skip
-
-
-def _outdone(plan: RlPlan, by: RlPlan) -> bool:
-    """Whether a plan is another that moves more about, and gains nothing by it."""
-    alike = plan.rollout_gpus == by.rollout_gpus and bool(plan.cast.sleep) == bool(by.cast.sleep)
-    gains = plan.step_s < by.step_s or plan.peak.total_bytes < (1 - _AS_QUICK) * by.peak.total_bytes
-    return alike and plan.cast.offload > by.cast.offload and not gains
+        shape=shape, cluster=cluster, request=request, best=best, alternatives=alternatives, remedies=remedies
+    )
 
 
 def _ranked(shape: ModelShape, cluster: Cluster, request: RlRequest) -> list[RlPlan]:
@@ -225,9 +223,8 @@ def check(request: RlRequest, shape: ModelShape, cluster: Cluster) -> None:
         raise RequestError(f"{shape.name} writes no tokens, so there is nothing to reinforce.")
     most = shape.max_positions if shape.learned_positions else _LONGEST
     if request.seq > most:
-        problem = (
-            f"--prompt {request.prompt} and --completion {request.completion} are {request.seq:,} tokens together."
-        )
+        both = f"--prompt {request.prompt} and --completion {request.completion}"
+        problem = f"{both} are {request.seq:,} tokens together."
         raise BadLayout(problem, hint=f"{shape.name} takes {most:,} at most.")
     for problem, hint in _misfits(request, cluster):
         raise BadLayout(problem, hint=hint)
@@ -296,9 +293,8 @@ class _Bench:
         training, share = request.training, request.completion / request.seq
         crowded = request.critic is not None or request.reward is not None or request.reference == "copy"
         # Beside other models everything is sharded, as verl and OpenRLHF do: how much waits then does not depend on the trainer.
-        zero = (
-            3 if training.zero is None and crowded and cluster.gpus - (request.rollout_gpus or 0) > 1 else training.zero
-        )
+        several = cluster.gpus - (request.rollout_gpus or 0) > 1
+        zero = 3 if training.zero is None and crowded and several else training.zero
         self._training = replace(
             training, seq=request.seq, global_batch=request.samples, logit_share=share, offload=NO_OFFLOAD, zero=zero
         )
@@ -528,7 +524,11 @@ class _Clock:
             return made.seconds if made else 0.0
         if phase.name == "sync":
             return self._sync_s(phase, engine)
-        moved = self._moved_s(phase)
+        # States come before they are trained and go after it; weights that are not written only come. Of who is not at work,
+        # nothing that lies on the host is here.
+        size = sum(one.size_bytes for one in phase.held if away(one) in cast.offload)
+        link = self.cluster.host_link_bytes_per_s * calibration().host_link_ceiling
+        moved = size * (2 if phase.name.startswith("train") else 1) / link
         if phase.name == "reward" and bench.valued_reward:
             return self._forward_s(bench.valued_reward) + moved
         if phase.name == "values" and bench.valued_critic:
@@ -544,16 +544,6 @@ class _Clock:
         """A pass over all samples; sharded parameters are gathered once in it, of the three times they are sent in a step."""
         parts = self.bench.clock(shape, self.cluster).step(self.cast.training).parts
         return float(parts["forward"]) + float(parts["collectives"]) / 3
-
-    def _moved_s(self, phase: Phase) -> float:
-        """States come before they are trained and go after it; weights that are not written only come."""
-        link = self.cluster.host_link_bytes_per_s * calibration().host_link_ceiling
-        trains, size = phase.name.startswith("train"), 0
-        for one in phase.held:
-            # Of who is not at work, nothing that lies on the host is here.
-            if away(one) in self.cast.offload:
-                size += one.size_bytes * (2 if trains else 1)
-        return size / link
 
     def _sync_s(self, phase: Phase, engine: ServingBudget) -> float:
         """Weights are gathered over the links, or sent over them to cards of their own, and written once.
@@ -589,7 +579,10 @@ def _remedies(shape: ModelShape, cluster: Cluster, request: RlRequest) -> Iterat
     if training.precision != "bf16" and not training.lora_rank and cluster.gpu.has_bf16:
         changed("--precision bf16", precision="bf16")
     if not training.lora_rank:
-        trials.append(_with_adapters(request, cluster))
+        # The reference of adapters is the base without them.
+        reference: Reference = "adapters-off" if request.reference == "copy" else request.reference
+        adapted = replace(request, reference=reference, training=replace(training, lora_rank=16))
+        trials.append(("--lora 16", adapted, cluster))
     elif training.base == "16-bit" and request.engine == "vllm":
         changed("--base nf4", base="nf4")
     for times in (2, 4, 8):
@@ -604,9 +597,3 @@ def _remedies(shape: ModelShape, cluster: Cluster, request: RlRequest) -> Iterat
             yield flag, best
             if flag.startswith("--gpus"):
                 return
-
-
-def _with_adapters(request: RlRequest, cluster: Cluster) -> tuple[str, RlRequest, Cluster]:
-    """Adapters, whose reference is the base without them."""
-    reference: Reference = "adapters-off" if request.reference == "copy" else request.reference
-    return "--lora 16", replace(request, reference=reference, training=replace(request.training, lora_rank=16)), cluster

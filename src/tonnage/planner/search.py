@@ -321,18 +321,13 @@ def _findings(
         smallest = min(judged, key=lambda one: one.total_bytes.min())
         closest = plan_of(shape, cluster, clock, smallest, int(smallest.total_bytes.argmin()))
         return Findings(*known, judged, None, closest)
-    pool = _roomy(judged)
+    # With headroom, where anything has it.
+    roomy = any(one.leaves_headroom.any() for one in judged)
+    pool = [replace(one, fits=one.leaves_headroom) for one in judged] if roomy else judged
     chosen = simplest(pool, cluster)
     best, *others = [plan_of(shape, cluster, clock, *item) for item in _ranked(pool, chosen, cluster)]
     quickest = plan_of(shape, cluster, clock, *fastest(comparable(pool, cluster)))
     return Findings(*known, pool, best, best, others, quickest)
-
-
-def _roomy(judged: list[Judged]) -> list[Judged]:
-    """With headroom, where anything has it."""
-    if not any(one.leaves_headroom.any() for one in judged):
-        return judged
-    return [replace(one, fits=one.leaves_headroom) for one in judged]
 
 
 def _ranked(judged: list[Judged], best: tuple[Judged, int], cluster: Cluster) -> list[tuple[Judged, int]]:
@@ -340,7 +335,7 @@ def _ranked(judged: list[Judged], best: tuple[Judged, int], cluster: Cluster) ->
     top = max(float(one.tokens_per_s[one.fits].max()) for one in judged if one.fits.any())
     found: list[tuple[float, float, Judged, int]] = []
     for one in judged:
-        steps = _steps(one, top)
+        steps = np.round(one.tokens_per_s / top, 2)  # to a hundredth of the fastest: less is no difference
         found += [(-steps[index], one.total_bytes[index], one, index) for index in _leaders(one, steps)]
     chosen = [best]
     for *_, one, index in sorted(found, key=itemgetter(0, 1)):
@@ -373,11 +368,6 @@ def _leaders(one: Judged, steps: NDArray[np.float64]) -> list[int]:
     new = np.ones(order.size, dtype=bool)
     new[1:] = (np.diff(degrees[:, order], axis=1) != 0).any(axis=0)
     return [int(index) for index in chosen[order[new]]]
-
-
-def _steps(one: Judged, top: float) -> NDArray[np.float64]:
-    """Speeds to a hundredth of the fastest: less is no difference."""
-    return np.round(one.tokens_per_s / top, 2)
 
 
 def _kind(one: Judged, index: int) -> tuple[object, ...]:

@@ -222,8 +222,13 @@ def _ranked(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp
     # Of another cut only vLLM is told.
     if asked.engine != "vllm":
         return layouts
-    close = [each for each in layouts[: 1 if layouts[0].fits else _MOST_CUT] if each.missing_bytes < step]
-    return sorted((_cut(shape, cluster, each) if each in close else each for each in layouts), key=rank)
+    # The layers of the closest are cut where that leaves more room.
+    close = layouts[: 1 if layouts[0].fits else _MOST_CUT]
+    for number, each in enumerate(close):
+        if each.missing_bytes < step:
+            found = cut(shape, each.configuration, cluster.gpu)
+            layouts[number] = replace(each, budget=found, decode_step_s=decode_step_s(shape, found, cluster))
+    return sorted(layouts, key=rank)
 
 
 def _layout(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int) -> Layout:
@@ -233,12 +238,6 @@ def _layout(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp
     if budget.overflows and not asked.utilization and 0 < budget.largest_utilization < budget.configuration.utilization:
         budget = serving_budget(shape, replace(share, utilization=budget.largest_utilization), cluster.gpu)
     return Layout(budget, replicas, decode_step_s(shape, budget, cluster))
-
-
-def _cut(shape: ModelShape, cluster: Cluster, layout: Layout) -> Layout:
-    """With the layers cut where that leaves more room."""
-    budget = cut(shape, layout.configuration, cluster.gpu)
-    return replace(layout, budget=budget, decode_step_s=decode_step_s(shape, budget, cluster))
 
 
 def decode_step_s(shape: ModelShape, budget: ServingBudget, cluster: Cluster) -> float:
@@ -308,9 +307,11 @@ def _trials(best: Layout, asked: ServingConfiguration) -> Iterator[tuple[str, Se
     cache = [] if known.kv in ("fp8", "int4", *GGML_CACHES) else ["q8_0" if llama else "fp8"]
     for kv in cache:
         yield f"--kv {kv}", replace(asked, kv=kv)
-    smaller = [
-        name for name in _smaller(known.weights, asked.engine) if asked.engine != "tonnage" or name in OWN_WEIGHTS
-    ]
+    # Formats that save a quarter of the bits at least.
+    formats = ("q8_0", "q4_k_m", "iq3_xxs") if llama else ("bf16", "fp8", "int4")
+    bits = 0.75 * WEIGHT_FORMATS[known.weights].bits
+    served = [name for name in formats if asked.engine != "tonnage" or name in OWN_WEIGHTS]
+    smaller = [name for name in served if WEIGHT_FORMATS[name].bits < bits]
     for weights in smaller:
         yield f"--weights {weights}", replace(asked, weights=weights)
     for weights in smaller:
@@ -372,13 +373,6 @@ def _surest_utilization(budget: ServingBudget) -> float:
     return max(int(free * 100 / whole) if whole else 0, 0) / 100
 
 
-def _smaller(weights: str, engine: str) -> list[str]:
-    """Formats to offer instead, by what is kept now: a quarter of its bits saved at least."""
-    bits = WEIGHT_FORMATS[weights].bits
-    names = ("q8_0", "q4_k_m", "iq3_xxs") if engine == "llama.cpp" else ("bf16", "fp8", "int4")
-    return [name for name in names if WEIGHT_FORMATS[name].bits < 0.75 * bits]
-
-
 def _change(flag: str, found: Layout, beside: Layout | None = None) -> Change:
     """What a flag gives; the layout is named where it is another than `beside`."""
     most = min(found.most_users, found.replicas * found.configuration.max_seqs)
@@ -391,7 +385,10 @@ def _change(flag: str, found: Layout, beside: Layout | None = None) -> Change:
 def _more_gpus(shape: ModelShape, cluster: Cluster, asked: ServingConfiguration, tp: int, pp: int) -> Iterator[Change]:
     times = 2
     while times <= _MOST_TIMES_GPUS:
-        larger = _grown(cluster, times)
+        # Hosts are filled before more are taken.
+        room = max(cluster.host.gpus, cluster.gpus_per_host)
+        per_host = min(cluster.gpus_per_host * times, room // cluster.gpus_per_host * cluster.gpus_per_host)
+        larger = replace(cluster, gpus_per_host=per_host, hosts=cluster.gpus * times // per_host)
         found = _ranked(shape, larger, asked, tp, pp)[0]
         if found.fits:
             yield _change(f"--gpus {larger.gpus}x{larger.gpu.key}", found)
@@ -409,13 +406,6 @@ def _other_cards(
             change = _change(f"--gpus {other.name}", found)
             yield replace(change, words=f"would do: {change.words}")
             return
-
-
-def _grown(cluster: Cluster, times: int) -> Cluster:
-    """So many times the cards: hosts are filled before more are taken."""
-    room = max(cluster.host.gpus, cluster.gpus_per_host)
-    per_host = min(cluster.gpus_per_host * times, room // cluster.gpus_per_host * cluster.gpus_per_host)
-    return replace(cluster, gpus_per_host=per_host, hosts=cluster.gpus * times // per_host)
 
 
 def _less(best: Layout, users: int) -> Iterator[Change]:

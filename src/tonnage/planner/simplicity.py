@@ -18,17 +18,6 @@ from tonnage.hardware.cluster import Cluster
 if TYPE_CHECKING:
     from tonnage.planner.search import Judged
 
-# What makes a plan less simple, the gravest first; a later one counts where all before it are equal.
-BURDENS: tuple[tuple[str, Callable[[Configuration, Cluster], Number]], ...] = (
-    ("kinds of parallelism beside data parallelism", lambda plan, _: sum(degree > 1 for degree in _degrees(plan))),
-    ("those of them that cross hosts, but for a pipeline", lambda plan, cluster: _crossing(plan, cluster)),
-    ("offload", lambda plan, _: int(offloads(plan))),
-    ("recomputation", lambda plan, _: int(plan.checkpoint != "none")),
-    ("a library beside PyTorch", lambda plan, _: int(plan.framework not in ("torch", "fsdp2"))),
-    ("ZeRO, hybrid sharding, a chunked loss", lambda plan, _: _changes(plan)),
-)
-_MOST = 10  # more than any burden counts
-
 
 def _degrees(plan: Configuration) -> list[NDArray[np.int64]]:
     return [np.asarray(degree) for degree in (plan.tp, plan.pp, plan.cp, plan.ep)]
@@ -41,9 +30,21 @@ def _crossing(plan: Configuration, cluster: Cluster) -> Number:
     return sum((span > cluster.gpus_per_host).astype(int) for span in spans)
 
 
-def _changes(plan: Configuration) -> Number:
+def _changes(plan: Configuration, cluster: Cluster) -> Number:
     hybrid = (np.asarray(plan.shard) < plan.data) & (plan.zero > 0)
     return int(plan.zero > 0) + int(plan.loss == "chunked") + hybrid.astype(int)
+
+
+# What makes a plan less simple, the gravest first; a later one counts where all before it are equal.
+BURDENS: tuple[tuple[str, Callable[[Configuration, Cluster], Number]], ...] = (
+    ("kinds of parallelism beside data parallelism", lambda plan, _: sum(degree > 1 for degree in _degrees(plan))),
+    ("those of them that cross hosts, but for a pipeline", _crossing),
+    ("offload", lambda plan, _: int(offloads(plan))),
+    ("recomputation", lambda plan, _: int(plan.checkpoint != "none")),
+    ("a library beside PyTorch", lambda plan, _: int(plan.framework not in ("torch", "fsdp2"))),
+    ("ZeRO, hybrid sharding, a chunked loss", _changes),
+)
+_MOST = 10  # more than any burden counts
 
 
 def burden(plan: Configuration, cluster: Cluster) -> Number:

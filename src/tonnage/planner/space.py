@@ -117,21 +117,16 @@ def _degrees(shape: ModelShape, gpus: int, request: TrainingRequest) -> Iterator
                 if pp > layers or request.seq % cp or (pp * cp > 1 and not request.objective.plain):
                     continue
                 data = gpus // (tp * pp * cp)
-                for ep in _expert_choices(request, experts, tp * cp * data):
-                    yield (tp, pp, cp, ep), data
+                spread = divisors(experts) if experts and request.objective.plain else [1]
+                for ep in spread if request.ep is None else [request.ep]:
+                    if tp * cp * data % ep == 0:
+                        yield (tp, pp, cp, ep), data
 
 
 def _choices(asked: int | None, number: int) -> list[int]:
     if asked is None:
         return divisors(number)
     return [asked] if number % asked == 0 else []
-
-
-def _expert_choices(request: TrainingRequest, experts: int, group: int) -> list[int]:
-    if request.ep is not None:
-        return [request.ep] if group % request.ep == 0 else []
-    spread = experts and request.objective.plain
-    return [ep for ep in divisors(experts) if group % ep == 0] if spread else [1]
 
 
 def _shards(degrees: tuple[int, int, int, int], data: int, cluster: Cluster, request: TrainingRequest) -> set[int]:
@@ -278,7 +273,9 @@ def shardings(request: TrainingRequest, rows: Layouts, offload: Offload) -> Iter
     """ZeRO stages with who runs them, and the layouts that they go with; those that make no sense are left out."""
     stages = (0, 1, 2, 3) if request.zero is None else (request.zero,)
     for zero in stages:
-        if request.zero is None and not _sensible(zero, offload):
+        # States leave the GPU as shards do; parameters only where they are sharded.
+        least = 3 if offload.parameters != "gpu" else 2 if offload.optimizer != "gpu" else 0
+        if request.zero is None and zero < least:
             continue
         moved = (offload.optimizer, offload.parameters) != ("gpu", "gpu")
         anyway = zero == 0 or request.zero is not None or moved
@@ -290,13 +287,6 @@ def shardings(request: TrainingRequest, rows: Layouts, offload: Offload) -> Iter
             chosen = useful if request.framework else useful.where(_runs(framework, zero, request, offload, useful))
             if chosen.tp.size:
                 yield Sharding(zero, framework, offload, chosen)
-
-
-def _sensible(zero: int, offload: Offload) -> bool:
-    """States leave the GPU as shards do; parameters only where they are sharded."""
-    if offload.parameters != "gpu":
-        return zero == 3
-    return zero > 1 if offload.optimizer != "gpu" else True
 
 
 def _runners(request: TrainingRequest, zero: int) -> tuple[FrameworkName, ...]:

@@ -64,16 +64,12 @@ def obstacles(shape: ModelShape, tp: int, pp: int) -> Iterator[str]:
     padded = -(-shape.vocab // VOCAB_PADDING) * VOCAB_PADDING
     if padded % tp:
         yield f"--tp {tp} does not divide the vocabulary of {shape.name}: {padded:,} words when padded to {VOCAB_PADDING}."
-    for width in _widths(shape):
-        if width % tp:
-            yield f"--tp {tp} does not divide an MLP of {shape.name} that is {width:,} wide."
-
-
-def _widths(shape: ModelShape) -> list[int]:
-    """Of every different MLP, dense, expert or shared."""
+    # Of every different MLP, dense, expert or shared.
     layers = {id(layer): layer for layer in shape.decoder.layers}.values()
     both = ((mlp.intermediate, mlp.shared_intermediate) for layer in layers if (mlp := layer.feed_forward) is not None)
-    return sorted({width for pair in both for width in pair if width})
+    for width in sorted({width for pair in both for width in pair if width}):
+        if width % tp:
+            yield f"--tp {tp} does not divide an MLP of {shape.name} that is {width:,} wide."
 
 
 def accepts(shape: ModelShape, tp: int, pp: int) -> bool:
@@ -152,9 +148,7 @@ class _Cutter:
         while True:
             giver, taker = counts.index(max(counts)), len(counts) - 1 - counts[::-1].index(min(counts))
             moved = [count - (n == giver) + (n == taker) for n, count in enumerate(counts)]
-            if counts[giver] - counts[taker] < 2 or self._least(moved) < least:
+            rooms = (self._room(sum(moved[:n]), count) for n, count in enumerate(moved))
+            if counts[giver] - counts[taker] < 2 or min(rooms) < least:
                 return tuple(counts)
             counts = moved
-
-    def _least(self, counts: list[int]) -> int:
-        return min(self._room(sum(counts[:n]), count) for n, count in enumerate(counts))

@@ -20,7 +20,7 @@ def advice_for(item: Item, verdict: Verdict, ceilings: Ceilings) -> str:
         case Bound.LINK:
             return _link(item, verdict, ceilings)
         case Bound.UNKNOWN:
-            return _unknown(item)
+            return f"not judged: {item.unknown}" if item.unknown else "not judged"
 
 
 def _memory(item: Item, verdict: Verdict, ceilings: Ceilings) -> str:
@@ -79,7 +79,3 @@ def _link(item: Item, verdict: Verdict, ceilings: Ceilings) -> str:
         reached, possible = moved / seconds / 1e9, ceilings.host_link_bytes_per_s / 1e9
         return f"{reached:.1f} of {possible:.0f} GB/s: pin_memory=True and non_blocking=True"
     return "a synchronising copy: keep it out of the step" if "DtoH" in item.link else "small: send it with others"
-
-
-def _unknown(item: Item) -> str:
-    return f"not judged: {item.unknown}" if item.unknown else "not judged"

@@ -5,7 +5,6 @@ from typing import get_args
 
 from tonnage.clock import kernels
 from tonnage.clock.kernels import copies
-from tonnage.clock.operators import Call
 from tonnage.clock.settings import Settings
 from tonnage.hardware import Gpu
 from tonnage.roofline.items import Item
@@ -23,7 +22,9 @@ def expected_s(item: Item, gpu: Gpu) -> float | None:
 def _called_s(item: Item, gpu: Gpu) -> float | None:
     total_s = 0.0
     for call, count in item.made:
-        launch = kernels.launch_of(call, _settings(call))
+        # Kernels say in their names what they compute in.
+        settings = Settings(tf32_matmul=any("tf32" in kernel for kernel in call.kernels))
+        launch = kernels.launch_of(call, settings)
         if launch is None:
             return None
         total_s += count * float(kernels.seconds(launch, gpu))
@@ -36,8 +37,3 @@ def _copied_s(item: Item, gpu: Gpu) -> float | None:
     direction = get_args(copies.Direction)["DtoH" in item.link]
     each = copies.transfer(item.work.moved_bytes / item.calls, direction, pinned="Pinned" in item.link)
     return item.calls * float(kernels.seconds(each, gpu))
-
-
-def _settings(call: Call) -> Settings:
-    """Kernels say in their names what they compute in."""
-    return Settings(tf32_matmul=any("tf32" in kernel for kernel in call.kernels))

@@ -55,6 +55,10 @@ def gathered(items: Iterable[Item]) -> tuple[Item, ...]:
 
 
 def _sum(one: Item, other: Item) -> Item:
+    # What was called is known where it is known of both.
+    calls = Counter(dict(one.made))
+    for call, count in other.made:
+        calls[call] += count
     return replace(
         one,
         calls=one.calls + other.calls,
@@ -68,16 +72,8 @@ def _sum(one: Item, other: Item) -> Item:
         dram_share=_mean(one.dram_share, other.dram_share, one, other),
         sm_share=_mean(one.sm_share, other.sm_share, one, other),
         on_chip_share=_mean(one.on_chip_share, other.on_chip_share, one, other),
-        made=_all(one.made, other.made),
+        made=tuple(calls.items()) if one.made and other.made else (),
     )
-
-
-def _all(one: tuple[tuple[Call, int], ...], other: tuple[tuple[Call, int], ...]) -> tuple[tuple[Call, int], ...]:
-    """Nothing where it is not known of both."""
-    counts = Counter(dict(one))
-    for call, count in other:
-        counts[call] += count
-    return tuple(counts.items()) if one and other else ()
 
 
 def _plus(one: float | None, other: float | None) -> float | None:

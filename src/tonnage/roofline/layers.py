@@ -78,20 +78,15 @@ def _items(at: ModelPass) -> Iterator[Item]:
     forward = list(_forward(at))
     yield from forward
     if at.phase == "train":
-        yield from (_backward(item) for item in reversed(forward))
+        # Gradients of inputs and of weights: twice the work; fused attention has a factor of its own.
+        for item in reversed(forward):
+            work = _times(item.work, _ATTENTION_BACKWARD if item.kind == "attention" else 2.0)
+            yield replace(item, name=f"{item.name}, backward", launches=2 * item.launches, work=work)
         parameters = at.shape.parameters
         step = Work(_ADAM_OPERATIONS * parameters, _ADAM_PASSES * _FP32_BYTES * parameters)
         yield Item(
             name="AdamW step", kind="optimizer", group="optimizer", work=step, detail=f"{parameters:,} parameters"
         )
-
-
-def _backward(item: Item) -> Item:
-    """Gradients of inputs and of weights: twice the work; fused attention has a factor of its own."""
-    factor = _ATTENTION_BACKWARD if item.kind == "attention" else 2.0
-    work = item.work
-    doubled = Work(factor * (work.operations or 0.0), factor * (work.moved_bytes or 0.0), work.precision)
-    return replace(item, name=f"{item.name}, backward", launches=2 * item.launches, work=doubled)
 
 
 def _forward(at: ModelPass) -> Iterator[Item]:
@@ -106,14 +101,14 @@ def _forward(at: ModelPass) -> Iterator[Item]:
             suffix = f" {chr(ord('a') + kind)}" if len(kinds) > 1 else ""
             group = f"{name}layer{suffix}".strip()
             count = stack.layers.count(layer)
-            yield from (_repeated(item, count, group) for item in _layer(at, stack, layer))
+            for item in _layer(at, stack, layer):
+                work = _times(item.work, count)
+                yield replace(item, group=group, calls=count, launches=count * item.launches, work=work)
     yield from _head(at)
 
 
-def _repeated(item: Item, count: int, group: str) -> Item:
-    work = item.work
-    total = Work(count * (work.operations or 0.0), count * (work.moved_bytes or 0.0), work.precision)
-    return replace(item, group=group, calls=count, launches=count * item.launches, work=total)
+def _times(work: Work, factor: float) -> Work:
+    return Work(factor * (work.operations or 0.0), factor * (work.moved_bytes or 0.0), work.precision)
 
 
 # ── a layer ──
@@ -172,7 +167,8 @@ def _mixing(at: ModelPass, stack: Stack, mixer: Attention) -> Item:
     length = stack.tokens or at.seq
     if at.phase == "decode" and stack is at.shape.decoder:
         return _decoding(at, mixer, "attention", length)
-    pairs = at.batch * _pairs(mixer, length)
+    seen = min(mixer.window, length) if mixer.window else length
+    pairs = at.batch * (seen * length - seen * seen / 2 if mixer.causal else float(seen * length))
     operations = 2.0 * pairs * mixer.heads * (mixer.head_dim + mixer.value_head_dim)
     width = mixer.heads * (mixer.head_dim + mixer.value_head_dim)
     kv_width = mixer.kv_heads * (mixer.head_dim + mixer.value_head_dim)
@@ -192,12 +188,6 @@ def _decoding(at: ModelPass, mixer: Attention, name: str, length: int) -> Item:
     cache = float(at.batch * seen * token_bytes(mixer, KvFormat(at.precision, 8 * at.element_bytes)))
     moved = cache + at.batch * mixer.heads * (keys + values) * at.element_bytes
     return Item(name=name, kind="attention", detail=f"{seen:,} tokens kept", work=Work(operations, moved, at.precision))
-
-
-def _pairs(mixer: Attention, length: int) -> float:
-    """Of queries and keys in one sequence."""
-    seen = min(mixer.window, length) if mixer.window else length
-    return seen * length - seen * seen / 2 if mixer.causal else float(seen * length)
 
 
 def _cross_attention(at: ModelPass, stack: Stack, mixer: Attention) -> Iterator[Item]:

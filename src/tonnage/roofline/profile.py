@@ -1,5 +1,10 @@
-"""What a source of items says of itself, and how busy the card was while it was watched. It judges nothing."""
+"""What a source of items says of itself, and how busy the card was while it was watched. It judges nothing.
 
+A gap between kernels ends with a kernel. The part of it before the host had launched that kernel is the host's; the rest is the
+launch's own latency, or a wait for another stream.
+"""
+
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tonnage.roofline.items import Item
@@ -18,6 +23,31 @@ class Timeline:
     host_s: float
     queue_s: float
     launches: int
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """A kernel or copy on the card, in seconds; `launched_s` is when the host's call returned, None where not recorded."""
+
+    start_s: float
+    end_s: float
+    launched_s: float | None = None
+
+
+def timeline_of(activities: Iterable[Activity]) -> Timeline | None:
+    """Busy and idle time of one card; None where nothing ran."""
+    ordered = sorted(activities, key=lambda activity: activity.start_s)
+    if not ordered:
+        return None
+    busy_until = first_s = ordered[0].start_s
+    busy_s = host_s = queue_s = 0.0
+    for activity in ordered:
+        gap_s = max(0.0, activity.start_s - busy_until)
+        late_s = 0.0 if activity.launched_s is None else min(gap_s, max(0.0, activity.launched_s - busy_until))
+        host_s, queue_s = host_s + late_s, queue_s + gap_s - late_s
+        busy_s += max(0.0, activity.end_s - max(busy_until, activity.start_s))
+        busy_until = max(busy_until, activity.end_s)
+    return Timeline(span_s=busy_until - first_s, busy_s=busy_s, host_s=host_s, queue_s=queue_s, launches=len(ordered))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

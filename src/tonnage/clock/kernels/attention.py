@@ -39,14 +39,18 @@ def _reading(name: str) -> Read:
         batch, heads, key_heads, rows, columns, width, value_width = sizes
         direction = "backward" if at else "forward"
         causal = call.value(table["causal"]) in _CAUSAL
-        pairs = rows * columns - (_above_diagonal(rows, columns) if causal else 0)
+        bias = "bias" in table and table["bias"] < len(call.shapes) and bool(call.shapes[table["bias"]])
+        dropout = call.value(table["dropout"]) not in ("", "0", "0.0", "0.", "False")
+        options = [word for word, is_on in (("causal", causal), ("bias", bias), ("dropout", dropout)) if is_on]
+        above_diagonal = rows * (rows - 1) / 2 if columns >= rows else rows * columns - columns * (columns + 1) / 2
+        pairs = rows * columns - (above_diagonal if causal else 0)
         # The forward reads three tensors and writes one; the backward reads five and writes three.
         one_way = batch * (heads * rows * (width + value_width) + key_heads * columns * (width + value_width))
         return Launch(
             kind="attention", name=name, shape=sizes, precision=precision,
             moved_bytes=float(one_way * call.element_bytes(at) * (2 if at else 1)),
             operations=float(_PRODUCTS[direction] * batch * heads * pairs * (width + value_width)),
-            variant=" ".join([table["library"], direction, *_options(call, table, causal)]),
+            variant=" ".join([table["library"], direction, *options]),
             kernels=1 if not at else 4 + 2 * (heads != key_heads),
         )  # fmt: skip
 
@@ -65,16 +69,6 @@ def _sizes(call: Call, table: dict[str, Any]) -> tuple[int, ...] | None:
         return None
     heads, length = table["heads"], 3 - table["heads"]
     return query[0], query[heads], key[heads], query[length], key[length], query[3], value[3]
-
-
-def _options(call: Call, table: dict[str, Any], causal: bool) -> list[str]:
-    bias = "bias" in table and table["bias"] < len(call.shapes) and bool(call.shapes[table["bias"]])
-    dropout = call.value(table["dropout"]) not in ("", "0", "0.0", "0.", "False")
-    return [word for word, is_on in (("causal", causal), ("bias", bias), ("dropout", dropout)) if is_on]
-
-
-def _above_diagonal(rows: int, columns: int) -> float:
-    return rows * (rows - 1) / 2 if columns >= rows else rows * columns - columns * (columns + 1) / 2
 
 
 OPERATORS: dict[str, Read] = {name: _reading(name) for name in figures()["attention_operators"]}

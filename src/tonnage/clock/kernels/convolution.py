@@ -39,15 +39,13 @@ def _reading(name: str) -> Read:
         transposed = name.endswith("transpose") or call.value(table.get("transposed", len(call.values))) == "True"
         result = call.shapes[0] if at else _result(call, table, transposed)
         passes = _passes(call, table, transposed)
-        if (
-            precision not in _PRECISIONS
-            or not passes
-            or not prod(image)
-            or not prod(weight)
-            or len(result) != len(image)
-        ):
+        empty = not passes or not prod(image) or not prod(weight)
+        if precision not in _PRECISIONS or empty or len(result) != len(image):
             return None
-        shape = _shape(image, result, weight, transposed)
+        # Of the plain convolution: a transposed one has its ends swapped.
+        first, last = (result, image) if transposed else (image, result)
+        groups = first[1] // weight[1]
+        shape = first[0], first[1], last[1], groups, prod(first[2:]), prod(last[2:]), prod(weight[2:])
         strides: tuple[int, ...] = call.strides[at] if at < len(call.strides) else ()
         layout = "nhwc" if len(strides) > 1 and strides[1] == 1 and image[1] > 1 else "nchw"
         once = (prod(image) + prod(result) + prod(weight)) * call.element_bytes(at)
@@ -83,15 +81,6 @@ def _result(call: Call, table: dict[str, Any], transposed: bool) -> tuple[int, .
 def _numbers(text: str, count: int) -> list[int]:
     numbers = [int(word) for word in text.strip("[]()").split(",") if word.strip()]
     return numbers * count if len(numbers) == 1 else numbers
-
-
-def _shape(
-    image: tuple[int, ...], result: tuple[int, ...], weight: tuple[int, ...], transposed: bool
-) -> tuple[int, ...]:
-    """Of the plain convolution: a transposed one has its ends swapped."""
-    first, last = (result, image) if transposed else (image, result)
-    groups = first[1] // weight[1]
-    return first[0], first[1], last[1], groups, prod(first[2:]), prod(last[2:]), prod(weight[2:])
 
 
 def _passes(call: Call, table: dict[str, Any], transposed: bool) -> list[str]:

@@ -22,7 +22,7 @@ from tonnage.clock.kernels.memory import (
     slowest,
 )
 from tonnage.clock.launch import Launch
-from tonnage.clock.operators import Call
+from tonnage.clock.operators import Call, broadcast
 from tonnage.clock.settings import Settings
 from tonnage.hardware.gpu import Gpu
 
@@ -55,9 +55,10 @@ def _elementwise(call: Call, settings: Settings) -> Launch | None:
         tensors = tensors[: _WITH_RESULT[call.name]]
     if not tensors:
         return None
-    shape = _broadcast([call.shapes[at] for at in tensors])
+    shape = broadcast([call.shapes[at] for at in tensors])
     elements = prod(shape)
-    written = call.element_bytes(0) if call.name.endswith("_") else _result_bytes(call, tensors)
+    widest = max(call.element_bytes(at) for at in tensors)
+    written = call.element_bytes(0) if call.name.endswith("_") else 1 if call.name in _FLAGS else widest
     moved = sum(map(call.tensor_bytes, tensors)) + elements * written
     return _launch(call, tensors, shape, moved, accesses=len(tensors) + 1)
 
@@ -116,12 +117,6 @@ def list_bytes(call: Call, at: int) -> int:
     return next((size for word in words for mark, size in table.items() if mark in word), 4)
 
 
-def _result_bytes(call: Call, tensors: Sequence[int]) -> int:
-    if call.name in _FLAGS:
-        return 1
-    return max(call.element_bytes(at) for at in tensors)
-
-
 def _launch(call: Call, tensors: Sequence[int], shape: tuple[int, ...], moved: float, accesses: int) -> Launch:
     elements = prod(shape)
     variant = _variant(call, tensors)
@@ -138,12 +133,6 @@ def _launch(call: Call, tensors: Sequence[int], shape: tuple[int, ...], moved: f
     )
 
 
-def _broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    longest = max(map(len, shapes))
-    padded = [(1,) * (longest - len(shape)) + tuple(shape) for shape in shapes]
-    return tuple(0 if 0 in extents else max(extents) for extents in zip(*padded, strict=True))
-
-
 def _rolled(call: Call, settings: Settings) -> Launch | None:
     elements = prod(call.shapes[0])
     moved = 2.0 * elements * call.element_bytes(0)
@@ -157,7 +146,10 @@ def _variant(call: Call, tensors: Sequence[int]) -> str:
     for kernel in call.kernels:
         if "elementwise_kernel" in kernel or kernel.startswith("Memcpy"):
             return _variant_of_kernel(kernel) or _strided(call, tensors)
-    mixed = _is_mixed(call, tensors)
+    # Elements are converted one by one where types differ. Flags never are, and narrowing a float has a fast kernel.
+    types = [call.types[at] for at in tensors if call.types[at] != _FLAG]
+    narrows = call.name == "copy_" and types[0] in _HALVES and types[1:] == ["float"]
+    mixed = len(set(types)) > 1 and not narrows
     alike = call.name != "flip" and _lie_alike(call, tensors)
     if alike:
         return "mixed" if mixed else "vector"
@@ -176,14 +168,6 @@ def _variant_of_kernel(kernel: str) -> str:
 
 def _strided(call: Call, tensors: Sequence[int]) -> str:
     return "strided_narrow" if call.element_bytes(tensors[0]) < 4 else "strided_wide"
-
-
-def _is_mixed(call: Call, tensors: Sequence[int]) -> bool:
-    """Whether elements are converted one by one. Flags never are, and narrowing a float has a fast kernel."""
-    types = [call.types[at] for at in tensors if call.types[at] != _FLAG]
-    if call.name == "copy_" and types[0] in _HALVES and types[1:] == ["float"]:
-        return False
-    return len(set(types)) > 1
 
 
 def _lie_alike(call: Call, tensors: Sequence[int]) -> bool:
@@ -207,7 +191,7 @@ def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 def _crosses(call: Call, tensors: Sequence[int]) -> bool:
     """Whether neighbours of one whole tensor lie apart in another, so that every element costs a sector."""
-    shape = _broadcast([call.shapes[at] for at in tensors])
+    shape = broadcast([call.shapes[at] for at in tensors])
     whole = [at for at in tensors if tuple(call.shapes[at]) == shape and at < len(call.strides) and call.strides[at]]
     if len(whole) < 2:
         return False

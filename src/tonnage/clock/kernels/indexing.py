@@ -23,7 +23,9 @@ def _taken(call: Call, settings: Settings) -> Launch | None:
     """Rows out of a table: embedding(table, indices), index_select(table, axis, indices), index(table, [indices])."""
     table, each = call.shapes[0], call.element_bytes(0)
     count = _index_count(call)
-    width = prod(table) // max(1, table[_axis(call)]) if table else 1
+    text = call.value(1) if call.name in ("index_select", "gather", "index_add", "index_add_") else ""
+    axis = int(text) if text.lstrip("-").isdigit() else 0
+    width = prod(table) // max(1, table[axis]) if table else 1
     return _rows(call, count, width, prod(table), each, "taken" if width * each % 16 == 0 else "taken_elements")
 
 
@@ -38,24 +40,16 @@ def _index_count(call: Call) -> int:
     return int(call.shapes[0][0]) if call.shapes[0] else 1
 
 
-def _axis(call: Call) -> int:
-    text = call.value(1) if call.name in ("index_select", "gather", "index_add", "index_add_") else ""
-    return int(text) if text.lstrip("-").isdigit() else 0
-
-
 def _gather(call: Call, settings: Settings) -> Launch | None:
     """Elements by their numbers; with a place for the result it is index_select's way to take rows, by repeated numbers."""
     index = call.shapes[2]
-    if len(call.shapes) > 4 or _repeats(call, 2):
+    strides: Shape = call.strides[2] if len(call.strides) > 2 else ()
+    repeats = len(strides) > 1 and strides[-1] == 0 and index[-1] > 1
+    if len(call.shapes) > 4 or repeats:
         return _rows(call, index[0], prod(index[1:]), prod(call.shapes[0]), call.element_bytes(0), "taken")
     elements, each = prod(index), call.element_bytes(0)
     moved = elements * (8.0 + each) + min(elements * memory.SECTOR_BYTES, prod(call.shapes[0]) * each)
     return launch("indexing", call, moved=moved, elements=elements, accesses=3.0 * elements, variant="taken_elements")
-
-
-def _repeats(call: Call, at: int) -> bool:
-    strides: Shape = call.strides[at] if at < len(call.strides) else ()
-    return len(strides) > 1 and strides[-1] == 0 and call.shapes[at][-1] > 1
 
 
 def _rows(call: Call, rows: int, width: int, table: int, each: int, variant: str) -> Launch | None:

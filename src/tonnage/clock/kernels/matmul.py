@@ -196,7 +196,9 @@ def tiled(
         tiles_s = waves * (inner_s + store_s + family["tile_s"])
     # What does not fit the cache comes from memory.
     moved = _moved(shape, element_bytes, out_bytes)
-    memory_s = (moved - _kept(moved, gpu.l2_bytes * family["cache"])) / (gpu.bandwidth_bytes_per_s * family["dram"])
+    # Of the bytes that it touches, those that the kernel before it left in the cache.
+    kept = moved / (1 + (moved / (gpu.l2_bytes * family["cache"])) ** 4)
+    memory_s = (moved - kept) / (gpu.bandwidth_bytes_per_s * family["dram"])
     whole_s = family["start_s"] + _limit(tiles_s, np.asarray(memory_s))
     # Parts are summed by a kernel of its own.
     summed = batch * m * n * (_SUM_BYTES * parts + out_bytes)
@@ -221,11 +223,6 @@ def _limit(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.f
     fourth = square * square
     whole: NDArray[np.float64] = high * np.sqrt(np.sqrt(np.sqrt(1 + fourth * fourth)))
     return whole
-
-
-def _kept(moved_bytes: Any, cache_bytes: float) -> Any:
-    """Of the bytes that a kernel touches, those that the one before it left in the cache."""
-    return moved_bytes / (1 + (moved_bytes / cache_bytes) ** 4)
 
 
 @cache

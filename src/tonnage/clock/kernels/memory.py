@@ -103,18 +103,15 @@ def _form_seconds(form: dict[str, float], launch: Launch, gpu: Gpu) -> Any:
 def memory_seconds(moved: Any, share: float, gpu: Gpu) -> Any:
     """Seconds to move bytes at a share of what memory can do; the part that the L2 cache still holds goes at its pace."""
     l2_rate = figures()["common"]["l2_share"] * gpu.sm_count * gpu.clock_mhz * 1e6 * gpu.l2_bytes_per_clock_per_sm
-    cold = 1.0 / (_bandwidth_share(share, gpu) * gpu.bandwidth_bytes_per_s)
-    hot = min(cold, 1.0 / l2_rate) if l2_rate > 0 else cold
-    held = held_share(moved, gpu)
-    return moved * (held * hot + (1.0 - held) * cold)
-
-
-def _bandwidth_share(share: float, gpu: Gpu) -> float:
-    """Of a card's bandwidth, where a kernel reaches a share on the card that was measured: an SM has so many bytes under way."""
+    # An SM has as many bytes under way as on the card that was measured.
     card = measured()
     under_way = card.bandwidth_bytes_per_s / card.sm_count * gpu.sm_count / gpu.bandwidth_bytes_per_s
     most: float = figures()["common"]["most_of_bandwidth"]
-    return min(max(share, most), share * under_way)
+    reached = min(max(share, most), share * under_way)
+    cold = 1.0 / (reached * gpu.bandwidth_bytes_per_s)
+    hot = min(cold, 1.0 / l2_rate) if l2_rate > 0 else cold
+    held = held_share(moved, gpu)
+    return moved * (held * hot + (1.0 - held) * cold)
 
 
 def held_share(moved: Any, gpu: Gpu) -> Any:

@@ -84,30 +84,21 @@ def _batch_norm(at: int, passes: float, name: str) -> Reader:
         if "backward" not in name and call.value(5) == "False":  # by the statistics that it has: one pass
             moved, accesses = 2.0 * elements * call.element_bytes(at), 2.0 * elements
             return launch("norm", call, moved=moved, elements=elements, accesses=accesses, variant="vector", kernels=1)
-        last = _channels_last(call, at, name) or any("channels_last" in one or "NHWC" in one for one in call.kernels)
+        # Kernels for channels that come last: PyTorch's own are for rows of channels alone, too.
+        strides: Shape = call.strides[at] if at < len(call.strides) else ()
+        rows = prod(shape[2:]) == 1
+        last = not name.startswith("cudnn") if rows else bool(strides) and strides[1] == 1
+        last = last or any("channels_last" in one or "NHWC" in one for one in call.kernels)
         moved = passes * elements * call.element_bytes(at)
         variant = "+".join(f"{form}_last" if last else form for form in name.split("+"))
         kernels = 3 if "+" in name else 1
         planes = float(shape[0] * channels)  # each begins anew, which tells where they are small
         return launch(
-            "norm",
-            call,
-            moved=moved,
-            elements=elements,
-            blocks=channels,
-            accesses=planes,
-            variant=variant,
+            "norm", call, moved=moved, elements=elements, blocks=channels, accesses=planes, variant=variant,
             kernels=kernels,
-        )
+        )  # fmt: skip
 
     return made
-
-
-def _channels_last(call: Call, at: int, name: str) -> bool:
-    """Whether the kernels for it are taken: PyTorch's own are for rows of channels alone, too."""
-    strides: Shape = call.strides[at] if at < len(call.strides) else ()
-    rows = prod(call.shapes[at][2:]) == 1
-    return (bool(strides) and strides[1] == 1 and not rows) or (rows and not name.startswith("cudnn"))
 
 
 def _group_norm(call: Call, settings: Settings) -> Launch | None:

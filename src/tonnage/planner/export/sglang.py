@@ -43,16 +43,13 @@ def command(launch: ServingLaunch) -> list[str]:
         "--max-running-requests": launch.max_seqs * launch.copies_on_a_host,
         "--chunked-prefill-size": launch.batched_tokens,
         "--kv-cache-dtype": _CACHES[launch.kv],
-        **_weights(launch),
     }
+    if launch.weights == "fp8" and launch.stored != "fp8":
+        chosen["--quantization"] = "fp8"
+    elif launch.weights in _DTYPES:
+        chosen["--dtype"] = _DTYPES[launch.weights]
     words = [str(word) for pair in chosen.items() for word in pair]
     return ["python", "-m", "sglang.launch_server", *words, *(["--disable-cuda-graph"] if launch.eager else [])]
-
-
-def _weights(launch: ServingLaunch) -> dict[str, object]:
-    if launch.weights == "fp8" and launch.stored != "fp8":
-        return {"--quantization": "fp8"}
-    return {"--dtype": _DTYPES[launch.weights]} if launch.weights in _DTYPES else {}
 
 
 def render(launch: ServingLaunch) -> str:

@@ -21,10 +21,11 @@ def notes(launch: Launch) -> list[str]:
 
 def render(launch: Launch) -> str:
     """The script."""
+    meeting = ': "${HEAD:?set HEAD to the address of the first host, the same on every host}"\n'
     return f"""#!/usr/bin/env bash
 # One process a GPU, running what follows the name of this script.
 set -euo pipefail
-{_meeting(launch)}exec torchrun {" ".join(words(launch))} "$@"
+{meeting if launch.cluster.hosts > 1 else ""}exec torchrun {" ".join(words(launch))} "$@"
 """
 
 
@@ -36,9 +37,3 @@ def words(launch: Launch) -> list[str]:
         return ["--standalone", *processes]
     meeting = ["--rdzv-backend=c10d", f'--rdzv-endpoint="$HEAD:{PORT}"', "--rdzv-id=tonnage"]
     return [f"--nnodes={hosts}", *processes, *meeting]
-
-
-def _meeting(launch: Launch) -> str:
-    if launch.cluster.hosts == 1:
-        return ""
-    return ': "${HEAD:?set HEAD to the address of the first host, the same on every host}"\n'

@@ -92,6 +92,12 @@ def settings(launch: Launch) -> dict[str, Any]:
     assert found, "rendered in spite of an obstacle"
     name, flavor = found
     fp8 = {"converters": ["quantize.linear.float8"]} if configuration.precision == "fp8" else {}
+    recompute = {"mode": configuration.checkpoint}
+    if configuration.checkpoint == "selective":
+        recompute["selective_ac_option"] = "op"
+    elif configuration.checkpoint.startswith("every-"):
+        every = configuration.checkpoint.removeprefix("every-")
+        recompute = {"mode": "selective", "selective_ac_option": every}
     return {
         "job": {"description": f"{launch.model} as planned", "dump_folder": "output"},
         "model": {"name": name, "flavor": flavor, "hf_assets_path": "assets", **fp8},
@@ -102,7 +108,7 @@ def settings(launch: Launch) -> dict[str, Any]:
         },
         "training": _training(launch),
         "parallelism": _parallelism(launch),
-        "activation_checkpoint": _recompute(configuration.checkpoint),
+        "activation_checkpoint": recompute,
         "compile": {"enable": configuration.compile}
         | ({} if configuration.compile_loss else {"components": ["model"]}),
     }
@@ -155,9 +161,3 @@ def _parallelism(launch: Launch) -> dict[str, Any]:
         "pipeline_parallel_degree": sizes.pp,
         **(pipeline if sizes.pp > 1 else {}),
     }
-
-
-def _recompute(checkpoint: str) -> dict[str, Any]:
-    if checkpoint.startswith("every-"):
-        return {"mode": "selective", "selective_ac_option": checkpoint.removeprefix("every-")}
-    return {"mode": checkpoint, "selective_ac_option": "op"} if checkpoint == "selective" else {"mode": checkpoint}

@@ -110,8 +110,10 @@ def render(launch: Launch) -> str:
     )
     selective = launch.configuration.checkpoint == "selective"
     setup = _SELECTIVE_SETUP if selective else ""
+    every = launch.recomputed_every
+    recompute = _SELECTIVE if selective else _EVERY.format(every=every) if every > 1 else ""
     load = _LOAD.format(options=", ".join(_options(launch)))
-    return "".join([head.rstrip("\n") + "\n", setup, load, _recompute(launch), _adapters(launch), _TRAIN])
+    return "".join([head.rstrip("\n") + "\n", setup, load, recompute, _adapters(launch), _TRAIN])
 
 
 def _imports(launch: Launch) -> str:
@@ -143,20 +145,11 @@ def _options(launch: Launch) -> list[str]:
     return options
 
 
-def _recompute(launch: Launch) -> str:
-    if launch.configuration.checkpoint == "selective":
-        return _SELECTIVE
-    return _EVERY.format(every=launch.recomputed_every) if launch.recomputed_every > 1 else ""
-
-
 def _adapters(launch: Launch) -> str:
     configuration = launch.configuration
     if not configuration.lora_rank:
         return ""
+    chosen = configuration.lora_targets
+    targets = target_words(chosen) if chosen == ALL_LINEAR else list(chosen)
     dropout = ", lora_dropout=0.05" if configuration.lora_dropout else ""
-    return _ADAPTERS.format(rank=configuration.lora_rank, targets=json.dumps(_targets(launch)), dropout=dropout)
-
-
-def _targets(launch: Launch) -> str | list[str]:
-    targets = launch.configuration.lora_targets
-    return target_words(targets) if targets == ALL_LINEAR else list(targets)
+    return _ADAPTERS.format(rank=configuration.lora_rank, targets=json.dumps(targets), dropout=dropout)

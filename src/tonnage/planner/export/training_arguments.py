@@ -25,6 +25,9 @@ _OPTIMIZERS = MappingProxyType(
 )
 # The loss alone, of all that Liger replaces.
 _PAGED = {"adamw": "paged_adamw_32bit", "adamw-8bit": "paged_adamw_8bit", "lion": "paged_lion_32bit"}
+_RECOMPUTE = MappingProxyType(
+    {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+)
 _CHUNKED_LOSS = MappingProxyType(
     {"fused_linear_cross_entropy": True, "cross_entropy": False, "rope": False, "rms_norm": False, "swiglu": False}
 )
@@ -101,7 +104,7 @@ def settings(launch: Launch) -> dict[str, Any]:
         "max_grad_norm": CLIP_NORM,
         **_optimizer(launch),
         **_precision(launch),
-        **_recompute(launch),
+        **(_RECOMPUTE if configuration.checkpoint == "full" and launch.engine != "fsdp2" else {}),
         **_sharding(launch),
         **({"torch_compile": True} if configuration.compile else {}),
         **({} if _liger(launch) is None else {"use_liger_kernel": True, "liger_kernel_config": _liger(launch)}),
@@ -129,12 +132,6 @@ def _precision(launch: Launch) -> dict[str, Any]:
     if precision == "fp16-mixed":
         return {"fp16": True}
     return {"tf32": True} if precision == "tf32" else {}
-
-
-def _recompute(launch: Launch) -> dict[str, Any]:
-    if launch.configuration.checkpoint != "full" or launch.engine == "fsdp2":
-        return {}
-    return {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
 
 
 def _sharding(launch: Launch) -> dict[str, Any]:

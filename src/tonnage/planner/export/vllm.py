@@ -29,10 +29,12 @@ def obstacles(launch: ServingLaunch) -> list[str]:
 
 def notes(launch: ServingLaunch) -> list[str]:
     """What it needs."""
+    # All but FP8 are made before they are loaded.
+    quantized = WEIGHT_FORMATS[launch.weights].quantized and launch.weights not in ("fp8", launch.stored)
     across = launch.hosts > 1 and launch.gpus_per_host % launch.tp != 0
     return reasons(
         (
-            _named_so(launch),
+            quantized,
             f"vLLM reads {launch.weights} from the checkpoint: name one that was quantized so",
         ),
         (
@@ -48,11 +50,6 @@ def notes(launch: ServingLaunch) -> list[str]:
             f"layers of the pipeline stages are {', '.join(map(str, launch.stage_layers))}: VLLM_PP_LAYER_PARTITION says so",
         ),
     )
-
-
-def _named_so(launch: ServingLaunch) -> bool:
-    """Whether a checkpoint of another kind than the one at hand is needed: all but FP8 are made before they are loaded."""
-    return WEIGHT_FORMATS[launch.weights].quantized and launch.weights not in ("fp8", launch.stored)
 
 
 def render(launch: ServingLaunch) -> str:
@@ -115,7 +112,7 @@ def lines_of(launch: ServingLaunch) -> list[str]:
     chosen: dict[str, object] = {
         "--tensor-parallel-size": launch.tp,
         "--pipeline-parallel-size": launch.pp,
-        **_executor(launch),
+        **({"--distributed-executor-backend": "ray" if launch.hosts > 1 else "mp"} if launch.gpus > 1 else {}),
         "--max-model-len": launch.context,
         "--max-num-seqs": launch.max_seqs,
         "--max-num-batched-tokens": launch.batched_tokens,
@@ -125,12 +122,6 @@ def lines_of(launch: ServingLaunch) -> list[str]:
         **_weights(launch),
     }
     return [f"{name} {value}" for name, value in chosen.items()] + ["--enforce-eager"] * launch.eager
-
-
-def _executor(launch: ServingLaunch) -> dict[str, object]:
-    if launch.gpus == 1:
-        return {}
-    return {"--distributed-executor-backend": "ray" if launch.hosts > 1 else "mp"}
 
 
 def _weights(launch: ServingLaunch) -> dict[str, object]:

@@ -130,7 +130,7 @@ def _number(text: str, unit: str) -> float | None:
         value = float(text.replace(",", ""))
     except ValueError:
         return None
-    return value * _units().get(unit, 1.0) if isfinite(value) and value >= 0 else None
+    return value * float(_names()["units"].get(unit, 1.0)) if isfinite(value) and value >= 0 else None
 
 
 # ── what the counters say ──
@@ -211,8 +211,3 @@ def _blocks(grid: str) -> int | None:
 @cache
 def _names() -> dict[str, Any]:
     return tomllib.loads(_DATA.read_text("utf-8"))
-
-
-def _units() -> dict[str, float]:
-    units: dict[str, float] = _names()["units"]
-    return units

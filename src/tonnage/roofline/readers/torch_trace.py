@@ -16,9 +16,8 @@ from tonnage.clock.operators import Call, work_of
 from tonnage.clock.work import Work
 from tonnage.errors import BadProfile
 from tonnage.roofline.items import Item, gathered
-from tonnage.roofline.profile import Profile, Timeline
+from tonnage.roofline.profile import Activity, Profile, Timeline, timeline_of
 from tonnage.roofline.readers.names import short_kernel_name
-from tonnage.roofline.timeline import Activity, timeline_of
 
 _ON_CARD = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
@@ -38,8 +37,10 @@ Event = dict[str, Any]
 
 def read_torch_trace(trace: object, source: str) -> Profile:
     """Every operator that ran on a card."""
-    events = _events(trace, source)
-    assert isinstance(trace, dict)
+    found = trace.get("traceEvents") if isinstance(trace, dict) else None
+    if not isinstance(trace, dict) or not isinstance(found, list):
+        raise BadProfile(f"{source} is no trace of the PyTorch profiler.", hint=_HINT)
+    events = [event for event in found if _is_timed(event)]
     on_card = [event for event in events if event.get("cat") in _ON_CARD]
     if not on_card:
         raise BadProfile(f"{source} holds no kernel of a GPU.", hint="Profile with ProfilerActivity.CUDA.")
@@ -59,13 +60,6 @@ def read_torch_trace(trace: object, source: str) -> Profile:
 def is_torch_trace(trace: object) -> bool:
     """Whether a JSON value looks like one."""
     return isinstance(trace, dict) and "traceEvents" in trace
-
-
-def _events(trace: object, source: str) -> list[Event]:
-    found = trace.get("traceEvents") if isinstance(trace, dict) else None
-    if not isinstance(found, list):
-        raise BadProfile(f"{source} is no trace of the PyTorch profiler.", hint=_HINT)
-    return [event for event in found if _is_timed(event)]
 
 
 def _is_timed(event: object) -> bool:
@@ -141,8 +135,9 @@ def _kernel(kernels: list[Event]) -> Item:
 
 def _operator(operator: Event, kernels: list[Event]) -> Item:
     call = _call(operator, kernels)
-    counted = _compiled(operator)
-    work = counted or work_of(call)
+    # What torch.compile wrote beside its own kernels.
+    size, operations = (_amount(_arguments(operator).get(key)) for key in ("kernel_num_gb", "kernel_flop"))
+    work = work_of(call) if size is None else Work(operations or 0.0, size * 1e9)
     known = "" if work else "its shapes are not in the trace" if not _has_shapes(call) else "no rule counts its bytes"
     return Item(
         name=call.name,
@@ -159,18 +154,14 @@ def _has_shapes(call: Call) -> bool:
 
 
 def _measured(kernels: list[Event]) -> dict[str, Any]:
+    longest = max(kernels, key=lambda kernel: float(kernel["dur"]))
+    grid = _arguments(longest).get("grid")
     return {
         "seconds": sum(kernel["dur"] for kernel in kernels) * _US,
         "launches": len(kernels),
-        "blocks": _blocks(kernels),
+        "blocks": prod(grid) if isinstance(grid, list) and _is_shape(grid) else None,
         "kernels": tuple(dict.fromkeys(kernel["name"] for kernel in kernels if kernel["cat"] == "kernel")),
     }
-
-
-def _blocks(kernels: list[Event]) -> int | None:
-    """Of the kernel that took longest."""
-    grid = _arguments(max(kernels, key=lambda kernel: float(kernel["dur"]))).get("grid")
-    return prod(grid) if isinstance(grid, list) and _is_shape(grid) else None
 
 
 def _call(operator: Event, kernels: list[Event]) -> Call:
@@ -198,22 +189,12 @@ def _extents(value: object) -> tuple[Any, ...]:
 
 
 def _is_shape(value: list[Any]) -> bool:
-    return len(value) <= _MOST_EXTENTS and all(map(_is_extent, value))
-
-
-def _is_extent(value: object) -> bool:
-    return type(value) is int and 0 <= value < 2**48
+    return len(value) <= _MOST_EXTENTS and all(type(extent) is int and 0 <= extent < 2**48 for extent in value)
 
 
 def _words(value: object) -> str:
     """An argument as text; a list is written out, as the profiler does itself."""
     return value if isinstance(value, str) else "" if value is None else reprlib.repr(value)
-
-
-def _compiled(operator: Event) -> Work | None:
-    """What torch.compile wrote beside its own kernels."""
-    size, operations = (_amount(_arguments(operator).get(key)) for key in ("kernel_num_gb", "kernel_flop"))
-    return None if size is None else Work(operations or 0.0, size * 1e9)
 
 
 def _detail(call: Call) -> str:

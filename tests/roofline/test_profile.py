@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tonnage.roofline.timeline import Activity, timeline_of
+from tonnage.roofline.profile import Activity, timeline_of
 
 
 def test_nothing_ran() -> None:
