@@ -35,10 +35,10 @@ class Release:
 def release_of(torch_version: tuple[int, int]) -> Release:
     """The newest row that is not newer than this version, or the oldest."""
     rows = tomllib.loads((Path(__file__).parent / "releases.toml").read_text())["release"]
-    releases = [
-        Release(**{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()})
-        for row in rows
-    ]
+    releases = []
+    for row in rows:
+        values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in row.items()}
+        releases.append(Release(**values))
     return max((r for r in releases if r.torch <= torch_version), key=lambda r: r.torch, default=releases[0])
 
 

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 # What a wrapper gets: the operator, a call of torch's own kernel, and the arguments.
-Run, Keywords = Callable[[], Any], dict[str, Any]
+Run = Callable[[], Any]
+Keywords = dict[str, Any]
 Wrapper = Callable[[Any, Run, Any, Keywords], Any]
 
 
