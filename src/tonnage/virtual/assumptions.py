@@ -73,7 +73,6 @@ class Sample:
 
     @property
     def mean(self) -> float:
-        """The expected value."""
         middle = 0.0 if isinstance(self.base, Normal) else (self.base.low + self.base.high) / 2
         return self.scale * (middle - 0.5 * isinstance(self.base, Integers)) + self.shift
 
@@ -97,7 +96,6 @@ class Mask:
 
     @property
     def share(self) -> float:
-        """The share of true elements."""
         return sum(end - start for start, end in self.intervals)
 
     def count(self, elements: int) -> int:

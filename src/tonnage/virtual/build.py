@@ -3,7 +3,6 @@
 It knows where the sources are and how to call a C++ compiler; what the sources do is told in `native/`.
 """
 
-import fcntl
 import hashlib
 import os
 import platform
@@ -15,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from tonnage.errors import MissingPart
-from tonnage.virtual.cache import cache_folder, check_code, make_safe
+from tonnage.virtual.cache import built_once, cache_folder, make_safe
 
 NATIVE = Path(__file__).parent / "native"
 UNITS = tuple(path.name for path in sorted(NATIVE.glob("*.cpp")))
@@ -26,12 +25,7 @@ SHARED = NATIVE.parent / "driver" / "native" / "draws.c"
 def native_library(torch_root: Path) -> Path:
     """The built library for this torch; builds it if it is not there yet."""
     target = cache_folder() / f"tonnage-{_fingerprint(torch_root)}.so"
-    if not target.exists():
-        with target.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # two runs may start at once: the second waits for the first
-            if not target.exists():
-                _build(torch_root, target)
-    return check_code(target)
+    return built_once(target, lambda: _build(torch_root, target))
 
 
 def _fingerprint(torch_root: Path) -> str:
@@ -51,28 +45,19 @@ def _build(torch_root: Path, target: Path) -> None:
             hint="Install g++ (Debian: apt install g++) or set CXX to a C++20 compiler.",
         )
     print("tonnage: building the virtual GPU for this torch (once, about a minute) ...", file=sys.stderr, flush=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        objects = _compile(compiler, torch_root, Path(scratch))
-        built = Path(scratch) / target.name
-        _wait(_start([compiler, "-shared", "-o", str(built), *objects, *_link_flags(torch_root)]), "link")
-        make_safe(built)
-        built.replace(target)
-
-
-def _compile(compiler: str, torch_root: Path, scratch: Path) -> list[str]:
-    include = torch_root / "include"
+    include, libraries = torch_root / "include", torch_root / "lib"
     flags = ["-std=c++20", "-O1", "-fPIC", f"-I{include}", f"-I{include / 'torch/csrc/api/include'}"]
     flags += [f"-I{sysconfig.get_paths()['include']}"]
-    objects = {unit: str(scratch / f"{unit}.o") for unit in UNITS}
-    jobs = {u: _start([compiler, *flags, "-c", str(NATIVE / u), "-o", objects[u]]) for u in UNITS}
-    for unit, job in jobs.items():
-        _wait(job, unit)
-    return list(objects.values())
-
-
-def _link_flags(torch_root: Path) -> list[str]:
-    libraries = torch_root / "lib"
-    return [f"-L{libraries}", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{libraries}"]
+    linked = [f"-L{libraries}", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{libraries}"]
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        objects = {unit: str(Path(scratch) / f"{unit}.o") for unit in UNITS}
+        jobs = {u: _start([compiler, *flags, "-c", str(NATIVE / u), "-o", objects[u]]) for u in UNITS}
+        for unit, job in jobs.items():
+            _wait(job, unit)
+        built = Path(scratch) / target.name
+        _wait(_start([compiler, "-shared", "-o", str(built), *objects.values(), *linked]), "link")
+        make_safe(built)
+        built.replace(target)
 
 
 def _start(command: list[str]) -> "subprocess.Popen[str]":

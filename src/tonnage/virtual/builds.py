@@ -13,7 +13,7 @@ def new_session(gpu: Gpu, torch_version: str | None = None, cards: int = 1) -> S
         return DriverSession(gpu, torch_version, cards)
     from tonnage.virtual.modelled import ModelledSession
 
-    return ModelledSession(gpu, torch_version, cards=cards)
+    return ModelledSession(gpu, torch_version, cards)
 
 
 def preload() -> None:

@@ -3,10 +3,11 @@
 A folder or a file is safe that belongs to this user or to root, and that neither a group nor everybody can write.
 """
 
+import fcntl
 import os
 import pwd
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -45,6 +46,16 @@ def check_code(path: Path) -> Path:
     return path
 
 
+def built_once(target: Path, build: Callable[[], None]) -> Path:
+    """Compiled code, built if it is not there yet and checked before it is loaded."""
+    if not target.exists():
+        with target.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # two runs may start at once: the second waits for the first
+            if not target.exists():
+                build()
+    return check_code(target)
+
+
 def make_safe(path: Path) -> None:
     """Take from others the right to write what was just built, whatever the umask gave them."""
     for each in (path, *path.iterdir()) if path.is_dir() else (path,):
@@ -68,13 +79,9 @@ def _why_unsafe(path: Path) -> str:
     """Why others could have put something there; "" where they could not."""
     for status in (path.lstat(), path.stat()):  # a link belongs to somebody, too
         if status.st_uid not in (os.geteuid(), 0):
-            return f"belongs to {_name_of(status.st_uid)}"
+            try:
+                return f"belongs to the user {pwd.getpwuid(status.st_uid).pw_name}"
+            except KeyError:
+                return f"belongs to user {status.st_uid}"
     mode = path.stat().st_mode & 0o7777
     return f"can be written by others (mode {mode:04o})" if mode & 0o022 else ""
-
-
-def _name_of(user: int) -> str:
-    try:
-        return f"the user {pwd.getpwuid(user).pw_name}"
-    except KeyError:
-        return f"user {user}"

@@ -39,14 +39,6 @@ _libraries: list[Any] = []  # a torch.library.Library unregisters when it dies
 _BESIDE_DYNAMO = ("_trace_wrapped_higher_order_op", "config", "graph_utils", "metrics_context", "utils")
 
 
-def _is_after_dynamo(name: str) -> bool:
-    """Whether a module counts on the code of torch._dynamo having run: they import each other, and only in this order."""
-    package, _, part = name.rpartition(".")
-    if package == "torch._dynamo":
-        return part not in _BESIDE_DYNAMO
-    return name == "torch._inductor.utils"
-
-
 class _Present(importlib.abc.Loader):
     """Loads a module that has been imported since it was looked for: its code must not run a second time."""
 
@@ -70,7 +62,9 @@ class _Watcher(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if _is_after_dynamo(name):
+        # These count on the code of torch._dynamo having run: they import each other, and only in this order.
+        package, _, part = name.rpartition(".")
+        if name == "torch._inductor.utils" or (package == "torch._dynamo" and part not in _BESIDE_DYNAMO):
             wake("torch._dynamo")
             if target is None and (module := sys.modules.get(name)):
                 module.__spec__ = importlib.machinery.ModuleSpec(name, _Present(module))  # importlib goes by this one

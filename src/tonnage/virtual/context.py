@@ -29,36 +29,35 @@ class VirtualGpu:
         self._session.close()
 
     @property
-    def recording(self) -> Recording:
-        """Everything so far; ask again later for more."""
+    def _entered(self) -> Session:
         if self._session is None:
             raise RuntimeError("Enter the virtual GPU first: with tonnage.virtual_gpu(...) as gpu: ...")
-        self._session.device.attribution.finish()
-        return self._session.recording()
+        return self._session
+
+    @property
+    def recording(self) -> Recording:
+        """Everything so far; ask again later for more."""
+        self._entered.device.attribution.finish()
+        return self._entered.recording()
 
     @property
     def allocated_bytes(self) -> int:
         """What tensors hold now."""
-        return self._stat("allocated_bytes.all.current")
+        return self._entered.device.memory_stats()["allocated_bytes.all.current"]
 
     @property
     def peak_allocated_bytes(self) -> int:
         """The most that tensors held at once."""
-        return self._stat("allocated_bytes.all.peak")
+        return self._entered.device.memory_stats()["allocated_bytes.all.peak"]
 
     @property
     def peak_reserved_bytes(self) -> int:
         """The most that the allocator took from the card."""
-        return self._stat("reserved_bytes.all.peak")
+        return self._entered.device.memory_stats()["reserved_bytes.all.peak"]
 
     def ledger(self) -> Ledger:
         """Bytes by category at the peak."""
         return self.recording.ledger()
-
-    def _stat(self, key: str) -> int:
-        if self._session is None:
-            raise RuntimeError("Enter the virtual GPU first: with tonnage.virtual_gpu(...) as gpu: ...")
-        return self._session.device.memory_stats()[key]
 
 
 def virtual_gpu(gpu: str | Gpu, *, torch: str | None = None) -> VirtualGpu:

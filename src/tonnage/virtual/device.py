@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from tonnage.allocator import AllocatorSettings, CachingAllocator, OutOfMemory, Shortage
 from tonnage.hardware import Gpu
 from tonnage.recording.records import OutOfMemory as OutOfMemoryRecord
-from tonnage.virtual.overheads import Overheads
 from tonnage.virtual.recorded import RecordedDevice, Shape
 
 if TYPE_CHECKING:
@@ -46,10 +45,9 @@ class Device(RecordedDevice):
 
     def __init__(self, gpu: Gpu, torch_version: tuple[int, int], settings: AllocatorSettings) -> None:
         super().__init__(gpu, torch_version)
-        self.overheads = Overheads(gpu, torch_version)
-        self.allocator = CachingAllocator(
-            gpu.memory_bytes, settings, outside_bytes=self.overheads.total_bytes, observer=self._on_segment
-        )
+        self.allocator = CachingAllocator(gpu.memory_bytes, settings, observer=self._on_segment)
+        self._outside: dict[str, int] = {}  # what the process holds beside the allocator, by part
+        self.use("context")
         self.native_context = ctypes.c_int32()  # what autograd's nodes remember of the module that made them
         self._no_kernel_yet = True
         self._copies = count(_FIRST_COPY)
@@ -57,17 +55,14 @@ class Device(RecordedDevice):
         self.oom_observers: list[Callable[[Shortage], None]] = []
 
     def lift_limit(self) -> None:
-        """From now on the card holds whatever is asked for, within reason."""
         self.allocator.lift_limit()
 
     def memory_stats(self) -> dict[str, int]:
-        """The model's figures."""
         return self.allocator.memory_stats()
 
     @property
     def overhead_parts(self) -> dict[str, int]:
-        """The context, and each library that was used."""
-        return dict(self.overheads.parts)
+        return dict(self._outside)
 
     # Called by the native half
 
@@ -107,28 +102,23 @@ class Device(RecordedDevice):
             self.history.freed(allocation, block)
 
     def begin_copy(self, tensors: Iterable[Any]) -> int:
-        """A copy on a stream of its own writes these tensors."""
         copy = next(self._copies)
         for address in {t.untyped_storage().data_ptr() for t in tensors if t.untyped_storage().nbytes()}:
             self.record_stream(address, copy)
         return copy
 
     def end_copy(self, copy: int) -> None:
-        """That copy is done."""
         self.allocator.retire_stream(copy)
 
     def record_stream(self, address: int, stream: int) -> None:
-        """`Tensor.record_stream`."""
         self.allocator.record_stream(address, stream)
 
     def synchronize(self) -> None:
-        """The device caught up with the host."""
         self.allocator.process_events()
 
     # Called by the attribution
 
     def at_module(self, context: int) -> None:
-        """The module at work, for nodes that autograd makes."""
         self.native_context.value = context
 
     # Called by the patches of torch.cuda
@@ -139,14 +129,17 @@ class Device(RecordedDevice):
         self.allocator.empty_cache()
 
     def use(self, library: str, handle: int = 1) -> None:
-        """A library is in use from now on: its share of the process's memory is due."""
-        if self.overheads.use(library, handle):
-            self.allocator.outside_bytes = self.overheads.total_bytes
+        """Count a library (its `handle`-th handle) from now on, by the catalogue's figures for this card."""
+        part = library if handle == 1 else f"{library} {handle}"
+        if part in self._outside or library not in self.gpu.overheads:
+            return
+        # Since 1.13 a kernel is loaded when it is first launched; before, all of torch's were.
+        held = "all kernels" if library == "kernels" and self.torch_version < (1, 13) else library
+        self.hold({part: self.gpu.overheads[held].size_bytes})
 
     def hold(self, parts: dict[str, int]) -> None:
-        """The process holds this much more beside the allocator, by part (a communicator's buffers, say)."""
-        self.overheads.parts.update(parts)
-        self.allocator.outside_bytes = self.overheads.total_bytes
+        self._outside.update(parts)
+        self.allocator.outside_bytes = sum(self._outside.values())
 
     def _on_segment(self, action: str, address: int, size: int, stream: int) -> None:
         if self.history is not None:

@@ -30,9 +30,8 @@ from tonnage.recording.host import (
 )
 from tonnage.script.lines import NOWHERE, Place
 from tonnage.virtual import process_memory
-from tonnage.virtual.cpu_allocator import footprint_bytes, takes_huge_pages
 from tonnage.virtual.driver.loading import is_cuda_build, torch_root
-from tonnage.virtual.process_memory import MappedFile, Resident
+from tonnage.virtual.process_memory import MappedFile, Resident, footprint_bytes, takes_huge_pages
 
 if TYPE_CHECKING:
     from tonnage.virtual.recorded import RecordedDevice
@@ -114,7 +113,13 @@ class HostMeter:
                 self._reading_checkpoint -= 1
 
         torch.load = counted
-        hook = torch.nn.modules.module.register_module_parameter_registration_hook(self._registered)
+
+        def registered(module: Any, name: str, parameter: Any) -> None:
+            self._modules.add(module)
+            if parameter is not None and parameter.is_cpu:
+                self._mark(parameter)
+
+        hook = torch.nn.modules.module.register_module_parameter_registration_hook(registered)
 
         def undo() -> None:
             self._look(self._place)
@@ -195,20 +200,10 @@ class HostMeter:
             if block and block.part != PINNED:
                 block.part = category.value
 
-    def _registered(self, module: Any, name: str, parameter: Any) -> None:
-        """A module got a parameter."""
-        self._modules.add(module)
-        if parameter is not None and parameter.is_cpu:
-            self._mark(parameter)
-
     def _mark(self, parameter: Any) -> None:
         try:
             address = parameter.data_ptr() - parameter.storage_offset() * parameter.element_size()
-        except (
-            RuntimeError,
-            NotImplementedError,
-            ValueError,
-        ):  # a subclass without bytes of its own, a lazy one without a shape
+        except (RuntimeError, ValueError):  # a subclass without bytes of its own, a lazy one without a shape
             return
         block = self._live.get(address)
         if block and block.part in (CHECKPOINT, Category.OTHER):

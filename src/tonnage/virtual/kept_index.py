@@ -22,37 +22,27 @@ def keep_index(module: ModuleType) -> None:
     models = Path(str(module.__file__)).parents[1] / "models"
     if not {"site-packages", "dist-packages"} & set(models.parts):
         return
-    make, kept = module.define_import_structure, _kept_file(models)
+    make = module.define_import_structure
+    stamp = f"{models} {version('transformers')} {models.stat().st_mtime_ns} {marshal.version}"
+    kept = cache_folder() / f"transformers-{hashlib.sha256(stamp.encode()).hexdigest()[:20]}.index"
+
+    def whole_index() -> Any:
+        with contextlib.suppress(OSError, EOFError, ValueError, TypeError):
+            if index := marshal.loads(kept.read_bytes()):
+                return index
+        index, scratch = make(str(models)), kept.with_suffix(f".{os.getpid()}")
+        with contextlib.suppress(OSError):  # a full or read-only disk costs a second the next time, and nothing else
+            scratch.write_bytes(marshal.dumps(index))
+            scratch.replace(kept)
+        return index
 
     @functools.lru_cache
     def define_import_structure(module_path: Any, prefix: str | None = None) -> Any:
         if Path(module_path) not in (models, models / "__init__.py"):
             return make(module_path, prefix)
-        index = _read(kept) or _write(kept, make(str(models)))
-        return index if prefix is None else _prefixed(index, prefix)
+        index = whole_index()
+        if prefix is None:
+            return index
+        return {needs: {f"{prefix}.{name}": names for name, names in files.items()} for needs, files in index.items()}
 
     module.define_import_structure = define_import_structure  # type: ignore[attr-defined]
-
-
-def _prefixed(index: Any, prefix: str) -> Any:
-    return {needs: {f"{prefix}.{name}": names for name, names in files.items()} for needs, files in index.items()}
-
-
-def _kept_file(models: Path) -> Path:
-    stamp = f"{models} {version('transformers')} {models.stat().st_mtime_ns} {marshal.version}"
-    return cache_folder() / f"transformers-{hashlib.sha256(stamp.encode()).hexdigest()[:20]}.index"
-
-
-def _read(kept: Path) -> Any:
-    try:
-        return marshal.loads(kept.read_bytes())
-    except (OSError, EOFError, ValueError, TypeError):
-        return None
-
-
-def _write(kept: Path, index: Any) -> Any:
-    scratch = kept.with_suffix(f".{os.getpid()}")
-    with contextlib.suppress(OSError):  # a full or read-only disk costs a second the next time, and nothing else
-        scratch.write_bytes(marshal.dumps(index))
-        scratch.replace(kept)
-    return index

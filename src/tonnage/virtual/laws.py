@@ -11,6 +11,7 @@ from tonnage.virtual.assumptions import (
     Mask,
     Operand,
     Records,
+    Sample,
     as_integers,
     as_mask,
     derive,
@@ -40,36 +41,30 @@ class Laws:
         if operator == "share":
             return self.records.add(mask_of_share(operands[0])), None
         if operator in _SAMPLERS:
-            numbers = [o[0] if isinstance(o, tuple) else self._as_number(o) for o in operands[1:]]
+            numbers: list[float | None] = []
+            for operand in operands[1:]:
+                # The probabilities of `bernoulli` are the mean of what a tensor holds.
+                value = self.records.find(operand) if isinstance(operand, int) else operand
+                value = value.share if isinstance(value, Mask) else value.mean if isinstance(value, Sample) else value
+                numbers.append(value[0] if isinstance(value, tuple) else value)
             law = sample(operator, numbers)
             return self.records.add(as_mask(law) if law and dtype == "Bool" else law), None
-        known = [self._operand(operand) for operand in operands]
+        known: list[Operand] = [
+            self.records.find(operand) if isinstance(operand, int) else operand if isinstance(operand, float) else None
+            for operand in operands
+        ]
         if operator == "copy_":
             return self.records.add(_converted(known[0], dtype)), None
         operator = operator.rstrip("_") if not operator.startswith("__") else operator
-        if (
-            isinstance(known[0], Mask)
-            and results
-            and (value := reduced(operator, known[0], elements // results)) is not None
-        ):
-            return 0, value
+        if isinstance(known[0], Mask) and results:
+            total = reduced(operator, known[0], elements // results)
+            if total is not None:
+                return 0, total
         return self.records.add(derive(operator, known)), None
 
     def of(self, number: int) -> Law | None:
         """The law of this number."""
         return self.records.find(number)
-
-    def _operand(self, operand: Any) -> Operand:
-        if isinstance(operand, int):
-            return self.records.find(operand)
-        return operand if isinstance(operand, float) else None
-
-    def _as_number(self, operand: Any) -> float | None:
-        """A number, or the mean of what a tensor holds: the probabilities of `bernoulli`."""
-        if not isinstance(operand, int):
-            return operand if isinstance(operand, float) else None
-        law = self.records.find(operand)
-        return law.share if isinstance(law, Mask) else law.mean if law else None
 
 
 def _converted(law: Operand, dtype: str) -> Law | None:

@@ -5,16 +5,18 @@ torch` where it can be. What the kernels do is not known here.
 """
 
 import ctypes
+import importlib.util
 import sys
 import warnings
+from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from tonnage.errors import NotModelled
 from tonnage.garbage import no_collection
 from tonnage.virtual.build import native_library
 from tonnage.virtual.driver.loading import torch_root
-from tonnage.virtual.operators import cuda_operators, shared_operators
 
 # Implemented in native/kernels.cpp itself.
 NATIVE = frozenset(
@@ -125,3 +127,55 @@ def _refuse_other_layouts(torch: Any) -> None:
 
     for key in ("SparseCUDA", "SparseCsrCUDA", "NestedTensorCUDA"):
         everything.fallback(refuse, key)
+
+
+# Which of PyTorch's operators CUDA implements itself, read from the list that ships with the installed torch: on a build without
+# CUDA those would fall through to composites that the card never runs, so each of them gets a kernel of ours on the CUDA key.
+
+
+@dataclass
+class _Entry:
+    name: str
+    keys: set[str] = field(default_factory=set)
+    shared: set[str] = field(default_factory=set)  # layouts whose code is the same for host and CUDA
+    delegate: str = ""
+    has_ufunc: bool = False
+
+    def runs_on_cuda(self) -> bool:
+        return "CUDA" in self.keys or self.has_ufunc
+
+
+def cuda_operators() -> list[str]:
+    """Names with overloads ("add.Tensor") of every operator with a CUDA kernel of its own, in the list's order."""
+    entries = {entry.name: entry for entry in _operators()}
+    return [e.name for e in entries.values() if e.runs_on_cuda() or (e.delegate and entries[e.delegate].runs_on_cuda())]
+
+
+def shared_operators(layout: str) -> list[str]:
+    """Operators on "Sparse" or "NestedTensor" tensors whose code is the same for host and CUDA."""
+    return [entry.name for entry in _operators() if layout in entry.shared]
+
+
+def _operators() -> list[_Entry]:
+    """The few fields needed, without a YAML parser: the file is regular, and this is thirty times as fast."""
+    spec = importlib.util.find_spec("torchgen")
+    assert spec and spec.submodule_search_locations, "torchgen ships with torch"
+    path = Path(spec.submodule_search_locations[0]) / "packaged/ATen/native/native_functions.yaml"
+    entries: list[_Entry] = []
+    in_dispatch = False
+    for line in path.read_text().splitlines():
+        if line.startswith("- func: "):
+            entries.append(_Entry(line[8:].split("(", 1)[0]))
+        text = line.strip()
+        indent = len(line) - len(line.lstrip())
+        if indent == 2 and ":" in text:
+            in_dispatch = text == "dispatch:"
+            if text.startswith("structured_delegate:"):
+                entries[-1].delegate = text.split(":", 1)[1].strip()
+            entries[-1].has_ufunc |= text == "ufunc_inner_loop:"
+        elif in_dispatch and indent == 4 and ":" in text and not text.startswith("#"):
+            keys = {key.strip() for key in text.split(":", 1)[0].split(",")}
+            entries[-1].shared.update(n for n in ("Sparse", "NestedTensor") if {f"{n}CPU", f"{n}CUDA"} <= keys)
+            if "CompositeExplicitAutograd" not in keys:  # listed beside CUDA, the composite is CUDA's own code
+                entries[-1].keys.update(keys)
+    return entries

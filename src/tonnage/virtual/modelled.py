@@ -21,27 +21,18 @@ class ModelledSession(Session):
 
     device: Device
 
-    def __init__(
-        self, gpu: Gpu, torch_version: str | None = None, settings: AllocatorSettings | None = None, cards: int = 1
-    ) -> None:
+    def __init__(self, gpu: Gpu, torch_version: str | None = None, cards: int = 1) -> None:
         self.library = load()
         import torch
 
         super().__init__(gpu, torch, torch_version, cards)
         version = version_pair(self.modelled)
-        self.settings = settings or AllocatorSettings.from_environment(os.environ, version)
-        self.device = Device(gpu, version, self.settings)
-        self._stand_ins = StandIns(self.device.attribution.line)
+        self.device = Device(gpu, version, AllocatorSettings.from_environment(os.environ, version))
+        self.stand_ins = StandIns(self.device.attribution.line)
         self.workspaces = Workspaces(self.device)
 
     @property
-    def stand_ins(self) -> StandIns:
-        """What the script read from the card, and what was assumed."""
-        return self._stand_ins
-
-    @property
     def pinned_peak_bytes(self) -> int:
-        """The most host memory that was pinned."""
         held, peak, requested = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_uint64()
         self.library.tonnage_pinned(ctypes.byref(held), ctypes.byref(peak), ctypes.byref(requested))
         return peak.value
@@ -54,8 +45,13 @@ class ModelledSession(Session):
         self._callbacks = [device.malloc, device.free, device.record_stream, device.synchronize]
         self.library.tonnage_set_cudnn_version(release_of(device.torch_version).cudnn_number)
         self.library.tonnage_start(*map(ctypes.py_object, self._callbacks), self.cards)
-        self._tell_host = self._host_event
-        self.library.tonnage_listen_host(ctypes.py_object(self._tell_host))
+
+        def tell_host(*event: Any) -> None:
+            if self.host:
+                self.host.event(*event)
+
+        self._tell_host = tell_host
+        self.library.tonnage_listen_host(ctypes.py_object(tell_host))
         self._listeners = [self.stand_ins.read, self.stand_ins.unmodelled, self.workspaces.use, self.laws.follow]
         self.library.tonnage_listen(*map(ctypes.py_object, self._listeners))
         device.native_context = ctypes.c_int32.in_dll(self.library, "tonnage_context")
@@ -63,18 +59,12 @@ class ModelledSession(Session):
         self._undo.append(install_companions(self.stand_ins, self.gpu))
         atexit.register(self.library.tonnage_close)
 
-    def _host_event(self, kind: int, address: int, size: int, operator: str) -> None:
-        if self.host:
-            self.host.event(kind, address, size, operator)
-
     def _uninstall(self) -> None:
         self.library.tonnage_listen_host(ctypes.py_object(None))
         self.library.tonnage_close()
 
     def is_known(self, tensor: Any) -> bool:
-        """Whether the values of a tensor on the card are known."""
         return bool(self.library.tonnage_is_known(tensor.untyped_storage()._cdata))
 
     def forget(self, tensor: Any) -> None:
-        """From now on nobody knows the values of a tensor on the card."""
         self.library.tonnage_forget(tensor.untyped_storage()._cdata)

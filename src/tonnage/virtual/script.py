@@ -13,7 +13,6 @@ from tonnage.virtual.builds import new_session
 from tonnage.virtual.cuda.patches import Patches
 from tonnage.virtual.going_on import GoingOn, Stopped
 from tonnage.virtual.imports import quick_imports
-from tonnage.virtual.recorded import RecordedDevice
 from tonnage.virtual.session import Session
 
 
@@ -33,14 +32,19 @@ def run_script(
     program = script if isinstance(script, Program) else Program.of_file(script)
     session = new_session(gpu, torch_version)
     session.open(capture=True)
-    if progress is not None:
-        session.device.on_progress = lambda: _tell(progress, session.device)
+    device = session.device
+
+    def tell() -> None:
+        who, peak = device.attribution, device.memory_stats()["allocated_bytes.all.peak"]
+        progress.update(step=who.step, phase=who.phase, module=who.module_of(-1), peak_bytes=peak)
+
+    device.on_progress = tell if progress is not None else None
     from tonnage.virtual.cluster import alone  # imports torch, and so not before the session is open
 
     if unlimited:
-        session.device.lift_limit()
+        device.lift_limit()
     else:
-        session.device.going_on = GoingOn(session.device, session.torch.OutOfMemoryError)
+        device.going_on = GoingOn(device, session.torch.OutOfMemoryError)
     patches = Patches()
     alone.install(session, patches)
     try:
@@ -53,31 +57,21 @@ def run_script(
 
 def recorded(session: Session, ending: Ending, program: Program, arguments: Sequence[str]) -> Recording:
     """What happened until a script ended, with how it ended."""
-    going_on = session.device.going_on
+    going_on, ooms, header = (
+        session.device.going_on,
+        session.device.ooms,
+        {**program.header, "arguments": tuple(arguments)},
+    )
     if going_on is not None and going_on.since is not None:
-        return _gone_on(session, going_on, ending, program, arguments)
+        # It went on beyond the request that failed: what the card saw of it, and the whole.
+        failed = bool(ending.error) and not going_on.stopped_by
+        whole = session.recording(outcome="error" if failed else "ok", **header, ooms_caught=going_on.at_oom - 1)
+        ended = going_on.stopped_by or (ending.error.partition("\n")[0] if failed else TO_ITS_END)
+        return parted(whole, ooms[going_on.at_oom - 1], going_on.since, ended)
     recording = session.recording(
-        outcome=ending.outcome, **program.header, arguments=tuple(arguments), exit_status=ending.exit_status, error=ending.error,
-        ooms_caught=len(session.device.ooms) - (ending.outcome == "oom"),
+        outcome=ending.outcome, **header, exit_status=ending.exit_status, error=ending.error,
+        ooms_caught=len(ooms) - (ending.outcome == "oom"),
     )  # fmt: skip
-    if ending.outcome == "oom" and session.device.ooms:
-        recording.oom = session.device.ooms[-1]
+    if ending.outcome == "oom" and ooms:
+        recording.oom = ooms[-1]
     return recording
-
-
-def _gone_on(
-    session: Session, going_on: GoingOn, ending: Ending, program: Program, arguments: Sequence[str]
-) -> Recording:
-    """A run that went on beyond the request that failed: what the card saw of it, and the whole."""
-    failed = bool(ending.error) and not going_on.stopped_by
-    whole = session.recording(
-        outcome="error" if failed else "ok", **program.header, arguments=tuple(arguments), ooms_caught=going_on.at_oom - 1,
-    )  # fmt: skip
-    ended = going_on.stopped_by or (ending.error.partition("\n")[0] if failed else TO_ITS_END)
-    return parted(whole, session.device.ooms[going_on.at_oom - 1], going_on.since or 0, ended)
-
-
-def _tell(progress: Any, device: RecordedDevice) -> None:
-    who = device.attribution
-    peak = device.memory_stats()["allocated_bytes.all.peak"]
-    progress.update(step=who.step, phase=who.phase, module=who.module_of(-1), peak_bytes=peak)

@@ -35,6 +35,7 @@ class Session(ABC):
     """
 
     device: RecordedDevice
+    stand_ins: StandIns  # what the script read from the card, and what was assumed
 
     def __init__(self, gpu: Gpu, torch: Any, torch_version: str | None, cards: int) -> None:
         self.torch = torch
@@ -47,11 +48,6 @@ class Session(ABC):
         self.host: HostMeter | None = None
         self.cluster: Cluster | None = None  # that this card is a rank of
         self._started = time.perf_counter()
-
-    @property
-    @abstractmethod
-    def stand_ins(self) -> StandIns:
-        """What the script read from the card, and what was assumed."""
 
     @property
     @abstractmethod

@@ -48,17 +48,12 @@ class StandIns:
 
     def records(self) -> list[StandIn]:
         """One row for each kind and line, most frequent first."""
-        return [
-            StandIn(f"{what} {dtype.lower()}", line, count, _shown(dtype, what))
-            for (what, dtype, line), count in self._reads.most_common()
-        ]
+        rows = []
+        for (what, dtype, line), count in self._reads.most_common():
+            shown = "1" if dtype in _FLOATS or what != "scalar" else "False" if dtype == "Bool" else "0"
+            rows.append(StandIn(f"{what} {dtype.lower()}", line, count, shown))
+        return rows
 
     def notes(self) -> list[Note]:
         """What is not modelled and what was assumed."""
         return [Note(kind, operator, count, text) for (kind, operator, text), count in self._notes.most_common()]
-
-
-def _shown(dtype: str, what: str) -> str:
-    if dtype in _FLOATS or what != "scalar":
-        return "1"
-    return "False" if dtype == "Bool" else "0"

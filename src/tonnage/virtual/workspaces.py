@@ -44,26 +44,22 @@ class Workspaces:
         self._held[key] = held if is_kept else None
 
     def clear(self) -> None:
-        """`torch._C._cuda_clearCublasWorkspaces`."""
         self._held.clear()
 
     def size_bytes(self, library: str) -> int:
         """By the environment where it says so, else by the newest row that fits card and version."""
+        size = int(self._row(library).get("bytes", 0))
+        if library == "cublas":
+            # ":4096:2:16:8" means two buffers of 4096 KiB and eight of 16.
+            pairs = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
+            return sum(int(kib) * 1024 * int(count) for kib, count in pairs) if pairs else size
         if library == "cublaslt":
-            return self._lt_bytes()
-        configured = _configured_bytes(os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
-        return self._default_bytes(library) if library != "cublas" or configured is None else configured
-
-    def _lt_bytes(self) -> int:
-        """Never more than cuBLAS has, and none of its own where the environment makes them one."""
-        if os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE") == "1":
-            return 0
-        kib = os.environ.get("CUBLASLT_WORKSPACE_SIZE", "")
-        wanted = int(kib) * 1024 if kib.isdigit() else self._default_bytes("cublaslt")
-        return min(wanted, self.size_bytes("cublas"))
-
-    def _default_bytes(self, library: str) -> int:
-        return int(self._row(library).get("bytes", 0))
+            # Never more than cuBLAS has, and none of its own where the environment makes them one.
+            if os.environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE") == "1":
+                return 0
+            kib = os.environ.get("CUBLASLT_WORKSPACE_SIZE", "")
+            return min(int(kib) * 1024 if kib.isdigit() else size, self.size_bytes("cublas"))
+        return size
 
     def _row(self, library: str) -> dict[str, Any]:
         """The newest row that fits card and version."""
@@ -72,9 +68,3 @@ class Workspaces:
             row for row in self._rows if row["library"] == library and major in row.get("capability_majors", [major])
         ]
         return fitting[-1] if fitting else {}
-
-
-def _configured_bytes(text: str) -> int | None:
-    """ ":4096:2:16:8" means two buffers of 4096 KiB and eight of 16; None where nothing is said."""
-    pairs = re.findall(r":(\d+):(\d+)", text)
-    return sum(int(kib) * 1024 * int(count) for kib, count in pairs) if pairs else None

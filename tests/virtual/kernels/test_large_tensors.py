@@ -113,3 +113,15 @@ def test_a_convolution_of_more_elements_has_a_workspace_for_two_to_the_31(
         y = F.conv2d(x, w, stride=stride, padding=kernel // 2)
         workspace = torch.cuda.max_memory_allocated() - before - 2 * y.numel()
     assert workspace / 2**20 == pytest.approx(mebibytes, abs=0.1)
+
+
+def test_before_1_13_a_process_holds_all_of_torchs_kernels() -> None:
+    held = {}
+    for version in ("1.12", "1.13"):
+        with virtual_gpu("rtx-3090", torch=version) as gpu:
+            torch.zeros(1, device="cuda")
+            free, total = torch.cuda.mem_get_info()
+            held[version] = total - free - torch.cuda.memory_reserved()
+            del gpu
+    assert held["1.12"] == pytest.approx((1644 - 158) << 20, rel=0.05), "pytorch/pytorch#49877"
+    assert held["1.13"] < held["1.12"] / 2

@@ -24,29 +24,23 @@ class OwnExchange:
         """A mesh of fewer ranks than one does not exist."""
 
     def contribute(self, call: Call, payload: Payload) -> None:
-        """Keep the rank's part until it is collected."""
         if payload is not None:
             self._parts[call.group.identity, call.number] = payload
 
     def collect(self, call: Call) -> list[Payload]:
-        """The only part."""
         return [self._parts.pop((call.group.identity, call.number), None)]
 
     def tell(self, message: Message, payload: Payload) -> None:
-        """Keep what the rank sends to itself."""
         if message.is_send:
             self._parts[message.group.identity, "message", message.number] = payload
 
     def receive(self, message: Message) -> Payload:
-        """What the rank sent to itself."""
         return self._parts.pop((message.group.identity, "message", message.number), None)
 
     def keep(self, key: str, value: bytes) -> None:
-        """Put into the store."""
         self._store[key] = value
 
     def look_up(self, action: str, key: str, value: Any = None) -> Any:
-        """Ask the store."""
         if action == "add":
             total = int(self._store.get(key, b"0")) + value
             self._store[key] = str(total).encode()

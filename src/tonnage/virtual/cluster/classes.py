@@ -50,8 +50,10 @@ def _standing(world: int, groups: Sequence[Ranks], staged: set[Ranks], told_apar
     places: dict[int, list[object]] = {rank: [] for rank in range(world)}
     for ranks in groups:
         family = _family(ranks)
+        ends = {"first": 0, "last": len(ranks) - 1}
         for index, rank in enumerate(ranks):
-            places[rank].append((family, index if family in staged else _place(index, len(ranks), told_apart)))
+            named = next((end for end in told_apart if index == ends[end]), "")
+            places[rank].append((family, index if family in staged else named))
     first: dict[tuple[object, ...], int] = {}
     return {rank: first.setdefault(tuple(found), rank) for rank, found in places.items()}
 
@@ -59,9 +61,3 @@ def _standing(world: int, groups: Sequence[Ranks], staged: set[Ranks], told_apar
 def _family(ranks: Ranks) -> Ranks:
     """Groups of one dimension of a mesh are alike but for where they start."""
     return tuple(rank - ranks[0] for rank in ranks)
-
-
-def _place(index: int, count: int, told_apart: tuple[str, ...]) -> str:
-    if index == 0 and "first" in told_apart:
-        return "first"
-    return "last" if index == count - 1 and "last" in told_apart else ""

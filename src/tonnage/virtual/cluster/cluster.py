@@ -6,6 +6,7 @@ class run. Where a rank that joins late would have given something else than who
 ranks do is told in `rank`, how they meet in `hub`.
 """
 
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,13 +14,12 @@ from functools import partial
 from pathlib import Path
 
 from tonnage.hardware.cluster import Cluster
-from tonnage.recording import Recording
+from tonnage.recording import ClusterRecording, ClusterSummary, RankSummary, Recording
 from tonnage.recording.cluster import WholeModel
 from tonnage.recording.records import Outcome
 from tonnage.script.program import Program
 from tonnage.virtual.cluster.calls import Payload, rank_names
 from tonnage.virtual.cluster.classes import checks, nearest, stand_ins
-from tonnage.virtual.cluster.echo import Echo
 from tonnage.virtual.cluster.hub import Journal
 from tonnage.virtual.cluster.processes import Round, output_of
 from tonnage.virtual.cluster.rank import RankReport, run_rank
@@ -110,6 +110,26 @@ def _load() -> None:
         import torch.distributed.tensor  # noqa: F401
 
 
+class _Echo:
+    """Passes on what rank 0 prints to files, as it comes; what was passed on once is not passed on by a second round."""
+
+    def __init__(self, output: Path, errors: Path) -> None:
+        self._passed_on = {output: 0, errors: 0}
+        self._streams = {output: "stdout", errors: "stderr"}
+
+    def read(self) -> None:
+        for path, start in self._passed_on.items():
+            if not path.exists() or path.stat().st_size <= start:
+                continue
+            with path.open("rb") as file:
+                file.seek(start)
+                new = file.read()
+            self._passed_on[path] = start + len(new)
+            stream = getattr(sys, self._streams[path])
+            stream.write(new.decode(errors="replace"))
+            stream.flush()
+
+
 class _Search:
     """The rounds of one run, mostly a single one: who runs in them, and what comes of it."""
 
@@ -120,7 +140,7 @@ class _Search:
         self._groups: dict[tuple[int, ...], None] = {}
         self._with_messages: set[tuple[int, ...]] = set()
         self._is_last = self._is_split = False
-        self._echo = Echo(*output_of(folder, 0))
+        self._echo = _Echo(*output_of(folder, 0))
 
     def run(self) -> ClusterRun:
         """Until a round is not stale."""
@@ -156,7 +176,9 @@ class _Search:
 
     def widen_at_end(self, standing: Mapping[int, int], reports: Mapping[int, RankReport]) -> Mapping[int, int]:
         """Where ranks of one class differ, more of them run, once."""
-        if self._is_split or not _mixed(self._classes(), reports):
+        classes, peaks = self._classes(), {rank: r.recording.peak_allocated_bytes for rank, r in reports.items()}
+        is_mixed = any(classes[rank] in peaks and peak != peaks[classes[rank]] for rank, peak in peaks.items())
+        if self._is_split or not is_mixed:
             return standing
         self._is_split = True
         wider = nearest(standing, checks(standing, _MORE_CHECKS, seed=1))
@@ -208,23 +230,11 @@ class _Search:
         runs = []
         for rank, report in done.reports.items():
             stood_for = tuple(other for other, by in done.hub.standing.items() if by == rank)
-            runs.append(
-                RankRun(
-                    rank,
-                    stood_for,
-                    report.recording,
-                    report.engine_bytes,
-                    report.stopped,
-                    report.calls,
-                    report.whole_model,
-                )
-            )
-        return ClusterRun(self._cluster, tuple(runs), done.trouble, self._errors(runs), tuple(self._groups))
-
-    def _errors(self, runs: list[RankRun]) -> str:
+            runs.append(RankRun(rank, stood_for, **vars(report)))
         failed = next((run.rank for run in runs if run.outcome != "ok" and not run.stopped), 0)
         path = output_of(self._folder, failed)[1]
-        return path.read_text(errors="replace") if failed and path.exists() else ""
+        errors = path.read_text(errors="replace") if failed and path.exists() else ""
+        return ClusterRun(self._cluster, tuple(runs), done.trouble, errors, tuple(self._groups))
 
 
 def _alike(one: Payload, other: Payload) -> bool:
@@ -235,7 +245,31 @@ def _alike(one: Payload, other: Payload) -> bool:
     return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def _mixed(classes: Mapping[int, int], reports: Mapping[int, RankReport]) -> bool:
-    """Whether a rank that was drawn needs other memory than the one that stands for its class."""
-    peaks = {rank: report.recording.peak_allocated_bytes for rank, report in reports.items()}
-    return any(classes[rank] in peaks and peaks[rank] != peaks[classes[rank]] for rank in peaks)
+def recorded(run: ClusterRun) -> ClusterRecording:
+    """A run as a recording that can be kept and shown without torch: all ranks that ran, each with its summary."""
+    recordings = {rank.rank: rank.recording for rank in run.ranks}
+    cluster, gpu = run.cluster, run.cluster.gpu
+    header = run.worst.recording.header if run.worst else None
+    summary = ClusterSummary(
+        words=cluster.words,
+        gpu=gpu.key,
+        gpu_name=gpu.name,
+        capacity_bytes=gpu.memory_bytes,
+        gpus=cluster.gpus,
+        hosts=cluster.hosts,
+        gpus_per_host=cluster.gpus_per_host,
+        outcome=run.outcome,
+        exit_status=run.exit_status,
+        trouble=run.trouble,
+        dies_first=run.dies_first.rank if run.dies_first else None,
+        worst=run.worst.rank if run.worst else None,
+        script=header.program if header else "",
+        arguments=header.arguments if header else (),
+        ranks=tuple(
+            RankSummary.of(
+                rank.rank, rank.stands_for, rank.recording, rank.engine_bytes, rank.stopped, rank.whole_model
+            )
+            for rank in run.ranks
+        ),
+    )
+    return ClusterRecording(summary, recordings.__getitem__)

@@ -35,14 +35,15 @@ class CopiesBack:
         self._end([each for each in self._done_at if each.number < copy.number])
         requests = round(copy.size_bytes / self._bytes_per_request)
         self._done_at[copy] = len(self._device.allocations) + requests
-        self._device.on_request = self._look
 
-    def _look(self) -> None:
-        """Before a request, as PyTorch does: what is done by now."""
-        made = len(self._device.allocations)
-        self._end([copy for copy, done_at in self._done_at.items() if done_at <= made])
-        if not self._done_at:
-            self._device.on_request = None
+        def end_the_done() -> None:
+            """Before a request, as PyTorch does: what is done by now."""
+            made = len(self._device.allocations)
+            self._end([each for each, done_at in self._done_at.items() if done_at <= made])
+            if not self._done_at:
+                self._device.on_request = None
+
+        self._device.on_request = end_the_done
 
     def _end(self, copies: Sequence["Copy"]) -> None:
         for copy in copies:
@@ -57,5 +58,4 @@ class Copy:
         self._copies, self.number, self.handle, self.size_bytes = copies, number, handle, size_bytes
 
     def __call__(self) -> None:
-        """The copy is queued."""
         self._copies.queue(self)

@@ -4,20 +4,24 @@ PyTorch's own Python (distributed_c10d.py, device_mesh.py, FSDP, DDP) runs as it
 groups and the store, and these are given to it.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from datetime import timedelta
 from functools import wraps
 from math import prod
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.multiprocessing
 from torch.distributed import device_mesh, rendezvous
 from torch.distributed import distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from tonnage.errors import BadLayout
+from tonnage.hardware.cluster import Cluster
 from tonnage.virtual.cluster.calls import Group, at
 from tonnage.virtual.cluster.groups import VirtualGroup
 from tonnage.virtual.cluster.member import Member
@@ -90,21 +94,13 @@ def _helper(member: Member, making: list[Group]) -> Callable[..., Any]:
 
     def new_group(size: int, place: int, ranks: list[int], backend: Any, *arguments: Any, **keywords: Any) -> Any:
         group = member.group_made(ranks or range(member.world), str(backend))
-        with _making(making, group):
+        with ExitStack() as stack:
+            if group is not None:
+                making.append(group)
+                stack.callback(making.pop)
             return plain(size, place, ranks, backend, *arguments, **keywords)
 
     return new_group
-
-
-@contextmanager
-def _making(making: list[Group], group: Group | None) -> Iterator[None]:
-    if group is not None:
-        making.append(group)
-    try:
-        yield
-    finally:
-        if group is not None:
-            making.pop()
 
 
 def _split_group(parent_pg: Any = None, split_ranks: Any = None, *_: Any, **keywords: Any) -> Any:
@@ -154,6 +150,31 @@ def _store_class(title: str, store: HubStore, member: Member) -> type[HubStore]:
         self.host, self.port = (str(where[0]), where[-1]) if title == "TCPStore" else ("", 0)
 
     return type(title, (HubStore,), {"__init__": __init__})
+
+
+def install_spawn(rank: int, cluster: Cluster, patches: Patches) -> None:
+    """From now on, to spawn is to call: `torch.multiprocessing.spawn` starts a process for each GPU of a host.
+
+    Every rank has its process already, so each one runs the function as the process that it is. What the script does
+    before it spawns is done by every rank here, and once a host on real ones.
+    """
+    local, count = rank % cluster.gpus_per_host, cluster.gpus_per_host
+
+    def spawn(
+        fn: Callable[..., Any], args: Sequence[Any] = (), nprocs: int = 1, join: bool = True, *_: Any, **__: Any
+    ) -> Any:
+        if nprocs != count:
+            raise BadLayout(
+                f"The script spawns {nprocs} processes on a host, and the cluster has {count} GPUs a host.",
+                hint=f"Let it spawn torch.cuda.device_count() processes, or run it with --gpus {nprocs}x{cluster.gpu.key}.",
+            )
+        fn(local, *args)
+        # What `spawn` returns where the script joins the processes itself: they are done.
+        return None if join else SimpleNamespace(join=lambda *_, **__: True)
+
+    module = sys.modules["torch.multiprocessing.spawn"]  # the function of that name hides it
+    for owner in (torch.multiprocessing, module):
+        patches.set_all(owner, {"spawn": spawn, "start_processes": spawn})
 
 
 def _mesh_maker(member: Member) -> Callable[..., Any]:

@@ -35,6 +35,12 @@ class Exchange(Protocol):
     def receive(self, message: Message) -> Payload:
         """What the other end of a message sent."""
 
+    def keep(self, key: str, value: bytes) -> None:
+        """Put into the store, which all ranks share."""
+
+    def look_up(self, action: str, key: str, value: Any = None) -> Any:
+        """Ask the store."""
+
 
 class HubExchange:
     """Over a pipe to the hub."""
@@ -43,36 +49,28 @@ class HubExchange:
         self._pipe = pipe
 
     def made(self, ranks: Sequence[int]) -> None:
-        """A group of these ranks is made."""
         self._pipe.send(("made", tuple(ranks)))
 
     def part_mesh(self, words: str, size: int) -> None:
-        """A mesh is made that has only the first so many ranks."""
         self._pipe.send(("part_mesh", words, size))
 
     def contribute(self, call: Call, payload: Payload) -> None:
-        """This rank's part of a collective."""
         self._pipe.send(("contribute", call, payload))
 
     def collect(self, call: Call) -> list[Payload]:
-        """Everybody's parts, by their places in the group."""
         parts, places = self._ask("collect", call)
         return [parts[place] for place in places]
 
     def tell(self, message: Message, payload: Payload) -> None:
-        """One end of a message."""
         self._pipe.send(("tell", message, payload))
 
     def receive(self, message: Message) -> Payload:
-        """What the other end of a message sent."""
         return self._ask("receive", message)
 
     def keep(self, key: str, value: bytes) -> None:
-        """Put into the store, which the hub keeps for all."""
         self._pipe.send(("keep", "set", key, value))
 
     def look_up(self, action: str, key: str, value: Any = None) -> Any:
-        """Ask the store."""
         return self._ask("keep", action, key, value)
 
     def finish(self, report: Any) -> None:

@@ -14,10 +14,9 @@ import torch.distributed as dist
 
 from tonnage.virtual.cluster.calls import Call, Group, Message, Payload
 from tonnage.virtual.cluster.member import Member
-from tonnage.virtual.cluster.notes import Noted
 from tonnage.virtual.cluster.reduction import reduced
 from tonnage.virtual.cluster.staging import staging_of
-from tonnage.virtual.cluster.work import DoneWork
+from tonnage.virtual.cluster.work import DoneWork, Noted
 
 Tensors = Sequence[torch.Tensor]
 
@@ -42,42 +41,30 @@ class VirtualGroup(dist.ProcessGroup):
     # What torch.distributed asks of a group and its backend, which here are one
 
     def getRank(self) -> int:
-        """The rank's place."""
         return self._place
 
     def getSize(self) -> int:
-        """How many ranks there are."""
         return len(self._group.ranks)
 
     def getBackendName(self) -> str:
-        """The backend that it stands for."""
         return self._group.backend
 
     def getGroupName(self) -> str:
-        """The name that operators find it by."""
         return self._name
 
     def setGroupName(self, name: str) -> None:
-        """Given by torch.distributed."""
         self._name = name
 
     def getGroupDesc(self) -> str:
-        """For people."""
         return self._desc
 
     def setGroupDesc(self, desc: str) -> None:
-        """Given by torch.distributed."""
         self._desc = desc
 
     group_name = property(getGroupName)
     group_desc = property(getGroupDesc)
-    name = getBackendName
-
-    def _set_group_name(self, name: str) -> None:
-        self._name = name
-
-    def _set_group_desc(self, desc: str) -> None:
-        self._desc = desc
+    name = _get_backend_name = getBackendName
+    _set_group_name, _set_group_desc = setGroupName, setGroupDesc
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -85,9 +72,6 @@ class VirtualGroup(dist.ProcessGroup):
 
     def _get_backend(self, device: Any) -> "VirtualGroup":
         return self
-
-    def _get_backend_name(self) -> str:
-        return self._group.backend
 
     def supports_tensor_alloc(self, device: Any) -> bool:
         """Registered memory is not modelled: the caching allocator's is used."""
@@ -127,22 +111,17 @@ class VirtualGroup(dist.ProcessGroup):
     # Collectives
 
     def broadcast(self, tensors: Tensors, opts: Any) -> DoneWork:
-        """The root's tensor, everywhere."""
         root = opts.rootRank
         sent = tensors if self._place == root else ()
         manner = f"from rank {self._group.ranks[root]}"
         return self._collective("broadcast", tensors, sent, tensors, lambda parts: _fill(tensors, parts[root]), manner)
 
     def allreduce(self, tensors: Tensors, opts: Any) -> DoneWork:
-        """The reduced tensor, everywhere."""
         return self._reduction("all_reduce", tensors, opts.reduceOp)
 
-    def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> DoneWork:
-        """Several at once."""
-        return self._reduction("all_reduce", tensors, opts.reduceOp)
+    allreduce_coalesced = allreduce
 
     def reduce(self, tensors: Tensors, opts: Any) -> DoneWork:
-        """The reduced tensor at the root."""
         return self._reduction("reduce", tensors, opts.reduceOp, only=opts.rootRank)
 
     def _reduction(self, operation: str, tensors: Tensors, how: Any, only: int | None = None) -> DoneWork:
@@ -156,7 +135,6 @@ class VirtualGroup(dist.ProcessGroup):
         return self._collective(operation, tensors, tensors, outputs, arrive, manner)
 
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> DoneWork:
-        """Everybody's tensor in a list."""
         flat = self._staging.flattens(outputs[0]) if inputs[0].is_cuda else None
         every = [tensor for tensors in outputs for tensor in tensors]
 
@@ -168,30 +146,27 @@ class VirtualGroup(dist.ProcessGroup):
         return self._collective("all_gather", inputs, inputs, every, arrive, kept=flat)
 
     def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any) -> DoneWork:
-        """Everybody's tensor in one tensor."""
-        flat = self._staging.gathers_single(output) if source.is_cuda else None
-        work = self._gathers([output], [source])
-        del flat
-        return work
+        return self.all_gather_single_coalesced([output], [source], opts)
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> DoneWork:
-        """Several at once."""
-        flats = [self._staging.gathers_single(output) for output in outputs if output.is_cuda]
-        work = self._gathers(outputs, inputs)
-        del flats
-        return work
 
-    def _gathers(self, outputs: Tensors, inputs: Tensors) -> DoneWork:
         def arrive(parts: list[Payload]) -> None:
             if all(part is not None for part in parts):
                 _fill(outputs, [_joined([part[i] for part in parts]) for i in range(len(outputs))])
 
-        return self._collective("all_gather_into_tensor", inputs, inputs, outputs, arrive)
+        flats = [self._staging.gathers_single(output) for output in outputs if output.is_cuda]
+        work = self._collective("all_gather_into_tensor", inputs, inputs, outputs, arrive)
+        del flats
+        return work
 
     def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> DoneWork:
-        """Several lists at once."""
         works = [self.allgather([list_], [source], opts) for list_, source in zip(outputs, inputs, strict=True)]
-        return DoneWork([tensor for list_ in outputs for tensor in list_], finish=lambda: _wait_all(works))
+
+        def finish() -> None:
+            for work in works:
+                work.wait()
+
+        return DoneWork([tensor for list_ in outputs for tensor in list_], finish=finish)
 
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> DoneWork:
         """Everybody's tensor in a list, at the root."""
@@ -225,7 +200,6 @@ class VirtualGroup(dist.ProcessGroup):
         return self.reduce_scatter_single_coalesced([output], [source], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any) -> DoneWork:
-        """Several at once."""
         made = [self._staging.scatters_single(source) for source in inputs if source.is_cuda]
         copies = [copy for copy in made if copy is not None]
         pieces = [source.chunk(len(self._group.ranks)) for source in inputs]
@@ -269,7 +243,11 @@ class VirtualGroup(dist.ProcessGroup):
         self._member.waits_for_device()
         call = self._call("barrier", ())
         self._member.exchange.contribute(call, None)
-        return DoneWork([], self._staging.barrier(), lambda: _ignore(self._member.exchange.collect(call)))
+
+        def finish() -> None:
+            self._member.exchange.collect(call)
+
+        return DoneWork([], self._staging.barrier(), finish)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Everybody is here, or the one who is not is named."""
@@ -285,13 +263,11 @@ class VirtualGroup(dist.ProcessGroup):
     # Messages
 
     def send(self, tensors: Tensors, target: int, tag: int = 0) -> DoneWork:
-        """To one rank."""
         message = self._message(tensors[0], self._place, target, is_send=True)
         self._member.exchange.tell(message, self._member.values_of(tensors) if self._member.travels(tensors) else None)
         return DoneWork(tensors, kept=list(tensors), noted=self._note_message("send", tensors, target))
 
     def recv(self, tensors: Tensors, source: int, tag: int = 0) -> DoneWork:
-        """From one rank."""
         message = self._message(tensors[0], source, self._place, is_send=False)
         self._member.exchange.tell(message, None)
         noted = self._note_message("recv", tensors, source)
@@ -323,7 +299,9 @@ class VirtualGroup(dist.ProcessGroup):
         member, call = self._member, self._call(operation, shown, manner)
         travels = member.travels([*shown, *outputs])
         member.exchange.contribute(call, member.values_of(sent) if travels and sent else None)
-        queue = self._copies_back([*outputs, *(kept if isinstance(kept, list) else ())])
+        # Where results are copied to the card, that is begun here and done some time after somebody has waited.
+        on_card = [tensor for tensor in (*outputs, *(kept if isinstance(kept, list) else ())) if tensor.is_cuda]
+        queue = member.copies_back.begin(on_card) if self._staging.copies_back and on_card else None
         noted = member.notes.called(self._group, operation, max(_card_bytes(shown), _card_bytes(outputs)))
         if not travels:
             member.forget(outputs)
@@ -334,11 +312,6 @@ class VirtualGroup(dist.ProcessGroup):
             arrive(member.exchange.collect(call))
 
         return DoneWork(outputs, kept=(list(shown), kept), finish=finish, waited=queue, noted=noted)
-
-    def _copies_back(self, tensors: Tensors) -> Callable[[], None] | None:
-        """What happens when somebody waits for a collective that copies its results to the card."""
-        on_card = [tensor for tensor in tensors if tensor.is_cuda]
-        return self._member.copies_back.begin(on_card) if self._staging.copies_back and on_card else None
 
     def _call(self, operation: str, tensors: Tensors, manner: str = "") -> Call:
         number, self._number = self._number, self._number + 1
@@ -381,12 +354,3 @@ def _manner(how: Any) -> str:
 def _joined(values: Sequence[torch.Tensor]) -> torch.Tensor:
     """One after the other: a tensor on the card is known as a whole or not at all."""
     return torch.cat([value.reshape(-1) for value in values])
-
-
-def _wait_all(works: Sequence[DoneWork]) -> None:
-    for work in works:
-        work.wait()
-
-
-def _ignore(parts: list[Payload]) -> None:
-    """Only that they came matters."""

@@ -173,7 +173,7 @@ class Hub:
             reply(words)
             self._collected(call)
 
-        self._wait(rank, Waiting(call.words, ready, sources.missing, answer))
+        self._waiting[rank] = Waiting(call.words, ready, sources.missing, answer)
 
     def _collected(self, call: Call) -> None:
         """Once a group has its values, those of long before are let go; who called what is kept.
@@ -226,14 +226,24 @@ class Hub:
         def missing() -> set[int]:
             return set() if found() else {self.standing[message.peer]}
 
-        self._wait(rank, Waiting(message.words, ready, missing, lambda answer: reply(_unpacked(answer)), _PAIRED))
+        def answer(words: Answer) -> None:
+            kind, value = words
+            reply((kind, value[0]) if kind == "ok" else words)
+
+        self._waiting[rank] = Waiting(message.words, ready, missing, answer, _PAIRED)
 
     def _keep(self, rank: int, action: str, key: str, value: Any, reply: Reply) -> None:
         """The rendezvous store. What a rank adds it adds for all whom it stands for, so that counts come out right."""
         kept = self._kept
         if action == "get":
             words = f"rank {rank} reads {key!r} from the store{at(value or '')}"
-            self._wait(rank, Waiting(words, lambda: kept.get(key), lambda: self._all_ended_but(rank), reply, _SET_KEY))
+
+            def missing() -> set[int]:
+                """Any of the others might set a key, as long as one of them runs."""
+                others = self.running - {rank}
+                return others if others <= set(self.ended) else set()
+
+            self._waiting[rank] = Waiting(words, lambda: kept.get(key), missing, reply, _SET_KEY)
         elif action == "set":
             kept[key] = value
         elif action == "delete":
@@ -246,11 +256,6 @@ class Hub:
             share = sum(other == rank for other in self.standing.values())
             kept[key] = str(int(kept.get(key, b"0")) + value * share).encode()
             reply(("ok", int(kept[key])))
-
-    def _all_ended_but(self, rank: int) -> set[int]:
-        """Any of the others might set a key, as long as one of them runs."""
-        others = self.running - {rank}
-        return others if others <= set(self.ended) else set()
 
     def unmatched(self) -> str:
         """After all have ended well: a call or message whose other side never came; "" where there is none."""
@@ -279,7 +284,8 @@ class Hub:
 
     def _lonely(self, words: str, missing: int, hint: str) -> str:
         """ "A call without its other side: rank 0 calls barrier at train.py:3 and waits for rank 1, which has ended"."""
-        end = _end(self.ended.get(missing, ""))
+        how = self.ended.get(missing, "")
+        end = f"has failed ({how})" if how else "has ended"
         return f"{_ALONE}{words} and waits for rank {missing}, which {end}{self._after(missing)}. {hint}"
 
     def _after(self, rank: int) -> str:
@@ -292,16 +298,19 @@ class Hub:
         """Whether the rank waits for an answer."""
         return rank in self._waiting
 
-    def _wait(self, rank: int, waiting: Waiting) -> None:
-        self._waiting[rank] = waiting
-
     def _settle(self) -> None:
         """Answer whoever can be answered, and tell whoever waits for nothing."""
         while any(self._answer(rank) for rank in list(self._waiting)):
             pass
         live = self.running - set(self.ended)
         if self._waiting and live <= set(self._waiting) and not self._grow():
-            self._trouble(self._circle())
+            # Everybody waits: who for whom.
+            said, first = [], sorted(self._waiting)[:2]
+            for waiting in (self._waiting[rank] for rank in first):
+                missing = waiting.missing()
+                for_whom = f" and waits for rank {min(missing)}" if missing else ", which nobody sets"
+                said.append(waiting.words + for_whom)
+            self._trouble(f"Nobody goes on: {'; '.join(said)}. {self._waiting[first[0]].hint}")
 
     def _answer(self, rank: int) -> bool:
         waiting = self._waiting.get(rank)
@@ -314,19 +323,11 @@ class Hub:
             return True
         gone = sorted(waiting.missing() & set(self.ended))
         if gone:
-            self._refuse(rank, self._lonely(waiting.words, gone[0], waiting.hint))
+            words = self._lonely(waiting.words, gone[0], waiting.hint)
+            if not self.journal.trouble and not any(self.ended.values()):
+                self.journal.trouble = words
+            self._waiting.pop(rank).reply(("fail", words))
         return bool(gone)
-
-    def _refuse(self, rank: int, words: str) -> None:
-        if not self.journal.trouble and not any(self.ended.values()):
-            self.journal.trouble = words
-        self._waiting.pop(rank).reply(("fail", words))
-
-    def _circle(self) -> str:
-        """Everybody waits: who for whom."""
-        first = sorted(self._waiting)[:2]
-        said = [self._waiting[rank].words + _for(self._waiting[rank].missing()) for rank in first]
-        return f"Nobody goes on: {'; '.join(said)}. {self._waiting[first[0]].hint}"
 
     def nobody_answers(self) -> str:
         """Whether those that run only wait or ask in vain: the words of one who asks, or nothing."""
@@ -365,16 +366,3 @@ class _Sources:
     def missing(self) -> set[int]:
         """Those that gave nothing yet."""
         return {each for each, parts in self.found().items() if each not in parts}
-
-
-def _for(missing: set[int]) -> str:
-    return f" and waits for rank {min(missing)}" if missing else ", which nobody sets"
-
-
-def _end(how: str) -> str:
-    return f"has failed ({how})" if how else "has ended"
-
-
-def _unpacked(answer: Answer) -> Answer:
-    kind, value = answer
-    return (kind, value[0]) if kind == "ok" else answer

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import torch
 
 from tonnage.virtual.cluster.calls import Group, Payload
-from tonnage.virtual.cluster.communicators import communicator_bytes
 from tonnage.virtual.cluster.copies import CopiesBack
 from tonnage.virtual.cluster.exchange import Exchange
-from tonnage.virtual.cluster.notes import Notes
+from tonnage.virtual.cluster.staging import communicator_bytes
+from tonnage.virtual.cluster.work import Notes
 from tonnage.virtual.session import Session
 
 _MOST_ON_CARD = 1 << 20  # elements, as the virtual GPU keeps no more of whole numbers
@@ -64,11 +64,17 @@ class Member:
 
     def travels(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether such tensors' values are exchanged. All ranks say the same, whatever they know."""
-        return all(_may_travel(tensor) for tensor in tensors)
+        for tensor in tensors:
+            if tensor.is_cuda:
+                if tensor.numel() > _MOST_ON_CARD or tensor.is_floating_point() or tensor.is_complex():
+                    return False
+            elif tensor.device.type != "cpu" or tensor.numel() * tensor.element_size() > _MOST_ON_HOST_BYTES:
+                return False
+        return True
 
     def values_of(self, tensors: Sequence[torch.Tensor]) -> Payload:
         """Copies on the host; None where one is not known."""
-        if not all(self._is_known(tensor) for tensor in tensors):
+        if not all(not tensor.is_cuda or self._session.is_known(tensor) for tensor in tensors):
             return None
         return [tensor.detach().to("cpu", copy=True).contiguous() for tensor in tensors]
 
@@ -77,12 +83,3 @@ class Member:
         for tensor in tensors:
             if tensor.is_cuda:
                 self._session.forget(tensor)
-
-    def _is_known(self, tensor: torch.Tensor) -> bool:
-        return not tensor.is_cuda or self._session.is_known(tensor)
-
-
-def _may_travel(tensor: torch.Tensor) -> bool:
-    if tensor.is_cuda:
-        return tensor.numel() <= _MOST_ON_CARD and not (tensor.is_floating_point() or tensor.is_complex())
-    return tensor.device.type == "cpu" and tensor.numel() * tensor.element_size() <= _MOST_ON_HOST_BYTES

@@ -88,7 +88,9 @@ class Round:
         """Until all have ended, one of them ends all, or what they did turns out to be stale."""
         try:
             while self._goes_on():
-                self._start_those_who_joined()
+                for rank in sorted(self.hub.running - set(self._children)):  # those who joined
+                    child = self._children[rank] = _start(rank, self._director.act, self._folder)
+                    self._by_pipe[child.pipe] = child
                 self._serve()
                 self._director.listen()
         finally:
@@ -104,11 +106,6 @@ class Round:
         if hub.running <= set(hub.ended) and not any(hub.ended.values()):
             hub.join(self._director.widen_at_end(hub.standing, self.reports))
         return not hub.running <= set(hub.ended)
-
-    def _start_those_who_joined(self) -> None:
-        for rank in sorted(self.hub.running - set(self._children)):
-            child = self._children[rank] = _start(rank, self._director.act, self._folder)
-            self._by_pipe[child.pipe] = child
 
     def _serve(self) -> None:
         ready = wait(list(self._by_pipe), timeout=_POLL_S)
@@ -128,7 +125,11 @@ class Round:
         except EOFError:
             del self._by_pipe[pipe]
             child.process.join()
-            self._end(child.rank, f"its process {_death(child.process.exitcode)}", ends_all=True)
+            status = child.process.exitcode
+            how = f"ended with status {status} before the script did (os._exit, or a crash in native code)"
+            if status is not None and status < 0:
+                how = f"was killed by {signal.Signals(-status).name}"
+            self._end(child.rank, f"its process {how}", ends_all=True)
             return
         if words[0] == "finish":
             child.report = words[1]
@@ -165,7 +166,9 @@ def _live(
 ) -> None:
     """In the child: its own files, then the work, then the last word."""
     parents.close()
-    _die_with_parent()
+    # Ended from outside, the parent takes its ranks with it; on Linux, the only system that can say so.
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     for descriptor, path in zip((1, 2), output_of(folder, rank), strict=True):
         opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(opened, descriptor)
@@ -186,19 +189,6 @@ def _answerer(pipe: Connection) -> Callable[[Answer], None]:
             pipe.send(words)
 
     return answer
-
-
-def _die_with_parent() -> None:
-    """Ended from outside, the parent takes its ranks with it; on Linux, the only system that can say so."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _death(status: int | None) -> str:
-    """How a process ended that said no last word."""
-    if status is not None and status < 0:
-        return f"was killed by {signal.Signals(-status).name}"
-    return f"ended with status {status} before the script did (os._exit, or a crash in native code)"
 
 
 def _look_for_idle(by_pipe: dict[Connection, Child], hub: Hub, folder: Path) -> None:

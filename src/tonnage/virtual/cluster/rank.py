@@ -12,10 +12,11 @@ from tonnage.script.launchers import LOCAL_RANK
 from tonnage.script.program import Program
 from tonnage.script.running import run_as_main
 from tonnage.virtual.builds import new_session
-from tonnage.virtual.cluster.environment import environment_of
 from tonnage.virtual.cluster.exchange import HubExchange, PeerError
 from tonnage.virtual.imports import quick_imports
 from tonnage.virtual.script import recorded
+
+_PORT = 29500  # torchrun's default; nothing listens there
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,21 @@ class RankReport:
     stopped: bool
     calls: int
     whole_model: WholeModel
+
+
+def environment_of(rank: int, cluster: Cluster) -> dict[str, str]:
+    """The environment that torchrun gives to a rank."""
+    values: dict[str, object] = {
+        "RANK": rank, "LOCAL_RANK": rank % cluster.gpus_per_host, "GROUP_RANK": rank // cluster.gpus_per_host,
+        "ROLE_RANK": rank, "ROLE_NAME": "default",
+        "WORLD_SIZE": cluster.gpus, "LOCAL_WORLD_SIZE": cluster.gpus_per_host, "GROUP_WORLD_SIZE": cluster.hosts,
+        "ROLE_WORLD_SIZE": cluster.gpus,
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": _PORT,
+        "TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_MAX_RESTARTS": 0, "TORCHELASTIC_RUN_ID": "tonnage",
+        "TORCHELASTIC_USE_AGENT_STORE": True,
+        "OMP_NUM_THREADS": 1,
+    }  # fmt: skip
+    return {name: str(value) for name, value in values.items()}
 
 
 def run_rank(
@@ -44,8 +60,7 @@ def run_rank(
     session = new_session(cluster.gpu, torch_version, cards=cluster.gpus_per_host)
     session.cluster = cluster
     session.open(capture=True)
-    from tonnage.virtual.cluster import spawning
-    from tonnage.virtual.cluster.distributed import install
+    from tonnage.virtual.cluster.distributed import install, install_spawn
     from tonnage.virtual.cluster.engines import Engines
     from tonnage.virtual.cluster.member import Member
     from tonnage.virtual.cluster.store import HubStore
@@ -54,7 +69,7 @@ def run_rank(
 
     member, engines, patches = Member(rank, cluster.gpus, session, exchange), Engines(session.device), Patches()
     install(member, HubStore(exchange, member.line), patches)
-    spawning.install(rank, cluster, patches)
+    install_spawn(rank, cluster, patches)
     engines.watch(patches)
     whole = WholeModels(rank, cluster.gpus_per_host)
     whole.watch(patches)

@@ -4,26 +4,26 @@ NCCL reduces and gathers in place; only the forms that take a list of tensors go
 of the card through host memory, gathers into a flat tensor of its own and reduces a copy of what it scatters.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+
+from tonnage.budget.overheads import NCCL_CONNECTION_BYTES, NCCL_CONNECTIONS
+from tonnage.virtual.cluster.calls import Group
 
 
 class Nccl:
     """The library that CUDA tensors go through by default."""
 
-    name = "nccl"
     copies_back = False  # whether results reach the card by copies from the host
 
     @staticmethod
     def gathers_single(output: torch.Tensor) -> Any:
-        """Into the tensor itself."""
         return None
 
     @staticmethod
     def scatters_single(source: torch.Tensor) -> Any:
-        """From the tensor itself."""
         return None
 
     @staticmethod
@@ -43,7 +43,6 @@ class Nccl:
 class Gloo(Nccl):
     """Sockets between hosts."""
 
-    name = "gloo"
     copies_back = True
 
     @staticmethod
@@ -60,6 +59,15 @@ class Gloo(Nccl):
     def barrier() -> Any:
         """Nothing on the card."""
         return None
+
+
+def communicator_bytes(groups: Iterable[Group]) -> dict[str, int]:
+    """What NCCL holds beside the allocator, by communicator: a group that was used on the card by more than one rank.
+
+    A model, the planner's own: a channel has buffers to and from a neighbour for three protocols. Gloo holds nothing.
+    """
+    used = [group for group in groups if len(group.ranks) > 1 and staging_of(group.backend) is Nccl]
+    return {f"NCCL communicator {number}": NCCL_CONNECTION_BYTES * NCCL_CONNECTIONS for number, _ in enumerate(used, 1)}
 
 
 def staging_of(backend: str) -> type[Nccl]:

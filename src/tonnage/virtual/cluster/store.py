@@ -2,25 +2,17 @@
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch.distributed as dist
 
-
-class Keeper(Protocol):
-    """Whoever keeps what is put into stores."""
-
-    def keep(self, key: str, value: bytes) -> None:
-        """Put a value."""
-
-    def look_up(self, action: str, key: str, value: Any = None) -> Any:
-        """Ask for one."""
+from tonnage.virtual.cluster.exchange import Exchange
 
 
 class HubStore(dist.Store):
     """`torch.distributed.Store` over the line to the hub. Stores of one name are one store."""
 
-    def __init__(self, exchange: Keeper, line: Callable[[], str], name: str = "") -> None:
+    def __init__(self, exchange: Exchange, line: Callable[[], str], name: str = "") -> None:
         super().__init__()
         self.exchange, self.line, self._name = exchange, line, name
 
@@ -28,7 +20,6 @@ class HubStore(dist.Store):
         return self.exchange.look_up(action, self._name + key, value)
 
     def set(self, key: str, value: Any) -> None:
-        """Put a value."""
         self.exchange.keep(self._name + key, value.encode() if isinstance(value, str) else bytes(value))
 
     def get(self, key: str) -> bytes:
@@ -50,11 +41,9 @@ class HubStore(dist.Store):
         return self.get(key)
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all are there."""
         return all(self._ask("check", key, self.line()) for key in keys)
 
     def wait(self, keys: list[str], timeout: Any = None) -> None:
-        """Until all are there."""
         for key in keys:
             self.get(key)
 

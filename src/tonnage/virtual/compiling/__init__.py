@@ -45,22 +45,21 @@ def install(gpu: Gpu, stand_ins: StandIns) -> tuple[dict[str, Act], Callable[[],
         patches.set(torch, "compile", _eager(stand_ins, "Triton is not installed (pip install triton)"))
     if bindings.is_needed():
         bindings.install(patches)
-    actions = _actions_on_import(gpu, stand_ins, caches.install(patches), patches)
-    for name, act in actions.items():
-        if name in sys.modules:
-            act(sys.modules[name])
-    return actions, patches.undo
+    folder = caches.install(patches)
 
+    def configure(config: ModuleType) -> None:
+        """Compile in this process: a pool of workers takes seconds to start, and there is nothing for it to do."""
+        patches.set(config, "compile_threads", 1)
+        patches.set(config, "bundle_triton_into_fx_graph_cache", False)  # there are no binaries to keep
 
-def _actions_on_import(gpu: Gpu, stand_ins: StandIns, folder: str, patches: Patches) -> dict[str, Act]:
-    """What changes in each module of Triton and Inductor, right after it has been imported."""
-    return {
+    # What changes in each module of Triton and Inductor, right after it has been imported.
+    actions: dict[str, Act] = {
         "triton.backends": lambda module: driver.replace_driver(module, gpu, patches),
         "triton.runtime.driver": lambda module: driver.forget_driver(module, patches),
         "triton.runtime.jit": lambda module: driver.quiet_launches(module, stand_ins, patches),
         "triton.testing": lambda module: driver.constant_times(module, patches),
         "torch._dynamo.trace_rules": lambda module: _leave_alone(module, patches),
-        "torch._inductor.config": lambda module: _configure(module, patches),
+        "torch._inductor.config": configure,
         "torch._inductor.runtime.cache_dir_utils": lambda module: caches.keep_folder(module, folder, patches),
         "torch._inductor.runtime.triton_heuristics": lambda module: kernels.skip_compilation(
             module, stand_ins, patches
@@ -69,6 +68,10 @@ def _actions_on_import(gpu: Gpu, stand_ins: StandIns, folder: str, patches: Patc
         "torch._inductor.fx_passes.pad_mm": lambda module: padding.decide_padding(module, gpu, patches),
         "torch._inductor.compile_fx": lambda module: _change_backend(module, stand_ins, patches),
     }
+    for name, act in actions.items():
+        if name in sys.modules:
+            act(sys.modules[name])
+    return actions, patches.undo
 
 
 def _leave_alone(trace_rules: ModuleType, patches: Patches) -> None:
@@ -84,18 +87,16 @@ def _leave_alone(trace_rules: ModuleType, patches: Patches) -> None:
     patches.on_undo(trace_rules._recompile_re)
 
 
-def _configure(config: ModuleType, patches: Patches) -> None:
-    """Compile in this process: a pool of workers takes seconds to start, and there is nothing for it to do."""
-    patches.set(config, "compile_threads", 1)
-    patches.set(config, "bundle_triton_into_fx_graph_cache", False)  # there are no binaries to keep
-
-
 def _change_backend(compile_fx: ModuleType, stand_ins: StandIns, patches: Patches) -> None:
     """Run graphs with parts on the host eagerly where there is no C++ compiler, which Inductor needs for those."""
     plain = compile_fx.compile_fx
 
+    def on_host(node: Any) -> bool:
+        value = node.meta.get("example_value", node.meta.get("val"))
+        return isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.dim() > 0
+
     def compile_or_not(model: Any, example_inputs: Any, *arguments: Any, **keywords: Any) -> Any:
-        if not _has_compiler() and any(_on_host(node) for node in getattr(model, "graph", model).nodes):
+        if not _has_compiler() and any(map(on_host, getattr(model, "graph", model).nodes)):
             stand_ins.unmodelled(
                 "torch.compile", "a graph with host tensors ran eagerly: no C++ compiler (install g++)"
             )
@@ -114,11 +115,6 @@ def _has_compiler() -> bool:
         return shutil.which(cpp_builder.get_cpp_compiler()) is not None
     except Exception:  # InvalidCxxCompiler, and it lives elsewhere in older versions
         return False
-
-
-def _on_host(node: Any) -> bool:
-    value = node.meta.get("example_value", node.meta.get("val"))
-    return isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.dim() > 0
 
 
 def _eager(stand_ins: StandIns, reason: str) -> Callable[..., Any]:

@@ -45,30 +45,24 @@ class VirtualDriver:
 
     @classmethod
     def is_active(cls) -> bool:
-        """Whether there is a card: always."""
         return True
 
     def get_current_target(self) -> Any:
-        """What to compile for."""
         from triton.backends.compiler import GPUTarget
 
         major, minor = self._gpu.compute_capability
         return GPUTarget("cuda", major * 10 + minor, self._gpu.warp_size)
 
     def get_device_capability(self, device: int = 0) -> tuple[int, int]:
-        """The compute capability of the card."""
         return self._gpu.compute_capability
 
     def get_current_device(self) -> int:
-        """The selected card."""
         return torch.cuda.current_device()
 
     def set_current_device(self, device: int) -> None:
-        """Select a card."""
         torch.cuda.set_device(device)
 
     def get_current_stream(self, device: int | None = None) -> int:
-        """The handle of the current stream."""
         return torch.cuda.current_stream(device).cuda_stream
 
     def get_device_interface(self) -> Any:
@@ -76,7 +70,6 @@ class VirtualDriver:
         return torch.cuda
 
     def get_active_torch_device(self) -> torch.device:
-        """The selected card as a torch.device."""
         return torch.device("cuda", self.get_current_device())
 
     def get_benchmarker(self) -> Callable[..., Any]:
@@ -88,7 +81,6 @@ class VirtualDriver:
         return torch.empty(_FLUSH_BYTES // 4, dtype=torch.int, device="cuda")
 
     def clear_cache(self, cache: torch.Tensor) -> None:
-        """Flush the L2 cache."""
         cache.zero_()
 
     def map_python_to_cpp_type(self, type_name: str) -> str:
@@ -138,17 +130,14 @@ def quiet_launches(jit: ModuleType, stand_ins: StandIns, patches: Patches) -> No
         name = getattr(self, "__name__", None) or getattr(getattr(self, "fn", None), "__name__", "kernel")
         if not warmup:
             stand_ins.unmodelled(f"triton kernel {name}", "not run: it writes into tensors that exist already")
-            _tell_profiler(str(name), (*arguments, *keywords.values()))
+            # The profiler is told as Inductor does for kernels of its own; Triton leaves that to the card's tracer.
+            if torch.autograd.profiler._is_profiler_enabled:
+                given = (*arguments, *keywords.values())
+                shown = [value for value in given if isinstance(value, (torch.Tensor, int, float))]
+                with torch._C._profiler._RecordFunctionFast(f"triton_{str(name).removeprefix('triton_')}", shown):
+                    pass
 
     patches.set(jit.JITFunction, "run", run)
-
-
-def _tell_profiler(name: str, given: tuple[Any, ...]) -> None:
-    """Record a launch as Inductor does for kernels of its own, which Triton's own launches leave to the card's tracer."""
-    if torch.autograd.profiler._is_profiler_enabled:
-        shown = [value for value in given if isinstance(value, (torch.Tensor, int, float))]
-        with torch._C._profiler._RecordFunctionFast(f"triton_{name.removeprefix('triton_')}", shown):
-            pass
 
 
 def constant_times(testing: ModuleType, patches: Patches) -> None:

@@ -19,11 +19,7 @@ def source_of(code_file: str, line_number: int) -> tuple[str, str] | None:
         return None
     frames = codecache.PyCodeCache.stack_frames_for_code(code_file, line_number)
     line = f"{os.path.basename(frames[0]['filename'])}:{frames[0]['line']}" if frames else ""
-    return line, _operator_at(code_file, line_number)
-
-
-def _operator_at(code_file: str, line_number: int) -> str:
     for number in range(line_number, max(line_number - _FARTHEST, 0), -1):
         if found := _ORIGIN.search(linecache.getline(code_file, number)):
-            return found[1].split(", ")[-1]
-    return ""
+            return line, found[1].split(", ")[-1]
+    return line, ""

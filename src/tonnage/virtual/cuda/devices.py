@@ -11,7 +11,7 @@ from tonnage.virtual.cuda import forks
 from tonnage.virtual.cuda.cards import Cards
 from tonnage.virtual.cuda.patches import Patches
 from tonnage.virtual.cuda.properties import properties_of
-from tonnage.virtual.cuda.releases import Release, release_of
+from tonnage.virtual.cuda.releases import release_of
 
 
 class _Devices:
@@ -44,7 +44,6 @@ class _Devices:
         return len(self.cards)
 
     def get(self) -> int:
-        """The selected card."""
         return self.cards.selected
 
     def set(self, index: int) -> None:
@@ -66,7 +65,6 @@ class _Devices:
         return self.exchange(index)
 
     def synchronize(self) -> None:
-        """The selected card catches up."""
         self.cards.at().synchronize()
 
     def can_access_peer(self, index: int, peer: int) -> bool:
@@ -74,7 +72,6 @@ class _Devices:
         return index != peer
 
     def get_sync_debug_mode(self) -> int:
-        """What `set_sync_debug_mode` was given."""
         return self._sync_debug_mode
 
     def set_sync_debug_mode(self, mode: int) -> None:
@@ -86,20 +83,7 @@ def install(cards: Cards, patches: Patches) -> None:
     """Supply them, and bring `torch.cuda` to the state of a fresh process."""
     release = release_of(cards.at(0).torch_version)
     devices = _Devices(cards, patches)
-    patches.set_all(torch._C, _functions(devices, release))
-    patches.set_all(torch.cuda, _fresh_state(devices))
-    patches.set(torch.version, "cuda", release.cuda)
-    for name in ("_has_cuda", "_has_cudnn", "_has_magma", "_has_cusparselt"):
-        patches.set(torch._C, name, True)
-    torch.cuda._check_bf16_tensor_supported.cache_clear()
-    patches.on_undo(torch.cuda._check_bf16_tensor_supported.cache_clear)
-    for index in range(len(cards)):
-        patches.on_undo(lambda index=index: cards.set_stream(index, 0))  # type: ignore[misc]
-    patches.on_undo(lambda: setattr(cards, "selected", 0))
-
-
-def _functions(devices: _Devices, release: Release) -> dict[str, Callable[..., Any]]:
-    return {
+    functions: dict[str, Callable[..., Any]] = {
         "_cuda_init": devices.init,
         "_cuda_getDeviceCount": devices.count,
         "_cuda_getDevice": devices.get,
@@ -123,11 +107,9 @@ def _functions(devices: _Devices, release: Release) -> dict[str, Callable[..., A
         "_nccl_version": lambda: release.nccl[0] << 32 | release.nccl[1] << 16 | release.nccl[2],
         "_nccl_version_suffix": lambda: b"",
     }
-
-
-def _fresh_state(devices: _Devices) -> dict[str, Any]:
-    """What `torch.cuda` keeps in its module: as if just imported, by a build with CUDA."""
-    return {
+    patches.set_all(torch._C, functions)
+    # What `torch.cuda` keeps in its module: as if just imported, by a build with CUDA.
+    fresh = {
         "_initialized": False,
         "_queued_calls": list(torch.cuda._queued_calls),
         "_lazy_seed_tracker": _LazySeedTracker(),
@@ -138,3 +120,12 @@ def _fresh_state(devices: _Devices) -> dict[str, Any]:
         "_CudaDeviceProperties": type(devices._properties[0]),
         "has_magma": True,
     }
+    patches.set_all(torch.cuda, fresh)
+    patches.set(torch.version, "cuda", release.cuda)
+    for name in ("_has_cuda", "_has_cudnn", "_has_magma", "_has_cusparselt"):
+        patches.set(torch._C, name, True)
+    torch.cuda._check_bf16_tensor_supported.cache_clear()
+    patches.on_undo(torch.cuda._check_bf16_tensor_supported.cache_clear)
+    for index in range(len(cards)):
+        patches.on_undo(lambda index=index: cards.set_stream(index, 0))  # type: ignore[misc]
+    patches.on_undo(lambda: setattr(cards, "selected", 0))

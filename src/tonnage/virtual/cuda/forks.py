@@ -42,7 +42,6 @@ def untouched() -> Iterator[None]:
 
 
 def is_in_bad_fork() -> bool:
-    """`torch._C._cuda_isInBadFork`."""
     return _Process.in_bad_fork
 
 

@@ -56,14 +56,6 @@ class Pools:
         current = self.cards.stream(index)
         self.begin(index, pool, lambda stream: stream == current)
 
-    def end(self, index: int, pool: PoolId) -> None:
-        """Requests go where they went before."""
-        self.cards.at(index).allocator.end_allocate_to_pool(pool)
-
-    def release(self, index: int, pool: PoolId) -> None:
-        """One user less."""
-        self.cards.at(index).allocator.release_pool(pool)
-
 
 class _Capture:
     """The state of one graph, apart from the object that Python holds: it outlives it by a moment."""
@@ -91,12 +83,12 @@ class _Capture:
             raise RuntimeError("Capture must end on the same stream it began on.")
         assert self.pool is not None
         _open.remove(self)
-        self.pools.end(self.index, self.pool)
+        self.pools.cards.at(self.index).allocator.end_allocate_to_pool(self.pool)
         self.is_done = True
 
     def reset(self) -> None:
         if self.is_done and self.pool is not None:
-            self.pools.release(self.index, self.pool)
+            self.pools.cards.at(self.index).allocator.release_pool(self.pool)
         self.is_done = False
 
     def close(self) -> None:
@@ -195,7 +187,12 @@ def _pool_base(pools: Pools) -> type:
             self._id = pools.user_id() if is_user_created else pools.graph_id()
             self._memory = pools.cards.at().allocator
             self._memory.create_pool(self._id)
-            weakref.finalize(self, _drop_pool, self._memory, self._id).atexit = False
+
+            def drop(memory: CachingAllocator = self._memory, pool: PoolId = self._id) -> None:
+                memory.release_pool(pool)
+                memory.empty_cache(pool)
+
+            weakref.finalize(self, drop).atexit = False
 
         @property
         def id(self) -> PoolId:
@@ -207,30 +204,15 @@ def _pool_base(pools: Pools) -> type:
     return _MemPool
 
 
-def _drop_pool(allocator: CachingAllocator, pool: PoolId) -> None:
-    allocator.release_pool(pool)
-    allocator.empty_cache(pool)
-
-
 def install(cards: Cards, patches: Patches) -> None:
     """Supply the functions, and other bases for PyTorch's own classes."""
     pools = Pools(cards)
-    functions = _functions(pools)
-    patches.set_all(torch._C, functions)
-    for module in (torch.cuda.graphs, torch.cuda.memory):
-        patches.set_all(module, {name: value for name, value in functions.items() if hasattr(module, name)})
-    patches.set(torch.cuda.graphs.CUDAGraph, "__bases__", (functions["_CUDAGraph"],))
-    patches.set(torch.cuda.memory.MemPool, "__bases__", (functions["_MemPool"],))
-    patches.set(torch.cuda.graphs.graph, "default_capture_stream", None)
-    patches.on_undo(_open.clear)
 
-
-def _functions(pools: Pools) -> dict[str, Any]:
     def is_capturing() -> bool:
-        stream = pools.cards.stream()
+        stream = cards.stream()
         return any(stream in capture.streams for capture in _open)
 
-    return {
+    functions = {
         "_CUDAGraph": _graph_base(pools),
         "_MemPool": _pool_base(pools),
         "_graph_pool_handle": pools.user_id,
@@ -238,7 +220,14 @@ def _functions(pools: Pools) -> dict[str, Any]:
         "_cuda_beginAllocateToPool": pools.begin,
         "_cuda_beginAllocateCurrentThreadToPool": pools.begin_thread,
         "_cuda_beginAllocateCurrentStreamToPool": pools.begin_stream,
-        "_cuda_endAllocateToPool": pools.end,
-        "_cuda_releasePool": pools.release,
+        "_cuda_endAllocateToPool": lambda index, pool: cards.at(index).allocator.end_allocate_to_pool(pool),
+        "_cuda_releasePool": lambda index, pool: cards.at(index).allocator.release_pool(pool),
         "_cuda_checkPoolLiveAllocations": lambda index, pool, expected: True,
     }
+    patches.set_all(torch._C, functions)
+    for module in (torch.cuda.graphs, torch.cuda.memory):
+        patches.set_all(module, {name: value for name, value in functions.items() if hasattr(module, name)})
+    patches.set(torch.cuda.graphs.CUDAGraph, "__bases__", (functions["_CUDAGraph"],))
+    patches.set(torch.cuda.memory.MemPool, "__bases__", (functions["_MemPool"],))
+    patches.set(torch.cuda.graphs.graph, "default_capture_stream", None)
+    patches.on_undo(_open.clear)

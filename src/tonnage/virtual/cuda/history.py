@@ -45,12 +45,10 @@ class Ring:
             self._next = (self._next + 1) % self.limit
 
     def clear(self) -> None:
-        """Forget all."""
         self._entries.clear()
         self._next = 0
 
     def in_order(self) -> list[Entry]:
-        """Oldest first."""
         return self._entries[self._next :] + self._entries[: self._next]
 
 
@@ -69,7 +67,6 @@ class History:
         self._known: dict[tuple[CodeType, int], dict[str, Any]] = {}
 
     def start(self, when: int, max_entries: int, skipped: Sequence[str]) -> None:
-        """Record from now on."""
         self.when, self.trace.limit, self.skipped = when, max_entries, frozenset(skipped)
         self.device.history = self
 
@@ -81,7 +78,6 @@ class History:
     # Called by the device
 
     def allocated(self, allocation: Allocation) -> None:
-        """A block was handed out."""
         self._complete_frees()
         if self.when >= _STATE:
             self._frames[allocation.address] = allocation.index, self._stack()
@@ -162,7 +158,6 @@ class History:
         return frames if live is not None and live.index == index else None
 
     def note_snapshot(self) -> None:
-        """A snapshot was taken."""
         if self.device.history is self:
             active = self.device.allocator.memory_stats()["active_bytes.all.current"]
             self._record("snapshot", 0, active, 0)
@@ -222,7 +217,6 @@ class _Histories:
                 history.stop()
 
     def is_enabled(self) -> bool:
-        """Whether anything is recorded."""
         return self.cards.at().history is not None
 
     def annotate(self, stage: str, name: str) -> None:
@@ -278,10 +272,6 @@ def install(cards: Cards, patches: Patches) -> None:
     )
     for history in histories.histories:
         patches.on_undo(history.stop)
-    _hear_annotations(histories, patches)
-
-
-def _hear_annotations(histories: _Histories, patches: Patches) -> None:
     region = torch.autograd.profiler.record_function
     plain_enter, plain_exit = region.__enter__, region.__exit__
 

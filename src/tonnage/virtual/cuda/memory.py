@@ -28,29 +28,23 @@ class _Memory:
         return nested(self.cards.at(index).allocator.memory_stats())
 
     def reset_peak(self, index: int) -> None:
-        """Peaks start over."""
         self.cards.at(index).allocator.reset_peak()
 
     def reset_accumulated(self, index: int) -> None:
-        """Totals start over."""
         self.cards.at(index).allocator.reset_accumulated()
 
     def empty_cache(self, *_: Any) -> None:
-        """Of every card, as PyTorch does."""
         for device in self.cards.devices:
             device.empty_cache()
 
     def info(self, index: int) -> tuple[int, int]:
-        """Free and total bytes."""
         allocator = self.cards.at(index).allocator
         return allocator.free_bytes, allocator.capacity_bytes
 
     def get_fraction(self, index: int) -> float:
-        """The share that was set last."""
         return self._fractions[index]
 
     def set_fraction(self, fraction: float, index: int) -> None:
-        """Limit reserved bytes to a share of the card."""
         self.cards.at(index).allocator.set_memory_fraction(fraction)
         self._fractions[index] = fraction
 
@@ -64,7 +58,6 @@ class _Memory:
             raise torch.OutOfMemoryError(str(error)) from None
 
     def raw_delete(self, address: int) -> None:
-        """The end of such a block."""
         for device in self.cards.devices:
             if address in device.live:
                 device.free(address, 0)
@@ -72,7 +65,6 @@ class _Memory:
         raise RuntimeError(f"invalid device pointer: {address:#x}")
 
     def enable_caching(self, enabled: bool) -> None:
-        """The cache is always on."""
         if not enabled:
             raise NotModelled("memory without the caching allocator")
 
@@ -120,13 +112,10 @@ def nested(flat: Mapping[str, int]) -> dict[str, Any]:
 
 def install(cards: Cards, patches: Patches) -> None:
     """Supply them, for `torch.cuda` and for `torch.accelerator`."""
-    memory = _Memory(cards)
-    patches.set_all(torch._C, _cuda_functions(memory) | _accelerator_functions(memory) | _blas_functions())
+    from tonnage.virtual import session
 
-
-def _cuda_functions(memory: _Memory) -> dict[str, Callable[..., Any]]:
-    library = memory.cards.library
-    return {
+    memory, library = _Memory(cards), cards.library
+    functions: dict[str, Callable[..., Any]] = {
         "_cuda_memoryStats": memory.stats,
         "_cuda_resetPeakMemoryStats": memory.reset_peak,
         "_cuda_resetAccumulatedMemoryStats": memory.reset_accumulated,
@@ -137,40 +126,28 @@ def _cuda_functions(memory: _Memory) -> dict[str, Callable[..., Any]]:
         "_cuda_cudaCachingAllocator_raw_delete": memory.raw_delete,
         "_cuda_cudaCachingAllocator_enable": memory.enable_caching,
         "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
-        "_cuda_getAllocatorBackend": lambda: memory.cards.at(0).allocator.settings.backend,
+        "_cuda_getAllocatorBackend": lambda: cards.at(0).allocator.settings.backend,
         "_cuda_getAllocator": lambda: torch._C._cuda_CUDAAllocator,
         "_cuda_attach_out_of_memory_observer": memory.observe_oom,
         "_cuda_hostMemoryStats": memory.host_stats,
         "_cuda_resetPeakHostMemoryStats": lambda: library.tonnage_reset_host_stats(True),
         "_cuda_resetAccumulatedHostMemoryStats": lambda: library.tonnage_reset_host_stats(False),
         "_host_emptyCache": library.tonnage_empty_pinned_cache,
-    }
-
-
-def _accelerator_functions(memory: _Memory) -> dict[str, Callable[..., Any]]:
-    return {
+        # torch.accelerator
         "_accelerator_isAllocatorInitialized": torch.cuda.is_initialized,
         "_accelerator_emptyCache": memory.empty_cache,
-        "_accelerator_emptyHostCache": memory.cards.library.tonnage_empty_pinned_cache,
+        "_accelerator_emptyHostCache": library.tonnage_empty_pinned_cache,
         "_accelerator_getDeviceStats": memory.stats,
         "_accelerator_resetPeakStats": memory.reset_peak,
         "_accelerator_resetAccumulatedStats": memory.reset_accumulated,
         "_accelerator_getMemoryInfo": memory.info,
         "_accelerator_setAllocatorSettings": memory.change_settings,
-        "_accelerator_getAllocatorSettings": lambda: memory.cards.at(0).allocator.settings.text,
-    }
-
-
-def _blas_functions() -> dict[str, Callable[..., Any]]:
-    from tonnage.virtual import session
-
-    def size_bytes(library: str) -> int:
-        return session.active().workspaces.size_bytes(library)
-
-    return {
+        "_accelerator_getAllocatorSettings": lambda: cards.at(0).allocator.settings.text,
+        # cuBLAS
         "_cuda_clearCublasWorkspaces": lambda: session.active().workspaces.clear(),
-        "_cuda_getCublasWorkspaceSize": lambda: size_bytes("cublas"),
-        "_cuda_getCublasLtWorkspaceSize": lambda: size_bytes("cublaslt"),
+        "_cuda_getCublasWorkspaceSize": lambda: session.active().workspaces.size_bytes("cublas"),
+        "_cuda_getCublasLtWorkspaceSize": lambda: session.active().workspaces.size_bytes("cublaslt"),
         "_cuda_getCurrentBlasHandle": lambda: 1,
         "_cuda_getCurrentSolverHandle": lambda: 1,
     }
+    patches.set_all(torch._C, functions)

@@ -7,65 +7,48 @@ from typing import Any
 
 from tonnage.virtual.cuda.cards import Cards
 from tonnage.virtual.cuda.patches import Patches
-from tonnage.virtual.device import Device
 
 _IDLE_CELSIUS = 40
 _DRIVER = "580.159"
 
 
-class _Nvml:
-    """A handle is a card's index."""
-
-    def __init__(self, cards: Cards) -> None:
-        self.cards = cards
-
-    def used_bytes(self, index: int) -> int:
-        allocator = self.cards.at(index).allocator
-        return allocator.capacity_bytes - allocator.free_bytes
-
-    def memory(self, index: int, version: Any = None) -> SimpleNamespace:
-        total, used = self.cards.at(index).allocator.capacity_bytes, self.used_bytes(index)
-        return SimpleNamespace(total=total, used=used, free=total - used, reserved=0, version=version)
-
-    def processes(self, index: int) -> list[SimpleNamespace]:
-        return [SimpleNamespace(pid=os.getpid(), usedGpuMemory=self.used_bytes(index))]
-
-    def device(self, index: int) -> Device:
-        return self.cards.at(index)
-
-
 def install(cards: Cards, patches: Patches) -> None:
-    """Answer in pynvml's place."""
+    """Answer in pynvml's place; a handle is a card's index."""
     try:
         import pynvml
     except ImportError:
         return
-    nvml = _Nvml(cards)
-    for name, function in _functions(nvml).items():
-        if hasattr(pynvml, name):
-            patches.set(pynvml, name, function)
 
-
-def _functions(nvml: _Nvml) -> dict[str, Callable[..., Any]]:
     def handle(index: Any) -> int:
-        nvml.cards.check(int(index))
+        cards.check(int(index))
         return int(index)
 
-    return {
+    def used_bytes(index: int) -> int:
+        allocator = cards.at(index).allocator
+        return allocator.capacity_bytes - allocator.free_bytes
+
+    def memory(index: int, version: Any = None) -> SimpleNamespace:
+        total, used = cards.at(index).allocator.capacity_bytes, used_bytes(index)
+        return SimpleNamespace(total=total, used=used, free=total - used, reserved=0, version=version)
+
+    functions: dict[str, Callable[..., Any]] = {
         "nvmlInit": lambda: None,
         "nvmlInitWithFlags": lambda flags: None,
         "nvmlShutdown": lambda: None,
         "nvmlSystemGetDriverVersion": lambda: _DRIVER,
-        "nvmlDeviceGetCount": lambda: len(nvml.cards),
+        "nvmlDeviceGetCount": lambda: len(cards),
         "nvmlDeviceGetHandleByIndex": handle,
         "nvmlDeviceGetIndex": handle,
-        "nvmlDeviceGetName": lambda index: nvml.device(index).gpu.name,
-        "nvmlDeviceGetMemoryInfo": nvml.memory,
-        "nvmlDeviceGetComputeRunningProcesses": nvml.processes,
+        "nvmlDeviceGetName": lambda index: cards.at(index).gpu.name,
+        "nvmlDeviceGetMemoryInfo": memory,
+        "nvmlDeviceGetComputeRunningProcesses": lambda index: [
+            SimpleNamespace(pid=os.getpid(), usedGpuMemory=used_bytes(index))
+        ],
         "nvmlDeviceGetUtilizationRates": lambda index: SimpleNamespace(gpu=0, memory=0),
         "nvmlDeviceGetTemperature": lambda index, sensor=0: _IDLE_CELSIUS,
-        "nvmlDeviceGetPowerUsage": lambda index: nvml.device(index).gpu.power_w * 1000,
-        "nvmlDeviceGetEnforcedPowerLimit": lambda index: nvml.device(index).gpu.power_w * 1000,
-        "nvmlDeviceGetClockInfo": lambda index, kind=0: nvml.device(index).gpu.clock_mhz,
-        "nvmlDeviceGetCudaComputeCapability": lambda index: nvml.device(index).gpu.compute_capability,
+        "nvmlDeviceGetPowerUsage": lambda index: cards.at(index).gpu.power_w * 1000,
+        "nvmlDeviceGetEnforcedPowerLimit": lambda index: cards.at(index).gpu.power_w * 1000,
+        "nvmlDeviceGetClockInfo": lambda index, kind=0: cards.at(index).gpu.clock_mhz,
+        "nvmlDeviceGetCudaComputeCapability": lambda index: cards.at(index).gpu.compute_capability,
     }
+    patches.set_all(pynvml, {name: function for name, function in functions.items() if hasattr(pynvml, name)})

@@ -35,7 +35,10 @@ class Release:
 def release_of(torch_version: tuple[int, int]) -> Release:
     """The newest row that is not newer than this version, or the oldest."""
     rows = tomllib.loads((Path(__file__).parent / "releases.toml").read_text())["release"]
-    releases = [_release(row) for row in rows]
+    releases = []
+    for row in rows:
+        values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in row.items()}
+        releases.append(Release(**values))
     return max((r for r in releases if r.torch <= torch_version), key=lambda r: r.torch, default=releases[0])
 
 
@@ -48,8 +51,3 @@ def release_of_wheel(torch_version: tuple[int, int], cuda: str, requirements: It
             is_number = match[1] == "cusparselt"
             found[match[1]] = major * 10_000 + minor * 100 + patch if is_number else (major, minor, patch)
     return replace(release_of(torch_version), cuda=cuda, **found)
-
-
-def _release(row: dict[str, Any]) -> Release:
-    values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in row.items()}
-    return Release(**values)

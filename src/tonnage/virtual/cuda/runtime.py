@@ -14,6 +14,7 @@ import torch
 from tonnage.virtual.cuda.cards import Cards
 from tonnage.virtual.cuda.patches import Patches
 from tonnage.virtual.cuda.releases import Release, release_of
+from tonnage.virtual.kernels.attention_choice import CUDNN, EFFICIENT, FLASH, can_use
 from tonnage.virtual.kernels.norms import unfused_rms_norm
 
 _NO_PROFILER = -2  # what NVTX answers where nothing listens
@@ -33,19 +34,22 @@ def install(cards: Cards, patches: Patches) -> None:
     patches.set(torch.cuda, "_cudart", cudart)
     patches.set(torch.cuda.nvtx, "_nvtx", nvtx)
     _install_cudnn(release, patches)
-    _install_profiler(patches)
-    _install_attention_choice(patches)
+    # A profile of the host is all there is: without this, PyTorch would time each operator with events of its own.
+    activities, profiler = torch.profiler.ProfilerActivity, torch.autograd.profiler
+    patches.set(profiler, "_supported_activities", lambda: {activities.CPU, activities.CUDA})
+    patches.set(profiler.emit_nvtx, "__enter__", lambda self: self)
+    patches.set(profiler.emit_nvtx, "__exit__", lambda self, *error: False)
+    # `torch.backends.cuda.can_use_flash_attention` and kin, which attention over jagged tensors asks.
+    names = {"flash": FLASH, "mem_efficient": EFFICIENT, "cudnn": CUDNN}
+    patches.set_all(torch._C, {f"_can_use_{name}_attention": partial(can_use, which) for name, which in names.items()})
+    patches.set(torch._C, "_is_flash_attention_available", lambda: True)
     if cards.at(0).torch_version < (2, 9):
         patches.set(torch, "rms_norm", unfused_rms_norm)
     if cards.at(0).torch_version < (2, 5):
-        _keep_attention_in_half(patches)
-
-
-def _keep_attention_in_half(patches: Patches) -> None:
-    """The attention that is written in plain operators computes in float32 since 2.5; before, in the type of its inputs."""
-    before = torch._C._get_math_sdp_allow_fp16_bf16_reduction()
-    torch._C._set_math_sdp_allow_fp16_bf16_reduction(True)
-    patches.on_undo(lambda: torch._C._set_math_sdp_allow_fp16_bf16_reduction(before))
+        # The attention that is written in plain operators computed in the type of its inputs; in float32 since then.
+        before = torch._C._get_math_sdp_allow_fp16_bf16_reduction()
+        torch._C._set_math_sdp_allow_fp16_bf16_reduction(True)
+        patches.on_undo(lambda: torch._C._set_math_sdp_allow_fp16_bf16_reduction(before))
 
 
 def _module(name: str, **contents: Any) -> ModuleType:
@@ -95,25 +99,8 @@ def _nvtx() -> ModuleType:
     )
 
 
-def _install_attention_choice(patches: Patches) -> None:
-    """`torch.backends.cuda.can_use_flash_attention` and kin, which attention over jagged tensors asks."""
-    from tonnage.virtual.kernels.attention_choice import CUDNN, EFFICIENT, FLASH, can_use
-
-    names = {"flash": FLASH, "mem_efficient": EFFICIENT, "cudnn": CUDNN}
-    patches.set_all(torch._C, {f"_can_use_{name}_attention": partial(can_use, which) for name, which in names.items()})
-    patches.set(torch._C, "_is_flash_attention_available", lambda: True)
-
-
-def _install_profiler(patches: Patches) -> None:
-    """A profile of the host is all there is: without this, PyTorch would time each operator with events of its own."""
-    activities = torch.profiler.ProfilerActivity
-    patches.set(torch.autograd.profiler, "_supported_activities", lambda: {activities.CPU, activities.CUDA})
-    patches.set(torch.autograd.profiler.emit_nvtx, "__enter__", lambda self: self)
-    patches.set(torch.autograd.profiler.emit_nvtx, "__exit__", lambda self, *error: False)
-
-
-def _cudnn(release: Release) -> ModuleType:
-    return _module(
+def _install_cudnn(release: Release, patches: Patches) -> None:
+    cudnn = _module(
         "_cudnn",
         is_cuda=True,
         getVersionInt=lambda: release.cudnn_number,
@@ -121,10 +108,6 @@ def _cudnn(release: Release) -> ModuleType:
         getCompileVersion=lambda: release.cudnn,
         RNNMode=IntEnum("RNNMode", {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}),
     )
-
-
-def _install_cudnn(release: Release, patches: Patches) -> None:
-    cudnn = _cudnn(release)
     kept = {"limit": 10, "empties": False}
     patches.set_all(
         torch._C,

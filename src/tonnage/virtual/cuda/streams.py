@@ -7,7 +7,6 @@ get another base later, so the file that defines them, torch/cuda/streams.py, is
 import importlib.util
 import sys
 import time
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -36,7 +35,6 @@ class _CudaStreamBase(torch.Stream):
 
     @property
     def cuda_stream(self) -> int:
-        """The handle."""
         return self.stream_id
 
     @property
@@ -46,7 +44,6 @@ class _CudaStreamBase(torch.Stream):
 
     @staticmethod
     def priority_range() -> tuple[int, int]:
-        """Least and greatest."""
         return 0, -3
 
 
@@ -65,7 +62,6 @@ class _CudaEventBase(torch.Event):
         return self
 
     def record(self, stream: torch.Stream) -> None:
-        """Note the time."""
         super().record(stream)
         self._stream_id, self._recorded_ns = stream.stream_id, time.perf_counter_ns()
 
@@ -99,24 +95,7 @@ class _CudaEventBase(torch.Event):
 
 def install(cards: Cards, patches: Patches) -> None:
     """Supply the base classes and the functions, then make PyTorch's classes again."""
-    patches.set_all(torch._C, {"_CudaStreamBase": _CudaStreamBase, "_CudaEventBase": _CudaEventBase})
-    patches.set_all(torch._C, _functions(cards))
-    module = _execute_again("torch.cuda.streams")
-    patches.set_item(sys.modules, "torch.cuda.streams", module)
-    patches.set(torch.cuda, "streams", module)
-    for name in ("Stream", "Event", "ExternalStream"):
-        patches.set(torch.cuda, name, getattr(module, name))
 
-
-def _execute_again(name: str) -> ModuleType:
-    spec = importlib.util.find_spec(name)
-    assert spec is not None and spec.loader is not None, f"{name} has no source"
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def _functions(cards: Cards) -> dict[str, Any]:
     def chosen(index: int) -> int:
         return cards.selected if index < 0 else index
 
@@ -125,10 +104,21 @@ def _functions(cards: Cards) -> dict[str, Any]:
             cards.selected = device_index
         cards.set_stream(device_index, stream_id)
 
-    return {
+    functions = {
+        "_CudaStreamBase": _CudaStreamBase,
+        "_CudaEventBase": _CudaEventBase,
         "_cuda_getCurrentStream": lambda index: (cards.stream(index), chosen(index), CUDA),
         "_cuda_getDefaultStream": lambda index: (0, chosen(index), CUDA),
-        "_cuda_getCurrentRawStream": lambda index: cards.stream(index),
+        "_cuda_getCurrentRawStream": cards.stream,
         "_cuda_getStreamFromExternal": lambda handle, index: (handle, chosen(index), CUDA),
         "_cuda_setStream": set_stream,
     }
+    patches.set_all(torch._C, functions)
+    spec = importlib.util.find_spec("torch.cuda.streams")
+    assert spec is not None and spec.loader is not None, "torch.cuda.streams has no source"
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    patches.set_item(sys.modules, "torch.cuda.streams", module)
+    patches.set(torch.cuda, "streams", module)
+    for name in ("Stream", "Event", "ExternalStream"):
+        patches.set(torch.cuda, name, getattr(module, name))

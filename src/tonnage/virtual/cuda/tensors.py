@@ -34,18 +34,16 @@ def _install_storages(patches: Patches) -> None:
         return torch.empty(int(size), dtype=torch.uint8, device=where).untyped_storage()
 
     patches.set(torch.UntypedStorage, "__new__", staticmethod(new))
-    patches.set(torch.UntypedStorage, "resize_", _resize_storage)
+    plain_resize = torch._C.StorageBase.resize_
 
+    def resize(storage: Any, size: int) -> Any:
+        """What FSDP frees and makes again the unsharded parameters with."""
+        if storage.device.type != "cuda":
+            return plain_resize(storage, size)
+        torch.ops.tonnage.resize_storage(storage, size)
+        return storage
 
-def _resize_storage(storage: Any, size: int) -> Any:
-    """`UntypedStorage.resize_`: what FSDP frees and makes again the unsharded parameters with."""
-    if storage.device.type != "cuda":
-        return _plain_resize(storage, size)
-    torch.ops.tonnage.resize_storage(storage, size)
-    return storage
-
-
-_plain_resize = torch._C.StorageBase.resize_
+    patches.set(torch.UntypedStorage, "resize_", resize)
 
 
 # torch.cuda.FloatTensor and kin

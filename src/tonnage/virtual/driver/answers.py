@@ -10,6 +10,7 @@ those of the CPU build's kernels.
 """
 
 from collections.abc import Callable
+from math import prod
 from typing import Protocol
 
 from tonnage.hardware import Gpu
@@ -114,10 +115,7 @@ def _batch_norm(fields: Fields, device: Card, assume: Assume) -> int:
     x = _list(fields, "x")
     if not _is_channels_last(fields):
         return 0
-    elements = 1
-    for size in x:
-        elements *= size
-    return sizes.batch_norm_bytes(elements, x[1], _ITEM_BYTES[fields["dtype"]], fields["pass"] == "backward")
+    return sizes.batch_norm_bytes(prod(x), x[1], _ITEM_BYTES[fields["dtype"]], fields["pass"] == "backward")
 
 
 def _recurrent(fields: Fields, device: Card, assume: Assume) -> int:
@@ -149,28 +147,20 @@ def _solver(fields: Fields, device: Card, assume: Assume) -> int:
     rows, columns, reflectors, batch, item = (
         int(fields[key]) for key in ("rows", "columns", "reflectors", "batch", "item_bytes")
     )
-    match fields["routine"]:
-        case "potrf":
-            return sizes.potrf_bytes(rows)
-        case "getrf":
-            return sizes.getrf_bytes(max(rows, columns))
-        case "geqrf":
-            return sizes.householder_bytes(min(rows, columns), item)
-        case "orgqr":
-            return sizes.orgqr_bytes(rows, columns, item)
-        case "ormqr":
-            return sizes.ormqr_bytes(rows, columns, reflectors, item)
-        case "syevd":
-            return sizes.syevd_bytes(rows, item)
-        case "syevj":
-            return sizes.syevj_bytes(rows, item)
-        case "syev_batched":
-            return sizes.syev_batched_bytes(rows, batch, item)
-        case "gesvdj" | "gesvda":
-            return sizes.singular_bytes(rows, columns, item)
-        case "geev":
-            return sizes.geev_bytes(rows, item)
-    return NONE
+    routines = {
+        "potrf": lambda: sizes.potrf_bytes(rows),
+        "getrf": lambda: sizes.getrf_bytes(max(rows, columns)),
+        "geqrf": lambda: sizes.householder_bytes(min(rows, columns), item),
+        "orgqr": lambda: sizes.orgqr_bytes(rows, columns, item),
+        "ormqr": lambda: sizes.ormqr_bytes(rows, columns, reflectors, item),
+        "syevd": lambda: sizes.syevd_bytes(rows, item),
+        "syevj": lambda: sizes.syevj_bytes(rows, item),
+        "syev_batched": lambda: sizes.syev_batched_bytes(rows, batch, item),
+        "gesvdj": lambda: sizes.singular_bytes(rows, columns, item),
+        "gesvda": lambda: sizes.singular_bytes(rows, columns, item),
+        "geev": lambda: sizes.geev_bytes(rows, item),
+    }
+    return routines.get(fields["routine"], lambda: NONE)()
 
 
 def _sparse(fields: Fields, device: Card, assume: Assume) -> int:

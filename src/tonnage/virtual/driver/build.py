@@ -3,7 +3,6 @@
 A wheel carries them built; a source tree builds them once, into the cache. What they do is told in `native/`.
 """
 
-import fcntl
 import hashlib
 import os
 import platform
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tonnage.errors import MissingPart
-from tonnage.virtual.cache import cache_folder, check_code, make_safe
+from tonnage.virtual.cache import built_once, cache_folder, make_safe
 
 NATIVE = Path(__file__).parent / "native"
 SHIPPED = Path(__file__).parent / "lib"
@@ -57,12 +56,7 @@ def library_folder(cuda: int) -> Path:
     if (shipped / CORE).exists():
         return shipped
     target = cache_folder() / f"driver-{_fingerprint()}-cuda{cuda}"
-    if not target.exists():
-        with target.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # two runs may start at once: the second waits for the first
-            if not target.exists():
-                _build_here(cuda, target)
-    return check_code(target)
+    return built_once(target, lambda: _build_here(cuda, target))
 
 
 def build(compiler: Sequence[str], cuda: int, folder: Path) -> None:

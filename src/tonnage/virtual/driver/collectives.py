@@ -3,8 +3,10 @@
 Of larger groups nothing is known here, as what the others send is not.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
+
+from tonnage.virtual.driver.following import Keywords, Run
 
 if TYPE_CHECKING:
     from tonnage.virtual.driver.values import Values
@@ -23,7 +25,7 @@ class Collectives:
         self._values = values
         self._torch = torch
 
-    def follow(self, operator: Any, call: Callable[[], Any], arguments: Sequence[Any], keywords: dict[str, Any]) -> Any:
+    def follow(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
         """The collective, and what is known of its results."""
         written, read = (list(self._flat(argument)) for argument in arguments[:2])
         result = call()

@@ -65,14 +65,12 @@ class DriverDevice(RecordedDevice):
         self._contexts: dict[int, list[int]] = defaultdict(list)
 
     def lift_limit(self) -> None:
-        """From now on the card holds whatever is asked for, within reason."""
         self._core.tn_lift_limit(1)
 
     def grants(self, segment_bytes: int) -> bool:
         """Whether a request that the card cannot hold is granted; torch has given its cache back already."""
-        if self.going_on is None or "max_split_size" in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "") + os.environ.get(
-            "PYTORCH_ALLOC_CONF", ""
-        ):
+        settings = [os.environ.get(name, "") for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")]
+        if self.going_on is None or any("max_split_size" in text for text in settings):
             return False  # with a limit to splitting there may be a third try
         with no_collection():
             self.drain()
@@ -92,14 +90,12 @@ class DriverDevice(RecordedDevice):
         return False
 
     def memory_stats(self) -> dict[str, int]:
-        """Torch's own figures."""
         if not self._torch.cuda.is_initialized():
             return defaultdict(int)
         return dict(self._torch.cuda.memory_stats())
 
     @property
     def overhead_parts(self) -> dict[str, int]:
-        """The context, each library that was used, and communicators."""
         parts: dict[str, int] = {}
         for name, overhead in self.gpu.overheads.items():
             for handle in range(1, 1 + self._core.tn_part_uses(name.encode())):
@@ -107,18 +103,15 @@ class DriverDevice(RecordedDevice):
         return parts | self._communicators
 
     def synchronize(self) -> None:
-        """The device caught up with the host."""
         self._core.tn_device_synchronize()
 
     def hold(self, parts: dict[str, int]) -> None:
-        """The process holds this much more beside the allocator, by part."""
         for name, size in parts.items():
             if name not in self._communicators:
                 self._core.tn_add_outside(0, ctypes.c_int64(size))
         self._communicators |= parts
 
     def begin_copy(self, tensors: Iterable[Any]) -> Any:
-        """A copy on a stream of its own writes these tensors."""
         stream = self._torch.cuda.ExternalStream(self._core.tn_new_stream(0, 0))  # torch's own streams are used again
         for tensor in tensors:
             if tensor.untyped_storage().nbytes():
@@ -126,25 +119,21 @@ class DriverDevice(RecordedDevice):
         return stream
 
     def end_copy(self, copy: Any) -> None:
-        """That copy is done."""
         self._core.tn_finish_stream(ctypes.c_void_p(copy.cuda_stream))
 
     # Called by the attribution: what happened until now belongs to the state before
 
     def mark(self, kind: MarkKind, name: str = "") -> None:
-        """A phase or step begins with the next event, or the cache was emptied."""
         self.drain()
         super().mark(kind, name)
 
     def at_module(self, context: int) -> None:
-        """The module at work, for nodes that autograd makes."""
         self.drain()
         thread = threading.get_ident()
         self._nodes[thread].append(self._next_sequence())
         self._contexts[thread].append(context)
 
     def categorise(self, category: Category, addresses: list[int], only: Category | None) -> None:
-        """What these blocks turned out to be for."""
         self.drain()
         super().categorise(category, addresses, only)
 
@@ -176,22 +165,17 @@ class DriverDevice(RecordedDevice):
                     self.cards.add(card)
                     if self.on_request is not None:
                         self.on_request()
+                    operator, extents = self._operator(operation), tuple(shape[:dims]) if dtype >= 0 else None
+                    dtype_name = _DTYPES[dtype] if 0 <= dtype < len(_DTYPES) else ""
                     if self._granted:
                         self._granted = False
-                        dtype_name = _DTYPES[dtype] if 0 <= dtype < len(_DTYPES) else ""
-                        extents = tuple(shape[:dims]) if dtype >= 0 else None
                         self.ooms[-1] = replace(
-                            self.ooms[-1],
-                            requested_bytes=size,
-                            operator=self._operator(operation),
-                            shape=extents,
-                            dtype=dtype_name,
+                            self.ooms[-1], requested_bytes=size, operator=operator, shape=extents, dtype=dtype_name
                         )
                     if place is None:
                         place, module = self.attribution.place(), self._module()
                     self.allocated(
-                        address, size, size, 0, self._operator(operation), module or "", serial,
-                        tuple(shape[:dims]) if dtype >= 0 else None, _DTYPES[dtype] if 0 <= dtype < len(_DTYPES) else "", place,
+                        address, size, size, 0, operator, module or "", serial, extents, dtype_name, place
                     )  # fmt: skip
                 elif kind == _FREE:
                     self.freed(address, serial)

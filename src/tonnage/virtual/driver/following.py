@@ -11,7 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 # What a wrapper gets: the operator, a call of torch's own kernel, and the arguments.
-Wrapper = Callable[[Any, Callable[[], Any], Any, dict[str, Any]], Any]
+Run = Callable[[], Any]
+Keywords = dict[str, Any]
+Wrapper = Callable[[Any, Run, Any, Keywords], Any]
 
 
 class Follower:

@@ -97,10 +97,6 @@ class History:
             self._begin()  # which drops what was taken
         self._lay_beside()
 
-    def complete(self) -> None:
-        """Everything until now is in the record."""
-        self.take()
-
     def _lay_beside(self) -> None:
         """Give the recorded blocks what the history knows of them.
 

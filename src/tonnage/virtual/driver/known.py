@@ -28,9 +28,8 @@ class KnownValues:
     def __init__(self, device: DriverDevice, torch: Any) -> None:
         self._device = device
         self._torch = torch
-        self._plain = (
-            torch._C._VariableFunctions
-        )  # a library may have replaced those of torch by its own (DeepSpeed, ZeRO 3)
+        # A library may have replaced those of torch by its own (DeepSpeed, ZeRO 3).
+        self._plain = torch._C._VariableFunctions
         self._mirrors: dict[int, _Mirror] = {}
         self._laws: dict[int, int] = {}
 

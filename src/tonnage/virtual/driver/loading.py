@@ -20,6 +20,8 @@ from tonnage.hardware import Gpu
 from tonnage.virtual.cuda.releases import Release, release_of, release_of_wheel
 from tonnage.virtual.driver.build import CORE, libraries, library_folder
 
+# CUDA's limit of resident blocks, by compute capability (CUDA programming guide, table of technical specifications).
+_BLOCKS_PER_SM = {(7, 5): 16, (8, 6): 16, (8, 7): 16, (8, 9): 24, (12, 0): 24, (12, 1): 24}
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "tonnage")
 
 
@@ -126,12 +128,8 @@ def describe(core: ctypes.CDLL, gpu: Gpu, torch_version: tuple[int, int], device
     card.shared_per_block_optin = gpu.shared_memory_per_block_optin_bytes
     card.shared_per_sm = gpu.shared_memory_per_sm_bytes
     card.major, card.minor = gpu.compute_capability
-    card.sm_count, card.threads_per_sm, card.threads_per_block = (
-        gpu.sm_count,
-        gpu.max_threads_per_sm,
-        gpu.max_threads_per_block,
-    )
-    card.blocks_per_sm = _blocks_per_sm(gpu.compute_capability)
+    card.sm_count, card.blocks_per_sm = gpu.sm_count, _BLOCKS_PER_SM.get(gpu.compute_capability, 32)
+    card.threads_per_sm, card.threads_per_block = gpu.max_threads_per_sm, gpu.max_threads_per_block
     card.registers_per_sm = gpu.registers_per_sm
     card.clock_khz, card.memory_clock_khz = gpu.clock_mhz * 1000, gpu.memory_clock_mhz * 1000
     card.memory_bus_bits, card.l2_bytes = gpu.memory_bus_bits, gpu.l2_bytes
@@ -160,9 +158,3 @@ def choose_code(core: ctypes.CDLL, gpu: Gpu, torch_version: str, architectures: 
             hint="Install a torch that was built for it, or name another card.",
         )
     Card.in_dll(core, "tn_card").binary_version = max(fitting)
-
-
-def _blocks_per_sm(capability: tuple[int, int]) -> int:
-    """CUDA's limit of resident blocks, by compute capability (CUDA programming guide, table of technical specifications)."""
-    known = {(7, 5): 16, (8, 6): 16, (8, 7): 16, (8, 9): 24, (12, 0): 24, (12, 1): 24}
-    return known.get(capability, 32)

@@ -19,6 +19,7 @@ from tonnage.virtual.standins import StandIns
 
 _EVENTS = ctypes.CFUNCTYPE(None)
 _ANSWER = ctypes.CFUNCTYPE(ctypes.c_longlong, ctypes.c_char_p)
+_UNKNOWN_FUNCTION = "a function of a CUDA library that the virtual GPU does not know; it failed"
 _ASSUMED_KERNELS = "One whose machine code could not be read is taken to use 32 registers a thread."
 
 
@@ -38,12 +39,12 @@ class DriverSession(Session):
         loading.choose_code(self.core, gpu, installed, built_for)
         super().__init__(gpu, torch, installed.split("+")[0], cards)
         self.device = DriverDevice(gpu, version, self.core, torch)
-        self._stand_ins = StandIns(self.device.attribution.line)
+        self.stand_ins = StandIns(self.device.attribution.line)
         if torch_version and version_pair(torch_version) != version:
             words = (
                 f"The installed {installed} ran as it is, not {torch_version}: a CUDA build models no other version."
             )
-            self._stand_ins.assume("torch", words)
+            self.stand_ins.assume("torch", words)
         self.history = History(self.device, torch)
         self.follower = Follower(torch)
         self.values = Values(self, torch)
@@ -51,13 +52,7 @@ class DriverSession(Session):
         self.device.on_freed = self.values.dropped
 
     @property
-    def stand_ins(self) -> StandIns:
-        """What the script read from the card, and what was assumed."""
-        return self._stand_ins
-
-    @property
     def pinned_peak_bytes(self) -> int:
-        """The most host memory that was pinned."""
         self.core.tn_pinned_peak_bytes.restype = ctypes.c_int64
         return int(self.core.tn_pinned_peak_bytes())
 
@@ -68,11 +63,7 @@ class DriverSession(Session):
         self.core.tn_answer_with(self._callbacks[1])
         self.core.tn_lift_limit(0)
         self.core.tn_open(self._callbacks[0])
-        self._undo += [
-            install_hooks(self.device.attribution),
-            self.history.install(),
-            self.follower.release,
-        ]
+        self._undo += [install_hooks(self.device.attribution), self.history.install(), self.follower.release]
         self.values.install()
         self.unwritten.install()
         self._undo.append(install_companions(self.stand_ins, self.gpu))
@@ -80,22 +71,25 @@ class DriverSession(Session):
     def _uninstall(self) -> None:
         self.device.drain()
         self.core.tn_close()
-        self._note_unknown()
+        # Functions of CUDA's libraries that were called and have no meaning here.
+        library, name, calls, at = ctypes.c_char_p(), ctypes.c_char_p(), ctypes.c_longlong(), 0
+        while self.core.tn_unknown_at(at, ctypes.byref(library), ctypes.byref(name), ctypes.byref(calls)):
+            at += 1
+            what = f"{(library.value or b'').decode()}: {(name.value or b'').decode()}"
+            for _ in range(min(calls.value, 1000)):
+                self.stand_ins.unmodelled(what, _UNKNOWN_FUNCTION)
         if self.core.tn_assumed_kernels():
             self.stand_ins.assume("kernels", _ASSUMED_KERNELS)
 
     def recording(self, **header: Any) -> Any:
-        """What happened so far."""
         self.device.drain()
-        self.history.complete()
+        self.history.take()
         return super().recording(**header)
 
     def is_known(self, tensor: Any) -> bool:
-        """Whether the values of a tensor on the card are known."""
         return self.values.is_known(tensor)
 
     def forget(self, tensor: Any) -> None:
-        """From now on nobody knows the values of a tensor on the card."""
         self.values.forget(tensor)
 
     def _answer(self, question: bytes) -> int:
@@ -103,15 +97,3 @@ class DriverSession(Session):
         if question.startswith(b"grant "):
             return int(self.device.grants(int(question.partition(b"=")[2])))
         return answers.answer(question.decode(), self.device, self.stand_ins.assume)
-
-    def _note_unknown(self) -> None:
-        """Functions of CUDA's libraries that were called and have no meaning here."""
-        library, name, calls = ctypes.c_char_p(), ctypes.c_char_p(), ctypes.c_longlong()
-        at = 0
-        while self.core.tn_unknown_at(at, ctypes.byref(library), ctypes.byref(name), ctypes.byref(calls)):
-            at += 1
-            what = f"{(library.value or b'').decode()}: {(name.value or b'').decode()}"
-            for _ in range(min(calls.value, 1000)):
-                self.stand_ins.unmodelled(
-                    what, "a function of a CUDA library that the virtual GPU does not know; it failed"
-                )

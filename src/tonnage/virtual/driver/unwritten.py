@@ -6,11 +6,11 @@ passes over the numbers that they would have taken, so what the script draws nex
 """
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tonnage.virtual.driver.build import CORE
-from tonnage.virtual.driver.following import Follower
+from tonnage.virtual.driver.following import Follower, Keywords, Run
 
 LARGE_BYTES = 1 << 20
 # Large host tensors are not filled by these, and what these derive from an unfilled one is unfilled too.
@@ -29,9 +29,8 @@ class Unwritten:
 
     def __init__(self, follower: Follower, torch: Any) -> None:
         self._torch = torch
-        self._plain = (
-            torch._C._VariableFunctions
-        )  # a library may have replaced those of torch by its own (DeepSpeed, ZeRO 3)
+        # A library may have replaced those of torch by its own (DeepSpeed, ZeRO 3).
+        self._plain = torch._C._VariableFunctions
         self._addresses: dict[int, int] = {}
         self._follower = follower
         self._core = ctypes.CDLL(CORE)
@@ -62,7 +61,7 @@ class Unwritten:
         if tensor.numel() * tensor.element_size() == storage.nbytes():
             self._addresses[storage.data_ptr()] = storage.nbytes()
 
-    def _fill(self, operator: Any, call: Callable[[], Any], arguments: Sequence[Any], keywords: dict[str, Any]) -> Any:
+    def _fill(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
         """Random numbers that nobody looks at."""
         target = arguments[0]
         if not self._is_large(target) or not target.is_contiguous():
@@ -91,7 +90,7 @@ class Unwritten:
         integers[2], longs[2] = left.value, following.value
         generator.set_state(state)
 
-    def _copy(self, operator: Any, call: Callable[[], Any], arguments: Sequence[Any], keywords: dict[str, Any]) -> Any:
+    def _copy(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
         """A copy of what was not written is not written."""
         to, source = arguments[0], arguments[1]
         if not (self._is_large(to) and self.is_unwritten(source)):
@@ -99,9 +98,7 @@ class Unwritten:
         self._mark(to)
         return to
 
-    def _derive(
-        self, operator: Any, call: Callable[[], Any], arguments: Sequence[Any], keywords: dict[str, Any]
-    ) -> Any:
+    def _derive(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
         """What follows from unwritten tensors alone, besides scalars, is unwritten."""
         torch = self._torch
         given = [a for part in arguments for a in (part if isinstance(part, (list, tuple)) else (part,))]

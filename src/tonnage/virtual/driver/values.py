@@ -15,6 +15,7 @@ from tonnage.script.attribution import address_of
 from tonnage.virtual.assumptions import as_mask, beyond_tolerance, distinct_values
 from tonnage.virtual.driver.collectives import COLLECTIVES, Collectives
 from tonnage.virtual.driver.followed import CHOSEN, EVALUATED, FILLS, FLAGS, REDUCED, SAMPLERS
+from tonnage.virtual.driver.following import Keywords, Run
 from tonnage.virtual.driver.known import MOST_INTEGERS, KnownValues, version_of, without_repeats
 
 if TYPE_CHECKING:
@@ -53,35 +54,28 @@ class Values(KnownValues):
             self._follower.follow("c10d", name, "CUDA", Collectives(self, torch).follow)
 
     def _wrappers(self) -> Iterator[tuple[str, Callable[..., Any]]]:
-        yield "_local_scalar_dense", self._read_scalar
-        yield "copy_", self._copy
-        yield "nonzero", self._nonzero
-        yield "equal", self._equal
-        yield "histc", self._histogram
-        for name in ("_unique2", "unique_consecutive", "unique_dim"):
-            yield name, self._unique
         for names, wrapper in (
+            (["_local_scalar_dense"], self._read_scalar),
+            (["copy_"], self._copy),
+            (["nonzero"], self._nonzero),
+            (["equal"], self._equal),
+            (["histc"], self._histogram),
+            (["_unique2", "unique_consecutive", "unique_dim"], self._unique),
             (EVALUATED, self._evaluated),
             (SAMPLERS, self._sampled),
             (FILLS, self._filled),
             (FLAGS, self._flag),
+            (CHOSEN, self._chosen),
         ):
             yield from ((name, wrapper) for name in names)
-        for name in CHOSEN:
-            yield name, self._chosen
 
-    def _evaluated(
-        self, operator: Any, call: Callable[[], Any], arguments: Sequence[Any], keywords: dict[str, Any]
-    ) -> Any:
+    def _evaluated(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
         """The operator, and its values on the host where all that it reads is known."""
         tensors = list(_tensors(arguments, self._torch.Tensor))
         known = bool(self._mirrors) and all(not t.is_cuda or self._mirror(t) is not None for t in tensors)
-        if (
-            known
-            and operator._schema.name.removeprefix("aten::") not in REDUCED
-            and any(t.numel() > MOST_INTEGERS for t in tensors)
-        ):
-            known = False  # an expanded number: what comes of it is too large to keep
+        if known and operator._schema.name.removeprefix("aten::") not in REDUCED:
+            # What comes of an expanded number is too large to keep.
+            known = all(t.numel() <= MOST_INTEGERS for t in tensors)
         if not known:
             decided = self._decided(operator, tensors)
             result = call()
@@ -148,9 +142,7 @@ class Values(KnownValues):
             return None
         return (float(without_repeats(self._on_host(argument)).double().mean()),) if argument.numel() else None
 
-    def _sampled(
-        self, operator: Any, call: Callable[[], Any], arguments: Sequence[Any], keywords: dict[str, Any]
-    ) -> Any:
+    def _sampled(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
         """Random numbers: their distribution is kept."""
         result = call()
         target = arguments[0]
@@ -166,9 +158,7 @@ class Values(KnownValues):
         self._keep_law(target, number)
         return result
 
-    def _filled(
-        self, operator: Any, call: Callable[[], Any], arguments: Sequence[Any], keywords: dict[str, Any]
-    ) -> Any:
+    def _filled(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
         """Constants and ranges."""
         result = call()
         target = keywords.get("out", arguments[0])
@@ -187,7 +177,7 @@ class Values(KnownValues):
             self.put(target, operator(*arguments, out=host))
         return result
 
-    def _flag(self, operator: Any, call: Callable[[], Any], arguments: Sequence[Any], keywords: dict[str, Any]) -> Any:
+    def _flag(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
         """Comparisons with numbers that no computed value reaches: nothing is infinite, and no tolerance is met."""
         result = self._evaluated(operator, call, arguments, keywords)
         if self._mirror(result) is not None or not self._may_be_known(result):
@@ -205,22 +195,21 @@ class Values(KnownValues):
             self.put(result, self._plain.full(result.shape, answer, dtype=result.dtype))
         return result
 
-    def _chosen(
-        self, operator: Any, call: Callable[[], Any], arguments: Sequence[Any], keywords: dict[str, Any]
-    ) -> Any:
+    def _chosen(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
         """Indices of what is largest, or was sampled: where the values are unknown each is as likely as any other."""
         result = self._evaluated(operator, call, arguments, keywords)
         indices = _flat(result)[-1]
         if self._mirror(indices) is not None or not self._may_be_known(indices) or not indices.numel():
             return result
         self._session.stand_ins.assume(operator._schema.name.removeprefix("aten::"), _UNIFORM)
-        source, dim = arguments[0], _argument(operator, arguments, keywords, "dim")
-        choices = (
-            source.numel()
-            if dim is None and operator._schema.name != "aten::multinomial"
-            else source.shape[-1 if dim is None else dim]
-        )
+        # The argument `dim`: given by position, by name, or the default.
+        source, dim = arguments[0], None
+        for at, argument in enumerate(operator._schema.arguments):
+            if argument.name == "dim":
+                dim = arguments[at] if at < len(arguments) else keywords.get("dim", argument.default_value)
+        takes_all = dim is None and operator._schema.name != "aten::multinomial"
         dim = -1 if dim is None else dim
+        choices = source.numel() if takes_all else source.shape[dim]
         drawn = self._plain.randint(max(choices, 1), indices.shape, generator=self._generator)
         if indices.dim() == source.dim() and indices.dim():  # none twice, as the k largest have it
             rows = indices.numel() // indices.shape[dim]
@@ -236,9 +225,7 @@ class Values(KnownValues):
 
     # Reading
 
-    def _read_scalar(
-        self, operator: Any, call: Callable[[], Any], arguments: Sequence[Any], keywords: dict[str, Any]
-    ) -> Any:
+    def _read_scalar(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
         """`.item()` and whatever asks for one number."""
         call()
         tensor = arguments[0]
@@ -250,7 +237,7 @@ class Values(KnownValues):
         value = self._session.stand_ins.read(dtype, -1)
         return value if tensor.dtype.is_floating_point else bool(value) if dtype == "Bool" else int(value)
 
-    def _copy(self, operator: Any, call: Callable[[], Any], arguments: Sequence[Any], keywords: dict[str, Any]) -> Any:
+    def _copy(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
         """To the card, from it, or on it."""
         to, source = arguments[0], arguments[1]
         result = call()
@@ -262,7 +249,10 @@ class Values(KnownValues):
                 self.put(to, self._on_host(source).expand(to.shape))
             else:
                 self.dropped(address_of(to))
-                self._follow_copy(law, to)
+                if law:
+                    dtype = _NAMES.get(str(to.dtype).removeprefix("torch."), "")
+                    number, _ = self._session.laws.follow("aten::copy_", [law], to.numel(), to.numel(), dtype)
+                    self._keep_law(to, number)
         elif from_card and known:
             to.copy_(self.host_view(source).expand(to.shape))
         elif from_card:
@@ -270,14 +260,7 @@ class Values(KnownValues):
             to.fill_(self._session.stand_ins.read(dtype, source.numel()))
         return result
 
-    def _follow_copy(self, law: int, to: Any) -> None:
-        if not law:
-            return
-        dtype = _NAMES.get(str(to.dtype).removeprefix("torch."), "")
-        number, _ = self._session.laws.follow("aten::copy_", [law], to.numel(), to.numel(), dtype)
-        self._keep_law(to, number)
-
-    def _equal(self, operator: Any, call: Callable[[], Any], arguments: Sequence[Any], keywords: dict[str, Any]) -> Any:
+    def _equal(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
         """Whether two tensors are the same: a tensor is itself, and what is not known differs."""
         one, other = arguments[0], arguments[1]
         call()
@@ -291,14 +274,15 @@ class Values(KnownValues):
 
     # Sizes that depend on values: torch's own code reads them back, and is told the number here
 
-    def _tell(self, *numbers: int) -> None:
-        """Some versions read the number as a scalar, others copy it themselves."""
+    def _told_call(self, call: Run, *numbers: int) -> Any:
+        """Torch's own code, which is told these: some versions read a number as a scalar, others copy it themselves."""
         self._told = list(numbers)
         self._session.core.tn_tell(len(numbers), (ctypes.c_int64 * len(numbers))(*numbers))
+        result = call()
+        self._told = []
+        return result
 
-    def _nonzero(
-        self, operator: Any, call: Callable[[], Any], arguments: Sequence[Any], keywords: dict[str, Any]
-    ) -> Any:
+    def _nonzero(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
         """Coordinates of a mask's true elements."""
         mask, found = arguments[0], None
         if self._mirror(mask) is not None:
@@ -307,40 +291,29 @@ class Values(KnownValues):
             if count * mask.dim() <= MOST_INTEGERS:
                 found = self.host_view(mask).nonzero()
         else:
-            count = self._true_elements(mask)
+            law = self._session.laws.of(self._law_number(mask))
+            self._session.stand_ins.assume("nonzero", _ALL_TRUE if law is None else _SHARE)
+            count = mask.numel() if law is None else as_mask(law).count(mask.numel())
             if count == mask.numel() and count * mask.dim() <= MOST_INTEGERS:
                 found = self._plain.ones(mask.shape, dtype=self._torch.bool).nonzero()
-        self._tell(count)
-        result = call()
-        self._told = []
+        result = self._told_call(call, count)
         if found is not None:
             self.put(result, found, fresh=True)
         return result
 
-    def _histogram(
-        self, operator: Any, call: Callable[[], Any], arguments: Sequence[Any], keywords: dict[str, Any]
-    ) -> Any:
+    def _histogram(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
         """Counts between bounds, which torch reads from the card where the script names none. Any two will do."""
         self._told = [0.0, 1.0]
         result = call()
         self._told = []
         return result
 
-    def _true_elements(self, mask: Any) -> int:
-        law = self._session.laws.of(self._law_number(mask))
-        self._session.stand_ins.assume("nonzero", _ALL_TRUE if law is None else _SHARE)
-        return mask.numel() if law is None else as_mask(law).count(mask.numel())
-
-    def _unique(
-        self, operator: Any, call: Callable[[], Any], arguments: Sequence[Any], keywords: dict[str, Any]
-    ) -> Any:
+    def _unique(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
         """Distinct elements: as many as there are, or as may be expected."""
         tensor = arguments[0]
         if self._mirror(tensor) is not None:
             values = operator(*_mapped(arguments, self._torch.Tensor, self._on_host), **keywords)
-            self._tell(values[0].shape[0])
-            result = call()
-            self._told = []
+            result = self._told_call(call, values[0].shape[0])
             for made, value in zip(result, values, strict=True):
                 if made.numel() == value.numel():
                     self.put(made, value, fresh=True)
@@ -350,14 +323,9 @@ class Values(KnownValues):
         self._session.stand_ins.assume(
             operator._schema.name.removeprefix("aten::"), _DISTINCT if law is None else _EXPECTED
         )
-        self._tell(distinct_values(law, elements))
-        result = call()
-        self._told = []
-        return result
+        return self._told_call(call, distinct_values(law, elements))
 
-    def _coalesced(
-        self, operator: Any, call: Callable[[], Any], arguments: Sequence[Any], keywords: dict[str, Any]
-    ) -> Any:
+    def _coalesced(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
         """A sparse tensor with every index once: as many as there are, or as may be expected."""
         indices, found = arguments[0]._indices(), None
         if indices.shape[1] < 2:  # torch does not look at these
@@ -374,9 +342,7 @@ class Values(KnownValues):
             law = self._session.laws.of(self._law_number(indices))
             self._session.stand_ins.assume("coalesce", _DISTINCT if law is None else _EXPECTED)
             count = min(distinct_values(law, indices.shape[1]), math.prod(arguments[0].shape[: indices.shape[0]]))
-        self._tell(count)
-        result = call()
-        self._told = []
+        result = self._told_call(call, count)
         if found is not None:
             self.put(result._indices(), found, fresh=True)
         return result
@@ -397,14 +363,6 @@ def _expected(name: str, arguments: Sequence[Any]) -> bool | None:
             return True
     if name in ("eq", "ne") and isinstance(other, float) and math.isinf(other):
         return name == "ne"
-    return None
-
-
-def _argument(operator: Any, arguments: Sequence[Any], keywords: dict[str, Any], name: str) -> Any:
-    """An argument by its name: given by position, by name, or the default."""
-    for at, argument in enumerate(operator._schema.arguments):
-        if argument.name == name:
-            return arguments[at] if at < len(arguments) else keywords.get(name, argument.default_value)
     return None
 
 

@@ -11,14 +11,13 @@ import torch
 
 from tonnage.virtual.kernels.library_sizes import attention_data, cudnn_backward_bytes, cudnn_forward_bytes
 from tonnage.virtual.kernels.registry import kernel, scratch
+from tonnage.virtual.session import active
 
 Tensors = tuple[Any, ...]
 _HALF = (torch.float16, torch.bfloat16)
 
 
 def _device() -> Any:
-    from tonnage.virtual.session import active
-
     return active().device
 
 
@@ -134,10 +133,8 @@ def flash_attention_forward(
     is_causal: bool, return_debug_mask: bool, *, window_size_left: int | None = None, window_size_right: int | None = None,
     alibi_slopes: Any = None, **_: Any,
 ) -> Tensors:  # fmt: skip
-    windowed = (
-        any(size is not None and size >= 0 for size in (window_size_left, window_size_right))
-        or alibi_slopes is not None
-    )
+    windows = (window_size_left, window_size_right)
+    windowed = alibi_slopes is not None or any(size is not None and size >= 0 for size in windows)
     if cum_seq_q is not None:
         return _flash_varlen(query, key, cum_seq_q, (max_q, max_k), dropout_p, return_debug_mask)
     return _flash_dense(query, key, value, dropout_p, return_debug_mask, windowed)
@@ -363,16 +360,6 @@ def _like_layout(query: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.empty_strided(shape, strides, dtype=query.dtype, device=query.device)
 
 
-def _backward_bytes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> int:
-    """The query's gradient in float and the softmax sums; shared keys and values get a gradient for each head."""
-    batch, heads, queries, width = query.shape
-    size = batch * heads * queries * (width + 1) * 4 + cudnn_backward_bytes()
-    for shared in (key, value):
-        if shared.shape[1] != heads:
-            size += batch * heads * shared.shape[2] * shared.shape[3] * shared.element_size()
-    return size
-
-
 @kernel("_scaled_dot_product_cudnn_attention")
 def scaled_dot_product_cudnn_attention(
     query: Any, key: Any, value: Any, attn_bias: Any, compute_log_sumexp: bool, *_: Any, **__: Any
@@ -406,6 +393,12 @@ def _cudnn(query: Any, key: Any, value: Any, want_statistics: bool) -> Tensors:
 def cudnn_attention_backward(grad_out: Any, query: Any, key: Any, value: Any, out: Any, *_: Any, **__: Any) -> Tensors:
     dq, dk, dv = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
     turned = _like_layout(out, tuple(grad_out.shape)) if grad_out.stride(-1) != 1 else None
-    workspace = scratch(_backward_bytes(query, key, value), query)
+    # The query's gradient in float and the softmax sums; shared keys and values get a gradient for each head.
+    batch, heads, queries, width = query.shape
+    size = batch * heads * queries * (width + 1) * 4 + cudnn_backward_bytes()
+    for shared in (key, value):
+        if shared.shape[1] != heads:
+            size += batch * heads * shared.shape[2] * shared.shape[3] * shared.element_size()
+    workspace = scratch(size, query)
     del workspace, turned
     return dq, dk, dv

@@ -4,6 +4,7 @@ It follows the host code of PyTorch 2.11 to 2.13. It does not know nested tensor
 backends.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from tonnage.errors import NotModelled
 from tonnage.virtual.kernels.library_sizes import attention_data
 from tonnage.virtual.kernels.registry import kernel, own_operator
+from tonnage.virtual.session import active
 
 MATH, FLASH, EFFICIENT, CUDNN = 0, 1, 2, 3
 _HALF = (torch.float16, torch.bfloat16)
@@ -51,29 +53,23 @@ def choose_attention(
     scale: float | None, grouped: bool,
 ) -> int:  # fmt: skip
     """The first backend, in CUDA's order, that takes these inputs."""
-    from tonnage.virtual.session import active
-
     device = active().device
     asked = Question(
         query, key, value, mask, dropout, causal, grouped, device.gpu.compute_capability, device.torch_version
     )  # fmt: skip
     if asked.is_nested and query.layout is torch.strided:
-        return _for_strided_nested(asked)
+        # Nested tensors of the older, strided layout have no shape to look at; for them only the math is modelled.
+        if query.dtype in _HALF or not asked.needs_grad:
+            raise NotModelled(
+                "The virtual GPU does not model fused attention over nested tensors of the strided layout.",
+                hint="Make them with layout=torch.jagged, which replaces it.",
+            )
+        return MATH
     _prefer_cudnn_once(device)
     for backend in torch._C._get_sdp_priority_order():
         if backend in _TAKES and _TAKES[backend](asked):
             return int(backend)
     raise RuntimeError("No available kernel. Aborting execution.")
-
-
-def _for_strided_nested(asked: Question) -> int:
-    """Nested tensors of the older, strided layout have no shape to look at; for them only the math is modelled."""
-    if asked.query.dtype in _HALF or not asked.needs_grad:
-        raise NotModelled(
-            "The virtual GPU does not model fused attention over nested tensors of the strided layout.",
-            hint="Make them with layout=torch.jagged, which replaces it.",
-        )
-    return MATH
 
 
 @kernel("_fused_sdp_choice")
@@ -86,18 +82,8 @@ def fused_sdp_choice(
 
 def can_use(backend: int, params: Any, debug: bool = False) -> bool:
     """`torch.backends.cuda.can_use_flash_attention` and kin: `params` is a `torch.backends.cuda.SDPAParams`."""
-    from tonnage.virtual.session import active
-
-    device = active().device
-    inputs = (
-        params.query,
-        params.key,
-        params.value,
-        params.attn_mask,
-        params.dropout,
-        params.is_causal,
-        params.enable_gqa,
-    )
+    device, p = active().device, params
+    inputs = (p.query, p.key, p.value, p.attn_mask, p.dropout, p.is_causal, p.enable_gqa)
     return _TAKES[backend](Question(*inputs, device.gpu.compute_capability, device.torch_version))
 
 
@@ -110,59 +96,58 @@ def _prefer_cudnn_once(device: Any) -> None:
     if _ordered is device:
         return
     _ordered = device
-    cudnn = attention_data()["cudnn"]
-    preferred = device.gpu.compute_capability[0] in cudnn[
-        "preferred_capability_majors"
-    ] and device.torch_version >= tuple(cudnn["preferred_since"])
+    cudnn, major = attention_data()["cudnn"], device.gpu.compute_capability[0]
+    is_new = device.torch_version >= tuple(cudnn["preferred_since"])
+    preferred = is_new and major in cudnn["preferred_capability_majors"]
     torch._C._set_sdp_priority_order([CUDNN, FLASH, EFFICIENT, MATH] if preferred else [FLASH, EFFICIENT, MATH, CUDNN])
 
 
-def _takes_math(asked: Question) -> bool:
-    return bool(torch._C._get_math_sdp_enabled())
-
-
 def _takes_cudnn(asked: Question) -> bool:
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    sixteenths_since = tuple(attention_data()["cudnn"]["dropout_in_sixteenths_since"])
     return (
         bool(torch._C._get_cudnn_sdp_enabled())
         and asked.capability >= (8, 0)
         and not asked.is_nested
-        and _four_dimensions(asked)
         and asked.query.dtype in _HALF
-        and _same_types(asked)
-        and not _deterministic()
+        and _of_one_kind(asked)
+        and not (deterministic and not torch.is_deterministic_algorithms_warn_only_enabled())
         and _mask_fits_cudnn(asked)
         and _dense_inputs(asked, grouping=True, same_key_value_heads=False, any_stride_of_one=True)
-        and _dropout_fits_cudnn(asked)
+        and (asked.version < sixteenths_since or (asked.dropout * 16).is_integer())
         and _shape_fits_cudnn(asked)
     )
 
 
 def _takes_flash(asked: Question) -> bool:
-    query, width = asked.query, asked.query.shape[-1]
+    query, width, data = asked.query, asked.query.shape[-1], attention_data()["flash"]
+    narrow = list(asked.capability) in data["narrow_capabilities"] and asked.needs_grad
+    wide_backward = width > data["narrow_head_dim_without_dropout"] and asked.dropout == 0
     return (
         bool(torch._C._get_flash_sdp_enabled())
         and asked.mask is None
         and query.dtype in _HALF
-        and asked.capability >= tuple(attention_data()["flash"]["capability"])
-        and _four_dimensions(asked)
-        and _same_types(asked)
+        and asked.capability >= tuple(data["capability"])
+        and _of_one_kind(asked)
         and width == asked.key.shape[-1] == asked.value.shape[-1]
-        and width <= attention_data()["flash"]["head_dim"]
-        and _backward_fits_flash(asked)
+        and width <= data["head_dim"]
+        and (not narrow or width <= data["narrow_head_dim"] or wide_backward)
         and (asked.is_nested or not asked.causal or query.shape[-2] == asked.key.shape[-2])
         and (asked.is_nested or _dense_inputs(asked, grouping=True, any_stride_of_one=True))
     )
 
 
 def _takes_efficient(asked: Question) -> bool:
-    types = (*_HALF, torch.float32) if asked.capability >= (8, 0) else (torch.float16, torch.float32)
+    is_half, modern = asked.query.dtype in _HALF, asked.capability >= (8, 0)
+    types = (*_HALF, torch.float32) if modern else (torch.float16, torch.float32)
     width, value_width = asked.query.shape[-1], asked.value.shape[-1]
-    alignment = _gemm_alignment(asked)
+    alignment = 1  # of the matrix products, in elements
+    if modern or (asked.capability >= (7, 0) and is_half):
+        alignment = 8 if is_half else 4
     return (
         bool(torch._C._get_mem_efficient_sdp_enabled())
         and asked.query.dtype in types
-        and _four_dimensions(asked)
-        and _same_types(asked)
+        and _of_one_kind(asked)
         and width == asked.key.shape[-1]
         and width > 0
         and value_width > 0
@@ -172,19 +157,18 @@ def _takes_efficient(asked: Question) -> bool:
     )
 
 
-_TAKES = {MATH: _takes_math, FLASH: _takes_flash, EFFICIENT: _takes_efficient, CUDNN: _takes_cudnn}
+_TAKES: dict[int, Callable[[Question], bool]] = {
+    MATH: lambda asked: bool(torch._C._get_math_sdp_enabled()),
+    FLASH: _takes_flash,
+    EFFICIENT: _takes_efficient,
+    CUDNN: _takes_cudnn,
+}
 
 
-def _four_dimensions(asked: Question) -> bool:
-    return asked.query.dim() == asked.key.dim() == asked.value.dim() == 4
-
-
-def _same_types(asked: Question) -> bool:
-    return asked.query.dtype == asked.key.dtype == asked.value.dtype
-
-
-def _deterministic() -> bool:
-    return torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+def _of_one_kind(asked: Question) -> bool:
+    """Four dimensions each, and one type."""
+    tensors = (asked.query, asked.key, asked.value)
+    return all(tensor.dim() == 4 and tensor.dtype == asked.query.dtype for tensor in tensors)
 
 
 def _dense_inputs(
@@ -214,11 +198,6 @@ def _mask_fits_cudnn(asked: Question) -> bool:
     return all(size in (1, full) for size, full in zip(mask.shape, wanted[-mask.dim() :], strict=True))
 
 
-def _dropout_fits_cudnn(asked: Question) -> bool:
-    since = tuple(attention_data()["cudnn"]["dropout_in_sixteenths_since"])
-    return asked.version < since or (asked.dropout * 16).is_integer()
-
-
 def _shape_fits_cudnn(asked: Question) -> bool:
     data, (major, minor) = attention_data()["cudnn"], asked.capability
     width, value_width = asked.query.shape[-1], asked.value.shape[-1]
@@ -228,18 +207,3 @@ def _shape_fits_cudnn(asked: Question) -> bool:
     widths_fit = max(width, value_width) <= limit and width % 8 == 0 and value_width % 8 == 0
     lengths_fit = asked.key.shape[2] != 1 and (asked.dropout == 0 or asked.query.shape[2] != 1)
     return widths_fit and lengths_fit and max(asked.query.shape[:2]) <= 65535
-
-
-def _backward_fits_flash(asked: Question) -> bool:
-    data, width = attention_data()["flash"], asked.query.shape[-1]
-    if list(asked.capability) not in data["narrow_capabilities"] or not asked.needs_grad:
-        return True
-    return width <= data["narrow_head_dim"] or (width > data["narrow_head_dim_without_dropout"] and asked.dropout == 0)
-
-
-def _gemm_alignment(asked: Question) -> int:
-    """Elements to which the matrix products of the efficient kernels must be aligned."""
-    is_half = asked.query.dtype in _HALF
-    if asked.capability >= (8, 0) or (asked.capability >= (7, 0) and is_half):
-        return max(4 if asked.capability >= (8, 0) else 1, 8 if is_half else 4)
-    return 1

@@ -6,7 +6,7 @@ bytes. It has none for contiguous inputs.
 """
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -95,9 +95,8 @@ def _per_channel(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 @kernel("native_batch_norm", "_native_batch_norm_legit")
 def native_batch_norm(
-    input: Tensor, weight: Maybe, bias: Maybe, running_mean: Maybe, running_var: Maybe, training: bool, momentum: float,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    input: Tensor, weight: Maybe, bias: Maybe, running_mean: Maybe, running_var: Maybe, training: bool, *_: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """The output, two statistics, then what the reduction needs."""
     output = torch.empty_like(input)
     mean, deviation = _per_channel(input), _per_channel(input)
@@ -145,29 +144,19 @@ def _gradient_of_input(grad_out: Tensor, x: Tensor, training: bool) -> Tensor:
 
 
 @kernel("batch_norm_gather_stats_with_counts")
-def batch_norm_gather_stats_with_counts(
-    input: Tensor, mean: Tensor, invstd: Tensor, running_mean: Maybe, running_var: Maybe, momentum: float, eps: float,
-    counts: Tensor,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+def batch_norm_gather_stats_with_counts(input: Tensor, mean: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     """One value a channel of each; half types in float32."""
     dtype = torch.float32 if mean.dtype in (torch.float16, torch.bfloat16) else mean.dtype
     return mean.new_empty(mean.shape[1], dtype=dtype), mean.new_empty(mean.shape[1], dtype=dtype)
 
 
 @kernel("batch_norm_elemt")
-def batch_norm_elemt(
-    input: Tensor, weight: Maybe, bias: Maybe, mean: Tensor, invstd: Tensor, eps: float
-) -> Tensor:  # fmt: skip
-    """The output alone."""
+def batch_norm_elemt(input: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(input)
 
 
 @kernel("batch_norm_backward_elemt")
-def batch_norm_backward_elemt(
-    grad_out: Tensor, input: Tensor, mean: Tensor, invstd: Tensor, weight: Maybe, sum_dy: Tensor, sum_dy_xmu: Tensor,
-    count: Tensor,
-) -> Tensor:  # fmt: skip
-    """The gradient of the input alone."""
+def batch_norm_backward_elemt(grad_out: Tensor, input: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(input, memory_format=suggested_format(input))
 
 
@@ -180,7 +169,9 @@ def native_batch_norm_backward(
     reduces = train or output_mask[1] or output_mask[2]
     small = max(input.numel(), grad_out.numel()) < INDEX_LIMIT
     if reduces and output_mask[0] and not _is_fast_last(input) and small:
-        return _fused_backward(input, weight, output_mask)
+        to_input = torch.empty(input.shape, dtype=input.dtype, device=input.device)
+        dtype = weight.dtype if weight is not None else None
+        return to_input, *(_per_channel(input, dtype) if wanted else None for wanted in output_mask[1:])
     mean = save_mean if save_mean is not None and save_mean.numel() else running_mean
     deviation = save_invstd if save_invstd is not None and save_invstd.numel() else _per_channel(input)
     sum_dy = sum_dy_xmu = to_weight = to_bias = None
@@ -194,27 +185,19 @@ def native_batch_norm_backward(
     return to_input, to_weight if output_mask[1] else None, to_bias if output_mask[2] else None
 
 
-def _fused_backward(x: Tensor, weight: Maybe, mask: list[bool]) -> tuple[Maybe, Maybe, Maybe]:
-    to_input = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    dtype = weight.dtype if weight is not None else None
-    return to_input, _per_channel(x, dtype) if mask[1] else None, _per_channel(x, dtype) if mask[2] else None
-
-
 # ---- cuDNN
 
 
 def cudnn_workspace_bytes(x: Tensor, backward: bool) -> int:
     """None where channels are not last."""
-    if suggested_format(x) == torch.contiguous_format:
-        return 0
-    return batch_norm_bytes(x.numel(), x.shape[1], x.element_size(), backward)
+    is_contiguous = suggested_format(x) == torch.contiguous_format
+    return 0 if is_contiguous else batch_norm_bytes(x.numel(), x.shape[1], x.element_size(), backward)
 
 
 @kernel("cudnn_batch_norm")
 def cudnn_batch_norm(
-    input: Tensor, weight: Tensor, bias: Maybe, running_mean: Maybe, running_var: Maybe, training: bool,
-    exponential_average_factor: float, epsilon: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    input: Tensor, weight: Tensor, bias: Maybe, running_mean: Maybe, running_var: Maybe, training: bool, *_: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Statistics and workspace only while training; the reserve space is empty without a fused activation."""
     active().device.use("cudnn")
     output = torch.empty_like(input, memory_format=suggested_format(input))
@@ -228,9 +211,8 @@ def cudnn_batch_norm(
 
 @kernel("cudnn_batch_norm_backward")
 def cudnn_batch_norm_backward(
-    input: Tensor, grad_output: Tensor, weight: Tensor, running_mean: Maybe, running_var: Maybe, save_mean: Maybe,
-    save_var: Maybe, epsilon: float, reserveSpace: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    input: Tensor, grad_output: Tensor, weight: Tensor, *_: Any
+) -> tuple[Tensor, Tensor, Tensor]:
     """All three gradients, in the input's layout."""
     layout = suggested_format(input)
     laid_grad = grad_output.contiguous(memory_format=layout)

@@ -121,7 +121,12 @@ def recognised(plan: Plan, workspace_bytes: int) -> Engine:
     for rest, padding, copies in parts:
         if abs(rest - gradients) < NEGLIGIBLE_BYTES:
             return Engine(padding, copies, weights_per_image=True, remainder_bytes=rest - gradients)
-    return _with_partial_sums(plan, parts) or _with_remainder(plan, *parts[0])
+    if found := _with_partial_sums(plan, parts):
+        return found
+    rest, padding, copies = parts[0]
+    if rest <= LARGEST_REMAINDER_BYTES:
+        return Engine(padding, copies, remainder_bytes=rest)
+    return Engine(padding, copies, remainder_share=rest / sum(plan.operand_bytes()))
 
 
 def _decompositions(plan: Plan, workspace_bytes: int) -> list[tuple[int, int, tuple[int, int, int]]]:
@@ -147,12 +152,6 @@ def _with_partial_sums(plan: Plan, parts: list[tuple[int, int, tuple[int, int, i
         if rest % gradient < NEGLIGIBLE_BYTES and rest < LARGEST_REMAINDER_BYTES:
             return Engine(padding, copies, remainder_bytes=rest)
     return None
-
-
-def _with_remainder(plan: Plan, rest: int, padding: int, copies: tuple[int, int, int]) -> Engine:
-    if rest <= LARGEST_REMAINDER_BYTES:
-        return Engine(padding, copies, remainder_bytes=rest)
-    return Engine(padding, copies, remainder_share=rest / sum(plan.operand_bytes()))
 
 
 # What makes two convolutions run on the same engine, most decisive first; found by holding layers out of the table.
@@ -233,18 +232,17 @@ def as_row(layer: Layer) -> list[int]:
     return [sides, *filled, layer.groups]
 
 
-def _from_row(row: list[int]) -> Layer:
-    sides = row[0]
-    stride, padding, dilation = (tuple(row[start : start + sides]) for start in (10, 13, 16))
-    return Layer(tuple(row[1 : sides + 2]), tuple(row[5 : sides + 7]), stride, padding, dilation, row[19])
-
-
 class Table:
     """What was measured; a column is read when it is asked for."""
 
     def __init__(self, path: Path) -> None:
         self._file = np.load(path)
-        self.layers = [_from_row(row) for row in self._file["layers"].tolist()]
+        self.layers = []
+        for row in self._file["layers"].tolist():  # see `as_row`
+            sides = row[0]
+            stride, padding, dilation = (tuple(row[start : start + sides]) for start in (10, 13, 16))
+            shapes = tuple(row[1 : sides + 2]), tuple(row[5 : sides + 7])
+            self.layers.append(Layer(*shapes, stride, padding, dilation, row[19]))
         self.places = {layer: place for place, layer in enumerate(self.layers)}
         self._columns: dict[str, Column] = {}
 

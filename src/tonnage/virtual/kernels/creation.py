@@ -49,7 +49,7 @@ def normal(mean: torch.Tensor, std: float = 1.0, *, generator: torch.Generator |
 
 @kernel("normal.float_Tensor")
 def normal_by_std(mean: float, std: torch.Tensor, *, generator: torch.Generator | None = None) -> torch.Tensor:
-    """The same with a deviation for each element."""
+
     _check_deviation(std)
     result = torch.empty_like(std, memory_format=torch.contiguous_format)
     _check_deviation(std)
@@ -60,7 +60,7 @@ def normal_by_std(mean: float, std: torch.Tensor, *, generator: torch.Generator 
 
 @kernel("normal.Tensor_Tensor")
 def normal_of_both(mean: torch.Tensor, std: torch.Tensor, *, generator: torch.Generator | None = None) -> torch.Tensor:
-    """The same with a mean and a deviation for each element."""
+
     _check_deviation(std)
     result = torch.empty(torch.broadcast_shapes(mean.shape, std.shape), dtype=mean.dtype, device=mean.device)
     _check_deviation(std)

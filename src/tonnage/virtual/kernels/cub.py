@@ -39,13 +39,9 @@ def _tile(table: str, item_bytes: int) -> int:
     return int(row.get(str(item_bytes), row["8"] * 8 // max(item_bytes, 8)))
 
 
-def _up(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
-
-
 def blob(*sizes: int) -> int:
     """One allocation for all of these, each aligned."""
-    return sum(map(_up, sizes)) + ALIGNMENT - 1
+    return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes) + ALIGNMENT - 1
 
 
 def _tile_states(tiles: int, value_bytes: int, primitive: bool) -> int:
@@ -130,7 +126,10 @@ def radix_sort_bytes(
     if count <= register_bound_tile(SINGLE_TILE_THREADS, SINGLE_TILE_ITEMS, largest):
         return 1
     if key_bytes < 4 and _gpu().compute_capability < (9, 0):
-        return _sweeps_bytes(count, key_bytes, value_bytes)
+        # Upsweep and downsweep passes; two of the downsweep's blocks of 512 threads are taken to fit a multiprocessor.
+        digits = 1 << (7 if key_bytes > 1 else 5)
+        spine = 2 * _gpu().sm_count * SUBSCRIPTION_FACTOR * digits + memory_bound_tile(512, 23, 8)
+        return blob(spine * 8, count * key_bytes, count * value_bytes)
     tile = _onesweep_tile(key_bytes, value_bytes, floating)
     passes = -(-(key_bytes * 8 if bits is None else bits) // ONESWEEP_RADIX_BITS)
     portion = ONESWEEP_LARGEST_PORTION // tile * tile
@@ -152,13 +151,6 @@ def _onesweep_tile(key_bytes: int, value_bytes: int, floating: bool) -> int:
         items = 19 - floating if not value_bytes else 17 if value_bytes < 8 else 29
         return register_bound_tile(384, items, largest)
     return register_bound_tile(384, 30 if value_bytes < 8 else 24, largest)
-
-
-def _sweeps_bytes(count: int, key_bytes: int, value_bytes: int) -> int:
-    """Upsweep and downsweep passes; two of the downsweep's blocks of 512 threads are taken to fit a multiprocessor."""
-    digits = 1 << (7 if key_bytes > 1 else 5)
-    spine = 2 * _gpu().sm_count * SUBSCRIPTION_FACTOR * digits + memory_bound_tile(512, 23, 8)
-    return blob(spine * 8, count * key_bytes, count * value_bytes)
 
 
 def segmented_sort_bytes(count: int, key_bytes: int, value_bytes: int) -> int:

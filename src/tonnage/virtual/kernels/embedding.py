@@ -3,6 +3,8 @@
 Few indices are added in one kernel; many are sorted, and the rows of equal index summed in parts.
 """
 
+from typing import Any
+
 import torch
 
 from tonnage.virtual.kernels.cub import scan_by_key_bytes, scan_bytes, select_unique_bytes, unique_by_key_bytes
@@ -21,7 +23,6 @@ SUM, MEAN, MAX = 0, 1, 2
 def embedding_dense_backward(
     grad_output: torch.Tensor, indices: torch.Tensor, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
 ) -> torch.Tensor:
-    """The gradient of the table."""
     indices, grad = indices.contiguous(), grad_output.contiguous()
     if indices.numel() <= FEW_INDICES and not scale_grad_by_freq:
         return grad.new_zeros((num_weights, grad.shape[-1]))
@@ -31,10 +32,8 @@ def embedding_dense_backward(
 @kernel("_embedding_bag_dense_backward")
 def embedding_bag_dense_backward(
     grad: torch.Tensor, indices: torch.Tensor, offset2bag: torch.Tensor, bag_size: torch.Tensor,
-    maximum_indices: torch.Tensor, num_weights: int, scale_grad_by_freq: bool, mode: int,
-    per_sample_weights: torch.Tensor | None, padding_idx: int = -1,
+    maximum_indices: torch.Tensor, num_weights: int, scale_grad_by_freq: bool, mode: int, *_: Any,
 ) -> torch.Tensor:  # fmt: skip
-    """The gradient of the table from that of the bags."""
     grad = grad.contiguous()
     if mode == MAX or not indices.numel():
         return grad.new_zeros((num_weights, grad.shape[1]))
@@ -127,34 +126,11 @@ def _accumulates_in_place(segments: int, parts: int, width: int) -> bool:
 @kernel("_embedding_bag_backward")
 def embedding_bag_backward(
     grad: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, offset2bag: torch.Tensor, bag_size: torch.Tensor,
-    maximum_indices: torch.Tensor, num_weights: int, scale_grad_by_freq: bool, mode: int, sparse: bool,
-    per_sample_weights: torch.Tensor | None, padding_idx: int = -1,
+    maximum_indices: torch.Tensor, num_weights: int, scale_grad_by_freq: bool, mode: int, sparse: bool, *rest: Any,
 ) -> torch.Tensor:  # fmt: skip
-    """To the dense or the sparse gradient."""
     dtype = torch.promote_types(indices.dtype, offsets.dtype)
     indices, offsets = indices.to(dtype), offsets.to(dtype)
+    aten, options = torch.ops.aten, (num_weights, scale_grad_by_freq, mode, *rest)
     if sparse:
-        return torch.ops.aten._embedding_bag_sparse_backward(
-            grad,
-            indices,
-            offsets,
-            offset2bag,
-            bag_size,
-            num_weights,
-            scale_grad_by_freq,
-            mode,
-            per_sample_weights,
-            padding_idx,
-        )
-    return torch.ops.aten._embedding_bag_dense_backward(
-        grad,
-        indices,
-        offset2bag,
-        bag_size,
-        maximum_indices,
-        num_weights,
-        scale_grad_by_freq,
-        mode,
-        per_sample_weights,
-        padding_idx,
-    )
+        return aten._embedding_bag_sparse_backward(grad, indices, offsets, offset2bag, bag_size, *options)
+    return aten._embedding_bag_dense_backward(grad, indices, offset2bag, bag_size, maximum_indices, *options)

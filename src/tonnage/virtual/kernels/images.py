@@ -14,49 +14,32 @@ from tonnage.virtual.kernels.pooling import contiguous_like
 from tonnage.virtual.kernels.registry import kernel, plain
 from tonnage.virtual.session import active
 
-aten = torch.ops.aten
-
 # Channels from which on the kernels for channels last are used.
 LEAST_CHANNELS = 4
 
 
-def _forward_through_copies(name: str, native_channels_last: bool) -> None:
-    shape_rule = plain(getattr(aten, name).default)
+def _through_copies(name: str, native_channels_last: bool, copies_result: bool = True) -> None:
+    by_shape = plain(name)
 
     @kernel(name)
-    def forward(self: Tensor, *rest: Any, **options: Any) -> Tensor:
-        output: Tensor = shape_rule(self, *rest, **options)
-        if not (native_channels_last and _takes_channels_last(self)):
-            first, laid = contiguous_like(output), self.contiguous()
-            del laid, first
-        return output
-
-
-def _backward_through_copies(name: str, native_channels_last: bool, copies_result: bool) -> None:
-    shape_rule = plain(getattr(aten, name).default)
-
-    @kernel(name)
-    def backward(grad_output: Tensor, *rest: Any, **options: Any) -> Tensor:
-        result: Tensor = shape_rule(grad_output, *rest, **options)
-        if not (native_channels_last and _takes_channels_last(grad_output)):
+    def resize(source: Tensor, *rest: Any, **options: Any) -> Tensor:
+        result: Tensor = by_shape(source, *rest, **options)
+        takes_channels_last = suggested_format(source) == torch.channels_last and source.shape[1] >= LEAST_CHANNELS
+        if not (native_channels_last and takes_channels_last):
             first = contiguous_like(result) if copies_result else None
-            laid = grad_output.contiguous()
+            laid = source.contiguous()
             del laid, first
         return result
 
 
-def _takes_channels_last(tensor: Tensor) -> bool:
-    return suggested_format(tensor) == torch.channels_last and tensor.shape[1] >= LEAST_CHANNELS
-
-
 for _name in ("upsample_nearest2d", "_upsample_nearest_exact2d"):
-    _forward_through_copies(_name, native_channels_last=True)
-    _backward_through_copies(f"{_name}_backward", native_channels_last=True, copies_result=True)
+    _through_copies(_name, native_channels_last=True)
+    _through_copies(f"{_name}_backward", native_channels_last=True)
 for _name in ("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"):
-    _forward_through_copies(_name, native_channels_last=False)
-    _backward_through_copies(f"{_name}_backward", native_channels_last=False, copies_result=False)
-_backward_through_copies("upsample_bilinear2d_backward", native_channels_last=True, copies_result=True)
-_backward_through_copies("upsample_bicubic2d_backward", native_channels_last=False, copies_result=False)
+    _through_copies(_name, native_channels_last=False)
+    _through_copies(f"{_name}_backward", native_channels_last=False, copies_result=False)
+_through_copies("upsample_bilinear2d_backward", native_channels_last=True)
+_through_copies("upsample_bicubic2d_backward", native_channels_last=False, copies_result=False)
 
 
 def _into_shape_of_input(x: Tensor, shape: list[int]) -> Tensor:
@@ -79,10 +62,7 @@ def im2col(self: Tensor, kernel_size: list[int], dilation: list[int], padding: l
 
 
 @kernel("col2im")
-def col2im(
-    self: Tensor, output_size: list[int], kernel_size: list[int], dilation: list[int], padding: list[int], stride:
-    list[int],
-) -> Tensor:  # fmt: skip
+def col2im(self: Tensor, output_size: list[int], kernel_size: list[int], *_: list[int]) -> Tensor:
     """`fold`, and the gradient of `unfold`."""
     channels = self.shape[-2] // (kernel_size[0] * kernel_size[1])
     return _into_shape_of_input(self, [*self.shape[:-2], channels, *output_size])

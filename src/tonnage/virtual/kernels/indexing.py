@@ -45,22 +45,16 @@ def nonzero(self: torch.Tensor) -> torch.Tensor:
         del storage
     del counts, source
     if found is None and result.numel() <= CHUNK >> 10:
-        found = _spread_coordinates(self.shape, rows)
+        # So many elements, spread evenly over the tensor.
+        places = torch.arange(rows) * math.prod(self.shape) // max(rows, 1)
+        columns = torch.unravel_index(places, tuple(self.shape)) if self.dim() else ()
+        found = torch.stack(columns, 1) if columns else torch.empty(rows, 0, dtype=torch.int64)
     return result.t() if found is None else put(result, found.t().contiguous()).t()
 
 
 @kernel("nonzero.out")
 def nonzero_out(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
-    """The same into a given tensor."""
     return out.set_(nonzero(self))
-
-
-def _spread_coordinates(shape: Sequence[int], rows: int) -> torch.Tensor:
-    """Coordinates of so many elements, spread evenly over the tensor."""
-    elements = math.prod(shape)
-    places = torch.arange(rows) * elements // max(rows, 1)
-    columns = torch.unravel_index(places, tuple(shape)) if shape else ()
-    return torch.stack(columns, 1) if columns else torch.empty(rows, 0, dtype=torch.int64)
 
 
 # Indexing
@@ -97,7 +91,6 @@ def prepared(self: torch.Tensor, indices: Sequence[Index]) -> list[Index]:
 
 @kernel("index.Tensor")
 def index(self: torch.Tensor, indices: list[Index]) -> torch.Tensor:
-    """What stands at the indices."""
     if not _is_simple(indices):
         indices = prepared(self, indices)
     result: torch.Tensor = plain(aten.index.Tensor)(self, indices)
@@ -106,14 +99,12 @@ def index(self: torch.Tensor, indices: list[Index]) -> torch.Tensor:
 
 @kernel("index.Tensor_out")
 def index_out(self: torch.Tensor, indices: list[Index], *, out: torch.Tensor) -> torch.Tensor:
-    """The same into a given tensor."""
-    plain(aten.index.Tensor_out)(self, prepared(self, indices), out=out)
+    plain("index.Tensor_out")(self, prepared(self, indices), out=out)
     return out
 
 
 @kernel("masked_select")
 def masked_select(self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The elements under a mask."""
     mask, self = torch.broadcast_tensors(
         mask if mask.dim() else mask.unsqueeze(0), self if self.dim() else self.unsqueeze(0)
     )
@@ -127,7 +118,6 @@ def masked_select(self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 def index_put(
     self: torch.Tensor, indices: list[Index], values: torch.Tensor, accumulate: bool = False, unsafe: bool = False
 ) -> torch.Tensor:
-    """Write or add values at indices."""
     if not accumulate and (mask := _only_mask(self, indices, values)) is not None:
         return self.masked_fill_(mask, values.item())
     if values.device != self.device and values.dim() == 0:
@@ -146,13 +136,9 @@ def index_put(
 def _only_mask(self: torch.Tensor, indices: list[Index], values: torch.Tensor) -> torch.Tensor | None:
     """The mask, if a single value from the host is written under one mask."""
     given = [i for i in indices if i is not None]
-    if (
-        values.numel() != 1
-        or not values.is_cpu
-        or len(given) != 1
-        or given[0].dtype not in MASKS
-        or not given[0].is_cuda
-    ):
+    if values.numel() != 1 or not values.is_cpu or len(given) != 1:
+        return None
+    if given[0].dtype not in MASKS or not given[0].is_cuda:
         return None
     mask = given[0]
     before = next(d for d, i in enumerate(indices) if i is not None)
@@ -167,26 +153,21 @@ def _put_sorted(self: torch.Tensor, indices: list[Index], values: torch.Tensor, 
     at += [None] * (self.dim() - len(at))
     front, at = _adjacent(source, at)
     places = _linear_places(front, at, check_range=not unsafe)
-    width = _width_after(front, at)
-    first = next(d for d, i in enumerate(at) if i is not None)
-    indexed = sum(i is not None for i in at)
-    shape = [*front.shape[:first], *places.shape, *front.shape[first + indexed :]]
+    given = [d for d, i in enumerate(at) if i is not None]
+    width = math.prod(front.shape[given[-1] + 1 :])
+    shape = [*front.shape[: given[0]], *places.shape, *front.shape[given[0] + len(given) :]]
     del at
     expanded = values.expand(shape).contiguous()
     if places.numel() and width:
-        _sort_places(front, places, width, source)
+        target = front.contiguous()
+        flat = places.reshape(-1)
+        held = [torch.empty_like(flat, memory_format=torch.contiguous_format) for _ in range(3)]
+        largest = sum((size - 1) * stride for size, stride in zip(source.shape, source.stride(), strict=True))
+        radix_sort(flat.numel(), 8, 8, flat, bits=max(1, (largest // width).bit_length()))
+        while held:
+            held.pop()
+        del flat, target
     del expanded, places, front, source
-
-
-def _sort_places(front: torch.Tensor, places: torch.Tensor, width: int, source: torch.Tensor) -> None:
-    target = front.contiguous()
-    flat = places.reshape(-1)
-    held = [torch.empty_like(flat, memory_format=torch.contiguous_format) for _ in range(3)]
-    largest = sum((size - 1) * stride for size, stride in zip(source.shape, source.stride(), strict=True))
-    radix_sort(flat.numel(), 8, 8, flat, bits=max(1, (largest // width).bit_length()))
-    while held:
-        held.pop()
-    del flat, target
 
 
 def _adjacent(self: torch.Tensor, at: list[Index]) -> tuple[torch.Tensor, list[Index]]:
@@ -204,35 +185,18 @@ def _linear_places(self: torch.Tensor, at: list[Index], *, check_range: bool) ->
         if i is None:
             continue
         if check_range and i.numel():
-            _check_range(i)
-        wrapped = _like_result(i)
-        scaled = _like_result(wrapped)
+            for find in (torch.max, torch.min):
+                extreme = find(i)
+                flag = extreme < 0
+                del flag, extreme
+        wrapped = torch.empty_like(i)
+        scaled = torch.empty_like(wrapped)
         del wrapped
         scaled = scaled if scaled.is_cuda else scaled.to(self.device)
         places = scaled if places is None else places
         del scaled
     assert places is not None
     return places
-
-
-def _like_result(index: torch.Tensor) -> torch.Tensor:
-    """A new tensor as an elementwise operator makes it from the index."""
-    return torch.empty_like(index)
-
-
-def _check_range(index: torch.Tensor) -> None:
-    for find in (torch.max, torch.min):
-        extreme = find(index)
-        flag = extreme < 0
-        del flag, extreme
-
-
-def _width_after(self: torch.Tensor, at: list[Index]) -> int:
-    last = max(d for d, i in enumerate(at) if i is not None)
-    width = 1
-    for size in self.shape[last + 1 :]:
-        width *= size
-    return width
 
 
 @kernel("masked_scatter_")
@@ -261,7 +225,6 @@ def scatter_reduce(
 def scatter_reduce_(
     self: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor, reduce: str, *, include_self: bool = True
 ) -> torch.Tensor:
-    """The same in place."""
     plain(aten.scatter_reduce_.two)(self, dim, index, src, reduce, include_self=include_self)
     return _counted(self, src, reduce)
 
@@ -301,7 +264,6 @@ def repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) 
 
 @kernel("bincount")
 def bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> torch.Tensor:
-    """How often each number occurs."""
     dtype = torch.int64 if weights is None else weights.dtype if weights.dtype in (torch.float32,) else torch.float64
     if not self.numel():
         return torch.zeros(minlength, dtype=torch.int64, device=self.device)

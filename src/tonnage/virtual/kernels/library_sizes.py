@@ -30,7 +30,7 @@ def fourier_bytes(batch: int, signal: Sequence[int], item_bytes: int, real: bool
     points, unit = prod(signal), item_bytes // (2 if real else 1)
     prime, length = max((_largest_prime(n), n) for n in signal)
     if prime > _LARGEST_RADIX:
-        padded = points // prime * _power_of_two(2 * prime - 1)
+        padded = points // prime * (1 << (2 * prime - 2).bit_length())
         return batch * (padded * unit + (points * unit if real else 0))
     if prime > _COMMON_RADIX and prime != length:
         return batch * points * unit
@@ -46,10 +46,6 @@ def _largest_prime(number: int) -> int:
             largest, number = divisor, number // divisor
         divisor += 1
     return max(largest, number)
-
-
-def _power_of_two(least: int) -> int:
-    return 1 << (least - 1).bit_length()
 
 
 # cuSOLVER, by the names of its routines. Where a comment says nothing, the figure is within 1 % of all measured ones.

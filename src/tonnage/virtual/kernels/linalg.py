@@ -12,19 +12,6 @@ from tonnage.virtual.kernels import library_sizes as sizes
 from tonnage.virtual.kernels.registry import kernel, plain, scratch
 
 Tensors = tuple[Any, ...]
-_ATEN = torch.ops.aten
-
-_CHOLESKY = plain(_ATEN.linalg_cholesky_ex.default)
-_LU_FACTOR = plain(_ATEN.linalg_lu_factor_ex.default)
-_LU = plain(_ATEN.linalg_lu.default)
-_INVERSE = plain(_ATEN.linalg_inv_ex.default)
-_DET, _SLOGDET = plain(_ATEN._linalg_det.default), plain(_ATEN._linalg_slogdet.default)
-_SOLVE = plain(_ATEN._linalg_solve_ex.default)
-_LU_SOLVE = plain(_ATEN.linalg_lu_solve.default)
-_QR, _HOUSEHOLDER = plain(_ATEN.linalg_qr.default), plain(_ATEN.linalg_householder_product.default)
-_TRIANGULAR = plain(_ATEN.linalg_solve_triangular.default)
-_EXPONENTIAL = plain(_ATEN.linalg_matrix_exp.default)
-_CHOLESKY_INVERSE, _CHOLESKY_SOLVE = plain(_ATEN.cholesky_inverse.default), plain(_ATEN._cholesky_solve_helper.default)
 
 
 def _batch(matrix: torch.Tensor) -> int:
@@ -51,7 +38,7 @@ def _check(info: torch.Tensor) -> None:
 
 @kernel("linalg_cholesky_ex")
 def linalg_cholesky_ex(self: Any, *, upper: bool = False, check_errors: bool = False) -> Tensors:
-    outputs = tuple(_CHOLESKY(self, upper=upper, check_errors=False))
+    outputs = tuple(plain("linalg_cholesky_ex")(self, upper=upper, check_errors=False))
     batch, n = _batch(self), self.shape[-1]
     _borrow(batch * 8 if batch > 1 else sizes.potrf_bytes(n), self)
     return outputs
@@ -59,7 +46,7 @@ def linalg_cholesky_ex(self: Any, *, upper: bool = False, check_errors: bool = F
 
 @kernel("cholesky_inverse")
 def cholesky_inverse(self: Any, upper: bool = False) -> torch.Tensor:
-    result: torch.Tensor = _CHOLESKY_INVERSE(self, upper)
+    result: torch.Tensor = plain("cholesky_inverse")(self, upper)
     _borrow(self.numel() * self.element_size(), self)
     return result
 
@@ -67,7 +54,7 @@ def cholesky_inverse(self: Any, upper: bool = False) -> torch.Tensor:
 @kernel("_cholesky_solve_helper")
 def cholesky_solve_helper(self: Any, A: Any, upper: bool) -> torch.Tensor:
     info = _info(A) if _batch(A) == 1 else None
-    result: torch.Tensor = _CHOLESKY_SOLVE(self, A, upper)
+    result: torch.Tensor = plain("_cholesky_solve_helper")(self, A, upper)
     _borrow(A.numel() * A.element_size(), A)
     del info
     return result
@@ -100,14 +87,14 @@ def _substitute(matrix: Any, columns: int) -> None:
 
 @kernel("linalg_lu_factor_ex")
 def linalg_lu_factor_ex(A: Any, *, pivot: bool = True, check_errors: bool = False) -> Tensors:
-    outputs = tuple(_LU_FACTOR(A, pivot=pivot, check_errors=False))
+    outputs = tuple(plain("linalg_lu_factor_ex")(A, pivot=pivot, check_errors=False))
     _factor(A)
     return outputs
 
 
 @kernel("linalg_lu")
 def linalg_lu(A: Any, *, pivot: bool = True) -> Tensors:
-    outputs = tuple(_LU(A, pivot=pivot))
+    outputs = tuple(plain("linalg_lu")(A, pivot=pivot))
     factors = torch.empty_like(A)
     pivots = torch.empty(*A.shape[:-2], min(A.shape[-2:]), dtype=torch.int32, device=A.device)
     info = _info(A)
@@ -118,7 +105,7 @@ def linalg_lu(A: Any, *, pivot: bool = True) -> Tensors:
 
 @kernel("linalg_inv_ex")
 def linalg_inv_ex(A: Any, *, check_errors: bool = False) -> Tensors:
-    outputs = tuple(_INVERSE(A, check_errors=False))
+    outputs = tuple(plain("linalg_inv_ex")(A, check_errors=False))
     factors = torch.empty_like(A)
     pivots = torch.empty(A.shape[:-1], dtype=torch.int32, device=A.device)
     _factor(A)
@@ -127,27 +114,25 @@ def linalg_inv_ex(A: Any, *, check_errors: bool = False) -> Tensors:
     return outputs
 
 
-@kernel("_linalg_det")
-def linalg_det(A: Any) -> Tensors:
-    outputs = tuple(_DET(A))
-    info = _info(A)
-    _factor(A)
-    del info
-    return outputs
+def _register_determinant(name: str) -> None:
+    by_shape = plain(name)
+
+    @kernel(name)
+    def determinant(A: Any) -> Tensors:
+        outputs = tuple(by_shape(A))
+        info = _info(A)
+        _factor(A)
+        del info
+        return outputs
 
 
-@kernel("_linalg_slogdet")
-def linalg_slogdet(A: Any) -> Tensors:
-    outputs = tuple(_SLOGDET(A))
-    info = _info(A)
-    _factor(A)
-    del info
-    return outputs
+_register_determinant("_linalg_det")
+_register_determinant("_linalg_slogdet")
 
 
 @kernel("_linalg_solve_ex")
 def linalg_solve_ex(A: Any, B: Any, *, left: bool = True, check_errors: bool = False) -> Tensors:
-    outputs = tuple(_SOLVE(A, B, left=left, check_errors=False))
+    outputs = tuple(plain("_linalg_solve_ex")(A, B, left=left, check_errors=False))
     _factor(A)
     _substitute(A, outputs[0].numel() // max(1, _batch(A) * A.shape[-1]))
     return outputs
@@ -155,7 +140,7 @@ def linalg_solve_ex(A: Any, B: Any, *, left: bool = True, check_errors: bool = F
 
 @kernel("linalg_lu_solve")
 def linalg_lu_solve(LU: Any, pivots: Any, B: Any, *, left: bool = True, adjoint: bool = False) -> torch.Tensor:
-    result: torch.Tensor = _LU_SOLVE(LU, pivots, B, left=left, adjoint=adjoint)
+    result: torch.Tensor = plain("linalg_lu_solve")(LU, pivots, B, left=left, adjoint=adjoint)
     _substitute(LU, B.shape[-1])
     return result
 
@@ -164,7 +149,9 @@ def linalg_lu_solve(LU: Any, pivots: Any, B: Any, *, left: bool = True, adjoint:
 def linalg_solve_triangular(
     self: Any, B: Any, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> torch.Tensor:
-    result: torch.Tensor = _TRIANGULAR(self, B, upper=upper, left=left, unitriangular=unitriangular)
+    result: torch.Tensor = plain("linalg_solve_triangular")(
+        self, B, upper=upper, left=left, unitriangular=unitriangular
+    )
     if self.shape[-1] <= 64:
         matrices, sides = (torch.empty(_batch(self), dtype=torch.int64, device=self.device) for _ in range(2))
         del sides, matrices
@@ -196,7 +183,7 @@ def _assemble(matrix: Any) -> None:
 
 @kernel("linalg_qr")
 def linalg_qr(A: Any, mode: str = "reduced") -> Tensors:
-    outputs = tuple(_QR(A, mode))
+    outputs = tuple(plain("linalg_qr")(A, mode))
     if A.numel():
         scales = torch.empty(*A.shape[:-2], min(A.shape[-2:]), dtype=A.dtype, device=A.device)
         _reflect(A)
@@ -208,7 +195,7 @@ def linalg_qr(A: Any, mode: str = "reduced") -> Tensors:
 
 @kernel("linalg_householder_product")
 def linalg_householder_product(input: Any, tau: Any) -> torch.Tensor:
-    result: torch.Tensor = _HOUSEHOLDER(input, tau)
+    result: torch.Tensor = plain("linalg_householder_product")(input, tau)
     _assemble(input)
     return result
 
@@ -287,5 +274,5 @@ def linalg_matrix_exp(self: Any) -> torch.Tensor:
     """A Taylor polynomial of the matrix and its powers: at most thirteen of its size at a time."""
     size = self.numel() * self.element_size()
     _borrow(13 * size, self)
-    result: torch.Tensor = _EXPONENTIAL(self)
+    result: torch.Tensor = plain("linalg_matrix_exp")(self)
     return result

@@ -1,11 +1,13 @@
 """Losses: some reduce into a tensor that keeps the storage of all elements, some need the elements beside it."""
 
+from typing import Any
+
 import torch
 
 from tonnage.virtual.kernels.registry import kernel
 from tonnage.virtual.kernels.values import forget
 
-aten = torch.ops.aten
+Tensors = tuple[torch.Tensor, torch.Tensor]
 NONE, MEAN, SUM = 0, 1, 2
 
 
@@ -20,7 +22,8 @@ def _pairwise(self: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return torch.ops.aten.sub.Tensor(self, target)
 
 
-def _elementwise_loss(self: torch.Tensor, target: torch.Tensor, reduction: int) -> torch.Tensor:
+@kernel("mse_loss", "smooth_l1_loss")
+def elementwise_loss(self: torch.Tensor, target: torch.Tensor, reduction: int = MEAN, *_: float) -> torch.Tensor:
     """The result is made for all elements and shrunk before they are reduced into it."""
     result = _pairwise(self, target)
     if reduction == NONE:
@@ -31,39 +34,13 @@ def _elementwise_loss(self: torch.Tensor, target: torch.Tensor, reduction: int) 
     return result
 
 
-@kernel("mse_loss")
-def mse_loss(self: torch.Tensor, target: torch.Tensor, reduction: int = MEAN) -> torch.Tensor:
-    """Squares."""
-    return _elementwise_loss(self, target, reduction)
-
-
-@kernel("smooth_l1_loss")
-def smooth_l1_loss(self: torch.Tensor, target: torch.Tensor, reduction: int = MEAN, beta: float = 1.0) -> torch.Tensor:
-    """Squares near zero."""
-    return _elementwise_loss(self, target, reduction)
-
-
 @kernel("huber_loss")
 def huber_loss(self: torch.Tensor, target: torch.Tensor, reduction: int = MEAN, delta: float = 1.0) -> torch.Tensor:
-    """Squares near zero, without that trick."""
     return _reduced(_pairwise(self, target), reduction)
 
 
-@kernel("smooth_l1_loss_backward.grad_input")
-def smooth_l1_loss_backward(
-    grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int, beta: float, *,
-    grad_input: torch.Tensor,
-) -> torch.Tensor:  # fmt: skip
-    """Into what is given."""
-    return forget(grad_input)
-
-
-@kernel("huber_loss_backward.out")
-def huber_loss_backward(
-    grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int, delta: float, *,
-    grad_input: torch.Tensor,
-) -> torch.Tensor:  # fmt: skip
-    """Into what is given."""
+@kernel("smooth_l1_loss_backward.grad_input", "huber_loss_backward.out")
+def elementwise_loss_backward(*_: Any, grad_input: torch.Tensor) -> torch.Tensor:
     return forget(grad_input)
 
 
@@ -86,9 +63,8 @@ def binary_cross_entropy(
 
 @kernel("multi_margin_loss")
 def multi_margin_loss(
-    self: torch.Tensor, target: torch.Tensor, p: float = 1, margin: float = 1, weight: torch.Tensor | None = None,
-    reduction: int = MEAN,
-) -> torch.Tensor:  # fmt: skip
+    self: torch.Tensor, target: torch.Tensor, p: float = 1, margin: float = 1, weight: Any = None, reduction: int = MEAN
+) -> torch.Tensor:
     """A loss for each row, then their sum."""
     rows = self.shape[0] if self.dim() > 1 else 1
     if reduction == NONE:
@@ -101,20 +77,14 @@ def multi_margin_loss(
     return result
 
 
-@kernel("multi_margin_loss_backward")
-def multi_margin_loss_backward(
-    grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, p: float, margin: float,
-    weight: torch.Tensor | None = None, reduction: int = MEAN,
-) -> torch.Tensor:  # fmt: skip
-    """Its gradient."""
+@kernel("multi_margin_loss_backward", "multilabel_margin_loss_backward")
+def margin_loss_backward(grad_output: torch.Tensor, self: torch.Tensor, *_: Any) -> torch.Tensor:
     return torch.empty_like(self, memory_format=torch.contiguous_format)
 
 
 @kernel("multilabel_margin_loss_forward")
-def multilabel_margin_loss(
-    self: torch.Tensor, target: torch.Tensor, reduction: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same, and a flag for each class that is a target."""
+def multilabel_margin_loss(self: torch.Tensor, target: torch.Tensor, reduction: int) -> Tensors:
+    """A loss for each row and a flag for each class that is a target, then the sum."""
     is_target = self.new_empty(target.shape)
     rows = self.shape[0] if self.dim() > 1 else 1
     if reduction == NONE or self.dim() < 2:
@@ -126,14 +96,6 @@ def multilabel_margin_loss(
     return result, is_target
 
 
-@kernel("multilabel_margin_loss_backward")
-def multilabel_margin_loss_backward(
-    grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int, is_target: torch.Tensor
-) -> torch.Tensor:
-    """Its gradient."""
-    return torch.empty_like(self, memory_format=torch.contiguous_format)
-
-
 # Connectionist temporal classification
 
 
@@ -143,17 +105,15 @@ def use_cudnn_ctc_loss(*arguments: object) -> bool:
     return False
 
 
-def _lengths(values: list[int] | torch.Tensor) -> list[int]:
-    return values if isinstance(values, list) else values.cpu().tolist()
-
-
 @kernel("_ctc_loss", "_ctc_loss.Tensor")
 def ctc_loss(
-    log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: list[int] | torch.Tensor,
-    target_lengths: list[int] | torch.Tensor, blank: int = 0, zero_infinity: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: object, target_lengths: list[int] | torch.Tensor, *_: Any
+) -> Tensors:  # fmt: skip
     """The losses of the batch and the forward variables."""
-    longest = max(_lengths(target_lengths)) if targets.dim() == 1 else targets.shape[1]
+    if targets.dim() == 1:
+        longest = max(target_lengths if isinstance(target_lengths, list) else target_lengths.cpu().tolist())
+    else:
+        longest = targets.shape[1]
     batch = log_probs.shape[1]
     lengths, inputs, offsets = (torch.empty(batch, dtype=torch.int64, device=targets.device) for _ in range(3))
     alpha = log_probs.new_empty((batch, log_probs.shape[0], 2 * longest + 1))
@@ -165,7 +125,7 @@ def ctc_loss(
 @kernel("_ctc_loss_backward", "_ctc_loss_backward.Tensor")
 def ctc_loss_backward(
     grad: torch.Tensor, log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: object, target_lengths: object,
-    neg_log_likelihood: torch.Tensor, log_alpha: torch.Tensor, blank: int, zero_infinity: bool = False,
+    neg_log_likelihood: torch.Tensor, log_alpha: torch.Tensor, *_: Any,
 ) -> torch.Tensor:  # fmt: skip
     """The backward variables are as many as the forward ones."""
     batch = log_probs.shape[1]
@@ -206,9 +166,7 @@ def pdist_backward(grad: torch.Tensor, self: torch.Tensor, p: float, pdist: torc
 
 
 @kernel("nll_loss2d_forward")
-def nll_loss2d_forward(
-    self: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int, ignore_index: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def nll_loss2d_forward(self: torch.Tensor, target: torch.Tensor, weight: Any, reduction: int, *_: int) -> Tensors:
     """The sum of weights comes first."""
     total_weight = self.new_empty(())
     output = self.new_empty((self.shape[0], *self.shape[2:]) if reduction == NONE else ())

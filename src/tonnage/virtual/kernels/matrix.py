@@ -3,21 +3,15 @@
 The workspace of cuBLAS itself is taken by the generic kernel (`LIBRARIES` in the package); values are not computed here.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from tonnage.virtual.kernels.registry import kernel, plain, scratch
+from tonnage.virtual.session import active
 
-_ATEN = torch.ops.aten
 _LT_TYPES = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
-
-
-def _copies(*operands: torch.Tensor) -> None:
-    """What the library needs in another layout, copied, all at once."""
-    held = [operand.clone(memory_format=torch.contiguous_format) for operand in operands]
-    while held:
-        held.pop()
 
 
 def _unreadable(matrix: torch.Tensor) -> bool:
@@ -48,26 +42,12 @@ def _unreadable_batch(batch: torch.Tensor) -> bool:
     return not (batch.is_contiguous() and row_step != 0 and column_step != 0)
 
 
-def _multiply(operator: Any) -> Any:
-    compute = plain(operator)
-
-    def mm(self: torch.Tensor, mat2: torch.Tensor, **out: Any) -> torch.Tensor:
-        result: torch.Tensor = compute(self, mat2, **out)
-        if _unreadable(self) or _unreadable(mat2):
-            _copies(*(m for m in (mat2, self) if _unreadable(m)))
-        return result
-
-    return mm
-
-
-kernel("mm")(_multiply(_ATEN.mm.default))
-kernel("mm.out")(_multiply(_ATEN.mm.out))
-
-
 def _takes_lt(bias: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, beta: Any, out: torch.Tensor) -> bool:
     """A bias that is a vector goes through cuBLASLt, which adds it in the same kernel."""
     return (
-        bias.dim() == 1
+        mat1.numel() > 0
+        and mat2.numel() > 0
+        and bias.dim() == 1
         and beta == 1
         and bias.dtype in _LT_TYPES
         and bias.shape[0] == mat2.shape[1]
@@ -78,101 +58,6 @@ def _takes_lt(bias: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, beta: 
     )
 
 
-def _multiply_add(operator: Any) -> Any:
-    compute = plain(operator)
-
-    def addmm(
-        self: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, *, beta: Any = 1, alpha: Any = 1, **others: Any
-    ) -> torch.Tensor:
-        result: torch.Tensor = compute(self, mat1, mat2, beta=beta, alpha=alpha, **others)
-        if _unreadable(mat1) or _unreadable(mat2):
-            _copies(*(m for m in (mat2, mat1) if _unreadable(m)))
-        if mat1.numel() and mat2.numel() and _takes_lt(self, mat1, mat2, beta, result):
-            _use_lt()
-        return result
-
-    return addmm
-
-
-kernel("addmm")(_multiply_add(_ATEN.addmm.default))
-kernel("addmm.out")(_multiply_add(_ATEN.addmm.out))
-kernel("addmm_")(_multiply_add(_ATEN.addmm_.default))
-kernel("_addmm_activation")(_multiply_add(_ATEN._addmm_activation.default))
-kernel("_addmm_activation.out")(_multiply_add(_ATEN._addmm_activation.out))
-
-
-def _use_lt() -> None:
-    from tonnage.virtual.session import active
-
-    active().workspaces.use("cublaslt")
-
-
-def _through_lt(operator: Any, since: tuple[int, int] = (2, 0)) -> Any:
-    """A product in cuBLASLt, which has a workspace since this version."""
-    compute = plain(operator)
-
-    def multiply(*operands: Any, **others: Any) -> torch.Tensor:
-        from tonnage.virtual.session import active
-
-        result: torch.Tensor = compute(*operands, **others)
-        if active().device.torch_version >= since:
-            _use_lt()
-        return result
-
-    return multiply
-
-
-kernel("_int_mm")(_through_lt(_ATEN._int_mm.default, since=(2, 9)))
-kernel("_int_mm.out")(_through_lt(_ATEN._int_mm.out, since=(2, 9)))
-kernel("_scaled_mm")(_through_lt(_ATEN._scaled_mm.default))
-kernel("_scaled_mm.out")(_through_lt(_ATEN._scaled_mm.out))
-
-
-def _multiply_batch(operator: Any) -> Any:
-    compute = plain(operator)
-
-    def bmm(self: torch.Tensor, mat2: torch.Tensor, **out: Any) -> torch.Tensor:
-        result: torch.Tensor = compute(self, mat2, **out)
-        if _unreadable_batch(self) or _unreadable_batch(mat2):
-            _copies(*(m for m in (mat2, self) if _unreadable_batch(m)))
-        return result
-
-    return bmm
-
-
-kernel("bmm")(_multiply_batch(_ATEN.bmm.default))
-kernel("bmm.out")(_multiply_batch(_ATEN.bmm.out))
-
-
-def _multiply_add_batch(operator: Any) -> Any:
-    compute = plain(operator)
-
-    def baddbmm(self: torch.Tensor, batch1: torch.Tensor, batch2: torch.Tensor, **others: Any) -> torch.Tensor:
-        result: torch.Tensor = compute(self, batch1, batch2, **others)
-        if _unreadable_batch(batch1) or _unreadable_batch(batch2):
-            _copies(*(m for m in (batch2, batch1) if _unreadable_batch(m)))
-        return result
-
-    return baddbmm
-
-
-kernel("baddbmm")(_multiply_add_batch(_ATEN.baddbmm.default))
-kernel("baddbmm.out")(_multiply_add_batch(_ATEN.baddbmm.out))
-kernel("baddbmm_")(_multiply_add_batch(_ATEN.baddbmm_.default))
-
-
-def _multiply_vector(operator: Any) -> Any:
-    compute = plain(operator)
-
-    def addmv(self: torch.Tensor, mat: torch.Tensor, vec: torch.Tensor, **others: Any) -> torch.Tensor:
-        result: torch.Tensor = compute(self, mat, vec, **others)
-        if _unreadable_for_vectors(mat):
-            _copies(mat)
-        return result
-
-    return addmv
-
-
 def _unreadable_for_vectors(matrix: torch.Tensor) -> bool:
     (rows, columns), (row_step, column_step) = matrix.shape, matrix.stride()
     by_column = row_step == 1 and column_step >= max(1, rows)
@@ -180,9 +65,49 @@ def _unreadable_for_vectors(matrix: torch.Tensor) -> bool:
     return matrix.numel() > 0 and not (by_column or by_row)
 
 
-kernel("addmv")(_multiply_vector(_ATEN.addmv.default))
-kernel("addmv.out")(_multiply_vector(_ATEN.addmv.out))
-kernel("addmv_")(_multiply_vector(_ATEN.addmv_.default))
+def _register(name: str, unreadable: Callable[[torch.Tensor], bool], first: int = 0, last: int = 1) -> None:
+    """A product of the arguments from `first` to `last`."""
+    by_shape, may_take_lt = plain(name), "addmm" in name
+
+    @kernel(name)
+    def multiply(*given: Any, **others: Any) -> torch.Tensor:
+        result: torch.Tensor = by_shape(*given, **others)
+        # What the library needs in another layout is copied, all at once.
+        operands = [each for each in given[last : first - 1 if first else None : -1] if unreadable(each)]
+        held = [each.clone(memory_format=torch.contiguous_format) for each in operands]
+        while held:
+            held.pop()
+        if may_take_lt and _takes_lt(given[0], given[1], given[2], others.get("beta", 1), result):
+            active().workspaces.use("cublaslt")
+        return result
+
+
+def _register_lt(name: str, since: tuple[int, int] = (2, 0)) -> None:
+    """A product in cuBLASLt, which has a workspace since this version."""
+    by_shape = plain(name)
+
+    @kernel(name)
+    def multiply(*operands: Any, **others: Any) -> torch.Tensor:
+        result: torch.Tensor = by_shape(*operands, **others)
+        if active().device.torch_version >= since:
+            active().workspaces.use("cublaslt")
+        return result
+
+
+for _name in ("mm", "mm.out"):
+    _register(_name, _unreadable)
+for _name in ("addmm", "addmm.out", "addmm_", "_addmm_activation", "_addmm_activation.out"):
+    _register(_name, _unreadable, 1, 2)
+for _name in ("bmm", "bmm.out"):
+    _register(_name, _unreadable_batch)
+for _name in ("baddbmm", "baddbmm.out", "baddbmm_"):
+    _register(_name, _unreadable_batch, 1, 2)
+for _name in ("addmv", "addmv.out", "addmv_"):
+    _register(_name, _unreadable_for_vectors, 1, 1)
+for _name in ("_int_mm", "_int_mm.out"):
+    _register_lt(_name, since=(2, 9))
+for _name in ("_scaled_mm", "_scaled_mm.out"):
+    _register_lt(_name)
 
 
 # Many products of different sizes at once
@@ -194,7 +119,6 @@ def grouped_mm(
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """On Hopper and Blackwell one CUTLASS kernel for bfloat16, with its arguments in memory; else one product a group."""
-    from tonnage.virtual.session import active
 
     out = _grouped_output(self, mat2, offs, out_dtype or self.dtype)
     device = active().device

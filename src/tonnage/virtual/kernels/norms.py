@@ -10,11 +10,10 @@ from typing import Any
 import torch
 
 from tonnage.virtual.kernels.registry import kernel, plain
+from tonnage.virtual.session import active
 
 Tensors = tuple[Any, ...]
 
-_GROUP_NORM = plain(torch.ops.aten.native_group_norm.default)
-_GROUP_NORM_BACKWARD = plain(torch.ops.aten.native_group_norm_backward.default)
 
 _MANY_ROWS = 64 * 1024
 _GRID = 64 * 1024 // 2
@@ -32,7 +31,8 @@ def native_layer_norm(input: Any, normalized_shape: list[int], weight: Any, bias
 @kernel("_fused_rms_norm")
 def fused_rms_norm(input: Any, normalized_shape: list[int], weight: Any, eps: float | None) -> Tensors:
     rows = input.contiguous()
-    return torch.empty_like(rows), _statistics(rows, normalized_shape)
+    kept = rows.shape[: rows.dim() - len(normalized_shape)]
+    return torch.empty_like(rows), _accumulator(rows, *kept, *(1 for _ in normalized_shape))
 
 
 def unfused_rms_norm(
@@ -44,12 +44,6 @@ def unfused_rms_norm(
     scale = wide.pow(2).mean(dims, keepdim=True).add_(torch.finfo(wide.dtype).eps if eps is None else eps).rsqrt()
     result = wide.mul(scale).type_as(input)
     return result if weight is None else result.mul(weight)
-
-
-def _statistics(rows: torch.Tensor, normalized_shape: list[int]) -> torch.Tensor:
-    """One number for each row."""
-    kept = rows.dim() - len(normalized_shape)
-    return _accumulator(rows, *rows.shape[:kept], *(1 for _ in normalized_shape))
 
 
 @kernel("native_layer_norm_backward")
@@ -91,7 +85,6 @@ def _sum_in_parts(input: torch.Tensor, normalized_shape: list[int], outputs: lis
     rows = input.numel() // width if width else 0
     if rows <= _MANY_ROWS:
         return
-    from tonnage.virtual.session import active
 
     parts = gradient_parts(rows, width, active().device.gpu.sm_count)
     wanted = [index for index in range(1, len(outputs)) if outputs[index] is not None and parts > 1]
@@ -104,7 +97,7 @@ def _sum_in_parts(input: torch.Tensor, normalized_shape: list[int], outputs: lis
 
 @kernel("native_group_norm")
 def native_group_norm(input: Any, weight: Any, bias: Any, N: int, C: int, HxW: int, group: int, eps: float) -> Tensors:
-    outputs = _GROUP_NORM(input, weight, bias, N, C, HxW, group, eps)
+    outputs = plain("native_group_norm")(input, weight, bias, N, C, HxW, group, eps)
     if N and HxW != 1 and (weight is not None or bias is not None):
         scale, shift = _accumulator(input, N, C), _accumulator(input, N, C)
         del shift, scale
@@ -116,7 +109,7 @@ def native_group_norm_backward(
     grad_out: Any, input: Any, mean: Any, rstd: Any, weight: Any, N: int, C: int, HxW: int, group: int,
     output_mask: list[bool],
 ) -> Tensors:  # fmt: skip
-    outputs = _GROUP_NORM_BACKWARD(grad_out, input, mean, rstd, weight, N, C, HxW, group, output_mask)
+    outputs = plain("native_group_norm_backward")(grad_out, input, mean, rstd, weight, N, C, HxW, group, output_mask)
     if not N:
         return tuple(outputs)
     sums = [_accumulator(input, N, C), _accumulator(input, N, C)] if HxW != 1 else []

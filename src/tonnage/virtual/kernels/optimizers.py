@@ -8,16 +8,14 @@ from tonnage.virtual.kernels.registry import kernel, plain
 
 _CHUNK = 65536  # elements that one block of a multi-tensor kernel works on
 
-_POW_SCALAR = plain(torch.ops.aten.pow.Scalar)
-
 
 @kernel("_foreach_norm.Scalar")
 def foreach_norm(self: list[Any], ord: Any = 2, dtype: torch.dtype | None = None) -> list[Any]:
     """Norms of the chunks first, then one result for each tensor."""
     if not _is_fast(self, ord):
         return [torch.linalg.vector_norm(t, ord, dtype=dtype) for t in self]
-    first = self[0]
-    parts = torch.empty(len(self) * chunks(self), dtype=_accumulated(dtype or first.dtype), device=first.device)
+    kind = torch.float64 if (dtype or self[0].dtype) == torch.float64 else torch.float32
+    parts = torch.empty(len(self) * chunks(self), dtype=kind, device=self[0].device)
     outputs = [torch.empty((), dtype=dtype or t.dtype, device=t.device) for t in self]
     del parts
     return outputs
@@ -35,38 +33,26 @@ def foreach_max(self: list[Any]) -> list[Any]:
 
 
 def chunks(tensors: list[Any]) -> int:
-    """Of the largest tensor."""
+    """The number of chunks of the largest tensor."""
     return max(-(-t.numel() // _CHUNK) for t in tensors)
 
 
 def _is_fast(tensors: list[Any], order: Any) -> bool:
-    first = tensors[0]
+    first, is_dense = tensors[0], torch.ops.aten.is_non_overlapping_and_dense
     return (
         float(order) in (1.0, 2.0, float("inf"))
         and first.dtype.is_floating_point
-        and all(t.dtype == first.dtype and t.device == first.device and t.numel() and _is_dense(t) for t in tensors)
+        and all(t.dtype == first.dtype and t.device == first.device and t.numel() for t in tensors)
+        and all(t.is_contiguous() or is_dense(t) for t in tensors)
     )
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    return tensor.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense(tensor)
-
-
-def _accumulated(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 @kernel("pow.Scalar")
 def pow_scalar(self: Any, exponent: torch.Tensor) -> torch.Tensor:
     """The base becomes a number on the device, unless it is one."""
-    result: torch.Tensor = _POW_SCALAR(self, exponent)
+    result: torch.Tensor = plain("pow.Scalar")(self, exponent)
     if complex(self) != 1:
-        base = torch.empty((), dtype=_number_type(self), device=exponent.device)
+        types = {bool: torch.bool, int: torch.int64, float: torch.float64}
+        base = torch.empty((), dtype=types.get(type(self), torch.complex128), device=exponent.device)
         del base
     return result
-
-
-def _number_type(number: Any) -> torch.dtype:
-    if isinstance(number, bool):
-        return torch.bool
-    return torch.int64 if isinstance(number, int) else torch.float64 if isinstance(number, float) else torch.complex128

@@ -8,14 +8,6 @@ from torch import Tensor
 from tonnage.virtual.kernels.convolution import suggested_format
 from tonnage.virtual.kernels.registry import kernel, plain
 
-aten = torch.ops.aten
-
-_adaptive_max_pool2d = plain(aten.adaptive_max_pool2d.default)
-_adaptive_max_pool2d_backward = plain(aten.adaptive_max_pool2d_backward.default)
-_adaptive_max_pool3d = plain(aten.adaptive_max_pool3d.default)
-_adaptive_avg_pool3d = plain(aten._adaptive_avg_pool3d.default)
-_avg_pool3d = plain(aten.avg_pool3d.default)
-
 
 def contiguous_like(tensor: Tensor) -> Tensor | None:
     """A contiguous tensor to write the result into first, where the result is not contiguous itself."""
@@ -24,8 +16,7 @@ def contiguous_like(tensor: Tensor) -> Tensor | None:
 
 @kernel("adaptive_max_pool2d")
 def adaptive_max_pool2d(self: Tensor, output_size: list[int]) -> tuple[Tensor, Tensor]:
-    """Maxima and where they were."""
-    output, indices = _adaptive_max_pool2d(self, output_size)
+    output, indices = plain("adaptive_max_pool2d")(self, output_size)
     first, second, laid = contiguous_like(output), contiguous_like(indices), self.contiguous()
     del laid, second, first
     return output, indices
@@ -34,7 +25,7 @@ def adaptive_max_pool2d(self: Tensor, output_size: list[int]) -> tuple[Tensor, T
 @kernel("adaptive_max_pool2d_backward")
 def adaptive_max_pool2d_backward(grad_output: Tensor, self: Tensor, indices: Tensor) -> Tensor:
     """Scatters the gradient to where the maxima were."""
-    result: Tensor = _adaptive_max_pool2d_backward(grad_output, self, indices)
+    result: Tensor = plain("adaptive_max_pool2d_backward")(grad_output, self, indices)
     laid, places, first = grad_output.contiguous(), indices.contiguous(), contiguous_like(result)
     del first, places, laid
     return result
@@ -43,7 +34,7 @@ def adaptive_max_pool2d_backward(grad_output: Tensor, self: Tensor, indices: Ten
 @kernel("adaptive_max_pool3d")
 def adaptive_max_pool3d(self: Tensor, output_size: list[int]) -> tuple[Tensor, Tensor]:
     """The same in three dimensions; its outputs are contiguous."""
-    output, indices = _adaptive_max_pool3d(self, output_size)
+    output, indices = plain("adaptive_max_pool3d")(self, output_size)
     self.contiguous()
     return output, indices
 
@@ -52,36 +43,34 @@ def adaptive_max_pool3d(self: Tensor, output_size: list[int]) -> tuple[Tensor, T
 def adaptive_avg_pool3d(self: Tensor, output_size: list[int]) -> Tensor:
     """The copy comes before the output here."""
     laid = self.contiguous()
-    output: Tensor = _adaptive_avg_pool3d(self, output_size)
+    output: Tensor = plain("_adaptive_avg_pool3d")(self, output_size)
     del laid
     return output
 
 
 @kernel("avg_pool3d")
 def avg_pool3d(self: Tensor, kernel_size: list[int], *rest: Any, **options: Any) -> Tensor:
-    """Means over windows."""
-    output: Tensor = _avg_pool3d(self, kernel_size, *rest, **options)
+    output: Tensor = plain("avg_pool3d")(self, kernel_size, *rest, **options)
     self.contiguous()
     return output
 
 
-def _copying_gradient(operator: Any, channels_last: bool) -> Any:
+def _register_backward(name: str, channels_last: bool) -> None:
     """Backward of a pooling: after the result, the gradient is laid out as the input is, which that of a sum is not.
 
     A pooling may read a gradient of any strides where the input has its channels last.
     """
-    compute = plain(operator)
+    by_shape = plain(name)
 
+    @kernel(name)
     def backward(grad_output: Tensor, self: Tensor, *others: Any, **options: Any) -> Tensor:
-        result: Tensor = compute(grad_output, self, *others, **options)
+        result: Tensor = by_shape(grad_output, self, *others, **options)
         layout = suggested_format(self)
         if channels_last or layout is torch.contiguous_format:
             grad_output.contiguous(memory_format=layout)
         return result
 
-    return backward
 
-
-kernel("max_pool2d_with_indices_backward")(_copying_gradient(aten.max_pool2d_with_indices_backward.default, True))
-kernel("avg_pool2d_backward")(_copying_gradient(aten.avg_pool2d_backward.default, True))
-kernel("_adaptive_avg_pool2d_backward")(_copying_gradient(aten._adaptive_avg_pool2d_backward.default, False))
+_register_backward("max_pool2d_with_indices_backward", channels_last=True)
+_register_backward("avg_pool2d_backward", channels_last=True)
+_register_backward("_adaptive_avg_pool2d_backward", channels_last=False)

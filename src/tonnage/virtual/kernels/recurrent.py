@@ -3,7 +3,7 @@
 The bytes of cuDNN's buffers are the business of `recurrent_sizes`.
 """
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
@@ -107,15 +107,10 @@ def _dropout_state(input: Tensor) -> Tensor:
 
 
 @kernel("_cudnn_init_dropout_state")
-def init_dropout_state(
-    dropout: float, train: bool, dropout_seed: int, *, dtype: torch.dtype | None = None, layout: torch.layout | None =
-    None, device: torch.device | None = None, pin_memory: bool | None = False,
-) -> Tensor:  # fmt: skip
+def init_dropout_state(*_: Any, device: torch.device | None = None, **__: Any) -> Tensor:
     """Kept for the rest of the run."""
-    gpu = active().gpu
-    return torch.empty(
-        dropout_state_bytes(gpu.sm_count, gpu.max_threads_per_sm), dtype=torch.uint8, device=device or "cuda"
-    )
+    size = dropout_state_bytes(active().gpu.sm_count, active().gpu.max_threads_per_sm)
+    return torch.empty(size, dtype=torch.uint8, device=device or "cuda")
 
 
 @kernel("_cudnn_rnn_flatten_weight")
@@ -220,9 +215,7 @@ def _backward_to_weights(
 
 
 @kernel("_thnn_fused_gru_cell")
-def gru_cell(
-    input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, input_bias: Maybe = None, hidden_bias: Maybe = None
-) -> tuple[Tensor, Tensor]:
+def gru_cell(input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, *_: Maybe) -> tuple[Tensor, Tensor]:
     """The new state, and five rows of gates for the backward pass, which are made first."""
     workspace = hx.new_empty((hx.shape[0], hx.shape[1] * 5))
     return torch.empty_like(hx), workspace
@@ -243,9 +236,7 @@ def gru_cell_backward(
 
 
 @kernel("_thnn_fused_lstm_cell")
-def lstm_cell(
-    input_gates: Tensor, hidden_gates: Tensor, cx: Tensor, input_bias: Maybe = None, hidden_bias: Maybe = None
-) -> tuple[Tensor, Tensor, Tensor]:
+def lstm_cell(input_gates: Tensor, hidden_gates: Tensor, cx: Tensor, *_: Maybe) -> tuple[Tensor, Tensor, Tensor]:
     """The gates, for the backward pass, are made before the new states."""
     workspace = torch.empty_like(input_gates)
     hy, cy = torch.empty_like(cx), torch.empty_like(cx)

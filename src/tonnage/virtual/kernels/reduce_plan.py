@@ -8,6 +8,7 @@ been sorted and merged, on the element types, and on the multiprocessors. It doe
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import prod
 
 INT32_MAX = 2**31 - 1
 MAX_THREADS = 512
@@ -48,39 +49,26 @@ class Loop:
         return self.output.count(0)
 
     def outputs(self) -> int:
-        count = 1
-        for size, stride in zip(self.shape, self.output, strict=True):
-            count *= size if stride else 1
-        return count
+        return prod(size for size, stride in zip(self.shape, self.output, strict=True) if stride)
 
     def numel(self) -> int:
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return prod(self.shape)
 
 
 @lru_cache(maxsize=4096)
-def make_loop(
-    shape: tuple[int, ...], output: tuple[int, ...], input: tuple[int, ...], address: int
-) -> Loop:  # strides in bytes
-    """The loop with its dimensions in the order of their strides and merged where they are one run."""
+def make_loop(shape: tuple[int, ...], output: tuple[int, ...], input: tuple[int, ...], address: int) -> Loop:
+    """The loop with its dimensions in the order of their strides (in bytes) and merged where they are one run."""
     order = _sorted_dimensions(shape, output, input)
     merged: list[tuple[int, int, int]] = []
     for size, out, stride in ((shape[d], output[d], input[d]) for d in order):
-        if merged and _merges(merged[-1], size, out, stride):
-            first_size, first_out, first_stride = merged[-1]
-            merged[-1] = (first_size * size, *((out, stride) if first_size == 1 else (first_out, first_stride)))
+        last_size, last_out, last_stride = merged[-1] if merged else (0, 0, 0)
+        is_one_run = last_size * last_out == out and last_size * last_stride == stride
+        if merged and (1 in (last_size, size) or is_one_run):
+            merged[-1] = (last_size * size, *((out, stride) if last_size == 1 else (last_out, last_stride)))
         else:
             merged.append((size, out, stride))
     sizes, outs, strides = zip(*merged, strict=True) if merged else ((), (), ())
     return Loop(tuple(sizes), tuple(outs), tuple(strides), address)
-
-
-def _merges(before: tuple[int, int, int], size: int, out: int, stride: int) -> bool:
-    if before[0] == 1 or size == 1:
-        return True
-    return before[0] * before[1] == out and before[0] * before[2] == stride
 
 
 def _sorted_dimensions(shape: tuple[int, ...], output: tuple[int, ...], input: tuple[int, ...]) -> list[int]:

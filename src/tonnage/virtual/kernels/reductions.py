@@ -23,7 +23,6 @@ from tonnage.virtual.kernels.registry import kernel, plain, scratch
 from tonnage.virtual.kernels.values import choose, is_known
 from tonnage.virtual.session import active
 
-aten = torch.ops.aten
 LOW_PRECISION = (torch.float16, torch.bfloat16)
 # (its input, its result) -> the type it reads, what it carries, and whether it can accumulate in the result.
 Rule = Callable[[torch.Tensor, torch.Tensor], tuple[torch.dtype, Element, bool]]
@@ -49,19 +48,14 @@ def _read_dtype(self: torch.Tensor, result: torch.Tensor) -> torch.dtype:
     return result.dtype.to_complex() if self.is_complex() and not result.is_complex() else result.dtype
 
 
-def _sum_rule(wide: bool) -> Rule:
+def _sum_rule(wide: bool, always_accumulates: bool = False) -> Rule:
     def rule(self: torch.Tensor, result: torch.Tensor) -> tuple[torch.dtype, Element, bool]:
         dtype = _read_dtype(self, result)
         vector = 8 if wide and dtype.itemsize == 2 else 4
-        accumulates = dtype != result.dtype or dtype not in (*LOW_PRECISION, torch.complex32)
+        accumulates = always_accumulates or dtype != result.dtype or dtype not in (*LOW_PRECISION, torch.complex32)
         return dtype, _element(dtype, _accumulator_bytes(dtype), vector), accumulates
 
     return rule
-
-
-def _prod_rule(self: torch.Tensor, result: torch.Tensor) -> tuple[torch.dtype, Element, bool]:
-    dtype, element, _ = _sum_rule(False)(self, result)
-    return dtype, element, True
 
 
 def _norm_rule(self: torch.Tensor, result: torch.Tensor) -> tuple[torch.dtype, Element, bool]:
@@ -90,7 +84,7 @@ def _pair_rule(self: torch.Tensor, result: torch.Tensor) -> tuple[torch.dtype, E
 OPERATORS: tuple[tuple[Rule, str], ...] = (
     (_sum_rule(True), "sum.dim_IntList sum.IntList_out mean.dim mean.out"),
     (_sum_rule(False), "nansum nansum.out"),
-    (_prod_rule, "prod prod.dim_int prod.int_out"),
+    (_sum_rule(False, always_accumulates=True), "prod prod.dim_int prod.int_out"),
     (_norm_rule, "linalg_vector_norm linalg_vector_norm.out"),
     (_norm_rule, "norm.ScalarOpt_dim norm.ScalarOpt_dim_dtype norm.out norm.dtype_out"),
     (_moment_rule, "std.correction std.correction_out var.correction var.correction_out"),
@@ -103,17 +97,12 @@ OPERATORS: tuple[tuple[Rule, str], ...] = (
 )
 
 
-def _overload(name: str) -> Any:
-    packet, _, overload = name.partition(".")
-    return getattr(getattr(aten, packet), overload or "default")
-
-
 def _register(name: str, rule: Rule) -> None:
-    operator = _overload(name)
-    places = {argument.name: place for place, argument in enumerate(operator._schema.arguments)}
-    by_shape = plain(operator)
+    word, _, overload = name.partition(".")
+    schema = getattr(getattr(torch.ops.aten, word), overload or "default")._schema
+    places = {argument.name: place for place, argument in enumerate(schema.arguments)}
+    by_shape = plain(name)
     # Checks hold and no flag is raised, where nobody knows.
-    word = name.split(".")[0]
     otherwise = {"all": True, "any": False}.get(word)
 
     def argument(word: str, given: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
@@ -170,24 +159,19 @@ def loop_of(source: torch.Tensor, result: torch.Tensor, dim: Any, keepdim: bool)
 
 
 def _register_place(name: str) -> None:
-    by_shape = plain(_overload(name))
+    by_shape = plain(name)
 
+    @kernel(name)
     def place(self: torch.Tensor, dim: int | None = None, keepdim: bool = False, **out: torch.Tensor) -> torch.Tensor:
-        return _indices(self, dim, keepdim, by_shape(self, dim, keepdim, **out))
-
-    kernel(name)(place)
-
-
-def _indices(self: torch.Tensor, dim: int | None, keepdim: bool, result: torch.Tensor) -> torch.Tensor:
-    if self.numel() >= FEWEST_SPLIT and (dim is None or self.shape[dim] != 1):
-        source = self.reshape(-1) if dim is None else self
-        _stage(source, result, dim, keepdim and dim is not None, _indexed_rule)
-    return choose(result, self.numel() if dim is None else self.shape[dim] if self.dim() else 1, "argmax")
+        result = by_shape(self, dim, keepdim, **out)
+        if self.numel() >= FEWEST_SPLIT and (dim is None or self.shape[dim] != 1):
+            source = self.reshape(-1) if dim is None else self
+            _stage(source, result, dim, keepdim and dim is not None, _indexed_rule)
+        return choose(result, self.numel() if dim is None else self.shape[dim] if self.dim() else 1, "argmax")
 
 
 @kernel("count_nonzero.dim_IntList")
 def count_nonzero(self: torch.Tensor, dim: list[int]) -> torch.Tensor:
-    """A comparison and a sum."""
     return (self if self.dtype == torch.bool else self != 0).sum(dim)
 
 

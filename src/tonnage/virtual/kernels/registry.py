@@ -5,9 +5,9 @@
         sorted_indices = torch.empty_like(indices)      # a temporary, dropped when the function returns
         return torch.zeros((num_weights, grad.shape[-1]), dtype=grad.dtype, device=grad.device)
 
-A kernel makes and drops tensors in the order in which the real host code does; nothing is computed. `plain(op)` calls the
-operator's shape rule, for kernels that only add temporaries to it. Arguments arrive as the schema lists them; those that
-equal the schema's defaults may be missing, so a kernel repeats the defaults.
+A kernel makes and drops tensors in the order in which the real host code does; nothing is computed. `plain("name.overload")`
+calls the operator's shape rule, for kernels that only add temporaries to it. Arguments arrive as the schema lists them; those
+that equal the schema's defaults may be missing, so a kernel repeats the defaults of those that it reads.
 """
 
 from collections.abc import Callable
@@ -66,7 +66,10 @@ def own_operator(schema: str, *, composite: bool = False) -> Callable[[Kernel], 
 
 
 def plain(operator: Any) -> Callable[..., Any]:
-    """The operator by its shape rule alone: outputs are allocated, nothing else is."""
+    """The operator, or the one of this aten name, by its shape rule alone: outputs are allocated, nothing else is."""
+    if isinstance(operator, str):
+        packet, _, overload = operator.partition(".")
+        operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
 
     def call(*arguments: Any, **keywords: Any) -> Any:
         return operator.redispatch(_PLAIN, *arguments, **keywords)

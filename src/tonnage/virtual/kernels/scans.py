@@ -1,13 +1,12 @@
 """Cumulative operators: over a single row they run on CUB and need its temporary storage."""
 
-from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from tonnage.virtual.kernels.cub import scan_bytes
 from tonnage.virtual.kernels.registry import kernel, plain, scratch
 
-aten = torch.ops.aten
 MOST_ITEMS = 1 << 30
 # Structs to CUB, so that value and status do not share a word.
 NOT_PRIMITIVE = (torch.float16, torch.bfloat16, torch.complex64, torch.complex128)
@@ -37,25 +36,20 @@ def _cumulate(self: torch.Tensor, dim: int, result: torch.Tensor) -> torch.Tenso
     return result
 
 
-def _register(name: str, by_shape: Callable[..., torch.Tensor]) -> None:
-    @kernel(name)
-    def cumulate(self: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> torch.Tensor:
-        return _cumulate(self, dim, by_shape(self, dim, dtype=dtype))
-
-    @kernel(f"{name}.out")
-    def cumulate_out(
-        self: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None, out: torch.Tensor
-    ) -> torch.Tensor:
-        return _cumulate(self, dim, plain(getattr(aten, name).out)(self, dim, dtype=dtype, out=out))
+def _register(name: str) -> None:
+    @kernel(name, f"{name}.out")
+    def cumulate(self: torch.Tensor, dim: int, **options: Any) -> torch.Tensor:
+        by_shape = plain(f"{name}.out" if "out" in options else name)
+        return _cumulate(self, dim, by_shape(self, dim, **options))
 
 
-_register("cumsum", plain(aten.cumsum.default))
-_register("cumprod", plain(aten.cumprod.default))
+_register("cumsum")
+_register("cumprod")
 
 
 @kernel("_logcumsumexp")
 def logcumsumexp(self: torch.Tensor, dim: int) -> torch.Tensor:
-    """A cumulative logarithm of sums of exponentials."""
+
     return _cumulate(self, dim, torch.empty_like(self, memory_format=torch.contiguous_format))
 
 

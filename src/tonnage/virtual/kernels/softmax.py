@@ -1,10 +1,11 @@
 """Softmax: its input is made contiguous, and its backward multiplies gradient and output into a temporary first."""
 
+from typing import Any
+
 import torch
 
 from tonnage.virtual.kernels.registry import kernel, plain
 
-aten = torch.ops.aten
 LONGEST_FUSED, MOST_BYTES_FUSED = 1024, 4096
 
 
@@ -12,52 +13,35 @@ def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.is_contiguous() else torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
-@kernel("_softmax")
-def softmax(self: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
-    """Forward."""
-    result: torch.Tensor = plain(aten._softmax.default)(self, dim, half_to_float)
-    _contiguous(self)
-    return result
+def _register(name: str) -> None:
+    by_shape = plain(name)
+
+    @kernel(name)
+    def softmax(self: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
+        result: torch.Tensor = by_shape(self, dim, half_to_float)
+        _contiguous(self)
+        return result
 
 
-@kernel("_log_softmax")
-def log_softmax(self: torch.Tensor, dim: int, half_to_float: bool) -> torch.Tensor:
-    """Forward of the logarithm."""
-    result: torch.Tensor = plain(aten._log_softmax.default)(self, dim, half_to_float)
-    _contiguous(self)
-    return result
+_register("_softmax")
+_register("_log_softmax")
 
 
-@kernel("_softmax_backward_data")
+@kernel("_softmax_backward_data", "_softmax_backward_data.out")
 def softmax_backward(
-    grad_output: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype
+    grad_output: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype, **out: torch.Tensor
 ) -> torch.Tensor:
     """The product of gradient and output lives until the end."""
-    result: torch.Tensor = plain(aten._softmax_backward_data.default)(grad_output, output, dim, input_dtype)
-    product = grad_output * output
-    _hold(product, output)
-    return result
-
-
-@kernel("_softmax_backward_data.out")
-def softmax_backward_out(
-    grad_output: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype, *, grad_input: torch.Tensor
-) -> torch.Tensor:
-    """The same into a given tensor."""
-    result: torch.Tensor = plain(aten._softmax_backward_data.out)(
-        grad_output, output, dim, input_dtype, grad_input=grad_input
-    )
+    by_shape = plain("_softmax_backward_data.out" if out else "_softmax_backward_data")
+    result: torch.Tensor = by_shape(grad_output, output, dim, input_dtype, **out)
     product = grad_output * output
     _hold(product, output)
     return result
 
 
 @kernel("_log_softmax_backward_data")
-def log_softmax_backward(
-    grad_output: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype
-) -> torch.Tensor:
-    """Needs both contiguous."""
-    result: torch.Tensor = plain(aten._log_softmax_backward_data.default)(grad_output, output, dim, input_dtype)
+def log_softmax_backward(grad_output: torch.Tensor, output: torch.Tensor, *rest: Any) -> torch.Tensor:
+    result: torch.Tensor = plain("_log_softmax_backward_data")(grad_output, output, *rest)
     _hold(grad_output, output)
     return result
 

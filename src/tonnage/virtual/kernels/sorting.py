@@ -25,6 +25,7 @@ LONGEST_IN_PLACE = 4096
 LONGEST_SEGMENT = 1_000_000
 FEWEST_SEGMENTS = 128
 INT_MAX = 2**31 - 1
+Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def _empty(count: int, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
@@ -34,30 +35,14 @@ def _empty(count: int, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
 # Sort
 
 
-@kernel("sort.stable")
+@kernel("sort.stable", "sort.values_stable")
 def sort(
-    self: torch.Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False
+    self: torch.Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False, **out: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values and indices."""
-    values, indices = plain(aten.sort.stable)(self, stable=stable, dim=dim, descending=descending)
-    _sort(self, dim, values, indices)
-    return values, indices
-
-
-@kernel("sort.values_stable")
-def sort_out(
-    self: torch.Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False, values: torch.Tensor,
-    indices: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """The same into given tensors."""
-    plain(aten.sort.values_stable)(self, stable=stable, dim=dim, descending=descending, values=values, indices=indices)
-    _sort(self, dim, values, indices)
-    return values, indices
-
-
-def _sort(self: torch.Tensor, dim: int, values: torch.Tensor, indices: torch.Tensor) -> None:
+    by_shape = plain("sort.values_stable" if out else "sort.stable")
+    values, indices = by_shape(self, stable=stable, dim=dim, descending=descending, **out)
     if not self.numel() or not self.dim():
-        return
+        return values, indices
     dim %= self.dim()
     length = self.shape[dim]
     if length <= LONGEST_IN_PLACE:
@@ -66,23 +51,24 @@ def _sort(self: torch.Tensor, dim: int, values: torch.Tensor, indices: torch.Ten
     else:
         _sort_long(self, dim, values, indices)
     choose_distinct(indices, length, dim, "sort")
+    return values, indices
 
 
 def _sort_long(self: torch.Tensor, dim: int, values: torch.Tensor, indices: torch.Tensor) -> None:
     source = self
     if not (self.stride(dim) == 1 and _is_dense(self)):
         source = torch.empty_strided(self.shape, _strides_with_last(self, dim), dtype=self.dtype, device=self.device)
-    keys = values if values.stride() == source.stride() else torch.empty_strided(
-        source.shape, source.stride(), dtype=self.dtype, device=self.device
-    )  # fmt: skip
-    order = indices if indices.stride() == source.stride() else torch.empty_strided(
-        source.shape, source.stride(), dtype=torch.int64, device=self.device
-    )  # fmt: skip
+    held = [source]
+    for result in (values, indices):
+        if result.stride() != source.stride():
+            held.append(torch.empty_strided(source.shape, source.stride(), dtype=result.dtype, device=self.device))
+    del source
     length = self.shape[dim]
     batch = min(self.numel(), INT_MAX) // length * length
     for start in range(0, self.numel(), batch):
         _sort_batch(min(batch, self.numel() - start), length, self)
-    del order, keys, source
+    while held:
+        held.pop()
 
 
 def _sort_batch(count: int, length: int, self: torch.Tensor) -> None:
@@ -133,36 +119,18 @@ def _strides_with_last(tensor: torch.Tensor, dim: int) -> list[int]:
 # The k largest
 
 
-@kernel("topk")
+@kernel("topk", "topk.values")
 def topk(
-    self: torch.Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
+    self: torch.Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, **out: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values and indices."""
-    values, indices = plain(aten.topk.default)(self, k, dim, largest, sorted)
-    _topk(self, k, dim, sorted, values, indices)
-    return values, indices
-
-
-@kernel("topk.values")
-def topk_out(
-    self: torch.Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, *, values: torch.Tensor,
-    indices: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """The same into given tensors."""
-    plain(aten.topk.values)(self, k, dim, largest, sorted, values=values, indices=indices)
-    _topk(self, k, dim, sorted, values, indices)
-    return values, indices
-
-
-def _topk(self: torch.Tensor, k: int, dim: int, ordered: bool, values: torch.Tensor, indices: torch.Tensor) -> None:
+    values, indices = plain("topk.values" if out else "topk")(self, k, dim, largest, sorted, **out)
     if not k or not self.numel():
-        return
+        return values, indices
     length = self.shape[dim] if self.dim() else 1
     source = self.contiguous()
-    if _takes_many_blocks(self.numel() // length, length):
-        _topk_in_blocks(self.numel() // length, length, self)
+    _topk_in_blocks(self.numel() // length, length, self)
     del source
-    if ordered and k > LONGEST_IN_PLACE:
+    if sorted and k > LONGEST_IN_PLACE:
         sorted_indices, sorted_values = torch.empty_like(indices), torch.empty_like(values)
         aten.sort.values_stable(
             values, stable=False, dim=dim, descending=True, values=sorted_values, indices=sorted_indices
@@ -171,14 +139,14 @@ def _topk(self: torch.Tensor, k: int, dim: int, ordered: bool, values: torch.Ten
         del gathered, sorted_values, sorted_indices
     if self.dim():
         choose_distinct(indices, length, dim % self.dim(), "topk")
-
-
-def _takes_many_blocks(slices: int, length: int) -> bool:
-    limits = ((20, 20_000), (40, 10_000), (80, 8_000), (199, 5_000), (799, 3_000), (4_000, 800))
-    return next((length >= least for most, least in limits if slices <= most), length >= 400)
+    return values, indices
 
 
 def _topk_in_blocks(slices: int, length: int, self: torch.Tensor) -> None:
+    """Long slices are each worked on by many blocks: what these hand each other."""
+    limits = ((20, 20_000), (40, 10_000), (80, 8_000), (199, 5_000), (799, 3_000), (4_000, 800))
+    if length < next((least for most, least in limits if slices <= most), 400):
+        return
     threads, registers_per_thread, digits = 256, 40, 256
     gpu = active().device.gpu
     resident = gpu.sm_count * (gpu.registers_per_sm // (registers_per_thread * threads)) * threads
@@ -186,8 +154,7 @@ def _topk_in_blocks(slices: int, length: int, self: torch.Tensor) -> None:
     blocks = slices * -(-length // (items * threads))
     radix_bytes = max(self.element_size(), 4)
     sizes = (
-        slices * self.element_size(), 2 * slices * 4, 2 * slices * radix_bytes, blocks * digits * 2,
-        slices * digits * 4,
+        slices * self.element_size(), 2 * slices * 4, 2 * slices * radix_bytes, blocks * digits * 2, slices * digits * 4,
         blocks * 4, blocks * 4,
     )  # fmt: skip
     held = [scratch(size, self) for size in sizes]
@@ -276,36 +243,27 @@ def _draw_again(self: torch.Tensor) -> None:
 
 
 @kernel("_unique2")
-def unique2(
-    self: torch.Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Distinct values, in order."""
-    return _unique(self, False, return_inverse, return_counts)
+def unique2(self: torch.Tensor, sorted: bool = True, *returned: bool, **named: bool) -> Results:
+    return _unique(self, False, *returned, **named)
 
 
 @kernel("_unique")
 def unique(self: torch.Tensor, sorted: bool = True, return_inverse: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same without counts."""
-    values, inverse, _ = _unique(self, False, return_inverse, False)
-    return values, inverse
+    return _unique(self, False, return_inverse)[:2]
 
 
 @kernel("unique_consecutive")
 def unique_consecutive(
     self: torch.Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Values without repeats of the one before."""
+) -> Results:
     if dim is not None:
         return _unique_dim(self, dim, True, return_inverse, return_counts)
     return _unique(self, True, return_inverse, return_counts)
 
 
 @kernel("unique_dim")
-def unique_dim(
-    self: torch.Tensor, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Distinct slices."""
-    return _unique_dim(self, dim, False, return_inverse, return_counts)
+def unique_dim(self: torch.Tensor, dim: int, sorted: bool = True, *returned: bool, **named: bool) -> Results:
+    return _unique_dim(self, dim, False, *returned, **named)
 
 
 def _found(self: torch.Tensor, consecutive: bool, dim: int | None = None) -> tuple[torch.Tensor, ...] | None:
@@ -319,10 +277,9 @@ def _found(self: torch.Tensor, consecutive: bool, dim: int | None = None) -> tup
 def expected_distinct(self: torch.Tensor, consecutive: bool = False) -> int:
     """How many distinct values a tensor has that nobody knows."""
     law = None if consecutive else law_of(self)
-    if law is None:
-        active().stand_ins.assume("unique", "No value occurs twice in a tensor whose values are not known.")
-    else:
-        active().stand_ins.assume("unique", "Random integers have as many distinct values as can be expected.")
+    unknown = "No value occurs twice in a tensor whose values are not known."
+    expected = "Random integers have as many distinct values as can be expected."
+    active().stand_ins.assume("unique", unknown if law is None else expected)
     return distinct_values(law, self.numel())
 
 
@@ -339,8 +296,8 @@ def _filled(
 
 
 def _unique(
-    self: torch.Tensor, consecutive: bool, return_inverse: bool, return_counts: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    self: torch.Tensor, consecutive: bool, return_inverse: bool = False, return_counts: bool = False
+) -> Results:
     found, count, none = _found(self, consecutive), self.numel(), _empty(0, torch.int64, self)
     self = self.contiguous()
     ordered, order = self, none
@@ -358,12 +315,8 @@ def _unique(
     distinct = expected_distinct(self, consecutive) if found is None else found[0].numel()
     counts = _filled(count, torch.int64, self, None if found is None else found[2], distinct) if return_counts else none
     primitive = self.dtype not in (torch.float16, torch.bfloat16)
-    storage = scratch(
-        run_length_bytes(count)
-        if return_counts
-        else select_unique_bytes(count, self.element_size(), primitive=primitive),
-        self,
-    )
+    selected = select_unique_bytes(count, self.element_size(), primitive=primitive)
+    storage = scratch(run_length_bytes(count) if return_counts else selected, self)
     del storage, length, order, ordered
     if found is not None:
         put(values, torch.nn.functional.pad(found[0], (0, count - distinct)))
@@ -379,13 +332,13 @@ def _inverse(self: torch.Tensor, count: int, consecutive: bool, found: tuple[tor
 
 
 def _unique_dim(
-    self: torch.Tensor, dim: int, consecutive: bool, return_inverse: bool, return_counts: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    self: torch.Tensor, dim: int, consecutive: bool, return_inverse: bool = False, return_counts: bool = False
+) -> Results:
     found = _found(self, consecutive, dim)
     count = self.shape[dim]
-    distinct = (
-        (count if self.dim() > 1 else expected_distinct(self, consecutive)) if found is None else found[0].shape[dim]
-    )
+    distinct = count if found is None else found[0].shape[dim]
+    if found is None and self.dim() <= 1:
+        distinct = expected_distinct(self, consecutive)
     slices = self.moveaxis(dim, 0).contiguous()
     indices = put(_empty(count, torch.int64, self), torch.arange(count))
     inverse = _empty(count if return_inverse else 0, torch.int64, self)

@@ -1,4 +1,4 @@
-"""Sparse (COO) tensors: coalescing and sums. What PyTorch writes alike for all devices runs as it is.
+"""Sparse (COO) tensors: coalescing and sums. What PyTorch writes alike for all devices runs as it is, of nested ones too.
 
 Indices that are equal become one when a tensor is coalesced; how many are left is counted where the indices are known,
 and else expected (`values`). Not modelled: products of two sparse tensors, and products of matrices.
@@ -20,6 +20,13 @@ def to_sparse(self: Tensor, *arguments: object, **options: object) -> Tensor:
     """The elements that are not zero; PyTorch's code is the same for all devices."""
     made = torch.ops.aten._to_sparse.sparse_dim if arguments else torch.ops.aten._to_sparse.default
     result: Tensor = made.redispatch(_HOST_CODE, self, *arguments, **options)
+    return result
+
+
+@kernel("_nested_view_from_buffer")
+def nested_view_from_buffer(*arguments: Tensor) -> Tensor:
+    """Sizes, strides and offsets are on the host, and no bytes are touched: the host's code does for the card."""
+    result: Tensor = torch.ops.aten._nested_view_from_buffer.default.redispatch(_HOST_CODE, *arguments)
     return result
 
 
@@ -46,7 +53,11 @@ def coalesce(self: Tensor) -> Tensor:
     summed = values.new_empty((left, *values.shape[1:]))
     laid = values.contiguous()
     del laid
-    found = flat if self.sparse_dim() == 1 else _unflattened(flat, self.shape[: self.sparse_dim()])
+    found, shape = flat, self.shape[: self.sparse_dim()]
+    if len(shape) > 1:  # coordinates, a row for each dimension
+        found = torch.empty((len(shape), left), dtype=torch.int64, device=flat.device)
+        if is_known(flat):
+            put(found, torch.stack(torch.unravel_index(flat.cpu().squeeze(0), tuple(shape))))
     result = torch.ops.aten._sparse_coo_tensor_unsafe(found, summed, self.shape)._coalesced_(True)
     del offsets, places, flat
     return result
@@ -60,14 +71,6 @@ def _flat_indices(indices: Tensor, shape: torch.Size, *, copy: bool) -> Tensor:
         return flat.clone(memory_format=torch.contiguous_format) if copy else flat
     steps = torch.tensor([shape[d + 1 : dims].numel() for d in range(dims)]).unsqueeze(1)
     return (indices * steps.to(indices.device)).sum(0)
-
-
-def _unflattened(flat: Tensor, shape: torch.Size) -> Tensor:
-    """The coordinates that flat indices stand for, a row for each dimension."""
-    result = torch.empty((len(shape), flat.shape[1]), dtype=torch.int64, device=flat.device)
-    if is_known(flat):
-        put(result, torch.stack(torch.unravel_index(flat.cpu().squeeze(0), tuple(shape))))
-    return result
 
 
 @sparse_kernel("add.out")

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from tonnage.virtual.kernels.attention_choice import MATH, choose_attention
 from tonnage.virtual.kernels.registry import kernel
+from tonnage.virtual.session import active
 
 Tensors = tuple[Any, ...]
 
@@ -28,7 +29,8 @@ def native_multi_head_attention(
     packed = _packed_heads(query, key, value, num_head, qkv_weight)
     scores = torch.bmm(packed[0].flatten(0, 1), packed[1].flatten(0, 1).transpose(1, 2))
     scores = scores.view(*packed.shape[1:4], packed.shape[3])
-    weights = _softmax(scores, mask, mask_type)
+    masked = torch.ops.aten._masked_softmax
+    weights = torch.softmax(scores, -1) if mask is None else masked(scores, mask, 3, mask_type)
     del scores
     context = packed[0]  # its storage is used again
     del packed
@@ -75,12 +77,6 @@ def transform_bias_rescale_qkv(qkv: Any, qkv_bias: Any, num_heads: int) -> Tenso
     return tuple(_by_head(qkv, num_heads).unbind(0))
 
 
-def _softmax(scores: Any, mask: Any, mask_type: int | None) -> Any:
-    if mask is None:
-        return torch.softmax(scores, -1)
-    return torch.ops.aten._masked_softmax(scores, mask, 3, mask_type)
-
-
 @kernel("_transformer_encoder_layer_fwd")
 def transformer_encoder_layer_fwd(
     src: Any, embed_dim: int, num_heads: int, qkv_weight: Any, qkv_bias: Any, proj_weight: Any, proj_bias: Any,
@@ -109,7 +105,5 @@ def transformer_encoder_layer_fwd(
 
 @kernel("_nested_tensor_from_mask_left_aligned")
 def nested_tensor_from_mask_left_aligned(t: Any, mask: Any) -> bool:
-    from tonnage.virtual.session import active
-
     active().stand_ins.assume("_nested_tensor_from_mask", "a padded batch stays padded instead of being packed")
     return False

@@ -89,50 +89,30 @@ def _distinct(rows: int, count: int, choices: int) -> torch.Tensor:
 # Flags: no value is infinite or not a number, everything that is checked holds
 
 
-@kernel("isnan")
-def isnan(self: torch.Tensor) -> torch.Tensor:
-    """Nothing is."""
-    return _flag(plain(torch.ops.aten.isnan.default)(self), False)
-
-
-@kernel("isposinf")
-def isposinf(self: torch.Tensor) -> torch.Tensor:
-    """Nothing is."""
-    return _flag(plain(torch.ops.aten.isposinf.default)(self), False)
-
-
-@kernel("isneginf")
-def isneginf(self: torch.Tensor) -> torch.Tensor:
-    """Nothing is."""
-    return _flag(plain(torch.ops.aten.isneginf.default)(self), False)
+def _register_absent(name: str) -> None:
+    """Nothing is infinite or not a number."""
+    by_shape = plain(name)
+    kernel(name)(lambda self: _flag(by_shape(self), False))
 
 
 def _flag(result: torch.Tensor, value: bool) -> torch.Tensor:
     return result if is_known(result) or result.numel() > MOST_KNOWN else result.fill_(value)
 
 
-@kernel("eq.Scalar")
-def eq_scalar(self: torch.Tensor, other: float) -> torch.Tensor:
+def _register_equality(name: str, otherwise: bool) -> None:
     """Nothing equals infinity, and one computed number equals none that is written down."""
-    result: torch.Tensor = plain(torch.ops.aten.eq.Scalar)(self, other)
-    return _flag(result, False) if _is_reached_by_none(self, other) else result
+    by_shape = plain(f"{name}.Scalar")
 
-
-@kernel("ne.Scalar")
-def ne_scalar(self: torch.Tensor, other: float) -> torch.Tensor:
-    """Everything differs from infinity, and one computed number from all that are written down."""
-    result: torch.Tensor = plain(torch.ops.aten.ne.Scalar)(self, other)
-    return _flag(result, True) if _is_reached_by_none(self, other) else result
-
-
-def _is_reached_by_none(values: torch.Tensor, number: float) -> bool:
-    return number in (math.inf, -math.inf) or (values.numel() == 1 and values.is_floating_point())
+    @kernel(f"{name}.Scalar")
+    def compare(self: torch.Tensor, other: float) -> torch.Tensor:
+        result: torch.Tensor = by_shape(self, other)
+        is_one_number = self.numel() == 1 and self.is_floating_point()
+        return _flag(result, otherwise) if is_one_number or other in (math.inf, -math.inf) else result
 
 
 @kernel("eq.Tensor")
 def eq_tensor(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Every number equals itself."""
-    result: torch.Tensor = plain(torch.ops.aten.eq.Tensor)(self, other)
+    result: torch.Tensor = plain("eq.Tensor")(self, other)
     return _flag(result, True) if self is other else result
 
 
@@ -140,6 +120,7 @@ def _register_comparison(name: str) -> None:
     """An ordinary number lies between any two that are huge."""
     packet = getattr(torch.ops.aten, name)
 
+    @kernel(f"{name}.Tensor", f"{name}.Scalar")
     def compare(self: torch.Tensor, other: torch.Tensor | float) -> torch.Tensor:
         overload = packet.Tensor if isinstance(other, torch.Tensor) else packet.Scalar
         result: torch.Tensor = plain(overload)(self, other)
@@ -148,18 +129,11 @@ def _register_comparison(name: str) -> None:
         if result.numel() == 1 and self.is_floating_point() and isinstance(other, float):
             beyond = beyond_tolerance(name, other)
             return result if beyond is None else _flag(result, beyond)
-        left, right = _huge(self), _huge(other)
-        return (
-            result
-            if left is None and right is None
-            else put(result, packet.Tensor(_or_zero(left), _or_zero(right)).expand(result.shape))
-        )
-
-    kernel(f"{name}.Tensor", f"{name}.Scalar")(compare)
-
-
-def _or_zero(values: torch.Tensor | None) -> torch.Tensor:
-    return torch.zeros(()) if values is None else values
+        huge = [_huge(self), _huge(other)]
+        if all(values is None for values in huge):
+            return result
+        left, right = (torch.zeros(()) if values is None else values for values in huge)
+        return put(result, packet.Tensor(left, right).expand(result.shape))
 
 
 def _huge(operand: torch.Tensor | float) -> torch.Tensor | None:
@@ -170,6 +144,10 @@ def _huge(operand: torch.Tensor | float) -> torch.Tensor | None:
     return values if bool((values.abs() >= HUGE).all()) else None
 
 
+for _name in ("isnan", "isposinf", "isneginf"):
+    _register_absent(_name)
+_register_equality("eq", False)
+_register_equality("ne", True)
 for _name in ("gt", "ge", "lt", "le"):
     _register_comparison(_name)
 
@@ -183,7 +161,7 @@ def equal(self: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 @kernel("_amp_foreach_non_finite_check_and_unscale_")
-def unscale(self: list[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
+def unscale(self: list[torch.Tensor], *_: torch.Tensor) -> None:
     """Gradients are finite: the flag stays as it was."""
     for gradient in self:
         forget(gradient)

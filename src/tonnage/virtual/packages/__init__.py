@@ -63,12 +63,11 @@ class Packages(MetaPathFinder):
             )
         if not rest and asker and not any(folder in asker for folder in _INSTALLED):
             self.place(package)
-        return self._spec(name) if name in self._placed else None
-
-    def _spec(self, package: str) -> ModuleSpec | None:
-        folder = _HERE / package
+        if name not in self._placed:
+            return None
+        folder = _HERE / name
         return importlib.util.spec_from_file_location(
-            package, folder / "__init__.py", submodule_search_locations=[str(folder)]
+            name, folder / "__init__.py", submodule_search_locations=[str(folder)]
         )
 
     def find_distributions(

@@ -160,7 +160,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call: _Call, *inputs: Tensor) -> Any:
-        q, k, v = _unpacked(call.packed, inputs)
+        q, k, v = (*inputs[:-1], *inputs[-1].detach().unbind(-3)) if call.packed else inputs
         memory.check(q, k, v)
         width = q.shape[-1]
         scale = width**-0.5 if call.scale is None else call.scale
@@ -196,13 +196,6 @@ class _Attention(torch.autograd.Function):
                 *arguments, *lengths, *ctx.options, call.deterministic, state
             )
         return None, *(t[..., :width] for t in packed)
-
-
-def _unpacked(packed: int, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    if not packed:
-        return tuple(inputs)
-    parts = inputs[-1].detach().unbind(-3)
-    return (*inputs[:-1], *parts)
 
 
 def _empty_gradients(packed: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[list[Tensor], tuple[Tensor, ...]]:

@@ -48,7 +48,6 @@ def outputs(
 
 
 def rounded(value: int, multiple: int = 128) -> int:
-    """The value, rounded up."""
     return -(-value // multiple) * multiple
 
 

@@ -30,11 +30,9 @@ class CrossEntropyLoss(nn.Module):
             input, target, precomputed_lse, self.label_smoothing, self.logit_scale, self.lse_square_scale,
             self.ignore_index, self.inplace_backward, self.process_group,
         )  # fmt: skip
-        loss, squares = (self._reduced(each, target) for each in losses)
+        if self.reduction == "sum":
+            losses = tuple(each.sum() for each in losses)
+        elif self.reduction == "mean":
+            losses = tuple(each.sum() / (target != self.ignore_index).sum() for each in losses)
+        loss, squares = losses
         return (loss, squares) if self.return_z_loss else loss
-
-    def _reduced(self, losses: Tensor, target: Tensor) -> Tensor:
-        if self.reduction == "none":
-            return losses
-        total = losses.sum()
-        return total / (target != self.ignore_index).sum() if self.reduction == "mean" else total

@@ -15,7 +15,8 @@ class LayerNormFn(torch.autograd.Function):
         prenorm: bool, residual_in_fp32: bool, is_rms: bool, out_dtype: torch.dtype | None,
     ) -> Any:  # fmt: skip
         shape = x.shape
-        x = _by_row(x)
+        x = x.reshape(-1, shape[-1])
+        x = x if x.stride(-1) == 1 else x.contiguous()
         kind = residual.dtype if residual is not None else torch.float32 if residual_in_fp32 else x.dtype
         y = torch.empty_like(x, dtype=out_dtype or x.dtype)
         adds = residual is not None or kind != x.dtype or dropout > 0
@@ -41,11 +42,6 @@ class LayerNormFn(torch.autograd.Function):
         dbias = sums[1].sum(0).to(bias.dtype) if bias is not None else None
         dresidual = dresidual.reshape(ctx.shape) if ctx.has_residual else None
         return dx.reshape(ctx.shape), dweight, dbias, dresidual, None, None, None, None, None
-
-
-def _by_row(x: Tensor) -> Tensor:
-    x = x.reshape(-1, x.shape[-1])
-    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def layer_norm_fn(

@@ -3,7 +3,7 @@
 import pytest
 
 from tonnage.units import MIB
-from tonnage.virtual.cpu_allocator import footprint_bytes, takes_huge_pages
+from tonnage.virtual.process_memory import footprint_bytes, takes_huge_pages
 
 # MiB of a tensor, and MiB that each of many such tensors, once filled, took
 SEEN = [

@@ -4,7 +4,7 @@ import pytest
 
 from tonnage.script import profiler
 from tonnage.virtual.cluster.calls import Group
-from tonnage.virtual.cluster.notes import Notes
+from tonnage.virtual.cluster.work import Notes
 
 WORLD, HALF = Group(tuple(range(8)), 0, 0, "nccl"), Group((1, 3, 5, 7), 0, 1, "nccl")
 

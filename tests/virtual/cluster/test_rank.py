@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tonnage.hardware.cluster import find_cluster
-from tonnage.virtual.cluster.environment import environment_of
+from tonnage.virtual.cluster.rank import environment_of
 
 
 @given(st.integers(1, 5), st.integers(1, 8), st.data())
