@@ -39,7 +39,7 @@ from tonnage.models.shape import ModelShape
 from tonnage.planner.request import TrainingRequest
 from tonnage.planner.rl import RlPlan, RlRequest, plan_rl
 from tonnage.serve import Engine, Sampling
-from tonnage.serve.startup import Settings
+from tonnage.serve.config import EngineConfig
 
 TINY = {
     "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 64, "hidden_size": 32,
@@ -309,7 +309,7 @@ def engine(model: nn.Module, options: argparse.Namespace, device: torch.device, 
     """With the plan's pool on a GPU, and with as many blocks as all samples need elsewhere."""
     samples = options.prompts * options.group
     counted = samples * -(-(options.prompt + options.completion) // BLOCK) + 2
-    settings = Settings(
+    settings = EngineConfig(
         blocks=plan.engine.kv.blocks if device.type == "cuda" else counted, block=BLOCK,
         context=options.prompt + options.completion, max_seqs=min(samples, MOST_SEQS),
         batched_tokens=max(BATCHED_TOKENS, samples), eager=options.eager,

@@ -42,16 +42,17 @@ from tonnage.hardware import find_gpu
 from tonnage.models import find_model
 from tonnage.models.presets import preset_config
 from tonnage.report.serve import card_figures
-from tonnage.serve.blocks import BlockPool
-from tonnage.serve.engine import Engine, Stats
+from tonnage.serve.cache.block_pool import BlockPool
+from tonnage.serve.config import EngineConfig
+from tonnage.serve.engine import Engine
+from tonnage.serve.model_runner.runner import Pending
 from tonnage.serve.models.architecture import Architecture, architecture_of
 from tonnage.serve.models.load import random_decoder
-from tonnage.serve.runner import Pending
 from tonnage.serve.sampling import Sampling
-from tonnage.serve.scheduler import Limits, Scheduler
-from tonnage.serve.sequence import Sequence as Sequenced
-from tonnage.serve.sequence import Step
-from tonnage.serve.startup import Settings
+from tonnage.serve.scheduler.scheduler import Scheduler
+from tonnage.serve.scheduler.sequence import Sequence as Sequenced
+from tonnage.serve.scheduler.sequence import Step
+from tonnage.serve.stats import Stats
 
 RESULTS = Path(__file__).parent / "results"
 PRESETS = {"0.6b": "qwen3-0.6b", "14b": "qwen3-14b"}
@@ -146,7 +147,7 @@ def _advance_all(engine: Engine, trace: Trace) -> int:
     drawn, looked_s = 0, time.perf_counter()
     while engine.has_work:
         began_s, before_s = time.perf_counter(), trace.waits_s + trace.own_s
-        drawn += len(engine.turn().tokens)
+        drawn += len(engine.advance().tokens)
         now_s = time.perf_counter()
         trace.host_s.append(now_s - began_s - (trace.waits_s + trace.own_s - before_s))
         if len(trace.host_s) % 8 == 0:
@@ -184,7 +185,7 @@ def ceiling_s(engine: Engine, trace: Trace) -> tuple[float, float]:
     """Seconds that memory takes at least, and arithmetic on prompts. An embedding that is not the head is not read."""
     decoder = engine.runner._decoder
     embedding = decoder.embedding.nbytes
-    token_bytes = engine.card.pool.block_bytes / engine.settings.block
+    token_bytes = engine.card.pool.block_bytes / engine.config.block
     weights = decoder.weight_bytes - (0 if engine.architecture.tied else embedding)
     read = len(trace.decodes) * weights + sum(trace.keys_read) * token_bytes
     passed = (weights - embedding) / decoder.embedding.itemsize
@@ -230,7 +231,7 @@ def make_engine(options: argparse.Namespace, *, kv: str = "bf16", prefix_cache: 
     decoder = random_decoder(architecture, device, torch.float32 if on_cpu else torch.bfloat16, context=context)
     kept = None if kv == "bf16" else kv
     small = {"budget": "200 MiB", "max_seqs": 8, "batched_tokens": 64} if options.tiny else {}
-    settings = Settings(**{"context": context, "kv": kept, "prefix_cache": prefix_cache, **small})
+    settings = EngineConfig(**{"context": context, "kv": kept, "prefix_cache": prefix_cache, **small})
     engine = Engine.of(decoder, settings=settings)
     # All of another workload: kernels are loaded, clocks are up, and the host has the memory that it needs.
     run(engine, workload(tiny=options.tiny, seed=1), "warm")
@@ -326,7 +327,7 @@ def waste(options: argparse.Namespace) -> dict[str, Any]:
 def simulated_waste(work: Workload, block: int) -> float:
     """By the scheduler itself, with room for all."""
     count = sum(blocks_for(len(p) + o, block) for p, o in zip(work.prompts, work.outputs, strict=True)) + 1
-    scheduler = Scheduler(BlockPool(count, block, prefix_cache=False), Limits(context=CONTEXT), time.monotonic)
+    scheduler = Scheduler(BlockPool(count, block, prefix_cache=False), EngineConfig(), time.monotonic, context=CONTEXT)
     for number, (prompt, wanted) in enumerate(zip(work.prompts, work.outputs, strict=True)):
         scheduler.add(Sequenced(number, list(prompt), Sampling(max_tokens=wanted, ignore_eos=True), len(prompt)))
     slack = held = 0

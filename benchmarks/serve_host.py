@@ -14,10 +14,11 @@ from random import Random
 from statistics import mean, median, quantiles
 from time import perf_counter
 
-from tonnage.serve.blocks import BlockPool
+from tonnage.serve.cache.block_pool import BlockPool
+from tonnage.serve.config import EngineConfig
 from tonnage.serve.sampling import Sampling
-from tonnage.serve.scheduler import Limits, Scheduler
-from tonnage.serve.sequence import Sequence
+from tonnage.serve.scheduler.scheduler import Scheduler
+from tonnage.serve.scheduler.sequence import Sequence
 
 BLOCK = 16
 
@@ -44,7 +45,7 @@ def host_times(count: int, steps: int, *, prefix_cache: bool) -> Iterator[tuple[
     random = Random(0)
     context = steps + 3 * BLOCK
     pool = BlockPool(count * (context // BLOCK + 1) + 1, BLOCK, prefix_cache=prefix_cache)
-    scheduler = Scheduler(pool, Limits(max_seqs=count, max_waiting=count, context=context), perf_counter)
+    scheduler = Scheduler(pool, EngineConfig(max_seqs=count, max_waiting=count), perf_counter, context=context)
     sampling = Sampling(max_tokens=context)
     for number in range(count):
         prompt = [random.randrange(150_000) for _ in range(random.randint(BLOCK, 2 * BLOCK))]

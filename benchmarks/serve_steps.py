@@ -31,15 +31,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 import serve
 from tonnage.garbage import no_collection
 from tonnage.serve.engine import Engine
-from tonnage.serve.graphs import DecodeGraphs
-from tonnage.serve.inputs import Inputs, Staging
-from tonnage.serve.runner import Pending, Runner
+from tonnage.serve.model_runner.graphs import DecodeGraphs
+from tonnage.serve.model_runner.inputs import Inputs, Staging
+from tonnage.serve.model_runner.runner import Pending, Runner
 from tonnage.serve.sampling import Sampling
-from tonnage.serve.scheduler import Scheduler
+from tonnage.serve.scheduler.scheduler import Scheduler
 
 # Methods by name, each inside those before it or beside them.
 PARTS: list[tuple[str, type, str]] = [
-    ("the turn itself", Engine, "turn"),
+    ("the turn itself", Engine, "advance"),
     ("schedule", Scheduler, "schedule"),
     ("launch", Runner, "launch"),
     ("launch, on its stream", Runner, "_launch"),
@@ -120,13 +120,13 @@ def measure(engine: Engine, work: serve.Workload) -> tuple[Found, Found, float]:
     for prompt, wanted in zip(work.prompts, work.outputs, strict=True):
         sampling = Sampling(max_tokens=wanted, temperature=serve.TEMPERATURE, ignore_eos=True, seed=0)
         engine.submit(prompt, sampling, salt="measured")
-    most = min(len(work.prompts), engine.settings.max_seqs)
+    most = min(len(work.prompts), engine.config.max_seqs)
     with watched(clock), no_collection(), engine.at_work():
         while engine.has_work:
-            turn = engine.turn()
-            step = engine._flight.step if engine._flight else None
+            output = engine.advance()
+            step = engine._in_flight.step if engine._in_flight else None
             full = step is not None and not step.chunks and len(step.decodes) >= 0.9 * most
-            kinds.append((full, bool(turn.finished)))
+            kinds.append((full, bool(output.finished)))
     pairs = list(zip(clock.turns, kinds, strict=True))
     calm, ending = ([turn for turn, kind in pairs if kind == (True, ends)] for ends in (False, True))
     serve.say(f"{(page_faults() - faults) / len(pairs):.1f} page faults a step")
@@ -209,7 +209,7 @@ def main(given: list[str] | None = None) -> None:
     serve.table(["own time, µs", "nobody ends", "somebody ends"], rows)
     wholes = f"{1e6 * calm.whole_s:.0f} µs ({calm.steps} steps), {1e6 * ending.whole_s:.0f} µs ({ending.steps})"
     serve.say(f"the host's part of a full step: {wholes}; of it this clock {1e6 * clock_s:.0f} µs")
-    sequences = engine.settings.max_seqs
+    sequences = engine.config.max_seqs
     result: dict[str, Any] = {"calm": asdict(calm), "ending": asdict(ending), "clock_s": clock_s}
     graphs = engine.runner._graphs
     if graphs is not None:

@@ -103,7 +103,7 @@ def test_ctrl_c_twice_ends_an_idle_server_in_order(folder: Path) -> None:
 
 HANGING = """
 import time, torchvision_names
-from tonnage.serve.runner import Runner
+from tonnage.serve.model_runner.runner import Runner
 Runner.launch = lambda self, step: print("hangs", flush=True) or time.sleep(1e6)
 """
 

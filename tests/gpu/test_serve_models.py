@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from serve.models.tiny import Pages, expected_logits, make_model, prompts, save
+from tonnage.serve.config import Weights
 from tonnage.serve.models.architecture import architecture_of, read_architecture
 from tonnage.serve.models.decoder import Decoder
 from tonnage.serve.models.experts import _grouped, _in_turn
-from tonnage.serve.models.linear import EIGHT_BIT, Weights
+from tonnage.serve.models.linear import EIGHT_BIT
 from tonnage.serve.models.load import load_decoder, random_decoder
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]

@@ -20,7 +20,7 @@ from tonnage.report.serve import (
     kv_line,
     kv_rows,
 )
-from tonnage.serve.accounts import KvLedger
+from tonnage.serve.stats import KvLedger
 from tonnage.units import GIB, MIB
 
 LEDGER = KvLedger(

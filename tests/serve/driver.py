@@ -2,10 +2,11 @@
 
 from itertools import count
 
-from tonnage.serve.blocks import BlockPool
+from tonnage.serve.cache.block_pool import BlockPool
+from tonnage.serve.config import EngineConfig
 from tonnage.serve.sampling import Sampling
-from tonnage.serve.scheduler import Limits, Scheduler
-from tonnage.serve.sequence import Sequence, Step
+from tonnage.serve.scheduler.scheduler import Scheduler
+from tonnage.serve.scheduler.sequence import Sequence, Step
 
 SIZE = 4
 
@@ -13,10 +14,14 @@ SIZE = 4
 class Driver:
     """`usable` blocks of four tokens. Steps are launched by `launch` and read back by `land`, the oldest first."""
 
-    def __init__(self, usable: int = 64, *, prefix_cache: bool = True, **limits: int) -> None:
+    def __init__(
+        self, usable: int = 64, *, prefix_cache: bool = True, context: int = 32768, host_blocks: int = 0, **limits: int
+    ) -> None:
         self.pool = BlockPool(usable + 1, SIZE, prefix_cache=prefix_cache)
         self.now_s = 100.0
-        self.scheduler = Scheduler(self.pool, Limits(**limits), lambda: self.now_s)
+        self.scheduler = Scheduler(
+            self.pool, EngineConfig(**limits), lambda: self.now_s, context=context, host_blocks=host_blocks
+        )
         self.flying: list[tuple[Step, list[int]]] = []
         self.steps: list[Step] = []
         self._ids = count()

@@ -11,8 +11,8 @@ import transformers
 
 from serve.models.tiny import CASES, VOCAB, make_model
 from tonnage.serve import Engine
-from tonnage.serve.runner import Pending
-from tonnage.serve.sequence import Step
+from tonnage.serve.model_runner.runner import Pending
+from tonnage.serve.scheduler.sequence import Step
 
 __all__ = ["CASES", "VOCAB", "Watched", "expected", "random_prompts", "saved"]
 

@@ -13,11 +13,12 @@ from serve.models.tiny import expected_logits, make_model
 from serve.tiny import make_llama
 from tonnage.errors import RequestError
 from tonnage.serve import Engine, Sampling
-from tonnage.serve.engine import Event
+from tonnage.serve.config import EngineConfig
+from tonnage.serve.engine import StepOutput
 from tonnage.serve.models.architecture import read_architecture
 from tonnage.serve.models.load import load_decoder
-from tonnage.serve.sequence import Sequence
-from tonnage.serve.startup import CannotStart, Settings
+from tonnage.serve.scheduler.sequence import Sequence
+from tonnage.serve.startup import CannotStart
 
 GREEDY = Sampling(temperature=0, max_tokens=8)
 PROMPTS = random_prompts(11, 6, longest=20)
@@ -33,13 +34,11 @@ def speaking(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     return Engine(make_llama(tmp_path_factory.mktemp("llama")), block=4, blocks=128, device="cpu")
 
 
-def drain(engine: Engine, on_events: Callable[[list[Event]], None] = lambda events: None) -> list[Event]:
-    events = []
+def drain(engine: Engine) -> list[StepOutput]:
+    outputs = []
     while engine.has_work:
-        found = engine.advance()
-        on_events(found)
-        events += found
-    return events
+        outputs.append(engine.advance())
+    return outputs
 
 
 def is_clean(engine: Engine) -> bool:
@@ -53,7 +52,7 @@ def reference(prompts: list[list[int]] = PROMPTS) -> list[list[int]]:
 
 def test_an_engine_of_a_decoder_that_exists() -> None:
     decoder = load_decoder(saved("llama"), read_architecture(saved("llama")), device="cpu", dtype=torch.float32)
-    engine = Engine.of(decoder, settings=Settings(blocks=40, block=4))
+    engine = Engine.of(decoder, settings=EngineConfig(blocks=40, block=4))
     assert [output.token_ids for output in engine.generate(PROMPTS, GREEDY)] == reference()
     assert engine.context == 128 and engine.card.pool.blocks == 40
 
@@ -98,15 +97,17 @@ def test_draws_of_one_prompt_differ() -> None:
     assert single[0].token_ids == outputs[0].token_ids
 
 
-def test_events_tell_what_generate_returns() -> None:
+def test_steps_tell_what_generate_returns() -> None:
     engine = make()
     sequences = [engine.submit(prompt, GREEDY)[0] for prompt in PROMPTS]
     told: dict[Sequence, list[int]] = {sequence: [] for sequence in sequences}
     ended: list[Sequence] = []
-    for event in drain(engine):
-        told[event.sequence] += event.new_token_ids
-        assert event.sequence not in ended
-        ended += [event.sequence] if event.finished else []
+    for output in drain(engine):
+        for sequence, token in zip(output.sequences, output.tokens, strict=True):
+            assert sequence not in ended
+            told[sequence].append(token)
+        assert not set(ended) & set(output.finished)
+        ended += output.finished
     assert [told[sequence] for sequence in sequences] == reference()
     assert set(ended) == set(sequences) and is_clean(engine)
 
@@ -274,7 +275,7 @@ def test_abort_frees_blocks_at_once_and_harms_nobody(after: int) -> None:
     assert engine.abort(sequences[1])
     assert engine.scheduler.pool.available == before + held
     assert not engine.abort(sequences[1])
-    assert all(event.sequence is not sequences[1] for event in drain(engine))
+    assert all(sequences[1] not in output.sequences + output.finished for output in drain(engine))
     assert [sequences[0].output, sequences[2].output] == [reference()[0], reference()[2]]
     assert sequences[1].finish_reason == "abort" and is_clean(engine)
 
@@ -333,14 +334,14 @@ def test_an_interrupted_pass_leaves_nothing_behind(failing: int) -> None:
 
 
 def test_an_interrupted_batch_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, turn = make(), Engine.turn
+    engine, advance = make(), Engine.advance
 
     def interrupted(self: Engine) -> object:
         if self.stats.steps == 3:
             raise KeyboardInterrupt
-        return turn(self)
+        return advance(self)
 
-    monkeypatch.setattr(Engine, "turn", interrupted)
+    monkeypatch.setattr(Engine, "advance", interrupted)
     with pytest.raises(KeyboardInterrupt):
         engine.generate(PROMPTS, GREEDY)
     monkeypatch.undo()
@@ -362,7 +363,7 @@ def test_stats_count() -> None:
     drawn = sum(len(output.token_ids) for output in outputs)
     assert stats.tokens == drawn and stats.steps == len(engine.steps)
     assert stats.computed_tokens >= drawn + sum(map(len, PROMPTS)) - len(PROMPTS)
-    assert stats.host_step_s > 0 and stats.step_s > 0
+    assert stats.host_s > 0 and stats.step_s > 0
     assert 0 <= stats.waste < 1
 
 

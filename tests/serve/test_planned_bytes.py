@@ -11,10 +11,11 @@ from tonnage.budget.serving import ServingConfiguration, serving_budget
 from tonnage.hardware import find_gpu
 from tonnage.models.config import from_config
 from tonnage.models.shape import ModelShape
-from tonnage.serve.cache import CacheShape, KvCache
+from tonnage.serve.cache.kv_cache import CacheShape, KvCache
+from tonnage.serve.config import EngineConfig
 from tonnage.serve.models.architecture import Architecture, architecture_of
 from tonnage.serve.models.load import random_decoder
-from tonnage.serve.startup import Model, Place, Settings, plan
+from tonnage.serve.startup import DeviceMemory, Startup
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -59,10 +60,10 @@ def test_blocks(case: str, kv: str) -> None:
 def test_a_start_plans_the_blocks_that_the_planner_says(case: str, share: float, flags: dict[str, Any]) -> None:
     shape, architecture = read(case)
     card, limit = find_gpu("h200"), share_bytes(find_gpu("h200").memory_bytes, share)
-    place = Place(
+    memory = DeviceMemory(
         device=torch.device("cuda"), name=card.name, gpu=card, capacity_bytes=card.memory_bytes, limit_bytes=limit
     )
-    planned = plan(Model(architecture, torch.bfloat16), Settings(context=100, **flags), place)
+    planned = Startup(architecture, torch.bfloat16, EngineConfig(context=100, **flags), memory).plan()
     asked = {"engine": "tonnage", "context": 100, "weights": "bf16", "utilization": share, **flags}
     budget = serving_budget(shape, ServingConfiguration(**asked), card)
     assert planned.pool.blocks == budget.kv.blocks > 0

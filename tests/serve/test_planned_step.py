@@ -23,7 +23,7 @@ from tonnage.serve.models import linear as products
 from tonnage.serve.models.architecture import read_architecture
 from tonnage.serve.models.decoder import Decoder
 from tonnage.serve.models.weights import Builder
-from tonnage.serve.startup import Model
+from tonnage.serve.startup import widths_of
 
 META = torch.device("meta")
 
@@ -104,7 +104,7 @@ def measured_bytes(name: str, weights: str, decodes: int, chunk: int) -> int:
 def test_a_pass_holds_what_is_planned(name: str, weights: str, decodes: int, chunk: int) -> None:
     rows, tokens = decodes + (chunk > 0), decodes + chunk
     limits = Limits(context=8192, weights=weights, max_seqs=rows, batched_tokens=tokens)
-    widths = Model(read_architecture(name), torch.bfloat16).widths
+    widths = widths_of(read_architecture(name))
     forward = own_engine._forward_bytes(widths, limits, tokens) - own_engine._SPLITS_BYTES
     planned = max(forward, own_engine._head_bytes(widths, limits, tokens))
     assert 0.9 * planned <= measured_bytes(name, weights, decodes, chunk) <= planned

@@ -18,45 +18,46 @@ from tonnage.budget.serving import ServingConfiguration, serving_budget
 from tonnage.errors import RequestError
 from tonnage.hardware import find_gpu
 from tonnage.models import find_model
+from tonnage.serve.config import EngineConfig
 from tonnage.serve.models.architecture import architecture_of, read_architecture
-from tonnage.serve.startup import CannotStart, Model, Place, Settings, check, look, needed_blocks, plan
+from tonnage.serve.startup import CannotStart, DeviceMemory, Startup, look
 from tonnage.units import GIB, MIB
 
 CPU = torch.device("cpu")
 
 
-def place_of(gpu: str, share: float = 0.9) -> Place:
+def memory_of(gpu: str, share: float = 0.9) -> DeviceMemory:
     """A card that is not there."""
     card = find_gpu(gpu)
-    return Place(
+    return DeviceMemory(
         device=torch.device("cuda", 0), name=card.name, gpu=card, capacity_bytes=card.memory_bytes,
         limit_bytes=share_bytes(card.memory_bytes, share),
     )  # fmt: skip
 
 
-def model_of(name: str) -> Model:
-    return Model(read_architecture(name), torch.bfloat16)
+def startup_of(name: str, config: EngineConfig, memory: DeviceMemory) -> Startup:
+    return Startup(read_architecture(name), torch.bfloat16, config, memory)
 
 
 @pytest.mark.parametrize("name", ["qwen3-0.6b", "qwen3-14b", "llama-3.1-8b"])
 @pytest.mark.parametrize("kv", ["bf16", "fp8"])
 @pytest.mark.parametrize("weights", [None, "int8", "fp8"])
 def test_the_pool_is_the_one_that_plan_serve_predicts(name: str, kv: str, weights: str | None) -> None:
-    settings = Settings(context=4096, kv=kv, weights=weights, max_seqs=128, batched_tokens=4096)  # type: ignore[arg-type]
+    config = EngineConfig(context=4096, kv=kv, weights=weights, max_seqs=128, batched_tokens=4096)  # type: ignore[arg-type]
     asked = ServingConfiguration(
         engine="tonnage", context=4096, kv=kv, weights=weights or "", max_seqs=128, batched_tokens=4096
     )
     planned = serving_budget(find_model(name), asked, find_gpu("h200"))
-    card = plan(model_of(name), settings, place_of("h200"))
+    card = startup_of(name, config, memory_of("h200")).plan()
     assert card.pool.blocks == planned.kv.blocks > 1000
     assert card.weight_bytes + card.reserve_bytes + card.pool.size_bytes <= card.limit_bytes
 
 
 def test_on_the_cpu_the_pool_is_no_larger_than_sequences_need() -> None:
-    model, settings = Model(read_architecture(saved("llama")), torch.float32), Settings(context=64, max_seqs=3)
-    assert plan(model, settings, look(CPU, 0.9)).pool.blocks == 3 * 4 + 1
-    fixed = replace(settings, blocks=7)
-    assert plan(model, fixed, look(CPU, 0.9)).pool.blocks == 7
+    config = EngineConfig(context=64, max_seqs=3)
+    startup = Startup(read_architecture(saved("llama")), torch.float32, config, look(CPU, 0.9))
+    assert startup.plan().pool.blocks == 3 * 4 + 1
+    assert replace(startup, config=replace(config, blocks=7)).plan().pool.blocks == 7
 
 
 def test_looking_at_the_cpu() -> None:
@@ -76,12 +77,12 @@ def test_budgets_that_make_no_sense(budget: float | str) -> None:
 ])  # fmt: skip
 def test_settings_that_make_no_sense(changes: dict[str, object]) -> None:
     with pytest.raises(RequestError):
-        Settings(**changes)  # type: ignore[arg-type]
+        EngineConfig(**changes)  # type: ignore[arg-type]
 
 
-def refusal(model: Model, settings: Settings, place: Place) -> CannotStart:
+def refusal(startup: Startup) -> CannotStart:
     with pytest.raises(CannotStart) as caught:
-        check(plan(model, settings, place), model, settings, place)
+        startup.check(startup.plan())
     assert caught.value.exit_code == 1
     return caught.value
 
@@ -90,45 +91,47 @@ def advised(error: CannotStart) -> list[tuple[str, str]]:
     return re.findall(r"--([a-z-]+) ([\w.]+?)(?=[,.]?(?: |$))", error.hint)
 
 
-def follow(flag: str, value: str, model: Model, settings: Settings, place: Place) -> None:
+def follow(flag: str, value: str, startup: Startup) -> None:
     """Start with the flag changed; it must work, and the numbers must have been computed for it."""
     if flag == "budget":
-        place = replace(place, limit_bytes=share_bytes(place.capacity_bytes, float(value)))
+        limit_bytes = share_bytes(startup.memory.capacity_bytes, float(value))
+        startup = replace(startup, memory=replace(startup.memory, limit_bytes=limit_bytes))
     else:
-        name = flag.replace("-", "_")
-        settings = replace(settings, **{name: value if flag in ("kv", "weights") else int(value)})  # type: ignore[arg-type]
-    check(plan(model, settings, place), model, settings, place)
+        change = {flag.replace("-", "_"): value if flag in ("kv", "weights") else int(value)}
+        startup = replace(startup, config=replace(startup.config, **change))  # type: ignore[arg-type]
+    startup.check(startup.plan())
 
 
-@pytest.mark.parametrize(("name", "gpu", "share", "settings", "flags"), [
-    ("qwen3-0.6b", "h200", 0.0239, Settings(context=4096), {"context", "kv", "budget", "max-seqs", "batched-tokens"}),
-    ("qwen3-14b", "h200", 0.9, Settings(context=800_000), {"context"}),
-    ("qwen3-14b", "h200", 0.9, Settings(context=690_000), {"context", "kv"}),
-    ("qwen3-14b", "rtx-5090", 0.9, Settings(context=8192), {"weights"}),
-    ("llama-3.1-70b", "h200", 0.9, Settings(), {"weights"}),
+@pytest.mark.parametrize(("name", "gpu", "share", "config", "flags"), [
+    ("qwen3-0.6b", "h200", 0.0239, EngineConfig(context=4096), {"context", "kv", "budget", "max-seqs", "batched-tokens"}),
+    ("qwen3-14b", "h200", 0.9, EngineConfig(context=800_000), {"context"}),
+    ("qwen3-14b", "h200", 0.9, EngineConfig(context=690_000), {"context", "kv"}),
+    ("qwen3-14b", "rtx-5090", 0.9, EngineConfig(context=8192), {"weights"}),
+    ("llama-3.1-70b", "h200", 0.9, EngineConfig(), {"weights"}),
 ])  # fmt: skip
-def test_advice_is_true(name: str, gpu: str, share: float, settings: Settings, flags: set[str]) -> None:
-    model, place = model_of(name), place_of(gpu, share)
-    error = refusal(model, settings, place)
+def test_advice_is_true(name: str, gpu: str, share: float, config: EngineConfig, flags: set[str]) -> None:
+    startup = startup_of(name, config, memory_of(gpu, share))
+    error = refusal(startup)
     ways = advised(error)
     assert flags <= {flag for flag, _ in ways}, error.words
     for flag, value in ways:
-        follow(flag, value, model, settings, place)
+        follow(flag, value, startup)
     assert "GiB" in str(error) and "weights" in str(error)
 
 
 def test_where_nothing_helps_it_says_so() -> None:
-    error = refusal(model_of("llama-3.1-405b"), Settings(), place_of("h200"))
+    error = refusal(startup_of("llama-3.1-405b", EngineConfig(), memory_of("h200")))
     assert "a device with more memory" in error.hint and "--" not in error.hint
 
 
 def test_one_block_of_context_and_the_null_block() -> None:
-    assert needed_blocks(Settings()) == 2
-    assert needed_blocks(Settings(context=33)) == 4
+    startup = startup_of("qwen3-0.6b", EngineConfig(), memory_of("h200"))
+    assert startup.needed_blocks == 2
+    assert replace(startup, config=EngineConfig(context=33)).needed_blocks == 4
 
 
 def test_swap_is_a_size() -> None:
-    assert Settings(swap="8 MiB").swap_bytes == 8 * MIB and Settings(swap=5).swap_bytes == 5
+    assert EngineConfig(swap="8 MiB").swap_bytes == 8 * MIB and EngineConfig(swap=5).swap_bytes == 5
 
 
 @pytest.fixture(scope="module")
@@ -141,8 +144,8 @@ def starts() -> dict[str, Any]:
 
 
 def test_a_start_keeps_to_its_plan(starts: dict[str, Any]) -> None:
-    place = replace(place_of("h200"), limit_bytes=8 * GIB)
-    planned = plan(Model(architecture_of(TINY), torch.bfloat16), SETTINGS, place)
+    memory = replace(memory_of("h200"), limit_bytes=8 * GIB)
+    planned = Startup(architecture_of(TINY), torch.bfloat16, SETTINGS, memory).plan()
     assert starts["planned"]["blocks"] == planned.pool.blocks
     assert not starts["planned"]["by_measurement"]
 

@@ -13,9 +13,10 @@ import tonnage
 from tonnage.budget.terms import Term
 from tonnage.ledger import Category
 from tonnage.serve import Engine, Sampling
+from tonnage.serve.config import EngineConfig
 from tonnage.serve.models.architecture import architecture_of
 from tonnage.serve.models.load import random_decoder
-from tonnage.serve.startup import MEASURED, CannotStart, Settings
+from tonnage.serve.startup import MEASURED, CannotStart
 from tonnage.units import GIB, MIB
 
 TINY = {
@@ -23,10 +24,10 @@ TINY = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 64,
     "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "hidden_act": "silu",
 }  # fmt: skip
-SETTINGS = Settings(budget="8 GiB", context=64, max_seqs=2, batched_tokens=16, eager=True)
+SETTINGS = EngineConfig(budget="8 GiB", context=64, max_seqs=2, batched_tokens=16, eager=True)
 
 
-def start(settings: Settings = SETTINGS) -> dict[str, Any]:
+def start(settings: EngineConfig = SETTINGS) -> dict[str, Any]:
     """What the card's ledger says, and whether the engine works."""
     engine = Engine.of(random_decoder(architecture_of(TINY), "cuda", torch.bfloat16), settings=settings)
     outputs = engine.generate([[1, 2, 3]] * 3, Sampling(max_tokens=3, ignore_eos=True, logprobs=1))
@@ -51,13 +52,13 @@ def start_planned_as(reserve_bytes: int) -> dict[str, Any]:
 def start_with_graphs() -> dict[str, Any]:
     """Plain attention reads lengths on the host, which a graph cannot hold."""
     with patch("tonnage.serve.models.decoder.attend_decode", lambda query, *_, **__: torch.zeros_like(query)):
-        return start(Settings(budget="8 GiB", context=64, max_seqs=2, batched_tokens=16))
+        return start(EngineConfig(budget="8 GiB", context=64, max_seqs=2, batched_tokens=16))
 
 
 def start_beyond_the_card() -> str:
     """A pool that was fixed without looking."""
     try:
-        start(Settings(blocks=200 * GIB // 4096, context=64, max_seqs=2, batched_tokens=16, eager=True))
+        start(EngineConfig(blocks=200 * GIB // 4096, context=64, max_seqs=2, batched_tokens=16, eager=True))
     except CannotStart as error:
         return error.words
     return ""

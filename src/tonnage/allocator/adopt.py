@@ -66,7 +66,11 @@ class State:
                 yield _linked(_tiles(segment, inside[segment.address], small if is_small else large, None))
         for (_, is_small), members in growing.items():
             pool, page = (small, SMALL_SEGMENT_BYTES) if is_small else (large, settings.large_segment_bytes)
-            yield _linked(_range_tiles(members, inside, pool, page, self._end_of_range(members)))
+            # Addresses are reserved generously: up to what others have.
+            last = members[-1]
+            others = [s.address for s in self.segments if s.address >= last.end and s not in members]
+            end = min([*others, last.end + _RANGE_BYTES, 1 << ADDRESS_BITS])
+            yield _linked(_range_tiles(members, inside, pool, page, end))
 
     def _inside(self) -> dict[int, list[LiveBlock]]:
         """The blocks of each segment, by its address."""
@@ -76,15 +80,9 @@ class State:
             for s in self.segments
         }
 
-    def _end_of_range(self, members: list[Segment]) -> int:
-        """Addresses are reserved generously: up to what others have."""
-        last = members[-1]
-        others = [s.address for s in self.segments if s.address >= last.end and s not in members]
-        return min([*others, last.end + _RANGE_BYTES, 1 << ADDRESS_BITS])
-
 
 def _is_small(segment: Segment, blocks: list[LiveBlock], settings: AllocatorSettings) -> bool:
-    """Of the pool of small blocks: by its blocks, else by its size."""
+    """Whether a segment belongs to the pool of small blocks: by its blocks, else by its size."""
     if blocks:
         return blocks[0].size_bytes <= SMALL_BYTES
     if segment.is_expandable:

@@ -7,6 +7,7 @@ is taken, split or given back.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from tonnage.allocator.settings import MIN_BLOCK_BYTES, SMALL_BYTES
@@ -142,7 +143,7 @@ class BlockPool:
     def add_unmapped(self, block: Block) -> None:
         """A range has addresses and no memory from now on."""
         block.state = UNMAPPED
-        insort(self.unmapped.setdefault(block.stream, []), block, key=_address)
+        insort(self.unmapped.setdefault(block.stream, []), block, key=attrgetter("address"))
 
     def remove_unmapped(self, block: Block) -> None:
         """A range is unmapped no more."""
@@ -151,10 +152,6 @@ class BlockPool:
     def all_free(self) -> list[Block]:
         """Every free block, by stream, size and address."""
         return [block for stream in sorted(self.free) for block in self.free[stream].blocks]
-
-
-def _address(block: Block) -> int:
-    return block.address
 
 
 class PrivatePool:

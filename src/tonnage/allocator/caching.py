@@ -25,7 +25,6 @@ from tonnage.allocator.blocks import (
     PrivatePool,
 )
 from tonnage.allocator.oom import OutOfMemory, Shortage
-from tonnage.allocator.reclaim import collect_garbage, release_oversize
 from tonnage.allocator.segments import Observer, Placement, Segments
 from tonnage.allocator.settings import MIN_BLOCK_BYTES, SMALL_BYTES, AllocatorSettings, BadAllocatorSettings
 from tonnage.allocator.snapshot import describe_segments
@@ -237,8 +236,11 @@ class CachingAllocator:
             return None
         block = blocks[index]
         if block.segment is not None:
-            choose = _best_expandable if self._settings.expandable_segments else _first_fixed
-            index = choose(blocks, index)
+            if self._settings.expandable_segments:
+                index = _best_expandable(blocks, index)
+            else:  # switched off after some were made: only the others serve
+                while index < len(blocks) and blocks[index].segment is not None:
+                    index += 1
             if index == len(blocks):
                 return None
             block = blocks[index]
@@ -262,17 +264,14 @@ class CachingAllocator:
                 elif block.state == UNMAPPED:
                     pool.add_unmapped(block)
                 else:
-                    self._adopt(block)
+                    was_pending, block.state = block.state == PENDING, ALLOCATED
+                    self._active[block.address] = block
+                    pool.counters.allocate(block.size, block.requested_bytes)
+                    if block.size >= self._max_split:
+                        self.counters.oversize_allocations.add(1)
+                    if was_pending:
+                        self.request_free(block)
         return dict(self._active)
-
-    def _adopt(self, block: Block) -> None:
-        was_pending, block.state = block.state == PENDING, ALLOCATED
-        self._active[block.address] = block
-        block.pool.counters.allocate(block.size, block.requested_bytes)
-        if block.size >= self._max_split:
-            self.counters.oversize_allocations.add(1)
-        if was_pending:
-            self.request_free(block)
 
     def block_at(self, address: int) -> Block:
         """The block in use (or waiting for a stream) that starts at an address."""
@@ -283,10 +282,10 @@ class CachingAllocator:
     def _acquire(self, pool: BlockPool, size: int, stream: int, requested: int) -> Block:
         if self._collects and self.allowed_bytes is not None:
             threshold = int(self._settings.garbage_collection_threshold * self.allowed_bytes)
-            collect_garbage(self._segments, self._large, self.counters.reserved_bytes - threshold)
+            self._segments.collect_garbage(self._large, self.counters.reserved_bytes - threshold)
         segment_bytes = self._settings.segment_bytes(size)
         block = self._from_device(pool, size, segment_bytes, stream)
-        if block is None and release_oversize(self._segments, pool, size, stream):
+        if block is None and self._segments.release_oversize(pool, size, stream):
             block = self._from_device(pool, size, segment_bytes, stream)
         if block is None and not self._captures:
             self.empty_cache()
@@ -438,10 +437,3 @@ def _best_expandable(blocks: list[Block], index: int) -> int:
 def _reach(block: Block) -> int:
     following = block.next
     return block.size + (following.size if following is not None and following.state == UNMAPPED else 0)
-
-
-def _first_fixed(blocks: list[Block], index: int) -> int:
-    """Expandable segments were switched off after some were made: only the others serve."""
-    while index < len(blocks) and blocks[index].segment is not None:
-        index += 1
-    return index

@@ -6,12 +6,12 @@ it grows. Whether to ask, and what to do when the device is full, is the allocat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tonnage.allocator.addresses import AddressSpace
 from tonnage.allocator.blocks import ALLOCATED, FREE, UNMAPPED, Block, BlockPool
-from tonnage.allocator.settings import SMALL_SEGMENT_BYTES, AllocatorSettings
+from tonnage.allocator.settings import SIZE_MAX, SMALL_SEGMENT_BYTES, AllocatorSettings
 from tonnage.allocator.stats import Counters
 from tonnage.units import MIB
 
@@ -113,6 +113,41 @@ class Segments:
         for block in growing:
             self.unmap(block)
 
+    def collect_garbage(self, pool: BlockPool, excess_bytes: int) -> None:
+        """Give back whole free segments of at least average age, round by round, until the excess is gone."""
+        ages = {block: pool.searches - block.gc_base for block in pool.all_free() if not block.is_split}
+        progressed = True
+        while excess_bytes > 0 and progressed and ages:
+            average = sum(ages.values()) / len(ages)
+            old = [block for block, age in ages.items() if age >= average and block.segment is None]
+            progressed = bool(old)
+            for block in old:
+                excess_bytes -= block.size
+                del ages[block]
+                self.release(block)
+
+    def release_oversize(self, pool: BlockPool, size: int, stream: int) -> bool:
+        """Give back one block above `max_split_size_mb` that is large enough, or several from the largest down.
+
+        Nothing smaller can ever use them.
+        """
+        limit, free = self.settings.max_split_bytes, pool.free.get(stream)
+        if limit == SIZE_MAX or free is None:
+            return False
+        wanted = max(size, limit)
+        index = free.first_of(wanted)
+        if index < len(free.blocks) and free.blocks[index].segment is None:
+            self.release(free.blocks[index])
+            return True
+        released = 0
+        for block in free.blocks[:index][::-1]:
+            if released >= wanted or block.size < limit:
+                break
+            if block.segment is None:
+                released += block.size
+                self.release(block)
+        return released >= wanted
+
     def grow(self, pool: BlockPool, size: int, stream: int) -> Block | None:
         """A block of at least this size, made by mapping pages at the lowest address that has room."""
         block = self._growable(pool, size, stream) or self._new_range(pool, size, stream)
@@ -158,10 +193,10 @@ class Segments:
             previous = unmapped.previous
             start = previous if previous is not None and previous.state == FREE else unmapped
             room = 0
-            for block in _chain(start):
-                if room >= size or block.state not in (FREE, UNMAPPED):
-                    break
+            block: Block | None = start
+            while block is not None and room < size and block.state in (FREE, UNMAPPED):
                 room += block.size
+                block = block.next
             if room >= size:
                 return start
         return None
@@ -211,12 +246,6 @@ class Segments:
     def _unreserve(self, pool: BlockPool, size: int, segments: int) -> None:
         pool.counters.unreserve(size, segments)
         self.counters.device_frees += 1
-
-
-def _chain(block: Block | None) -> Iterator[Block]:
-    while block is not None:
-        yield block
-        block = block.next
 
 
 def _nothing(*_: object) -> None:

@@ -83,7 +83,7 @@ class AllocatorSettings:
         draft |= {name: getattr(_DEFAULTS, name) for name in _STARTING_OVER} | {"text": text}
         for index, token in enumerate(tokens.items):
             if token == "large_segment_size_mb":
-                _read_large_segment_size(tokens, index, draft)
+                _COMMON_READERS[token](tokens, index, draft)
         draft["max_non_split_rounding_bytes"] = draft["large_segment_bytes"]
         for readers in (_COMMON_READERS, _CUDA_READERS):
             _walk(tokens, readers, known, draft)
@@ -236,11 +236,23 @@ def _megabytes(value: int) -> int:
     return min(value, SIZE_MAX // MIB) * MIB
 
 
-def _read_large_segment_size(tokens: _Tokens, index: int, draft: _Draft) -> int:
-    value = tokens.whole(index + 2)
-    _check(value > 10, "CachingAllocator option large_segment_size_mb must be > 10 MB")
-    draft["large_segment_bytes"] = _megabytes(value)
-    return index + 2
+def _value(
+    name: str,
+    parse: Callable[[_Tokens, int], Any],
+    is_valid: Callable[[Any], bool] = lambda value: True,
+    refusal: str = "",
+    *,
+    megabytes: bool = False,
+) -> _Reader:
+    """A reader of one value: parsed, refused in PyTorch's words, and kept under this name."""
+
+    def read(tokens: _Tokens, index: int, draft: _Draft) -> int:
+        value = parse(tokens, index + 2)
+        _check(is_valid(value), refusal)
+        draft[name] = _megabytes(value) if megabytes else value
+        return index + 2
+
+    return read
 
 
 def _size_above_segment(key: str, name: str) -> _Reader:
@@ -251,20 +263,6 @@ def _size_above_segment(key: str, name: str) -> _Reader:
         return index + 2
 
     return read
-
-
-def _read_threshold(tokens: _Tokens, index: int, draft: _Draft) -> int:
-    value = tokens.real(index + 2)
-    _check(0 < value < 1, "garbage_collect_threshold is invalid, set it in (0.0, 1.0)")
-    draft["garbage_collection_threshold"] = value
-    return index + 2
-
-
-def _read_fraction(tokens: _Tokens, index: int, draft: _Draft) -> int:
-    value = tokens.real(index + 2)
-    _check(0 <= value <= 1, "per_process_memory_fraction is invalid, set it in [0.0, 1.0]")
-    draft["memory_fraction"] = value
-    return index + 2
 
 
 def _read_divisions(tokens: _Tokens, index: int, draft: _Draft) -> int:
@@ -308,29 +306,6 @@ def _read_division_list(tokens: _Tokens, index: int, draft: _Draft) -> int:
     return index
 
 
-def _flag(name: str) -> _Reader:
-    def read(tokens: _Tokens, index: int, draft: _Draft) -> int:
-        draft[name] = tokens.flag(index + 2)
-        return index + 2
-
-    return read
-
-
-def _plain_megabytes(name: str) -> _Reader:
-    def read(tokens: _Tokens, index: int, draft: _Draft) -> int:
-        draft[name] = _megabytes(tokens.whole(index + 2))
-        return index + 2
-
-    return read
-
-
-def _read_backend(tokens: _Tokens, index: int, draft: _Draft) -> int:
-    value = tokens.at(index + 2)
-    _check(value in ("native", "cudaMallocAsync"), "Unknown allocator backend, options are native and cudaMallocAsync")
-    draft["backend"] = value
-    return index + 2
-
-
 def _read_register_threads(tokens: _Tokens, index: int, draft: _Draft) -> int:
     value = tokens.whole(index + 2)
     _check(_is_power_of_two(value), f"Number of register threads has to be power of 2, got {value}")
@@ -342,38 +317,58 @@ def _read_register_threads(tokens: _Tokens, index: int, draft: _Draft) -> int:
     return index + 2
 
 
-def _read_reserve_segment(tokens: _Tokens, index: int, draft: _Draft) -> int:
-    value = tokens.whole(index + 2)
-    _check(value > 0, "Pinned reserve segment size has to be greater than 0")
-    draft["pinned_reserve_segment_bytes"] = _megabytes(value)
-    return index + 2
-
-
 _DEFAULTS = AllocatorSettings()
 _STARTING_OVER = ("max_split_bytes", "roundup_power2_divisions", "garbage_collection_threshold")
 _COMMON_READERS: dict[str, _Reader] = {
-    "large_segment_size_mb": _read_large_segment_size,
+    "large_segment_size_mb": _value(
+        "large_segment_bytes",
+        _Tokens.whole,
+        lambda size: size > 10,
+        "CachingAllocator option large_segment_size_mb must be > 10 MB",
+        megabytes=True,
+    ),
     "max_split_size_mb": _size_above_segment("max_split_size_mb", "max_split_bytes"),
     "max_non_split_rounding_mb": _size_above_segment("max_non_split_rounding_mb", "max_non_split_rounding_bytes"),
-    "garbage_collection_threshold": _read_threshold,
+    "garbage_collection_threshold": _value(
+        "garbage_collection_threshold",
+        _Tokens.real,
+        lambda share: 0 < share < 1,
+        "garbage_collect_threshold is invalid, set it in (0.0, 1.0)",
+    ),
     "roundup_power2_divisions": _read_divisions,
-    "expandable_segments": _flag("expandable_segments"),
-    "pinned_use_background_threads": _flag("pinned_use_background_threads"),
-    "pinned_max_round_threshold_mb": _plain_megabytes("pinned_max_round_threshold_bytes"),
-    "pinned_max_cached_size_mb": _plain_megabytes("pinned_max_cached_bytes"),
+    "expandable_segments": _value("expandable_segments", _Tokens.flag),
+    "pinned_use_background_threads": _value("pinned_use_background_threads", _Tokens.flag),
+    "pinned_max_round_threshold_mb": _value("pinned_max_round_threshold_bytes", _Tokens.whole, megabytes=True),
+    "pinned_max_cached_size_mb": _value("pinned_max_cached_bytes", _Tokens.whole, megabytes=True),
 }
 _CUDA_READERS: dict[str, _Reader] = {
-    "backend": _read_backend,
-    "release_lock_on_cudamalloc": _flag("release_lock_on_cudamalloc"),
-    "release_lock_on_hipmalloc": _flag("release_lock_on_cudamalloc"),
-    "pinned_use_cuda_host_register": _flag("pinned_use_cuda_host_register"),
-    "pinned_use_hip_host_register": _flag("pinned_use_cuda_host_register"),
+    "backend": _value(
+        "backend",
+        _Tokens.at,
+        lambda name: name in ("native", "cudaMallocAsync"),
+        "Unknown allocator backend, options are native and cudaMallocAsync",
+    ),
+    "release_lock_on_cudamalloc": _value("release_lock_on_cudamalloc", _Tokens.flag),
+    "release_lock_on_hipmalloc": _value("release_lock_on_cudamalloc", _Tokens.flag),
+    "pinned_use_cuda_host_register": _value("pinned_use_cuda_host_register", _Tokens.flag),
+    "pinned_use_hip_host_register": _value("pinned_use_cuda_host_register", _Tokens.flag),
     "pinned_num_register_threads": _read_register_threads,
-    "pinned_reserve_segment_size_mb": _read_reserve_segment,
-    "pinned_free_catch_all": _flag("pinned_free_catch_all"),
-    "graph_capture_record_stream_reuse": _flag("graph_capture_record_stream_reuse"),
-    "per_process_memory_fraction": _read_fraction,
-    "throw_on_cudamalloc_oom": _flag("throw_on_cudamalloc_oom"),
+    "pinned_reserve_segment_size_mb": _value(
+        "pinned_reserve_segment_bytes",
+        _Tokens.whole,
+        lambda size: size > 0,
+        "Pinned reserve segment size has to be greater than 0",
+        megabytes=True,
+    ),
+    "pinned_free_catch_all": _value("pinned_free_catch_all", _Tokens.flag),
+    "graph_capture_record_stream_reuse": _value("graph_capture_record_stream_reuse", _Tokens.flag),
+    "per_process_memory_fraction": _value(
+        "memory_fraction",
+        _Tokens.real,
+        lambda share: 0 <= share <= 1,
+        "per_process_memory_fraction is invalid, set it in [0.0, 1.0]",
+    ),
+    "throw_on_cudamalloc_oom": _value("throw_on_cudamalloc_oom", _Tokens.flag),
 }
 # 2.11 on a GPU refused these four, and 2.13 knows them.
 _SINCE: dict[str, Version] = {

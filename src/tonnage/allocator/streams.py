@@ -52,8 +52,12 @@ class StreamUses:
             if kept:
                 self._waiting[done] = kept
             for block in blocks:
-                if block not in kept:
-                    self._finish(block)
+                if block in kept:
+                    continue
+                self._open[block] -= 1
+                if not self._open[block]:
+                    del self._open[block]
+                    self._reuse(block)
 
     def retire(self, stream: int) -> None:
         """A stream is done with everything and gets nothing more: blocks that it used are as if it never had."""
@@ -68,9 +72,3 @@ class StreamUses:
             self._waiting.setdefault(stream, []).append(block)
         if streams:
             self._open[block] = len(streams)
-
-    def _finish(self, block: Block) -> None:
-        self._open[block] -= 1
-        if not self._open[block]:
-            del self._open[block]
-            self._reuse(block)

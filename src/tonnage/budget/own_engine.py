@@ -5,7 +5,7 @@
 The engine sizes its KV cache by these very functions, so a plan and a start give the same number of blocks. It verifies by
 measurement: its largest steps are run and its graphs captured before the cache is made, and where the reserve turns out too
 small it goes by what it measured. The reserve is therefore a model that errs on the large side, with its constants below; it
-follows the tensors of `serve.models.decoder`, `serve.runner` and `serve.sampler`. This module knows no torch.
+follows the tensors of `serve.models.decoder` and `serve.model_runner`. This module knows no torch.
 """
 
 from collections.abc import Iterator

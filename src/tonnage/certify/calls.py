@@ -1,16 +1,135 @@
-"""Calls that have been run: what is kept of one, so that it can be replayed."""
+"""Calls that have been run, as they are kept to be replayed: their events, and what they returned, with new tensors in place."""
 
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tonnage.certify.outputs import Output
 from tonnage.certify.program import TEMPLATE_GIVE_ARGUMENT, Program, Template
 
 Key = tuple[Any, ...]
+_DEPTH = 8
+_PLAIN = (int, float, complex, str, bytes, bool, type(None))
+
+
+class CannotRepeat(Exception):
+    """A call's result cannot be made again."""
 
 
 class Unfaithful(Exception):
     """What was replayed cannot go on as the script does: all of it must be run."""
+
+
+@dataclass(frozen=True)
+class TensorLayout:
+    """One tensor of a result: the block that it lies in and how, or the argument or lasting tensor that it is."""
+
+    slot: int  # of the call; -1: it is `kept`
+    block_bytes: int = 0
+    shape: tuple[int, ...] = ()
+    stride: tuple[int, ...] = ()
+    offset: int = 0
+    dtype: Any = None
+    differentiable: bool = False
+    is_whole: bool = False  # the tensor is all of its block, in order
+    values: Any = None  # of a few numbers that are known, which the script may read
+    argument: int = -1  # the tensor is this one of the call's arguments
+    kept: Any = None
+
+
+class _Place:
+    """Stands for a tensor in a structure."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+class Output:
+    """The structure of a result, and its tensors' layouts."""
+
+    def __init__(self, value: Any, layout_of: Callable[[Any], TensorLayout], tensor_type: type) -> None:
+        self._tensor_type = tensor_type
+        self.tensors: list[Any] = []
+        self._numbers: dict[int, int] = {}
+        self._build = self._read(value, _DEPTH)
+        self.layouts = [layout_of(tensor) for tensor in self.tensors]
+        self.tensors = []  # they are the script's
+
+    def build(self, tensors: list[Any]) -> Any:
+        """The same structure with other tensors."""
+        return self._build(tensors)
+
+    def _number(self, tensor: Any) -> int:
+        number = self._numbers.get(id(tensor))
+        if number is None:
+            number = self._numbers[id(tensor)] = len(self.tensors)
+            self.tensors.append(tensor)
+        return number
+
+    def _read(self, value: Any, depth: int) -> Callable[[list[Any]], Any]:
+        if isinstance(value, self._tensor_type):
+            number = self._number(value)
+            return lambda tensors: tensors[number]
+        if isinstance(value, (*_PLAIN, type)) or callable(value):
+            return lambda tensors: value
+        if not depth:
+            raise CannotRepeat("its result is nested too deeply")
+        kind = type(value)
+        if kind in (list, tuple):
+            parts = [self._read(one, depth - 1) for one in value]
+            return lambda tensors: kind(part(tensors) for part in parts)
+        if isinstance(value, Mapping):
+            fields = {name: self._read(one, depth - 1) for name, one in value.items()}
+            if kind in (dict,) or not dataclasses.is_dataclass(value):
+                return lambda tensors: kind({name: part(tensors) for name, part in fields.items()})
+            return lambda tensors: kind(**{name: part(tensors) for name, part in fields.items()})
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            parts = [self._read(one, depth - 1) for one in value]
+            return lambda tensors: kind(*(part(tensors) for part in parts))
+        return self._read_object(value, depth)
+
+    def _read_object(self, value: Any, depth: int) -> Callable[[list[Any]], Any]:
+        """An object of any class: a copy of it, with places where tensors were."""
+        found: list[Any] = []
+        tensors_within(value, self._tensor_type, found, _DEPTH)
+        if not found:
+            return lambda tensors: value
+        kind = type(value)
+        slotted = any(getattr(base, "__slots__", ()) for base in kind.__mro__)
+        own_reduce = getattr(kind, "__reduce__", None) is not object.__reduce__
+        if not own_reduce and not hasattr(kind, "__deepcopy__") and not slotted:
+            fields = {name: self._read(one, depth - 1) for name, one in vars(value).items()}
+
+            def build(tensors: list[Any]) -> Any:
+                new = object.__new__(kind)
+                new.__dict__.update({name: part(tensors) for name, part in fields.items()})
+                return new
+
+            return build
+        numbers = [self._number(tensor) for tensor in found]
+        places = [_Place(number) for number in numbers]
+        try:
+            empty = copy.deepcopy(value, {id(tensor): place for tensor, place in zip(found, places, strict=True)})
+        except Exception as error:
+            raise CannotRepeat(f"a {type(value).__name__} in its result cannot be copied") from error
+        return lambda tensors: copy.deepcopy(empty, {id(place): tensors[place.index] for place in places})
+
+
+def tensors_within(value: Any, tensor_type: type, found: list[Any], depth: int) -> None:
+    """Append the tensors that an object holds, each once."""
+    if isinstance(value, tensor_type):
+        if all(value is not one for one in found):
+            found.append(value)
+    elif depth and not isinstance(value, _PLAIN):
+        if isinstance(value, Mapping):
+            parts = list(value.values())
+        elif isinstance(value, (list, tuple, set)):
+            parts = list(value)
+        else:
+            parts = list(getattr(value, "__dict__", {}).values())
+        for part in parts:
+            tensors_within(part, tensor_type, found, depth - 1)
 
 
 @dataclass

@@ -56,7 +56,7 @@ class Certificate:
 
     @cached_property
     def in_all(self) -> Lived:
-        """The same without any limit."""
+        """What becomes of the program on a card without a limit."""
         return self.lived if self.survives else live_through(_uncapped(self.program), _UNLIMITED_BYTES, self.settings)
 
     @cached_property

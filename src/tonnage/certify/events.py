@@ -5,13 +5,12 @@ run, and tensors that are made for its result are bound to them (`_tensors`).
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from math import prod
 from typing import Any
 
-from tonnage.certify.calls import Call, Key, Pending
-from tonnage.certify.outputs import CannotRepeat, TensorLayout
+from tonnage.certify.calls import Call, CannotRepeat, Key, Pending, TensorLayout
 from tonnage.certify.program import (
     OUTSIDE,
     TEMPLATE_GIVE,
@@ -77,11 +76,19 @@ class Events:
         self._outside = -1
         self._waiting: list[int] | None = None  # for a backward to reach what was run
         self._replaying_arguments: list[int] = []
-        self._anchor_tensor: Any = None
+        self._anchor: Any = None  # a tensor with a gradient, so that autograd follows replayed calls
         self._loader = 0  # that the last batch came from
         self._epochs: dict[int, int] = {}  # passes over each loader so far
         self._training_loaders: set[int] = set()
-        self._itemsize = {str(dtype).removeprefix("torch."): dtype.itemsize for dtype in _dtypes(self._torch)}
+        dtypes = [value for value in vars(self._torch).values() if isinstance(value, self._torch.dtype)]
+        self._itemsize = {str(dtype).removeprefix("torch."): dtype.itemsize for dtype in dtypes}
+        self._undo = ExitStack()
+
+    def _patch(self, owners: Iterable[Any], name: str, made: Any) -> None:
+        """Put `made` in the place of an attribute, until `_undo` is closed."""
+        for owner in owners:
+            self._undo.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, made)
 
     # -- events of the card
 
@@ -137,14 +144,11 @@ class Events:
         if self._muted:
             return allocation
         if shape is not None and dtype in self._itemsize and size == block_size:
-            size = self._requested(size, shape, dtype)
+            # torch's own allocator tells the block, which may be larger by what was not worth splitting off.
+            wanted = prod(shape) * self._itemsize[dtype]
+            size = wanted if 0 <= size - wanted <= 2**20 + 512 and wanted else size
         self._take(address, size, stream, place.line)
         return allocation
-
-    def _requested(self, block_bytes: int, shape: tuple[int, ...], dtype: str) -> int:
-        """What was asked for: torch's own allocator tells the block, which may be larger by what was not worth splitting off."""
-        wanted = prod(shape) * self._itemsize[dtype]
-        return wanted if 0 <= block_bytes - wanted <= 2**20 + 512 and wanted else block_bytes
 
     def _freed(self, address: int, serial: int) -> Allocation | None:
         device = self._device
@@ -227,20 +231,18 @@ class Events:
                 return TensorLayout(-1, kept=tensor)
             if owner[0] != instance:
                 raise CannotRepeat("its result lies in memory that was there before")
+            values = None
+            if tensor.numel() <= _FEW and self._session.is_known(tensor):
+                with self._unseen():
+                    values = tensor.detach().cpu()
             return TensorLayout(
                 owner[1], tensor.untyped_storage().nbytes(), tuple(tensor.shape), tensor.stride(), tensor.storage_offset(),
                 tensor.dtype, tensor.requires_grad,
                 tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size(),
-                self._values(tensor),
+                values,
             )  # fmt: skip
 
         return layout
-
-    def _values(self, tensor: Any) -> Any:
-        if tensor.numel() > _FEW or not self._session.is_known(tensor):
-            return None
-        with self._unseen():
-            return tensor.detach().cpu()
 
     @contextmanager
     def _unseen(self) -> Iterator[None]:
@@ -356,7 +358,3 @@ class Events:
         self.replayed_parts += replayed
         if self.on_step is not None:
             self.on_step()
-
-
-def _dtypes(torch: Any) -> list[Any]:
-    return [value for value in vars(torch).values() if isinstance(value, torch.dtype)]

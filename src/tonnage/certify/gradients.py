@@ -8,12 +8,9 @@ from functools import wraps
 from types import MethodType
 from typing import Any
 
-from tonnage.certify.calls import Call, Key
+from tonnage.certify.calls import Call, CannotRepeat, Key, Output
 from tonnage.certify.events import Events
-from tonnage.certify.outputs import CannotRepeat, Output
 from tonnage.certify.program import Part
-
-Undo = Callable[[], None]
 
 
 class Gradients(Events):
@@ -61,11 +58,10 @@ class Gradients(Events):
             pass
         return result
 
-    def _wrap_optimizers(self) -> Undo:
+    def _wrap_optimizers(self) -> None:
         from torch.optim import optimizer as optim
 
-        memo, plain_init, plain_zero = self, optim.Optimizer.__init__, optim.Optimizer.zero_grad
-        plain_module_zero = self._torch.nn.Module.zero_grad
+        memo, plain_init = self, optim.Optimizer.__init__
 
         @wraps(plain_init)
         def make(optimizer: Any, *arguments: Any, **keywords: Any) -> None:
@@ -96,15 +92,9 @@ class Gradients(Events):
 
             return zero_grad
 
-        optim.Optimizer.__init__ = make
-        optim.Optimizer.zero_grad = zero(plain_zero)
-        self._torch.nn.Module.zero_grad = zero(plain_module_zero)
-
-        def restore() -> None:
-            optim.Optimizer.__init__, optim.Optimizer.zero_grad = plain_init, plain_zero
-            self._torch.nn.Module.zero_grad = plain_module_zero
-
-        return restore
+        self._patch([optim.Optimizer], "__init__", make)
+        for owner in (optim.Optimizer, self._torch.nn.Module):
+            self._patch([owner], "zero_grad", zero(owner.zero_grad))
 
     def _step(self, optimizer: Any, run: Callable[[], Any], repeats: bool) -> Any:
         if self._template is not None:
@@ -120,21 +110,8 @@ class Gradients(Events):
         self._begin(Part("between", self.step))
         return result
 
-    def _wrap_gradients(self) -> Undo:
-        torch = self._torch
-        clipping = torch.nn.utils.clip_grad
-        undo: list[Undo] = []
-
-        def replace(owners: list[Any], name: str, make: Callable[[Any], Any]) -> None:
-            plain = getattr(owners[0], name)
-            for owner in owners:
-                setattr(owner, name, make(plain))
-
-            def restore_one() -> None:
-                for owner in owners:
-                    setattr(owner, name, plain)
-
-            undo.append(restore_one)
+    def _wrap_gradients(self) -> None:
+        utils, scaler = self._torch.nn.utils, self._torch.amp.GradScaler
 
         def clip(plain: Any) -> Any:
             @wraps(plain)
@@ -148,7 +125,7 @@ class Gradients(Events):
             return clipped
 
         for name in ("clip_grad_norm_", "clip_grad_value_"):
-            replace([clipping, torch.nn.utils], name, clip)
+            self._patch((utils.clip_grad, utils), name, clip(getattr(utils.clip_grad, name)))
 
         def unscale(plain: Any) -> Any:
             @wraps(plain)
@@ -158,10 +135,4 @@ class Gradients(Events):
 
             return unscaled
 
-        replace([torch.amp.GradScaler], "_unscale_grads_", unscale)
-
-        def restore() -> None:
-            for each in undo:
-                each()
-
-        return restore
+        self._patch([scaler], "_unscale_grads_", unscale(scaler._unscale_grads_))

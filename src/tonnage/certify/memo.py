@@ -6,11 +6,12 @@ that it took and dropped are written into the program as they were, and tensors 
 """
 
 import weakref
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
-from tonnage.certify.calls import Call, Key, Pending, Unfaithful
-from tonnage.certify.gradients import Gradients, Undo
-from tonnage.certify.outputs import CannotRepeat, Output, tensors_within
+from tonnage.certify.calls import Call, CannotRepeat, Key, Output, Pending, Unfaithful, tensors_within
+from tonnage.certify.gradients import Gradients
 from tonnage.certify.program import ALLOWED, EMPTY, TEMPLATE_EMPTY, Part
 from tonnage.script.attribution import address_of
 from tonnage.virtual.going_on import Stopped
@@ -19,25 +20,23 @@ from tonnage.virtual.going_on import Stopped
 class Memo(Gradients):
     """Between `install` and its undoing, events of the virtual GPU are written into the program."""
 
-    def install(self) -> Undo:
-        """Take the place of what is replayed."""
+    def install(self) -> Callable[[], None]:
+        """Take the place of what is replayed; the result undoes it."""
         device = self._device
         device.allocated, device.freed = self._allocated, self._freed
-        undo = [
-            self._wrap_call(), self._wrap_engine(), self._wrap_optimizers(), self._wrap_gradients(), self._wrap_loaders(),
-            self._wrap_limits(),
-        ]  # fmt: skip
-
-        def restore() -> None:
-            for each in reversed(undo):
-                each()
-            del device.allocated, device.freed
-
-        return restore
+        self._undo.callback(delattr, device, "allocated")
+        self._undo.callback(delattr, device, "freed")
+        self._wrap_call()
+        self._wrap_engine()
+        self._wrap_optimizers()
+        self._wrap_gradients()
+        self._wrap_loaders()
+        self._wrap_limits()
+        return self._undo.close
 
     # -- models
 
-    def _wrap_call(self) -> Undo:
+    def _wrap_call(self) -> None:
         from tonnage.script import hooks
 
         torch = self._torch
@@ -55,7 +54,7 @@ class Memo(Gradients):
 
         call.__name__ = plain.__name__
         hooks._set_call(call)
-        return lambda: hooks._set_call(plain)
+        self._undo.callback(hooks._set_call, plain)
 
     def _forward(self, plain: Any, module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         torch = self._torch
@@ -69,7 +68,8 @@ class Memo(Gradients):
         key, given = self._key(module, arguments, keywords, parameters)
         known = self._calls.get(key) if key is not None and self.replays else None
         replayed = known is not None and known.template.repeats
-        self._root_begins(trains, _batch_shape(given, keywords), replayed)
+        batch: Any = keywords.get("input_ids", given[0] if given else None)
+        self._root_begins(trains, tuple(batch.shape) if hasattr(batch, "shape") else (), replayed)
         previous = self._last_forward.get(id(module))
         before = [] if previous is None else [previous]
         if replayed:
@@ -81,8 +81,9 @@ class Memo(Gradients):
                 return known.output.build(self._tensors(known, instance, given))
             pending = Pending(known, instance, is_real=False)
             self._pending.append(pending)
-            function = _replayed_function(torch)
-            return known.output.build(list(function.apply(self._anchor(), self, pending, given)))
+            if self._anchor is None:
+                self._anchor = torch.zeros((), requires_grad=True)
+            return known.output.build(list(_replayed_function(torch).apply(self._anchor, self, pending, given)))
         if trains:
             self._materialise()
         return self._run_forward(plain, module, arguments, keywords, key, given, before, trains)
@@ -112,7 +113,11 @@ class Memo(Gradients):
         if trains:
             pending = Pending(call if key is not None else None, instance, is_real=True)
             self._pending.append(pending)
-            self._watch_backward(output)
+            # Hear where a backward reaches what the model returned.
+            found: list[Any] = []
+            tensors_within(output, self._torch.Tensor, found, 4)
+            for node in {tensor.grad_fn for tensor in found if tensor.grad_fn is not None}:
+                node.register_prehook(self._backward_reached)
         return output
 
     def _key(
@@ -144,7 +149,12 @@ class Memo(Gradients):
     def _signature(self, name: str, value: Any, given: list[Any], depth: int = 4) -> Any:
         if isinstance(value, self._torch.Tensor):
             given.append(value)
-            whole = "mask" in name and self._is_whole(value)
+            whole: bool | None = False
+            if "mask" in name:  # models look whether it masks nothing, and take another way
+                whole = None
+                if not value.is_cuda or self._session.is_known(value):
+                    with self._unseen():
+                        whole = bool((value != 0).all())
             return tuple(value.shape), value.dtype, value.is_cuda, value.requires_grad, whole
         if value is None or isinstance(value, (int, float, str, bool, self._torch.dtype, self._torch.device)):
             return value
@@ -158,33 +168,14 @@ class Memo(Gradients):
             raise CannotRepeat(f"a {type(value).__name__} among its arguments holds tensors")
         return type(value).__name__
 
-    def _is_whole(self, mask: Any) -> bool | None:
-        """Whether a mask masks nothing: models look, and take another way."""
-        if mask.is_cuda and not self._session.is_known(mask):
-            return None
-        with self._unseen():
-            return bool((mask != 0).all())
-
-    def _anchor(self) -> Any:
-        if self._anchor_tensor is None:
-            self._anchor_tensor = self._torch.zeros((), requires_grad=True)
-        return self._anchor_tensor
-
     # -- backward
 
-    def _watch_backward(self, output: Any) -> None:
-        """Hear where a backward reaches what the model returned."""
-        found: list[Any] = []
-        tensors_within(output, self._torch.Tensor, found, 4)
-        for node in {tensor.grad_fn for tensor in found if tensor.grad_fn is not None}:
-            node.register_prehook(self._reached)
-
-    def _reached(self, *_: Any) -> None:
+    def _backward_reached(self, *_: Any) -> None:
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             self._start("backward", waiting)
 
-    def _wrap_engine(self) -> Undo:
+    def _wrap_engine(self) -> None:
         from torch.autograd import graph
 
         torch, plain = self._torch, graph._engine_run_backward
@@ -213,12 +204,7 @@ class Memo(Gradients):
                 for one in pending:
                     one.done = True
 
-        graph._engine_run_backward = torch.autograd._engine_run_backward = run_backward
-
-        def restore() -> None:
-            graph._engine_run_backward = torch.autograd._engine_run_backward = plain
-
-        return restore
+        self._patch((graph, torch.autograd), "_engine_run_backward", run_backward)
 
     def _backward_key(self, pending: list[Pending]) -> Key:
         return "backward", tuple(one.call.template.number if one.call else -1 for one in pending)
@@ -273,7 +259,7 @@ class Memo(Gradients):
 
     # -- data, and limits
 
-    def _wrap_loaders(self) -> Undo:
+    def _wrap_loaders(self) -> None:
         from torch.utils.data import dataloader
 
         memo = self
@@ -287,26 +273,20 @@ class Memo(Gradients):
 
         def beginning(loader: Any) -> Any:
             passes = memo._epochs[id(loader)] = memo._epochs.get(id(loader), 0) + 1
-            if (
-                0 < memo.most_epochs < passes and id(loader) in memo._training_loaders
-            ):  # those of evaluations are walked often
+            # Loaders of evaluations are walked often.
+            if 0 < memo.most_epochs < passes and id(loader) in memo._training_loaders:
                 raise Stopped
             iterator = plain_iter(loader)
             iterator._tonnage_loader = id(loader)
             return iterator
 
-        dataloader._BaseDataLoaderIter.__next__ = following
-        dataloader.DataLoader.__iter__ = beginning
+        self._patch([dataloader._BaseDataLoaderIter], "__next__", following)
+        self._patch([dataloader.DataLoader], "__iter__", beginning)
 
-        def restore() -> None:
-            dataloader._BaseDataLoaderIter.__next__, dataloader.DataLoader.__iter__ = plain_next, plain_iter
-
-        return restore
-
-    def _wrap_limits(self) -> Undo:
+    def _wrap_limits(self) -> None:
         """`set_per_process_memory_fraction` and `empty_cache` are for whoever lives through the program."""
         cuda, program = self._torch.cuda, self.program
-        plain = cuda.set_per_process_memory_fraction, cuda.empty_cache
+        plain_empty = cuda.empty_cache
 
         def limit(fraction: float, device: Any = None) -> None:
             allowed = int(fraction * self._device.gpu.memory_bytes) if fraction < 1 else -1
@@ -318,16 +298,10 @@ class Memo(Gradients):
                 program.operations.append(EMPTY)
             else:
                 self._template.events.extend((TEMPLATE_EMPTY, 0, 0, 0))
-            plain[1]()
+            plain_empty()
 
-        for module in (cuda, cuda.memory):
-            module.set_per_process_memory_fraction, module.empty_cache = limit, empty
-
-        def restore() -> None:
-            for module in (cuda, cuda.memory):
-                module.set_per_process_memory_fraction, module.empty_cache = plain
-
-        return restore
+        self._patch((cuda, cuda.memory), "set_per_process_memory_fraction", limit)
+        self._patch((cuda, cuda.memory), "empty_cache", empty)
 
 
 class _Graph:
@@ -340,13 +314,9 @@ class _Graph:
         self.memo.dropped(self.pending)
 
 
-_functions: dict[int, Any] = {}
-
-
+@cache
 def _replayed_function(torch: Any) -> Any:
     """The node of autograd that stands for a whole model."""
-    if id(torch) in _functions:
-        return _functions[id(torch)]
 
     class Replayed(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
@@ -365,10 +335,4 @@ def _replayed_function(torch: Any) -> Any:
             ctx.graph.pending.done = True
             return None, None, None, None
 
-    _functions[id(torch)] = Replayed
     return Replayed
-
-
-def _batch_shape(given: list[Any], keywords: dict[str, Any]) -> tuple[int, ...]:
-    first: Any = keywords.get("input_ids", given[0] if given else None)
-    return tuple(first.shape) if hasattr(first, "shape") else ()

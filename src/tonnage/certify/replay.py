@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import tempfile
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -69,11 +69,9 @@ class Lived:
 def live_through(program: Program, capacity_bytes: int, settings: AllocatorSettings) -> Lived:
     """Run all of it, until it ends or a request cannot be had."""
     library = native_library()
-    return (
-        _natively(library, program, capacity_bytes, settings)
-        if library
-        else in_python(program, capacity_bytes, settings)
-    )
+    if library is None:
+        return in_python(program, capacity_bytes, settings)
+    return _natively(library, program, capacity_bytes, settings)
 
 
 # -- natively
@@ -110,7 +108,7 @@ def _natively(library: ctypes.CDLL, program: Program, capacity_bytes: int, setti
             ctypes.c_int(settings.expandable_segments),
         )
     )  # fmt: skip
-    rounded = _rounding(settings)
+    rounded = settings.rounded_bytes if settings.rounds_to_divisions else lambda size: (size + 511) & -512 or 512
     kept = []
     for template in program.templates:
         events = array("q", template.events)
@@ -126,7 +124,10 @@ def _natively(library: ctypes.CDLL, program: Program, capacity_bytes: int, setti
             ctypes.c_int64(count // 4),
             ctypes.c_int64(template.slots),
         )
-    operations = _rounded_operations(program, rounded)
+    operations = array("q", program.operations)
+    for at in operations_of(operations):
+        if operations[at] == TAKE:
+            operations[at + 2] = rounded(operations[at + 2])
     address, count = operations.buffer_info()
     parts = len(program.parts) + 1
     allocated, reserved, result = (size * parts)(), (size * parts)(), (ctypes.c_int64 * 10)()
@@ -136,21 +137,17 @@ def _natively(library: ctypes.CDLL, program: Program, capacity_bytes: int, setti
         library.tn_delete(machine)
     event, last, requested, segment, free, held, taken, unknown, retries, first_retry = result
     failure = None
+    allowed, outside = _limits(operations, end)
     if end < count:
-        line = _line(program, operations, end, event)
-        allowed, outside = _limits(operations, end)
+        if operations[end] == CALL:
+            template = program.templates[operations[end + 1]]
+            line = program.lines[template.lines[template.events[4 * event + 1]]]
+        else:
+            line = program.lines[program.block_lines[operations[end + 1]]]
         free = free if allowed < 0 else min(free, max(allowed - taken, 0))
         failure = Failure(last, line, requested, segment, free, held, taken)
-    outside = _limits(operations, end)[1]
-    return Lived(
-        list(allocated[: last + 1]), list(reserved[: last + 1]), failure, unknown, outside, retries, first_retry
-    )
-
-
-def _rounding(settings: AllocatorSettings) -> Callable[[int], int]:
-    if settings.rounds_to_divisions:
-        return settings.rounded_bytes
-    return lambda size: (size + 511) & -512 or 512
+    peaks = list(allocated[: last + 1]), list(reserved[: last + 1])
+    return Lived(*peaks, failure, unknown, outside, retries, first_retry)
 
 
 def operations_of(operations: "array[int]") -> Iterator[int]:
@@ -160,14 +157,6 @@ def operations_of(operations: "array[int]") -> Iterator[int]:
     while at < len(operations):
         yield at
         at += lengths[operations[at]] if operations[at] != CALL else 4 + operations[at + 3]
-
-
-def _rounded_operations(program: Program, rounded: Callable[[int], int]) -> "array[int]":
-    operations = array("q", program.operations)
-    for at in operations_of(operations):
-        if operations[at] == TAKE:
-            operations[at + 2] = rounded(operations[at + 2])
-    return operations
 
 
 def _limits(operations: "array[int]", end: int) -> tuple[int, int]:
@@ -183,18 +172,11 @@ def _limits(operations: "array[int]", end: int) -> tuple[int, int]:
     return allowed, outside
 
 
-def _line(program: Program, operations: "array[int]", at: int, event: int) -> str:
-    if operations[at] == CALL:
-        template = program.templates[operations[at + 1]]
-        return program.lines[template.lines[template.events[4 * event + 1]]]
-    return program.lines[program.block_lines[operations[at + 1]]]
-
-
 # -- in Python
 
 
 def in_python(program: Program, capacity_bytes: int, settings: AllocatorSettings) -> Lived:
-    """The same by the model of the allocator itself."""
+    """Like `live_through`, by the model of the allocator in Python."""
     allocator = CachingAllocator(capacity_bytes, settings)
     counters, operations = allocator.counters, program.operations
     blocks: dict[tuple[int, int], Block] = {}

@@ -19,7 +19,7 @@ from tonnage.report.lines import bar, column, packed, spread, table_unit, wrappe
 from tonnage.units import format_bytes, percent
 
 if TYPE_CHECKING:
-    from tonnage.serve.accounts import KvLedger
+    from tonnage.serve.stats import KvLedger
 
 _BAR = 34
 _STYLES = {"used": "green", "shared": "cyan", "cached": "blue", "slack": "yellow", "reserved": "dim", "free": "dim"}

@@ -12,25 +12,25 @@ from dataclasses import dataclass, replace
 from itertools import compress, count
 from pathlib import Path
 from time import monotonic, perf_counter
+from typing import Any
 
 import torch
 
 from tonnage.errors import RequestError
-from tonnage.serve import startup
-from tonnage.serve.accounts import KvLedger, kv_ledger
-from tonnage.serve.blocks import BlockPool
+from tonnage.serve.cache.block_pool import BlockPool
+from tonnage.serve.config import EngineConfig
 from tonnage.serve.generation import Prompt, generate, token_ids
+from tonnage.serve.model_runner.runner import Pending
+from tonnage.serve.model_runner.warmup import clear
 from tonnage.serve.models.architecture import read_architecture
 from tonnage.serve.models.decoder import Decoder
-from tonnage.serve.models.linear import Weights
 from tonnage.serve.models.load import load_decoder
 from tonnage.serve.models.sharing import share_decoder
-from tonnage.serve.rehearsal import clear
-from tonnage.serve.runner import Pending
 from tonnage.serve.sampling import Output, Sampling, TokenLogprob
-from tonnage.serve.scheduler import Limits, Scheduler
-from tonnage.serve.sequence import Sequence, Step
-from tonnage.serve.startup import DTYPES, Model, Place, Settings
+from tonnage.serve.scheduler.scheduler import Scheduler
+from tonnage.serve.scheduler.sequence import Sequence, Step
+from tonnage.serve.startup import DTYPES, Startup, look
+from tonnage.serve.stats import KvLedger, Stats, kv_ledger
 from tonnage.serve.text import Tokenizer
 
 # Waste is looked at in every so many steps: it changes slowly, and looking costs as much as half a schedule.
@@ -38,47 +38,11 @@ _STEPS_PER_LOOK = 16
 
 
 @dataclass(slots=True)
-class Event:
-    """What one step brought to one sequence; `sequence.finish_reason` says why it `finished`."""
+class StepOutput:
+    """What a step brought: a token for each of the sequences that were still there, and the sequences that finished.
 
-    sequence: Sequence
-    new_token_ids: list[int]
-    logprobs: list[TokenLogprob] | None = None
-    finished: bool = False
-
-
-@dataclass(slots=True)
-class Stats:
-    """Since the start. `host_s` is the host's own work, without waiting for the device."""
-
-    steps: int = 0
-    tokens: int = 0  # drawn
-    computed_tokens: int = 0  # prompts and drawn ones
-    busy_s: float = 0.0
-    host_s: float = 0.0
-    failed_steps: int = 0
-    waste_s: float = 0.0  # the share of the pool that was slack, over time
-    watched_s: float = 0.0
-
-    @property
-    def step_s(self) -> float:
-        """The mean time of a step."""
-        return self.busy_s / max(self.steps, 1)
-
-    @property
-    def host_step_s(self) -> float:
-        """The mean time that the host works for a step."""
-        return self.host_s / max(self.steps, 1)
-
-    @property
-    def waste(self) -> float:
-        """The share of the KV pool that was slack, averaged over time."""
-        return self.waste_s / self.watched_s if self.watched_s else 0.0
-
-
-@dataclass(slots=True)
-class Turn:
-    """What a step brought: a token for each of the sequences that were still there, and who ended."""
+    A sequence may finish without a token. `logprobs` is None where no row asked for any.
+    """
 
     sequences: list[Sequence]
     tokens: list[int]
@@ -87,7 +51,7 @@ class Turn:
 
 
 @dataclass(slots=True)
-class Flight:
+class InFlightStep:
     """A step on its way, and how many sequences had finished when it was launched."""
 
     step: Step
@@ -98,66 +62,44 @@ class Flight:
 class Engine:
     """A model on one device, with everything that it takes to serve it.
 
-    | argument         | meaning                                                                                   |
-    |------------------|-------------------------------------------------------------------------------------------|
-    | `path`           | the model's folder                                                                        |
-    | `budget`         | a share of the device's memory (on the CPU of what is free), or a size such as "60 GiB"   |
-    | `context`        | tokens of the longest sequence; None: as far as the model goes, and the cache holds        |
-    | `kv`             | "bf16", "fp16", "fp32" or "fp8"; None: as the model computes                              |
-    | `weights`        | "int8" or "fp8": kept in eight bits                                                       |
-    | `max_seqs`       | sequences that run at once                                                                |
-    | `batched_tokens` | tokens of one step                                                                        |
-    | `block`          | tokens of a block of the cache; `blocks`: how many, whatever the budget                    |
-    | `prefix_cache`   | keep prefixes for those who begin alike                                                   |
-    | `swap`           | host memory that preempted sequences are kept in, such as "8 GiB"; 0: they are recomputed |
-    | `eager`          | no CUDA graphs                                                                            |
-    | `seed`           | of the requests that bring none                                                           |
+    `path` is the model's folder, `device` like "cuda:1" (default: a GPU where there is one); `options` are the fields of
+    `EngineConfig`, such as `budget="60 GiB"`.
     """
 
-    def __init__(
-        self, path: str | Path, *, budget: float | str = 0.9, context: int | None = None, kv: str | None = None,
-        weights: Weights | None = None, max_seqs: int = 256, batched_tokens: int = 8192, block: int = 16,
-        blocks: int | None = None, device: str | torch.device | None = None, prefix_cache: bool = True,
-        swap: int | str = 0, eager: bool = False, seed: int = 0, max_waiting: int = 1024,
-    ) -> None:  # fmt: skip
-        settings = Settings(
-            budget=budget, context=context, kv=kv, weights=weights, max_seqs=max_seqs, batched_tokens=batched_tokens,
-            block=block, blocks=blocks, prefix_cache=prefix_cache, swap=swap, eager=eager,
-        )  # fmt: skip
-        where, architecture = _device(device), read_architecture(path)
-        if context is not None and context > architecture.positions:
+    def __init__(self, path: str | Path, *, device: str | torch.device | None = None, **options: Any) -> None:
+        config = EngineConfig(**options)
+        found = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        where = torch.device("cuda", found.index or 0) if found.type == "cuda" else found
+        architecture = read_architecture(path)
+        if config.context is not None and config.context > architecture.positions:
             raise RequestError(
-                f"The model has {architecture.positions:,} positions, fewer than a context of {context:,}.",
+                f"The model has {architecture.positions:,} positions, fewer than a context of {config.context:,}.",
                 hint=f"Use --context {architecture.positions} at most.",
             )
         # The CPU computes in FP32: it is exact there, and no slower.
         dtype = torch.float32 if where.type == "cpu" else DTYPES[architecture.dtype]
-        model, place = Model(architecture, dtype), startup.look(where, budget)
-        startup.check(startup.plan(model, settings, place), model, settings, place)
+        startup = Startup(architecture, dtype, config, look(where, config.budget))
+        startup.check(startup.plan())
         tokenizer = Tokenizer.load(path)
-        decoder = load_decoder(path, architecture, device=where, dtype=dtype, weights=weights, context=context)
-        self._start(decoder, tokenizer, model, settings, place, seed, max_waiting)
+        decoder = load_decoder(
+            path, architecture, device=where, dtype=dtype, weights=config.weights, context=config.context
+        )
+        self._start(decoder, tokenizer, startup)
 
     @classmethod
     def of(
-        cls, decoder: Decoder, tokenizer: Tokenizer | None = None, *, settings: Settings | None = None, seed: int = 0,
-        max_waiting: int = 1024,
-    ) -> "Engine":  # fmt: skip
+        cls, decoder: Decoder, tokenizer: Tokenizer | None = None, *, settings: EngineConfig | None = None
+    ) -> "Engine":
         """An engine of a decoder that exists."""
-        engine, settings = cls.__new__(cls), settings or Settings()
-        model, place = Model(decoder.architecture, decoder.dtype), startup.look(decoder.device, settings.budget)
-        startup.check(startup.plan(model, settings, place), model, settings, place)
-        engine._start(decoder, tokenizer, model, settings, place, seed, max_waiting)
+        engine, config = cls.__new__(cls), settings or EngineConfig()
+        startup = Startup(decoder.architecture, decoder.dtype, config, look(decoder.device, config.budget))
+        startup.check(startup.plan())
+        engine._start(decoder, tokenizer, startup)
         return engine
 
     @classmethod
     def of_module(
-        cls,
-        module: torch.nn.Module,
-        tokenizer: Tokenizer | None = None,
-        *,
-        settings: Settings | None = None,
-        seed: int = 0,
+        cls, module: torch.nn.Module, tokenizer: Tokenizer | None = None, *, settings: EngineConfig | None = None
     ) -> "Engine":
         """An engine that serves the weights of a live model of transformers, of which there is then one copy.
 
@@ -165,33 +107,29 @@ class Engine:
         the card does not know what training needs beside it.
         """
         context = settings.context if settings else None
-        return cls.of(share_decoder(module, context=context), tokenizer, settings=settings, seed=seed)
+        return cls.of(share_decoder(module, context=context), tokenizer, settings=settings)
 
-    def _start(
-        self, decoder: Decoder, tokenizer: Tokenizer | None, model: Model, settings: Settings, place: Place, seed: int,
-        max_waiting: int,
-    ) -> None:  # fmt: skip
-        started = startup.start(decoder, model, settings, place)
-        self.runner, self.card, self.context = started.runner, started.card, started.context
-        self.architecture, self.settings, self.tokenizer = decoder.architecture, settings, tokenizer
-        self.scheduler = self._scheduler(max_waiting)
-        self._asleep = False
+    def _start(self, decoder: Decoder, tokenizer: Tokenizer | None, startup: Startup) -> None:
+        self.runner, self.card = startup.start(decoder)
+        self.config, self.context = startup.config, self.card.limits.context
+        self.architecture, self.tokenizer = decoder.architecture, tokenizer
+        self._reset()
+
+    def _reset(self) -> None:
+        """Begin with a scheduler that knows no sequence and no prefix."""
+        self.scheduler = self._make_scheduler()
         self.stats = Stats()
-        self._random = random.Random(seed)
+        self._asleep = False
+        self._random = random.Random(self.config.seed)
         self._ids = count()
-        self._flight: Flight | None = None
+        self._in_flight: InFlightStep | None = None
         self._stumbled = False
         self._last_s = 0.0
 
-    def _scheduler(self, max_waiting: int) -> Scheduler:
-        """One that knows no sequence and no prefix."""
-        settings = self.settings
-        pool = BlockPool(self.card.pool.blocks, settings.block, prefix_cache=settings.prefix_cache)
-        limits = Limits(
-            max_seqs=settings.max_seqs, batched_tokens=settings.batched_tokens, max_waiting=max_waiting,
-            context=self.context, host_blocks=self.runner.cache.host_blocks,
-        )  # fmt: skip
-        return Scheduler(pool, limits, monotonic)
+    def _make_scheduler(self) -> Scheduler:
+        pool = BlockPool(self.card.pool.blocks, self.config.block, prefix_cache=self.config.prefix_cache)
+        host_blocks = self.runner.cache.host_blocks
+        return Scheduler(pool, self.config, monotonic, context=self.context, host_blocks=host_blocks)
 
     # Between phases of a training loop.
 
@@ -213,7 +151,7 @@ class Engine:
         """Forget what was computed by the weights as they were: call it, or `sleep`, where they have changed."""
         if self.has_work:
             raise RequestError("The engine still has sequences to finish.", hint="Take their tokens, or abort them.")
-        self.scheduler = self._scheduler(self.scheduler.limits.max_waiting)
+        self.scheduler = self._make_scheduler()
         if self.runner.cache.device.type == "cuda":
             torch.cuda.synchronize(self.runner.cache.device)
 
@@ -223,26 +161,25 @@ class Engine:
         self, prompts: Listed[Prompt] | str, sampling: Sampling | Listed[Sampling] | None = None, *,
         progress: bool | None = None,
     ) -> list[Output]:  # fmt: skip
-        """Answers to texts or lists of token ids, in their order; n of each where a request draws n.
+        """Answers to texts or lists of token ids, in their order; n of each where a request asks for n samples.
 
         `progress` None shows it on a terminal, for batches that take a while.
         """
         return generate(self, [prompts] if isinstance(prompts, str) else prompts, sampling, progress=progress)
 
     def submit(self, prompt_ids: Listed[int], sampling: Sampling, *, salt: str = "") -> list[Sequence]:
-        """A sequence for each of the n draws of a prompt. Raises what is wrong with it, or that the queue is full."""
+        """A sequence for each of the n samples of a prompt. Raises what is wrong with it, or that the queue is full."""
         if self._asleep:
             raise RequestError("The engine is asleep.", hint="Call engine.wake() first.")
         tokens, sampling = token_ids(prompt_ids), self.seeded(sampling)
         self.check(tokens)
-        now_s, parent = monotonic(), None
+        now_s = monotonic()
         sequences: list[Sequence] = []
         for draw in range(sampling.n):
             made = Sequence(
                 next(self._ids), tokens.copy(), sampling, len(tokens), eos_ids=self.architecture.eos_ids, salt=salt,
-                draw=draw, parent=parent, arrival_s=now_s,
+                draw=draw, parent=sequences[0] if draw else None, arrival_s=now_s,
             )  # fmt: skip
-            parent = parent or made
             sequences.append(made)
         self.scheduler.add(*sequences)
         return sequences
@@ -253,7 +190,7 @@ class Engine:
 
     def finish(self, sequence: Sequence) -> None:
         """End a sequence as if it had stopped by itself: a stop string was found."""
-        self.scheduler.finish(sequence, "stop")
+        self.scheduler.abort(sequence, "stop")
 
     def seeded(self, sampling: Sampling) -> Sampling:
         """With a seed of the engine's own where it has none."""
@@ -279,7 +216,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `advance` has anything to do."""
-        return self._flight is not None or self.scheduler.has_work
+        return self._in_flight is not None or self.scheduler.has_work
 
     def kv_ledger(self) -> KvLedger:
         """Where every byte of the KV cache is now."""
@@ -289,47 +226,44 @@ class Engine:
         """Within it steps from this thread begin sooner, and its own work on the device waits for theirs."""
         return self.runner.at_work()
 
-    def advance(self) -> list[Event]:
-        """Launch the next step, then take the tokens of the one before: one event for each sequence that it concerns."""
-        turn = self.turn()
-        events = list(map(Event, turn.sequences, [[token] for token in turn.tokens]))
-        if turn.logprobs:
-            for event, logprob in zip(events, turn.logprobs, strict=True):
-                event.logprobs = [logprob] if logprob is not None else None
-        if turn.finished:
-            ended = set(turn.finished)
-            for event in events:
-                event.finished = event.sequence in ended
-            silent = ended.difference(turn.sequences)
-            events += [Event(one, [], finished=True) for one in turn.finished if one in silent]
-        return events
-
-    def turn(self) -> Turn:
-        """The same without events, for who wants to know of the end only."""
+    def advance(self) -> StepOutput:
+        """Launch the next step, then take the tokens of the one before."""
         began_s = perf_counter()
         # A runner that raised takes all tokens from the host, so those in flight are awaited first.
         step = self.scheduler.schedule() if not self._stumbled else None
         self._stumbled = False
         launched, failed = self._launch(step) if step is not None else (None, [])
-        flight, self._flight = self._flight, launched
+        landing, self._in_flight = self._in_flight, launched
         host_s = perf_counter() - began_s
-        if flight is None:
+        if landing is None:
             self.stats.host_s += host_s
             self._last_s = began_s + host_s if launched else 0.0
-            return Turn([], [], None, failed)
-        turn, landing_s = self._land(flight, failed)
-        self._count(flight, turn, host_s + landing_s, began_s)
-        return turn
-
-    def _launch(self, step: Step) -> tuple[Flight | None, list[Sequence]]:
-        """The step on its way; or, where memory ran out, whom that ended."""
+            return StepOutput([], [], None, failed)
         try:
-            return Flight(step, self.runner.launch(step), self.scheduler.counters.finished), []
+            tokens, logprobs = landing.pending.result()
+        except BaseException:
+            self.scheduler.fail(landing.step)
+            raise
+        arrived_s = perf_counter()
+        output = StepOutput(landing.pending.drawing, tokens, logprobs, failed)
+        if self.scheduler.counters.finished > landing.finished:
+            # Discard tokens of sequences that finished meanwhile.
+            here = [sequence.finish_reason is None for sequence in output.sequences]
+            output.sequences, output.tokens = list(compress(output.sequences, here)), list(compress(tokens, here))
+            output.logprobs = list(compress(logprobs, here)) if logprobs else None
+        output.finished += self.scheduler.complete(landing.step, tokens)
+        self._count(landing.step, len(output.tokens), host_s + perf_counter() - arrived_s, began_s)
+        return output
+
+    def _launch(self, step: Step) -> tuple[InFlightStep | None, list[Sequence]]:
+        """The step on its way; or, where memory ran out, the sequences that this ended."""
+        try:
+            return InFlightStep(step, self.runner.launch(step), self.scheduler.counters.finished), []
         except BaseException as error:
             # The scheduler must hear of it in any case, or it waits for this step for ever.
             failed = self.scheduler.fail(step)
             if not _out_of_memory(error):
-                self._stumbled = self._flight is not None
+                self._stumbled = self._in_flight is not None
                 raise
         # Only now is the error gone, and with it the tensors that its traceback held.
         self.stats.failed_steps += 1
@@ -337,45 +271,20 @@ class Engine:
             torch.cuda.empty_cache()
         return None, failed
 
-    def _land(self, flight: Flight, failed: list[Sequence]) -> tuple[Turn, float]:
-        """Wait for a step and take its tokens; and the seconds of work, waiting left out."""
-        try:
-            tokens, logprobs = flight.pending.result()
-        except BaseException:
-            self.scheduler.fail(flight.step)
-            raise
-        began_s = perf_counter()
-        turn = Turn(flight.pending.drawing, tokens, logprobs, failed)
-        if self.scheduler.counters.finished > flight.finished:
-            # Whoever ended meanwhile drew in vain.
-            here = [sequence.finish_reason is None for sequence in turn.sequences]
-            turn.sequences, turn.tokens = list(compress(turn.sequences, here)), list(compress(tokens, here))
-            turn.logprobs = list(compress(logprobs, here)) if logprobs else None
-        turn.finished += self.scheduler.complete(flight.step, tokens)
-        return turn, perf_counter() - began_s
-
-    def _count(self, flight: Flight, turn: Turn, host_s: float, began_s: float) -> None:
-        """From one landing to the next; from the start of this turn where nothing was under way before it."""
+    def _count(self, step: Step, tokens: int, host_s: float, began_s: float) -> None:
+        """From one landing to the next; from `began_s` where nothing was under way before this step."""
         stats, now_s = self.stats, perf_counter()
         passed_s = now_s - (self._last_s or began_s)
         stats.steps += 1
-        stats.tokens += len(turn.tokens)
-        stats.computed_tokens += flight.step.tokens
+        stats.tokens += tokens
+        stats.computed_tokens += step.tokens
         stats.busy_s += passed_s
         stats.host_s += host_s
         if stats.steps % _STEPS_PER_LOOK == 0:
-            self._watch(passed_s)
-        self._last_s = now_s if self._flight is not None else 0.0
-
-    def _watch(self, elapsed_s: float) -> None:
-        ledger = self.kv_ledger()
-        self.stats.waste_s += elapsed_s * ledger.slack_bytes / ledger.total
-        self.stats.watched_s += elapsed_s
-
-
-def _device(device: str | torch.device | None) -> torch.device:
-    found = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    return torch.device("cuda", found.index or 0) if found.type == "cuda" else found
+            ledger = self.kv_ledger()
+            stats.waste_s += passed_s * ledger.slack_bytes / ledger.total
+            stats.watched_s += passed_s
+        self._last_s = now_s if self._in_flight is not None else 0.0
 
 
 def _out_of_memory(error: BaseException) -> bool:

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 from tonnage.errors import RequestError
 from tonnage.garbage import no_collection
 from tonnage.serve.sampling import Output, Sampling, TokenLogprob
-from tonnage.serve.sequence import Sequence
+from tonnage.serve.scheduler.sequence import Sequence
 from tonnage.serve.text import TextStream, Tokenizer
 
 if TYPE_CHECKING:
-    from tonnage.serve.engine import Engine, Turn
+    from tonnage.serve.engine import Engine, StepOutput
 
 Prompt = str | Listed[int]
-# Fewer answers than these are there before a bar is read.
+# A batch of fewer answers is over before anyone reads a progress bar.
 _SHOWN_FROM = 8
 
 
@@ -36,7 +36,7 @@ class _Answer:
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
     def push(self, token_id: int) -> bool:
-        """One token more; whether a stop string was found. A token that it was told to stop at is not part of the text."""
+        """Add a token; returns whether a stop string was found. A token that it was told to stop at is not part of the text."""
         if self.stream is None or token_id in self.sequence.sampling.stop_token_ids:
             return False
         self.text += self.stream.push((token_id,))
@@ -44,9 +44,10 @@ class _Answer:
 
     def output(self, tokenizer: Tokenizer | None) -> Output:
         sequence = self.sequence
+        prompt = sequence.tokens[: sequence.prompt_length]
         stopped = self.stream is not None and self.stream.stopped
         if self.stream is None and tokenizer is not None:
-            self.stream, stops = TextStream(tokenizer, prompt=self._prompt), sequence.sampling.stop_token_ids
+            self.stream, stops = TextStream(tokenizer, prompt=prompt), sequence.sampling.stop_token_ids
             self.text = self.stream.push([token_id for token_id in sequence.output if token_id not in stops])
         self.text += self.stream.finish() if self.stream is not None else ""
         assert sequence.finish_reason is not None
@@ -54,82 +55,58 @@ class _Answer:
             token_ids=sequence.output,
             text=self.text,
             finish_reason="stop" if stopped else sequence.finish_reason,
-            prompt_token_ids=self._prompt,
+            prompt_token_ids=prompt,
             logprobs=self.logprobs if sequence.sampling.logprobs is not None else None,
             cached_tokens=sequence.cached,
         )
 
-    @property
-    def _prompt(self) -> list[int]:
-        return self.sequence.tokens[: self.sequence.prompt_length]
-
 
 class _Batch:
-    """Requests that wait to be fed, and those that are open."""
+    """Requests that wait to be fed, and answers, those that are not finished by sequence."""
 
     def __init__(self, engine: "Engine", requests: list[tuple[list[int], Sampling]]) -> None:
-        self._engine, self._tokenizer = engine, engine.tokenizer
-        self._requests = deque(requests)
-        self._answers: list[_Answer] = []
-        self._open: dict[Sequence, _Answer] = {}
-
-    @property
-    def unfinished(self) -> bool:
-        return bool(self._requests or self._open)
+        self._engine = engine
+        self.requests = deque(requests)
+        self.answers: list[_Answer] = []
+        self.unfinished: dict[Sequence, _Answer] = {}
 
     def feed(self) -> None:
         """Submit in order, as far as the queue has room."""
-        scheduler = self._engine.scheduler
-        while self._requests:
-            tokens, sampling = self._requests[0]
-            if self._open and scheduler.waiting.fresh + sampling.n > scheduler.limits.max_waiting:
+        engine = self._engine
+        while self.requests:
+            tokens, sampling = self.requests[0]
+            if self.unfinished and engine.scheduler.waiting.fresh + sampling.n > engine.config.max_waiting:
                 return
-            for sequence in self._engine.submit(tokens, sampling):
-                answer = self._open[sequence] = _Answer(sequence, self._stream(tokens, sampling))
-                self._answers.append(answer)
-            self._requests.popleft()
+            for sequence in engine.submit(tokens, sampling):
+                stream = None
+                if sampling.stop:
+                    assert engine.tokenizer is not None
+                    stream = TextStream(engine.tokenizer, sampling.stop, prompt=tokens)
+                answer = self.unfinished[sequence] = _Answer(sequence, stream)
+                self.answers.append(answer)
+            self.requests.popleft()
 
-    def take(self, turn: "Turn", *, every: bool) -> int:
-        """What a step brought; `every`: tokens one by one, else only the ends matter. How many ended."""
-        before = len(self._open)
+    def take(self, output: "StepOutput", *, every: bool) -> int:
+        """Take a step's output, token by token where `every`, else only who finished; returns how many did."""
+        before = len(self.unfinished)
         if every:
-            logprobs = turn.logprobs or [None] * len(turn.tokens)
-            for sequence, token, logprob in zip(turn.sequences, turn.tokens, logprobs, strict=True):
-                self._push(sequence, token, logprob)
-        for sequence in turn.finished:
-            self._open.pop(sequence, None)
-        return before - len(self._open)
-
-    def abort(self) -> None:
-        for sequence in self._open:
-            self._engine.abort(sequence)
-
-    def outputs(self) -> list[Output]:
-        return [answer.output(self._tokenizer) for answer in self._answers]
-
-    def _push(self, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> None:
-        answer = self._open.get(sequence)
-        if answer is None:
-            return
-        if logprob is not None:
-            answer.logprobs.append(logprob)
-        if answer.push(token):
-            self._engine.finish(sequence)
-            del self._open[sequence]
-
-    def _stream(self, tokens: list[int], sampling: Sampling) -> TextStream | None:
-        if not sampling.stop:
-            return None
-        assert self._tokenizer is not None
-        return TextStream(self._tokenizer, sampling.stop, prompt=tokens)
+            logprobs = output.logprobs or [None] * len(output.tokens)
+            for sequence, token, logprob in zip(output.sequences, output.tokens, logprobs, strict=True):
+                answer = self.unfinished.get(sequence)
+                if answer is None:
+                    continue
+                if logprob is not None:
+                    answer.logprobs.append(logprob)
+                if answer.push(token):
+                    self._engine.finish(sequence)
+                    del self.unfinished[sequence]
+        for sequence in output.finished:
+            self.unfinished.pop(sequence, None)
+        return before - len(self.unfinished)
 
 
 def generate(
-    engine: "Engine",
-    prompts: Listed[Prompt],
-    sampling: Sampling | Listed[Sampling] | None,
-    *,
-    progress: bool | None,
+    engine: "Engine", prompts: Listed[Prompt], sampling: Sampling | Listed[Sampling] | None, *, progress: bool | None
 ) -> list[Output]:
     """All answers. Every request is checked before the first one runs."""
     requests = _requests(engine, prompts, sampling)
@@ -137,14 +114,15 @@ def generate(
     batch = _Batch(engine, requests)
     with _shown(sum(one.n for _, one in requests), progress) as show, no_collection(), engine.at_work():
         try:
-            while batch.unfinished:
+            while batch.requests or batch.unfinished:
                 batch.feed()
-                turn = engine.turn()
-                ended = batch.take(turn, every=every)
-                show(ended, len(turn.tokens))
+                output = engine.advance()
+                ended = batch.take(output, every=every)
+                show(ended, len(output.tokens))
         finally:
-            batch.abort()
-    return batch.outputs()
+            for sequence in batch.unfinished:
+                engine.abort(sequence)
+    return [answer.output(engine.tokenizer) for answer in batch.answers]
 
 
 def _requests(
@@ -162,23 +140,20 @@ def _requests(
                 "The model's folder has no tokenizer, so it reads and stops at no text.",
                 hint="Give prompts as lists of token ids, and stop_token_ids in the place of stop.",
             )
-        tokens = _encoded(prompt, engine.tokenizer)
+        if isinstance(prompt, int):
+            raise RequestError(f"A prompt is the number {prompt}.", hint="Give a list of prompts: [[1, 2, 3]] has one.")
+        if isinstance(prompt, str):
+            assert engine.tokenizer is not None
+            tokens = engine.tokenizer.encode(prompt)
+        else:
+            tokens = token_ids(prompt)
         engine.check(tokens)
         requests.append((tokens, engine.seeded(wishes)))
     return requests
 
 
-def _encoded(prompt: Prompt, tokenizer: Tokenizer | None) -> list[int]:
-    if isinstance(prompt, str):
-        assert tokenizer is not None
-        return tokenizer.encode(prompt)
-    if isinstance(prompt, int):
-        raise RequestError(f"A prompt is the number {prompt}.", hint="Give a list of prompts: [[1, 2, 3]] has one.")
-    return token_ids(prompt)
-
-
 def token_ids(prompt: Listed[int]) -> list[int]:
-    """Whole numbers, whoever's."""
+    """Coerce any integer type to int."""
     try:
         return list(map(index, prompt))
     except TypeError:
@@ -187,26 +162,22 @@ def token_ids(prompt: Listed[int]) -> list[int]:
 
 @contextmanager
 def _shown(total: int, progress: bool | None) -> Iterator[Callable[[int, int], None]]:
-    """A bar on standard error, where it is wanted; told of answers that ended and of tokens."""
+    """A progress bar on standard error, where it is wanted; told of answers that finished and of tokens."""
     if not (progress if progress is not None else total >= _SHOWN_FROM and sys.stderr.isatty()):
         yield lambda ended, tokens: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]:,.0f} tokens/s"),
-        TimeRemainingColumn(),
-    )
+    rate = TextColumn("{task.fields[rate]:,.0f} tokens/s")
+    columns = (BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=progress is None) as bar:
-        task, drawn = bar.add_task("", total=total, rate=0.0), 0
+        task, sampled = bar.add_task("", total=total, rate=0.0), 0
 
         def show(ended: int, tokens: int) -> None:
-            nonlocal drawn
-            drawn += tokens
+            nonlocal sampled
+            sampled += tokens
             if ended:
-                bar.update(task, advance=ended, rate=drawn / max(bar.tasks[0].elapsed or 0.0, 1e-9))
+                bar.update(task, advance=ended, rate=sampled / max(bar.tasks[0].elapsed or 0.0, 1e-9))
 
         yield show

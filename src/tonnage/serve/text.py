@@ -108,14 +108,10 @@ class Tokenizer:
         return self._encode("a", special=False)
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """Byte-level tokenizers write a byte as itself where it is a visible Latin-1 character, else from U+0100 on."""
-    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in visible]
-    return {chr(byte): byte for byte in visible} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
-
-
-_BYTES = _byte_alphabet()
+# Byte-level tokenizers write a byte as itself where it is a visible Latin-1 character, else from U+0100 on.
+_VISIBLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_OTHERS = (byte for byte in range(256) if byte not in _VISIBLE)
+_BYTES = {chr(byte): byte for byte in _VISIBLE} | {chr(0x100 + n): byte for n, byte in enumerate(_OTHERS)}
 
 
 class TextStream:
@@ -155,7 +151,11 @@ class TextStream:
         text = self._whole(self._decode(self._ids))
         fresh, self._shown = text[self._shown :], max(self._shown, len(text))
         if len(self._ids) > _WINDOW and not self._halves:
-            self._forget()
+            # Keep the last tokens only; not where that would cut a character in two.
+            last = self._ids[-_CONTEXT:]
+            text = self._decode(last)
+            if _REPLACEMENT not in text or len(self._ids) > _LONGEST_WINDOW:
+                self._ids, self._shown = last, len(text) - text.endswith(_REPLACEMENT)
         return self._release(fresh)
 
     def _whole(self, text: str) -> str:
@@ -172,38 +172,23 @@ class TextStream:
             self._halves, whole = 0, text[:-1]
         return whole
 
-    def _forget(self) -> None:
-        """Keep the last tokens only; not where that would cut a character in two."""
-        last = self._ids[-_CONTEXT:]
-        text = self._decode(last)
-        if _REPLACEMENT not in text or len(self._ids) > _LONGEST_WINDOW:
-            self._ids, self._shown = last, len(text) - text.endswith(_REPLACEMENT)
-
     def _release(self, fresh: str) -> str:
         if not self._stops:
             return fresh
         text = self._held + fresh
-        if (found := _first_stop(text, self._stops)) is not None:
+        # Of the stop strings that are there, the one that is complete first: as if the text had come by character.
+        starts = [(text.find(stop), stop) for stop in self._stops]
+        ends = [(start + len(stop), start) for start, stop in starts if start >= 0]
+        if ends:
             self._held, self.stopped = "", True
-            return text[:found]
-        held = _beginning_of_stop(text, self._stops)
+            return text[: min(ends)[1]]
+        held = max(_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]
 
 
-def _first_stop(text: str, stops: Sequence[str]) -> int | None:
-    """Where the stop string begins that is complete first: as if the text had come character by character."""
-    starts = ((text.find(stop), stop) for stop in stops)
-    ends = [(start + len(stop), start) for start, stop in starts if start >= 0]
-    return min(ends)[1] if ends else None
-
-
-def _beginning_of_stop(text: str, stops: Sequence[str]) -> int:
-    """How many characters at the end may be the beginning of a stop string."""
-    return max(_overlap(text, stop) for stop in stops)
-
-
 def _overlap(text: str, stop: str) -> int:
+    """How many characters at the end of a text may be the beginning of a stop string."""
     start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
     while start >= 0 and not stop.startswith(text[start:]):
         start = text.find(stop[0], start + 1)

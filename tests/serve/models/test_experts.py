@@ -5,9 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tonnage.serve.config import Weights
 from tonnage.serve.kernels import silu_mul
 from tonnage.serve.models.experts import Experts, Stack, _grouped, _in_turn
-from tonnage.serve.models.linear import EIGHT_BIT, Weights, quantise
+from tonnage.serve.models.linear import EIGHT_BIT, quantise
 
 HIDDEN, WIDTH = 16, 8
 

@@ -5,8 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tonnage.serve.config import Weights
 from tonnage.serve.models import linear
-from tonnage.serve.models.linear import EIGHT_BIT, Dense, EightBit, Weights, quantise
+from tonnage.serve.models.linear import EIGHT_BIT, Dense, EightBit, quantise
 
 
 def _quantised(source: torch.Tensor, kind: Weights) -> tuple[torch.Tensor, torch.Tensor]:

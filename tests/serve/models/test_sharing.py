@@ -8,11 +8,11 @@ from serve.families import CASES, random_prompts
 from serve.models.tiny import make_model as model_of
 from tonnage.errors import BadModel, RequestError
 from tonnage.serve import Engine, Sampling
+from tonnage.serve.config import EngineConfig
 from tonnage.serve.models.sharing import share_decoder
-from tonnage.serve.startup import Settings
 
 TOKENS = 8
-SETTINGS = Settings(blocks=40, block=4, context=64, max_seqs=4, batched_tokens=32)
+SETTINGS = EngineConfig(blocks=40, block=4, context=64, max_seqs=4, batched_tokens=32)
 GREEDY = Sampling(max_tokens=TOKENS, temperature=0, ignore_eos=True)
 
 

@@ -3,13 +3,11 @@
 Every answer is the same story, token by token, so that a test knows what to expect of any request.
 """
 
-import random
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from itertools import count
 from types import SimpleNamespace
 
 import torch
@@ -17,11 +15,10 @@ import torch
 from serve.tiny import byte_level_tokenizer
 from tonnage.budget.own_engine import Limits as CardLimits
 from tonnage.budget.own_engine import OwnCard, OwnPool
-from tonnage.serve.blocks import BlockPool
-from tonnage.serve.engine import Engine, Stats
+from tonnage.serve.config import EngineConfig
+from tonnage.serve.engine import Engine
 from tonnage.serve.sampling import TokenLogprob
-from tonnage.serve.scheduler import Limits, Scheduler
-from tonnage.serve.sequence import Sequence, Step
+from tonnage.serve.scheduler.sequence import Sequence, Step
 from tonnage.serve.text import Tokenizer
 
 STORY = "the quick brown fox jumps over the lazy dog, ça va 🚢 and runs away. "
@@ -96,19 +93,11 @@ class FakeEngine(Engine):
             reserve=(),
             pool=pool,
         )
-        pool_of_blocks = BlockPool(blocks, size, prefix_cache=prefix_cache)
-        self.scheduler = Scheduler(
-            pool_of_blocks,
-            Limits(max_seqs=max_seqs, batched_tokens=batched_tokens, max_waiting=max_waiting, context=context),
-            time.monotonic,
-        )
-        self.stats = Stats()
-        self._random = random.Random(0)
-        self._ids = count()
-        self._flight = None
-        self._stumbled = False
-        self._asleep = False
-        self._last_s = 0.0
+        self.config = EngineConfig(
+            max_seqs=max_seqs, batched_tokens=batched_tokens, max_waiting=max_waiting, block=size,
+            prefix_cache=prefix_cache,
+        )  # fmt: skip
+        self._reset()
 
     @property
     def held_blocks(self) -> int:

@@ -11,7 +11,7 @@ import torch
 
 from serve.server.fake_engine import FakeEngine
 from serve.server.live import MODEL, serving, until
-from tonnage.serve.sequence import Step
+from tonnage.serve.scheduler.sequence import Step
 
 OOM = torch.OutOfMemoryError("CUDA out of memory")
 

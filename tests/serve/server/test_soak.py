@@ -11,7 +11,7 @@ import torch
 
 from serve.server.fake_engine import FakeEngine
 from serve.server.live import MODEL, Live, serving, until
-from tonnage.serve.sequence import Sequence, Step
+from tonnage.serve.scheduler.sequence import Sequence, Step
 from tonnage.serve.server.answers import Answer
 from tonnage.serve.server.generation import Generation
 from tonnage.serve.server.worker import Ticket

@@ -3,9 +3,9 @@ import io
 
 from serve.server.fake_engine import FakeEngine
 from tonnage.serve.sampling import Sampling
-from tonnage.serve.server.moment import Moment
 from tonnage.serve.server.running import listen
 from tonnage.serve.server.watching import _load, _shown, serve
+from tonnage.serve.stats import EngineState
 
 
 class Terminal(io.StringIO):
@@ -17,7 +17,7 @@ def test_a_frame_on_a_terminal_and_a_line_elsewhere() -> None:
     engine = FakeEngine()
     engine.submit([5] * 9, Sampling(max_tokens=4))
     engine.advance()
-    now = Moment.of(engine)
+    now = EngineState.of(engine)
     for stream, lines in ((Terminal(), 7), (io.StringIO(), 1)):
         with _shown(stream) as show:
             show(now, _load(now, 10.0, None))
@@ -29,7 +29,7 @@ def test_a_frame_on_a_terminal_and_a_line_elsewhere() -> None:
 def test_the_pace_is_that_since_the_last_look() -> None:
     engine = FakeEngine()
     engine.stats.tokens = 500
-    now = Moment.of(engine)
+    now = EngineState.of(engine)
     assert _load(now, 10.0, (8.0, 100)).tokens_per_s == 200
     assert _load(now, 10.0, None).tokens_per_s == 0
     assert _load(now, 10.0, None).hit_rate is None

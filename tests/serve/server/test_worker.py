@@ -5,11 +5,11 @@ import pytest
 
 from serve.server.fake_engine import STORY_IDS, FakeEngine
 from tonnage.errors import RequestError
-from tonnage.serve.admission import QueueFull
 from tonnage.serve.sampling import Sampling
-from tonnage.serve.sequence import Sequence
-from tonnage.serve.server.moment import Moment
+from tonnage.serve.scheduler.queue import QueueFull
+from tonnage.serve.scheduler.sequence import Sequence
 from tonnage.serve.server.worker import Gone, Ticket, Unavailable, Worker
+from tonnage.serve.stats import EngineState
 
 GREEDY = Sampling(max_tokens=5, temperature=0)
 
@@ -173,10 +173,10 @@ def test_a_look_sees_one_moment() -> None:
     async def scene(worker: Worker) -> None:
         ticket = await worker.submit([[5] * 10], Sampling(max_tokens=50, ignore_eos=True), "")
         await ticket.deliveries()
-        moment = await worker.look(Moment.of)
+        moment = await worker.look(EngineState.of)
         assert moment.running == 1 and moment.generated >= 1 and 0 < moment.kv_usage < 1
         worker.close(ticket)
-        moment = await worker.look(Moment.of)
+        moment = await worker.look(EngineState.of)
         assert moment.running == 0 and moment.kv_usage == 0
 
     played(engine, scene)

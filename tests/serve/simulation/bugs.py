@@ -7,12 +7,12 @@ from collections.abc import Sequence as Sized
 
 from serve.simulation.pool import WatchedPool
 from serve.simulation.run import SeedFailed, play
-from tonnage.serve.admission import RANK, Pace, Queue, QueueFull
-from tonnage.serve.blocks import Link, Text
+from tonnage.serve.cache.block_pool import PrefixId, TokenHistory
+from tonnage.serve.cache.block_tables import StepBuilder, Tables
 from tonnage.serve.sampling import FinishReason
-from tonnage.serve.scheduler import Scheduler
-from tonnage.serve.sequence import Sequence, Status, Step
-from tonnage.serve.tables import Draft, Tables
+from tonnage.serve.scheduler.queue import RANK, FinishRate, Queue, QueueFull
+from tonnage.serve.scheduler.scheduler import Scheduler
+from tonnage.serve.scheduler.sequence import Sequence, Status, Step
 
 # Blocks.
 
@@ -20,20 +20,20 @@ from tonnage.serve.tables import Draft, Tables
 class ForgetsTheSalt(WatchedPool):
     """A prefix is found whoever's it is."""
 
-    def publish(self, block: int, parent: Link, text: Text, start: int = 0) -> Link:
-        return super().publish(block, "" if isinstance(parent, str) else parent, text, start)
+    def publish(self, block: int, parent: PrefixId, history: TokenHistory, start: int = 0) -> PrefixId:
+        return super().publish(block, "" if isinstance(parent, str) else parent, history, start)
 
-    def match(self, tokens: list[int], salt: str, most: int | None = None) -> tuple[list[int], list[Link]]:
+    def match(self, tokens: list[int], salt: str, most: int | None = None) -> tuple[list[int], list[PrefixId]]:
         return super().match(tokens, "", most)
 
 
 class TrustsTheHash(WatchedPool):
     """A block is found by a hash of its tokens, which are not compared; here the hash is weak."""
 
-    def publish(self, block: int, parent: Link, text: Text, start: int = 0) -> Link:
-        return super().publish(block, parent, Text(self._weak(text.part(start, start + self.size))))
+    def publish(self, block: int, parent: PrefixId, history: TokenHistory, start: int = 0) -> PrefixId:
+        return super().publish(block, parent, TokenHistory(self._weak(history.part(start, start + self.size))))
 
-    def match(self, tokens: list[int], salt: str, most: int | None = None) -> tuple[list[int], list[Link]]:
+    def match(self, tokens: list[int], salt: str, most: int | None = None) -> tuple[list[int], list[PrefixId]]:
         most = len(tokens) // self.size if most is None else most
         pieces = (tokens[first : first + self.size] for first in range(0, most * self.size, self.size))
         return super().match([token for piece in pieces for token in self._weak(piece)], salt, most)
@@ -45,11 +45,11 @@ class TrustsTheHash(WatchedPool):
 class ForgetsTheChain(WatchedPool):
     """A block is found by its own tokens, whatever came before them."""
 
-    def publish(self, block: int, parent: Link, text: Text, start: int = 0) -> Link:
-        super().publish(block, "", text, start)
+    def publish(self, block: int, parent: PrefixId, history: TokenHistory, start: int = 0) -> PrefixId:
+        super().publish(block, "", history, start)
         return ""
 
-    def match(self, tokens: list[int], salt: str, most: int | None = None) -> tuple[list[int], list[Link]]:
+    def match(self, tokens: list[int], salt: str, most: int | None = None) -> tuple[list[int], list[PrefixId]]:
         blocks: list[int] = []
         for first in range(0, (len(tokens) // self.size if most is None else most) * self.size, self.size):
             found, _ = super().match(tokens[first : first + self.size], "", 1)
@@ -63,7 +63,7 @@ class PacksTheWrongTokens(Scheduler):
     """Of a sequence that ended, the prefix cache keeps what it would have said had it gone on."""
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        sequence.text._tokens = [token + 1 for token in sequence.text._tokens]
+        sequence.history._tokens = [token + 1 for token in sequence.history._tokens]
         super()._finish(sequence, reason)
 
 
@@ -141,7 +141,7 @@ class AcceptsAnyNumber(Scheduler):
                 self.waiting.add(sequence)
 
 
-class TrustsTheClock(Pace):
+class TrustsTheClock(FinishRate):
     """When to come back is reckoned from the clock, wherever it has jumped."""
 
     def retry_after_s(self, waiting: int) -> float:
@@ -199,60 +199,62 @@ class KeepsDrawsAside(Queue):
 class HasRoomForOneMore(Tables):
     """The room in a sequence's last block is counted with one token too many."""
 
-    def grow(self, sequences: Sized[Sequence], draft: Draft) -> None:
-        super().grow(sequences, draft)
+    def grow(self, sequences: Sized[Sequence], builder: StepBuilder) -> None:
+        super().grow(sequences, builder)
         for sequence in sequences:
-            sequence.edge = min(sequence.edge + 1, sequence.end - 2)
+            sequence.next_block_at = min(sequence.next_block_at + 1, sequence.end - 2)
 
 
 class TellsNobodyOfNewBlocks(Tables):
     """A block that is taken ahead is not told to the device."""
 
-    def grow(self, sequences: Sized[Sequence], draft: Draft) -> None:
-        told = draft.grown[:]
-        super().grow(sequences, draft)
-        draft.grown[:] = told + [(one, place) for one, place in draft.grown[len(told) :] if one.computed == one.edge]
+    def grow(self, sequences: Sized[Sequence], builder: StepBuilder) -> None:
+        told = builder.grown[:]
+        super().grow(sequences, builder)
+        builder.grown[:] = told + [
+            (one, place) for one, place in builder.grown[len(told) :] if one.computed == one.next_block_at
+        ]
 
 
 class HoldsWithoutANote(Scheduler):
     """One that could not advance is not looked at again when it reaches its edge, and runs on beyond it."""
 
     def _hold(self, sequence: Sequence) -> None:
-        self._forget_edge(sequence)
-        sequence.lead -= 1
+        self._forget_next_block(sequence)
+        sequence.clock_offset -= 1
 
 
 class HoldsNobody(Scheduler):
     """Those for whom there was no room are counted as if they had advanced."""
 
     def _hold(self, sequence: Sequence) -> None:
-        self._forget_edge(sequence)
-        sequence.edge += 1
-        self._note_edge(sequence)
+        self._forget_next_block(sequence)
+        sequence.next_block_at += 1
+        self._await_next_block(sequence)
 
 
 class RemembersOldEdges(Scheduler):
     """One that left is still looked at when it would have reached its edge, if by then it runs again."""
 
-    def _forget_edge(self, sequence: Sequence) -> None:
+    def _forget_next_block(self, sequence: Sequence) -> None:
         pass
 
 
 class CountsChunksOnly(Scheduler):
     """Decodes are not taken off the budget of tokens."""
 
-    def _decode(self, draft: Draft) -> None:
-        super()._decode(draft)
-        draft.budget = self.limits.batched_tokens
+    def _decode(self, builder: StepBuilder) -> None:
+        super()._decode(builder)
+        builder.budget = self.config.batched_tokens
 
 
 class SkipsCopyOnWrite(Tables):
     """A further draw shares its parent's last block, and writes to it."""
 
-    def _fork(self, sequence: Sequence, parent: Sequence, draft: Draft, room: int) -> bool:
-        forked = super()._fork(sequence, parent, draft, room)
-        if forked and draft.copies and draft.copies[-1][1] == sequence.blocks[-1]:
-            source, target = draft.copies.pop()
+    def _fork(self, sequence: Sequence, parent: Sequence, builder: StepBuilder, room: int) -> bool:
+        forked = super()._fork(sequence, parent, builder, room)
+        if forked and builder.copies and builder.copies[-1][1] == sequence.blocks[-1]:
+            source, target = builder.copies.pop()
             self.pool.share(source)
             self.pool.release([target])
             sequence.blocks[-1] = source
@@ -262,9 +264,9 @@ class SkipsCopyOnWrite(Tables):
 class ForgetsToCopy(Tables):
     """A further draw has a last block of its own, into which nothing is copied."""
 
-    def _fork(self, sequence: Sequence, parent: Sequence, draft: Draft, room: int) -> bool:
-        forked = super()._fork(sequence, parent, draft, room)
-        draft.copies.clear()
+    def _fork(self, sequence: Sequence, parent: Sequence, builder: StepBuilder, room: int) -> bool:
+        forked = super()._fork(sequence, parent, builder, room)
+        builder.copies.clear()
         return forked
 
 
@@ -285,15 +287,15 @@ class SharesBeforeItIsComputed(Tables):
         full = (sequence.prompt_length - 1) // self.pool.size
         if not self._take(sequence, parent.blocks[:full], full + 1, room):
             return False
-        sequence.computed, sequence.published, sequence.link = full * self.pool.size, 0, sequence.salt
+        sequence.computed, sequence.published, sequence.prefix_id = full * self.pool.size, 0, sequence.salt
         return True
 
 
 class PublishesBeforeItIsComputed(Scheduler):
     """A full block can be found as soon as the step that writes it is scheduled."""
 
-    def _chunk(self, sequence: Sequence, draft: Draft) -> None:
-        super()._chunk(sequence, draft)
+    def _chunk(self, sequence: Sequence, builder: StepBuilder) -> None:
+        super()._chunk(sequence, builder)
         self.tables.publish(sequence, sequence.computed)
 
 
@@ -314,13 +316,13 @@ class LeaksOnFailedAllocation(Tables):
 class PreemptsTheOldest(Scheduler):
     """Of those who could make room, the one does that has run longest."""
 
-    def _preempt_newer(self, sequence: Sequence, draft: Draft) -> bool:
+    def _preempt_newer(self, sequence: Sequence, builder: StepBuilder) -> bool:
         newer = [one for one in self.running if one.rank > sequence.rank]
         if not newer:
             return False
         victim = min(newer, key=RANK)
         self._leave(victim)
-        victim.status, draft.preempted = Status.WAITING, True
+        victim.status, builder.preempted = Status.WAITING, True
         self.tables.release(victim)
         self.waiting.put_back(victim)
         return True
@@ -341,9 +343,9 @@ class LosesTheTokenInFlight(Scheduler):
 class LosesSwappedBlocks(Tables):
     """Who was swapped out comes back without what it had computed."""
 
-    def _swap_in(self, sequence: Sequence, draft: Draft, room: int) -> bool:
-        swapped = super()._swap_in(sequence, draft, room)
-        draft.swaps_in.clear()
+    def _swap_in(self, sequence: Sequence, builder: StepBuilder, room: int) -> bool:
+        swapped = super()._swap_in(sequence, builder, room)
+        builder.swaps_in.clear()
         return swapped
 
 
@@ -407,7 +409,7 @@ class ForgetsWhoFailed(Scheduler):
 
 
 def _planted() -> dict[str, type]:
-    parts = (WatchedPool, Tables, Queue, Pace, Scheduler)
+    parts = (WatchedPool, Tables, Queue, FinishRate, Scheduler)
     return {bug.__name__: bug for part in parts for bug in part.__subclasses__() if not bug.__name__.startswith("_")}
 
 

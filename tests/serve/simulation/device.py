@@ -10,7 +10,7 @@ from itertools import chain
 
 from serve.simulation.scenario import Scenario
 from serve.simulation.story import GARBAGE_KEY, GARBAGE_TOKEN, Story
-from tonnage.serve.sequence import Sequence, Step, Work
+from tonnage.serve.scheduler.sequence import Sequence, Step, Work
 
 
 @dataclass(slots=True)

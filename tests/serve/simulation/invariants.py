@@ -16,10 +16,10 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from serve.simulation.device import describe
-from tonnage.serve.accounts import KvLedger, kv_ledger
-from tonnage.serve.blocks import BlockPool
-from tonnage.serve.scheduler import AHEAD
-from tonnage.serve.sequence import Sequence, Status, Step
+from tonnage.serve.cache.block_pool import BlockPool
+from tonnage.serve.scheduler.scheduler import AHEAD
+from tonnage.serve.scheduler.sequence import Sequence, Status, Step
+from tonnage.serve.stats import KvLedger, kv_ledger
 
 if TYPE_CHECKING:
     from serve.simulation.run import Run
@@ -72,7 +72,9 @@ def _check_content(run: Run) -> None:
     assert run.scenario.prefix_cache or not pool._found, "the prefix cache is off, and something is found"
     for key, block in pool._found.items():
         assert pool._keys[block] == key, f"block {block} is found as {key}, and noted as {pool._keys[block]}"
-        assert pages[block] == meanings[pool._links[block]], f"block {block} is found as {key}, and holds other tokens"
+        assert pages[block] == meanings[pool._prefix_ids[block]], (
+            f"block {block} is found as {key}, and holds other tokens"
+        )
 
 
 def _check_sequences(run: Run) -> None:
@@ -96,11 +98,12 @@ def _check_sequences(run: Run) -> None:
 
 def _check_edges(run: Run) -> None:
     scheduler = run.scheduler
-    awaited = {one: due for due, group in scheduler._due.items() for one in group}
-    assert sum(map(len, scheduler._due.values())) == len(awaited), "a sequence is awaited at two edges"
+    awaited = {one: due for due, group in scheduler._awaited.items() for one in group}
+    assert sum(map(len, scheduler._awaited.values())) == len(awaited), "a sequence is awaited at two edges"
     assert awaited.keys() == set(scheduler._decoding), "others are awaited than those who decode"
     for one, due in awaited.items():
-        assert one.edge - one.computed == due - scheduler._rounds.count >= 0, f"#{one.id} is awaited at the wrong edge"
+        due_in = due - scheduler._decode_clock.steps
+        assert one.next_block_at - one.computed == due_in >= 0, f"#{one.id} is awaited at the wrong step"
 
 
 def _check_table(run: Run, sequence: Sequence) -> None:

@@ -14,9 +14,10 @@ from serve.simulation.invariants import check_end, check_order, check_state, che
 from serve.simulation.pool import WatchedPool
 from serve.simulation.scenario import Faults, Request, Scenario, scenario_of
 from serve.simulation.story import Story, tell
-from tonnage.serve.admission import LONGEST_RETRY_S
-from tonnage.serve.scheduler import Limits, NeverFits, QueueFull, Scheduler
-from tonnage.serve.sequence import Sequence, Status, Step
+from tonnage.serve.config import EngineConfig
+from tonnage.serve.scheduler.queue import LONGEST_RETRY_S, NeverFits, QueueFull
+from tonnage.serve.scheduler.scheduler import Scheduler
+from tonnage.serve.scheduler.sequence import Sequence, Status, Step
 
 Trace = Callable[[str], None]
 QUIET = Faults()
@@ -44,14 +45,14 @@ class Run:
         self.random = Random(scenario.seed)
         self.time_s = 1e6
         self.pool = WatchedPool(scenario.usable + 1, scenario.size, prefix_cache=scenario.prefix_cache)
-        limits = Limits(
+        config = EngineConfig(
             max_seqs=scenario.max_seqs,
             batched_tokens=scenario.batched_tokens,
             max_waiting=scenario.max_waiting,
-            context=scenario.context,
-            host_blocks=scenario.host_blocks,
         )
-        self.scheduler = Scheduler(self.pool, limits, lambda: self.time_s)
+        self.scheduler = Scheduler(
+            self.pool, config, lambda: self.time_s, context=scenario.context, host_blocks=scenario.host_blocks
+        )
         self._plant(bug)
         self.sequences: list[Sequence] = []
         self.stories: dict[int, Story] = {}
@@ -66,7 +67,7 @@ class Run:
 
     def _plant(self, bug: type | None) -> None:
         scheduler = self.scheduler
-        for part in (self.pool, scheduler, scheduler.tables, scheduler.waiting, scheduler._pace):
+        for part in (self.pool, scheduler, scheduler.tables, scheduler.waiting, scheduler._finish_rate):
             for wrong in (bug, getattr(bug, "also", None)):
                 if wrong and issubclass(wrong, type(part)):
                     part.__class__ = wrong
@@ -188,7 +189,7 @@ class Run:
 
     def _stop(self, sequence: Sequence) -> None:
         before = sequence.status
-        self.scheduler.finish(sequence, "stop")
+        self.scheduler.abort(sequence, "stop")
         self.cut_short[sequence.id] = "stop"
         self._done(f"stop {before} #{sequence.id}")
 

@@ -27,10 +27,9 @@ def attend_chunks_reference(
     scale: float,
     window: int = 0,
     soft_cap: float = 0.0,
-    out: Tensor | None = None,
 ) -> Tensor:
-    """Of queries [N, H, hd]: row i of chunk p is at position lengths[p] − its chunk's length + i, and sees what is before."""
-    out = torch.empty(query.shape, dtype=query.dtype, device=query.device) if out is None else out
+    """Attention of queries [N, H, hd]: row i of chunk p is at position lengths[p] − its length + i, and sees what is before."""
+    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     starts = chunk_starts.tolist()
     for table, length, start, end in zip(tables, lengths.tolist(), starts, starts[1:], strict=False):
         assert end - start <= longest_chunk
@@ -64,14 +63,12 @@ def attend_chunks_triton(
     scale: float,
     window: int = 0,
     soft_cap: float = 0.0,
-    out: Tensor | None = None,
     tuning: tuple[int, Tuning] | None = None,
 ) -> Tensor:
-    """The same, tile by tile."""
+    """Like `attend_chunks_reference`, tile by tile."""
     count, heads, head_dim = query.shape
     kv_heads = layer.keys.shape[2]
-    if out is None:
-        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if count == 0:
         return out
     narrow = layer.key_scales is not None

@@ -32,9 +32,8 @@ def attend_decode_reference(
     window: int = 0,
     soft_cap: float = 0.0,
     order: Tensor | None = None,
-    out: Tensor | None = None,
 ) -> Tensor:
-    """Of queries [D, H, hd], each over the `lengths` keys whose blocks its row of `tables` names; [D, H, hd].
+    """Attention of queries [D, H, hd], each over the `lengths` keys whose blocks its row of `tables` names; [D, H, hd].
 
     `order`: integers [D], the rows as a card should begin them; the longest first leave the least to wait for at the end.
     """
@@ -42,8 +41,7 @@ def attend_decode_reference(
     keys, values = read_pages(layer, tables[:, : -(-most // layer.block_size)], wide(query.dtype))
     ages = lengths[:, None] - 1 - torch.arange(keys.shape[1], device=query.device)
     visible = (ages >= 0) & (ages < window) if window else ages >= 0
-    result = attend(query.unsqueeze(1), keys, values, visible.unsqueeze(1), scale=scale, soft_cap=soft_cap).squeeze(1)
-    return result if out is None else out.copy_(result)
+    return attend(query.unsqueeze(1), keys, values, visible.unsqueeze(1), scale=scale, soft_cap=soft_cap).squeeze(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +79,13 @@ def attend_decode_triton(
     window: int = 0,
     soft_cap: float = 0.0,
     order: Tensor | None = None,
-    out: Tensor | None = None,
     splits: int = 0,
     tuning: Tuning | None = None,
 ) -> Tensor:
-    """The same in one pass over the pages, and a second over the parts where there are more than one."""
+    """Like `attend_decode_reference`, in one pass over the pages, and a second over the parts where there are more than one."""
     rows, heads, head_dim = query.shape
     kv_heads = layer.keys.shape[2]
-    if out is None:
-        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     if rows == 0:
         return out
     splits = splits or count_splits(rows, kv_heads, _processors(query.device))

@@ -73,7 +73,7 @@ def _multiply(factor: int, word: Tensor) -> tuple[Tensor, Tensor]:
 def draw_triton(
     logits: Tensor, temperatures: Tensor, seeds: Tensor, positions: Tensor, *, out: Tensor | None = None
 ) -> Tensor:
-    """The same in two launches: the best of each block of the vocabulary, then the best of those."""
+    """Like `draw_reference`, in two launches: the best of each block of the vocabulary, then the best of those."""
     rows, vocabulary = logits.shape
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device) if out is None else out
     if rows == 0:

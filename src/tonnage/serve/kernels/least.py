@@ -40,7 +40,7 @@ def _sorted_least(logits: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Te
 
 
 def least_triton(logits: Tensor, temperatures: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """The same; shares that FP32 does not tell from 0 may stay."""
+    """Like `least_reference`; shares that FP32 does not tell from 0 may stay."""
     rows, vocabulary = logits.shape
     least = torch.empty(rows, dtype=torch.float32, device=logits.device)
     if rows:

@@ -24,7 +24,7 @@ def matmul8_reference(x: Tensor, weight8: Tensor, scales: Tensor) -> Tensor:
 
 
 def matmul8_triton(x: Tensor, weight8: Tensor, scales: Tensor) -> Tensor:
-    """The same; the sum is in FP32 either way."""
+    """Like `matmul8_reference`; the sum is in FP32 either way."""
     (rows, depth), outputs = x.shape, weight8.shape[0]
     if rows > MOST_ROWS:
         return functional.linear(x, weight8.to(x.dtype)).mul_(scales)

@@ -44,7 +44,7 @@ def gelu_tanh_mul_reference(gate_up: Tensor) -> Tensor:
 def add_norm_triton(
     hidden: Tensor, residual: Tensor | None, weight: Tensor, eps: float, *, offset: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """The same, a program a row."""
+    """Like `add_norm_reference`, with one program for each row."""
     count, width = hidden.shape
     normed = torch.empty((count, width), dtype=hidden.dtype, device=hidden.device)
     if count:

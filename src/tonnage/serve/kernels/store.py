@@ -83,7 +83,7 @@ def store_triton(
     eps: float = 1e-6,
     norm_offset: float = 0.0,
 ) -> Tensor:
-    """The same in one launch: a program takes eight heads of one token, of its query, its key or its value."""
+    """Like `store_reference`, in one launch: a program takes eight heads of one token, of its query, its key or its value."""
     count, heads, head_dim = query.shape
     kv_heads = key.shape[1]
     turned = torch.empty((count, heads, head_dim), dtype=query.dtype, device=query.device)

@@ -89,7 +89,10 @@ def read_architecture(path_or_preset: str | Path) -> Architecture:
     path = Path(path_or_preset).expanduser()
     config = path / "config.json" if path.is_dir() else path
     if config.is_file():
-        return architecture_of(read_json(config), _generation_eos(config.parent))
+        # A chat model ends its turns with more tokens than its configuration says; they are beside it.
+        beside = config.with_name("generation_config.json")
+        eos_ids = _ids(read_json(beside).get("eos_token_id")) if beside.is_file() else frozenset()
+        return architecture_of(read_json(config), eos_ids)
     preset = find_preset(str(path_or_preset))
     if preset is not None and not path.is_dir():
         _refuse_quantized(preset.dtype if preset.dtype not in ("fp32", "fp16", "bf16") else "")
@@ -265,12 +268,6 @@ def _number(fields: Fields, name: str, default: float) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e9:
         raise BadModel(f"{name!r} is {value!r}.", hint=f"Give {name!r} a number of 0 or more.")
     return float(value)
-
-
-def _generation_eos(folder: Path) -> frozenset[int]:
-    """A chat model ends its turns with more tokens than its configuration says; they are beside it."""
-    path = folder / "generation_config.json"
-    return _ids(read_json(path).get("eos_token_id")) if path.is_file() else frozenset()
 
 
 def _ids(value: object) -> frozenset[int]:

@@ -96,7 +96,7 @@ class Decoder:
 
     def __init__(self, architecture: Architecture, build: Builder, positions: int) -> None:
         shape = self.architecture = architecture
-        self.device, self.dtype, self.positions = build.device, build.dtype, positions
+        self.device, self.dtype = build.device, build.dtype
         self.embedding = build.tensor("model.embed_tokens.weight", shape.vocab, shape.hidden)
         tables = {rope: make_tables(rope, positions, build.device) for rope in {layer.rope for layer in shape.layers}}
         self.blocks = [
@@ -108,7 +108,6 @@ class Decoder:
         self.embedding_scale = float(torch.tensor(shape.embedding_scale, dtype=build.dtype))
         self.capturable = all(block.mlp.capturable for block in self.blocks)
         self.weight_bytes = build.bytes
-        self.table_bytes = sum(cos.nbytes + sin.nbytes for cos, sin in tables.values())
 
     def forward(self, batch: Batch, layers: Sequence[LayerCache]) -> Tensor:
         """Logits, FP32 [S, vocabulary]; keys and values of all T tokens are written to the pages."""
@@ -136,16 +135,13 @@ class Decoder:
         normed, _ = add_norm(
             hidden, residual, self.norm, self.architecture.norm_eps, offset=self.architecture.norm_offset
         )
-        logits = _product_in_fp32(normed, self.head)
+        # Summed and kept in FP32. On a GPU the product writes it at once, which spares a pass over the vocabulary.
+        if normed.is_cuda and normed.dtype != torch.float32:
+            logits = torch.mm(normed, self.head.t(), out_dtype=torch.float32)
+        else:
+            logits = linear(normed, self.head).float()
         cap = self.architecture.logit_cap
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
-
-
-def _product_in_fp32(rows: Tensor, weight: Tensor) -> Tensor:
-    """Summed and kept in FP32. On a GPU the product writes it at once, which spares a pass over the vocabulary."""
-    if rows.is_cuda and rows.dtype != torch.float32:
-        return torch.mm(rows, weight.t(), out_dtype=torch.float32)
-    return linear(rows, weight).float()
 
 
 class Attention:

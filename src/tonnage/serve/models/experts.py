@@ -22,7 +22,10 @@ class Stack:
     def __init__(self, weight: Tensor, scales: Tensor | None, dtype: torch.dtype) -> None:
         self.weight = weight
         self.scales = scales
-        self.grouped = _has_grouped_product(weight, dtype)
+        # The grouped product takes BF16 on Hopper and after, where rows of the matrices begin at multiples of 16 bytes.
+        aligned = dtype == torch.bfloat16 and not weight.shape[-1] % 8 and not weight.shape[-2] % 8
+        cuda = weight.device.type == "cuda"
+        self.grouped = cuda and aligned and torch.cuda.get_device_capability(weight.device)[0] in (9, 10)
 
     def __call__(self, rows: Tensor, experts: Tensor, ends: Tensor) -> Tensor:
         """Rows sorted by their expert [r]; expert e's end before `ends[e]`."""
@@ -67,13 +70,6 @@ class Experts:
         if self.normalised:
             weights = weights / weights.sum(dim=-1, keepdim=True)
         return weights.to(hidden.dtype), chosen
-
-
-def _has_grouped_product(weight: Tensor, dtype: torch.dtype) -> bool:
-    """BF16 on Hopper and after, where rows of the matrices begin at multiples of 16 bytes."""
-    if weight.device.type != "cuda" or dtype != torch.bfloat16 or weight.shape[-1] % 8 or weight.shape[-2] % 8:
-        return False
-    return torch.cuda.get_device_capability(weight.device)[0] in (9, 10)
 
 
 def _grouped(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:

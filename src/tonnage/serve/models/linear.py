@@ -4,15 +4,13 @@ Eight bits are of the weights only: they are read at half the bytes and multipli
 This module does not know what a matrix is for.
 """
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from tonnage.serve.config import Weights
 from tonnage.serve.kernels import matmul8
 
-Weights = Literal["int8", "fp8"]
 EIGHT_BIT: dict[Weights, torch.dtype] = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 _LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 # Numbers that are quantised at once: what is needed beside the matrix is a few of these in FP32.

@@ -6,7 +6,7 @@ read. This module downloads nothing.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -14,12 +14,10 @@ import torch
 from tonnage.errors import BadModel, MissingPart, UnknownModel
 from tonnage.models.checkpoint import Stored, read_checkpoint, read_header
 from tonnage.models.files import INDEX, read_json
+from tonnage.serve.config import Weights
 from tonnage.serve.models.architecture import Architecture
 from tonnage.serve.models.decoder import Decoder
-from tonnage.serve.models.linear import Weights
 from tonnage.serve.models.weights import Builder, Piece
-
-Progress = Callable[[int, int], None]  # bytes of the checkpoint read so far, and of all
 
 # What files call some tensors, and the name used here.
 _RENAMED = tuple(
@@ -46,7 +44,6 @@ def load_decoder(
     dtype: torch.dtype,
     weights: Weights | None = None,
     context: int | None = None,
-    progress: Progress | None = None,
 ) -> Decoder:
     """The model of a folder; tables of positions reach to `context`, or as far as the model does."""
     files = _files(Path(folder).expanduser())
@@ -55,12 +52,8 @@ def load_decoder(
     headers = {file: read_header(file) for file in files}
     _check((tensor for tensors in headers.values() for tensor in tensors), build, architecture)
     pieces = build.pieces | build.fused
-    total_bytes, done_bytes = sum(file.stat().st_size for file in files), 0
     for file in files:
         _read(file, pieces)
-        done_bytes += file.stat().st_size
-        if progress is not None:
-            progress(done_bytes, total_bytes)
     return decoder
 
 

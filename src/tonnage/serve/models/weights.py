@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tonnage.serve.config import Weights
 from tonnage.serve.models.experts import Stack
-from tonnage.serve.models.linear import EIGHT_BIT, Dense, EightBit, Weights, quantise
+from tonnage.serve.models.linear import EIGHT_BIT, Dense, EightBit, quantise
 
 
 @dataclass(frozen=True, slots=True)

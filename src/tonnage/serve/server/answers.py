@@ -68,14 +68,11 @@ class Answer:
             held.finish_reason = delivery.finish_reason
         if held.empty and (self._stream is not None or not held.token_ids):
             return None
-        self._tell(held)
-        return held
-
-    def _tell(self, piece: Piece) -> None:
         self._held = Piece(self.index)
-        self._told.append(piece)
-        self.tokens += len(piece.token_ids)
-        self.finished = piece.finish_reason is not None
+        self._told.append(held)
+        self.tokens += len(held.token_ids)
+        self.finished = held.finish_reason is not None
+        return held
 
     @property
     def all(self) -> Piece:
@@ -152,9 +149,6 @@ class Format:
     def _text(self, token_id: int) -> str:
         return self._tokenizer.token_text(token_id) if self._tokenizer is not None else f"token_id:{token_id}"
 
-    def _bytes(self, token_id: int) -> list[int] | None:
-        return list(self._tokenizer.token_bytes(token_id)) if self._tokenizer is not None else None
-
 
 class ChatFormat(Format):
     """Chat completions: messages and deltas in place of texts."""
@@ -162,7 +156,7 @@ class ChatFormat(Format):
     prefix, whole, part = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def opening(self, answers: Iterable[Answer]) -> bytes:
-        """Who speaks."""
+        """The first chunk of each answer, which names the role."""
         choice = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
         return b"".join(self._event({"index": answer.index} | choice) for answer in answers)
 
@@ -183,7 +177,8 @@ class ChatFormat(Format):
         }
 
     def _named(self, token_id: int, logprob: float) -> JsonObject:
-        return {"token": self._text(token_id), "logprob": _finite(logprob), "bytes": self._bytes(token_id)}
+        raw = list(self._tokenizer.token_bytes(token_id)) if self._tokenizer is not None else None
+        return {"token": self._text(token_id), "logprob": _finite(logprob), "bytes": raw}
 
 
 def _json(data: JsonObject) -> bytes:

@@ -22,9 +22,9 @@ from tonnage.serve.server.errors import ApiError, unavailable
 from tonnage.serve.server.generation import Generation, explained, respond
 from tonnage.serve.server.limits import Gate, Keys, check_characters, most_body_bytes, read_body, salt_of
 from tonnage.serve.server.metrics import Metrics
-from tonnage.serve.server.moment import Moment
 from tonnage.serve.server.schemas import ChatRequest, CompletionRequest, GenerationRequest, parse
 from tonnage.serve.server.worker import Worker
+from tonnage.serve.stats import EngineState
 from tonnage.serve.text import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -49,11 +49,11 @@ class Service:
     def __post_init__(self) -> None:
         self.metrics = Metrics(self.model)
 
-    async def moment(self) -> Moment:
+    async def state(self) -> EngineState:
         """The engine now; an engine that hangs is not waited for."""
         try:
             async with asyncio.timeout(_LOOK_S):
-                return await self.worker.look(Moment.of)
+                return await self.worker.look(EngineState.of)
         except TimeoutError:
             raise unavailable("The engine does not answer.") from None
 
@@ -107,7 +107,9 @@ class Service:
         kind: type[Format],
     ) -> Response:
         for prompt in prompts:
-            self._check_length(prompt)
+            if not 0 < len(prompt) < self.context:
+                message = f"The prompt has {len(prompt):,} tokens; give 1 to {self.context - 1:,}."
+                raise ApiError(400, message, param="prompt", code="context_length_exceeded" if prompt else None)
         with explained():
             # An answer ends with the context in any case; asking for more than that is no mistake.
             sampling = body.sampling(min(max_tokens, self.context))
@@ -120,11 +122,6 @@ class Service:
         )
         usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         return await respond(request, generation, format, bool(body.stream), usage)
-
-    def _check_length(self, prompt: list[int]) -> None:
-        if not 0 < len(prompt) < self.context:
-            message = f"The prompt has {len(prompt):,} tokens; give 1 to {self.context - 1:,}."
-            raise ApiError(400, message, param="prompt", code="context_length_exceeded" if prompt else None)
 
     def models(self) -> JsonObject:
         """GET /v1/models."""
@@ -152,12 +149,12 @@ class Service:
 
     async def ledger(self) -> JsonObject:
         """GET /ledger: where every byte is."""
-        moment, card = await self.moment(), self.worker.engine.card
+        state, card = await self.state(), self.worker.engine.card
         return {
-            "kv": kv_figures(moment.ledger),
+            "kv": kv_figures(state.ledger),
             "card": card_figures(card) if card is not None else None,
-            "running": moment.running,
-            "waiting": moment.waiting,
+            "running": state.running,
+            "waiting": state.waiting,
         }
 
 
@@ -186,7 +183,7 @@ def create_app(service: Service, keys: Sequence[str] = ()) -> FastAPI:
     app.add_api_route("/version", lambda: {"version": __version__}, response_model=None)
 
     async def metrics() -> Response:
-        return PlainTextResponse(service.metrics.text(await service.moment()), media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(service.metrics.text(await service.state()), media_type="text/plain; version=0.0.4")
 
     app.add_api_route("/metrics", metrics, response_model=None)
     return app

@@ -12,8 +12,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from tonnage.errors import RequestError
-from tonnage.serve.admission import QueueFull
 from tonnage.serve.sampling import Sampling
+from tonnage.serve.scheduler.queue import QueueFull
 from tonnage.serve.server.answers import DONE, Answer, Format, JsonObject, Piece, error_event, usage_of
 from tonnage.serve.server.errors import ApiError, queue_full, unavailable
 from tonnage.serve.server.metrics import Metrics
@@ -79,7 +79,9 @@ class Generation:
             try:
                 deliveries = await self._ticket.deliveries()
             except Gone:
-                raise self._gone() from None
+                if self._worker.draining:
+                    raise unavailable("The server is stopping.", retry_after_s=_STOPPING_S) from None
+                raise
             found = list(self._pieces(deliveries))
         return found
 
@@ -89,7 +91,10 @@ class Generation:
             if answer.finished:
                 continue
             if delivery.finish_reason in ("error", "abort"):
-                raise self._failed(delivery.finish_reason)
+                self._unfinished = delivery.finish_reason
+                if self._unfinished == "abort":
+                    raise unavailable("The server gave this request up.")
+                raise unavailable("The step that computed this request failed; ask again.", code="step_failed")
             self._metrics.delivered(self._ticket, delivery)
             piece = answer.take(delivery)
             if piece is None:
@@ -99,15 +104,6 @@ class Generation:
             if piece.finish_reason is not None and delivery.finish_reason is None:
                 self._worker.end(self._ticket, delivery.index)
             yield answer, piece
-
-    def _gone(self) -> Exception:
-        return unavailable("The server is stopping.", retry_after_s=_STOPPING_S) if self._worker.draining else Gone()
-
-    def _failed(self, reason: str) -> ApiError:
-        self._unfinished = reason
-        if reason == "abort":
-            return unavailable("The server gave this request up.")
-        return unavailable("The step that computed this request failed; ask again.", code="step_failed")
 
     def close(self) -> None:
         """All is told, or no one listens: nothing of it stays in the engine."""

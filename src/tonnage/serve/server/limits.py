@@ -27,7 +27,7 @@ _SMALLEST_BODY = 16 * MIB
 
 
 def most_body_bytes(context: int) -> int:
-    """Of one request: room for lists of prompts, or for one prompt of a very long context."""
+    """The largest body of a request: room for lists of prompts, or for one prompt of a very long context."""
     return max(_SMALLEST_BODY, 32 * context)
 
 

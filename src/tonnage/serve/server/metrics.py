@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from tonnage.report.serve import kv_rows
-from tonnage.serve.server.moment import Moment
+from tonnage.serve.stats import EngineState
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -55,15 +55,12 @@ class Metrics:
         ticket.last_s[delivery.index] = delivery.time_s
         if last_s is None:
             self._first_token.observe(delivery.time_s - ticket.arrival_s)
-            self._started(ticket, delivery.index)
+            sequence = ticket.sequences[delivery.index]
+            self._queue.observe(max(0.0, sequence.admitted_s - sequence.arrival_s))
+            if sequence.draw == 0:
+                self._prompt_tokens.inc(sequence.prompt_length)
         else:
             self._token.observe((delivery.time_s - last_s) / count)
-
-    def _started(self, ticket: "Ticket", index: int) -> None:
-        sequence = ticket.sequences[index]
-        self._queue.observe(max(0.0, sequence.admitted_s - sequence.arrival_s))
-        if sequence.draw == 0:
-            self._prompt_tokens.inc(sequence.prompt_length)
 
     def finished(self, reason: str, latency_s: float | None) -> None:
         """An answer is complete, or given up."""
@@ -71,9 +68,9 @@ class Metrics:
         if latency_s is not None:
             self._whole.observe(latency_s)
 
-    def text(self, moment: Moment) -> bytes:
+    def text(self, state: EngineState) -> bytes:
         """Everything, with the engine's figures of this moment."""
-        self._engine.moment = moment
+        self._engine.state = state
         return generate_latest(self._registry)
 
 
@@ -84,7 +81,7 @@ class _Renamed:
         self._metric, self._name, self._old_name = metric, name, old_name
 
     def collect(self) -> Iterator["Metric"]:
-        """The same samples."""
+        """The samples of the metric, renamed."""
         for family in self._metric.collect():
             family.name = family.name.replace(self._name, self._old_name)
             family.samples = [
@@ -96,36 +93,36 @@ class _Renamed:
 class _EngineFigures:
     def __init__(self, model: str) -> None:
         self._model = model
-        self.moment: Moment | None = None
+        self.state: EngineState | None = None
 
     def describe(self) -> list["Metric"]:
-        """Nothing before there is a moment."""
+        """Nothing before the first scrape."""
         return []
 
     def collect(self) -> Iterator["Metric"]:
         """Gauges and totals of the engine."""
-        moment = self.moment
-        if moment is None:
+        state = self.state
+        if state is None:
             return
         gauges = {
-            "num_requests_running": ("Sequences that hold blocks.", moment.running),
-            "num_requests_waiting": ("Sequences that wait.", moment.waiting),
-            "kv_cache_usage_perc": ("Share of the KV blocks that sequences hold; 1 is all.", moment.kv_usage),
-            "gpu_cache_usage_perc": ("The same under its old name.", moment.kv_usage),
+            "num_requests_running": ("Sequences that hold blocks.", state.running),
+            "num_requests_waiting": ("Sequences that wait.", state.waiting),
+            "kv_cache_usage_perc": ("Share of the KV blocks that sequences hold; 1 is all.", state.kv_usage),
+            "gpu_cache_usage_perc": ("The same under its old name.", state.kv_usage),
         }
         totals = {
-            "generation_tokens": ("Tokens drawn.", moment.generated),
-            "num_preemptions": ("Sequences that made room for older ones.", moment.preemptions),
-            "prefix_cache_queries": ("Tokens of prompts that were looked up.", moment.prefix_queries),
-            "prefix_cache_hits": ("Tokens of prompts that were found.", moment.prefix_hits),
+            "generation_tokens": ("Tokens drawn.", state.generated),
+            "num_preemptions": ("Sequences that made room for older ones.", state.preemptions),
+            "prefix_cache_queries": ("Tokens of prompts that were looked up.", state.prefix_queries),
+            "prefix_cache_hits": ("Tokens of prompts that were found.", state.prefix_hits),
         }
         for name, (words, value) in gauges.items():
             yield self._family(GaugeMetricFamily, name, words, value)
         for name, (words, value) in totals.items():
             yield self._family(CounterMetricFamily, name, words, value)
         parts = GaugeMetricFamily("tonnage_kv_bytes", "The KV pool; the states sum to it.", labels=(*_LABELS, "state"))
-        for state, size_bytes in kv_rows(moment.ledger):
-            parts.add_metric([self._model, state], size_bytes)
+        for part, size_bytes in kv_rows(state.ledger):
+            parts.add_metric([self._model, part], size_bytes)
         yield parts
 
     def _family(

@@ -172,7 +172,7 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def alternatives(self) -> int | None:
-        """As asked."""
+        """As many as the request says."""
         return self.logprobs
 
 

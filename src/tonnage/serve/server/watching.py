@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, TextIO
 from tonnage.report.serve import Load, kv_frame, kv_line
 from tonnage.serve.server.app import Service, create_app
 from tonnage.serve.server.errors import ApiError
-from tonnage.serve.server.moment import Moment
 from tonnage.serve.server.running import Server
 from tonnage.serve.server.worker import Worker
+from tonnage.serve.stats import EngineState
 
 if TYPE_CHECKING:
     from tonnage.serve.engine import Engine
 
-Show = Callable[[Moment, Load], None]
+Show = Callable[[EngineState, Load], None]
 
 
 async def serve(
@@ -55,19 +55,19 @@ async def _watched(service: Service, server: Server, interval_s: float, stream: 
             if not server.started or server.should_exit:
                 continue
             with suppress(ApiError):  # an engine that hangs is seen the next time
-                moment, now_s = await service.moment(), time.monotonic()
-                show(moment, _load(moment, now_s, before))
-                before = now_s, moment.generated
+                state, now_s = await service.state(), time.monotonic()
+                show(state, _load(state, now_s, before))
+                before = now_s, state.generated
 
 
-def _load(moment: Moment, now_s: float, before: tuple[float, int] | None) -> Load:
-    then_s, generated = before or (now_s, moment.generated)
+def _load(state: EngineState, now_s: float, before: tuple[float, int] | None) -> Load:
+    then_s, generated = before or (now_s, state.generated)
     return Load(
-        running=moment.running,
-        waiting=moment.waiting,
-        tokens_per_s=(moment.generated - generated) / max(now_s - then_s, 1e-9),
-        hit_rate=moment.prefix_hits / moment.prefix_queries if moment.prefix_queries else None,
-        preemptions=moment.preemptions,
+        running=state.running,
+        waiting=state.waiting,
+        tokens_per_s=(state.generated - generated) / max(now_s - then_s, 1e-9),
+        hit_rate=state.prefix_hits / state.prefix_queries if state.prefix_queries else None,
+        preemptions=state.preemptions,
     )
 
 
@@ -75,10 +75,10 @@ def _load(moment: Moment, now_s: float, before: tuple[float, int] | None) -> Loa
 def _shown(stream: TextIO) -> Iterator[Show]:
     """A frame that is drawn again on a terminal; elsewhere a line for each look."""
     if not stream.isatty():
-        yield lambda moment, load: print(kv_line(moment.ledger, load), file=stream, flush=True)
+        yield lambda state, load: print(kv_line(state.ledger, load), file=stream, flush=True)
         return
     from rich.console import Console, Group
     from rich.live import Live
 
     with Live(console=Console(file=stream, highlight=False, emoji=False), auto_refresh=False) as live:
-        yield lambda moment, load: live.update(Group("", *kv_frame(moment.ledger, load)), refresh=True)
+        yield lambda state, load: live.update(Group("", *kv_frame(state.ledger, load)), refresh=True)

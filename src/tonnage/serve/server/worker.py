@@ -12,15 +12,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from tonnage.errors import RequestError, TonnageError
-from tonnage.serve.admission import SHORTEST_RETRY_S, QueueFull
 from tonnage.serve.sampling import FinishReason, Sampling, TokenLogprob
-from tonnage.serve.sequence import Sequence as Drawn
+from tonnage.serve.scheduler.queue import SHORTEST_RETRY_S, QueueFull
+from tonnage.serve.scheduler.sequence import Sequence as Drawn
 
 if TYPE_CHECKING:
-    from tonnage.serve.engine import Engine, Event
+    from tonnage.serve.engine import Engine, StepOutput
 
 _Answer = TypeVar("_Answer")
 _log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class Ticket:
 
     @property
     def cached_tokens(self) -> int:
-        """Of all prompts, found in the prefix cache."""
+        """Tokens of all prompts that were found in the prefix cache."""
         return sum(sequence.cached for sequence in self.sequences if sequence.draw == 0)
 
 
@@ -85,7 +85,7 @@ class Worker:
 
     def __init__(self, engine: "Engine") -> None:
         self.engine = engine
-        self._max_waiting = engine.scheduler.limits.max_waiting
+        self._max_waiting = engine.config.max_waiting
         self._inbox: deque[Callable[[], None]] = deque()
         self._mail = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tonnage-engine", daemon=True)
@@ -102,14 +102,18 @@ class Worker:
     # In the event loop.
 
     def start(self) -> None:
-        """Begin to work."""
+        """Start the engine's thread."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
     async def stop(self) -> None:
         """Let go of all requests, and of the engine; a step that hangs is not waited for for ever."""
         self.close_all()
-        self._post(self._stop)
+
+        def stop() -> None:
+            self._stopped = True
+
+        self._post(stop)
         began_s = time.monotonic()
         while self.busy and time.monotonic() - began_s < (_HURRIED_S if self.hurried else _LONGEST_STEP_S):
             await asyncio.sleep(0.01)
@@ -154,7 +158,7 @@ class Worker:
             self._post(lambda: self._drop(ticket.sequences))
 
     def close_all(self) -> None:
-        """The same for all."""
+        """Close every open request."""
         for ticket in list(self.open):
             self.close(ticket)
 
@@ -169,13 +173,19 @@ class Worker:
     async def _ask(self, question: Callable[[], _Answer]) -> _Answer:
         answer: asyncio.Future[_Answer] = self._loop.create_future()
 
+        def resolve(result: _Answer | None, error: Exception | None) -> None:
+            if answer.done():
+                return
+            if error is not None:
+                answer.set_exception(error)
+            else:
+                answer.set_result(cast(_Answer, result))
+
         def give() -> None:
             try:
-                result = question()
+                self._loop.call_soon_threadsafe(resolve, question(), None)
             except Exception as error:
-                self._loop.call_soon_threadsafe(_refuse, answer, error)
-            else:
-                self._loop.call_soon_threadsafe(_resolve, answer, result)
+                self._loop.call_soon_threadsafe(resolve, None, error)
 
         self._post(give)
         return await answer
@@ -193,24 +203,21 @@ class Worker:
     # In the engine's thread.
 
     def _run(self) -> None:
-        with self.engine.at_work():
-            self._work()
-
-    def _work(self) -> None:
         failures = 0
-        while not self._stopped:
-            self._mail.clear()
-            self._read_inbox()
-            if not self.engine.has_work:
-                if not self._stopped:
-                    self._mail.wait()
-                continue
-            try:
-                self._deliver(self.engine.advance())
-                failures, self.broken = 0, ""
-            except Exception as error:
-                failures += 1
-                self._fail(error, failures)
+        with self.engine.at_work():
+            while not self._stopped:
+                self._mail.clear()
+                self._read_inbox()
+                if not self.engine.has_work:
+                    if not self._stopped:
+                        self._mail.wait()
+                    continue
+                try:
+                    self._deliver(self.engine.advance())
+                    failures, self.broken = 0, ""
+                except Exception as error:
+                    failures += 1
+                    self._fail(error, failures)
 
     def _read_inbox(self) -> None:
         while self._inbox:
@@ -219,9 +226,6 @@ class Worker:
                 job()
             except Exception:
                 _log.exception("A request could not be given up")
-
-    def _stop(self) -> None:
-        self._stopped = True
 
     def _admit(self, ticket: Ticket) -> None:
         self._count_out(ticket)
@@ -241,18 +245,24 @@ class Worker:
             if sequence.finish_reason is None:
                 self.engine.abort(sequence)
 
-    def _deliver(self, events: "Iterable[Event]") -> None:
+    def _deliver(self, output: "StepOutput") -> None:
         now_s = time.monotonic()
         arrived = []
-        for event in events:
-            owner = self._owners.get(event.sequence)
-            if owner is None:
-                continue
-            ticket, index = owner
-            reason = event.sequence.finish_reason if event.finished else None
-            arrived.append((ticket, Delivery(index, event.new_token_ids, event.logprobs, reason, now_s)))
-            if reason is not None:
-                del self._owners[event.sequence]
+        for row, sequence in enumerate(output.sequences):
+            owner = self._owners.get(sequence)
+            if owner is not None:
+                logprob = output.logprobs[row] if output.logprobs else None
+                logprobs = [logprob] if logprob is not None else None
+                # None where it goes on.
+                reason = sequence.finish_reason
+                arrived.append((owner[0], Delivery(owner[1], [output.tokens[row]], logprobs, reason, now_s)))
+                if reason is not None:
+                    del self._owners[sequence]
+        # Those that finished without a token.
+        for sequence in output.finished:
+            owner = self._owners.pop(sequence, None)
+            if owner is not None:
+                arrived.append((owner[0], Delivery(owner[1], [], None, sequence.finish_reason, now_s)))
         if arrived:
             self._loop.call_soon_threadsafe(_hand_out, arrived)
 
@@ -274,13 +284,3 @@ class Worker:
 def _hand_out(arrived: list[tuple[Ticket, Delivery]]) -> None:
     for ticket, delivery in arrived:
         ticket.mail.put_nowait(delivery)
-
-
-def _resolve(answer: "asyncio.Future[_Answer]", result: _Answer) -> None:
-    if not answer.done():
-        answer.set_result(result)
-
-
-def _refuse(answer: "asyncio.Future[_Answer]", error: Exception) -> None:
-    if not answer.done():
-        answer.set_exception(error)

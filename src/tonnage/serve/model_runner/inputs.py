@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tonnage.serve.batch import Batch
-from tonnage.serve.sampling import Sampling
-from tonnage.serve.sequence import Decode, Sequence, Step
+from tonnage.serve.scheduler.sequence import Decode, Sequence, Step
 
 Ints = NDArray[np.signedinteger[Any]]
 _MASK = 2**64 - 1
@@ -36,11 +35,6 @@ def mixed_seed(seed: int, draw: int) -> int:
 
 def _longest_first(positions: Ints) -> Ints:
     return (-positions).argsort(kind="stable")
-
-
-def _is_special(sampling: Sampling) -> bool:
-    """Whether the plain draw is not enough."""
-    return sampling.filtered or sampling.logprobs is not None
 
 
 class Slots:
@@ -82,7 +76,7 @@ class Staging:
         return self._send(self.device[:count], self._hosts[self._turn][:count])
 
     def send_again(self, count: int) -> None:
-        """The same, for one of the few counts that come again and again."""
+        """Like `send`, for one of the few counts that come again and again."""
         views = self._views.get(count)
         if views is None:
             views = self._views[count] = self.device[:count], [host[:count] for host in self._hosts]
@@ -257,7 +251,8 @@ class Inputs:
         self.renewed = self._unknown(step, decoding, starts)
         self._decoding = decoding
         self.drawing = decoding + [work.sequence for work in step.chunks if work.samples]
-        self._find_special(self._needy.union(one for one in self.renewed if _is_special(one.sampling)))
+        wishes = ((one, one.sampling) for one in self.renewed)
+        self._find_special(self._needy.union(one for one, wish in wishes if wish.filtered or wish.logprobs is not None))
 
     def _find_special(self, needy: set[Sequence]) -> None:
         self.special = [row for row, one in enumerate(self.drawing) if one in needy] if needy else []

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import torch
 
-from tonnage.serve.runner import Runner
+from tonnage.serve.model_runner.runner import Runner
 from tonnage.serve.sampling import MOST_LOGPROBS, Sampling
-from tonnage.serve.sequence import Decode, Sequence, Step, Work
+from tonnage.serve.scheduler.sequence import Decode, Sequence, Step, Work
 
 
-def rehearse(runner: Runner, rows: int, batched_tokens: int, context: int, *, graphs: bool) -> int:
-    """Run them, and capture graphs; what the graphs took, in bytes."""
+def warm_up(runner: Runner, rows: int, batched_tokens: int, context: int, *, graphs: bool) -> int:
+    """Run the largest steps and capture graphs; returns the bytes that the graphs took."""
     device, block = runner.cache.device, runner.cache.shape.block
     # Capturing gives back what passes need, so they come once more after it.
     _run(runner, largest_steps(rows, batched_tokens, context, block))
@@ -41,13 +41,13 @@ def largest_steps(rows: int, batched_tokens: int, context: int, block: int) -> I
 
 
 def used_bytes(device: torch.device) -> int:
-    """Of the device, by whomever."""
+    """Memory of the device that any process holds."""
     free, total = torch.cuda.mem_get_info(device)
     return int(total - free)
 
 
 def clear() -> None:
-    """Give back what nobody uses."""
+    """Give unused memory back to the device."""
     gc.collect()
     torch.cuda.empty_cache()
 

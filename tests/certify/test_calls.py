@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tonnage.certify.outputs import CannotRepeat, Output, TensorLayout, tensors_within
+from tonnage.certify.calls import CannotRepeat, Output, TensorLayout, tensors_within
 
 
 class Cache:

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve.driver import SIZE, Driver, counted
-from tonnage.serve.blocks import OutOfBlocks
-from tonnage.serve.scheduler import AHEAD, NeverFits, QueueFull
-from tonnage.serve.sequence import Sequence, Status, Step
+from tonnage.serve.cache.block_pool import OutOfBlocks
+from tonnage.serve.scheduler.queue import NeverFits, QueueFull
+from tonnage.serve.scheduler.scheduler import AHEAD
+from tonnage.serve.scheduler.sequence import Sequence, Status, Step
 
 
 def shape(step: Step | None) -> tuple[list[int], list[tuple[int, int, int]]]:
@@ -27,7 +28,7 @@ def all_free(driver: Driver) -> bool:
 
 
 def host_free(driver: Driver) -> bool:
-    return driver.scheduler.host_pool.available == driver.scheduler.limits.host_blocks
+    return driver.scheduler.host_pool.available == driver.scheduler.host_pool.count - 1
 
 
 class TestSteps:
@@ -267,8 +268,8 @@ class TestAborts:
         driver = Driver()
         sequence = driver.add(3)
         driver.turns(2)
-        driver.scheduler.finish(sequence, "stop")
-        driver.scheduler.finish(sequence, "abort")
+        driver.scheduler.abort(sequence, "stop")
+        driver.scheduler.abort(sequence, "abort")
         assert sequence.finish_reason == "stop"
 
 
@@ -542,7 +543,7 @@ def test_who_has_ended_leaves_packed_tokens_in_the_prefix_cache() -> None:
     driver = Driver()
     sequence = driver.add(9, tokens=4)
     driver.finish()
-    assert driver.pool.cached == 3 and isinstance(sequence.text._tokens, array)
+    assert driver.pool.cached == 3 and isinstance(sequence.history._tokens, array)
     again = driver.add(sequence.tokens[:10], tokens=2)
     driver.finish()
     assert again.cached == 8 and isinstance(sequence.tokens, list)

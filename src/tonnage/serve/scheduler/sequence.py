@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from tonnage.serve.blocks import Link, Text
+from tonnage.serve.cache.block_pool import PrefixId, TokenHistory
 from tonnage.serve.sampling import FinishReason, Sampling
 
 Clock = Callable[[], float]
@@ -27,13 +27,13 @@ class Status(StrEnum):
 
 
 @dataclass(slots=True, eq=False)
-class Rounds:
-    """Steps so far of those who advance together."""
+class DecodeClock:
+    """Counts the steps of all that decode; it moves them on by one token each."""
 
-    count: int = 0
+    steps: int = 0
 
 
-STILL = Rounds()  # of those who do not
+NOT_DECODING = DecodeClock()  # stands still
 
 
 @dataclass(slots=True, eq=False)
@@ -67,31 +67,31 @@ class Sequence:
     rank: int = -1  # order of first admission; the highest is preempted first
     end: int = 0  # the length at which it is finished
     stops: frozenset[int] = frozenset()  # tokens that finish it
-    rounds: Rounds = STILL  # with whom it advances
-    lead: int = 0  # `computed` without them
-    edge: int = 0  # the `computed` at which its blocks are full, or it draws its last token
+    clock: DecodeClock = NOT_DECODING  # moves on with every step of those that decode
+    clock_offset: int = 0  # `computed` less the steps of the clock
+    next_block_at: int = 0  # the `computed` at which its blocks are full, or it samples its last token
     published: int = 0  # leading blocks that are in the prefix cache
-    link: Link = ""  # of the last of them
+    prefix_id: PrefixId = ""  # of the last of them
     busy: int = 0  # launched chunks and swaps that are not complete
     host_blocks: list[int] = field(default_factory=list)
-    text: Text = field(init=False)  # its tokens, for those who keep some of them
+    history: TokenHistory = field(init=False)  # its tokens, for those who keep some of them
 
     def __post_init__(self) -> None:
-        self.text = Text(self.tokens)
+        self.history = TokenHistory(self.tokens)
 
     @property
     def computed(self) -> int:
         """Positions that are written, or will be by a launched step; kept by a preempted one until it comes back."""
-        return self.rounds.count + self.lead
+        return self.clock.steps + self.clock_offset
 
     @computed.setter
     def computed(self, positions: int) -> None:
-        self.lead = positions - self.rounds.count
+        self.clock_offset = positions - self.clock.steps
 
-    def join(self, rounds: Rounds) -> None:
-        """Advance with these from now on."""
-        self.lead += self.rounds.count - rounds.count
-        self.rounds = rounds
+    def join(self, clock: DecodeClock) -> None:
+        """Advance with this clock from now on."""
+        self.clock_offset += self.clock.steps - clock.steps
+        self.clock = clock
 
     @property
     def length(self) -> int:

@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 from serve.families import VOCAB, expected, random_prompts, saved
-from tonnage.serve.cache import CacheShape, KvCache
+from tonnage.serve.cache.kv_cache import CacheShape, KvCache
+from tonnage.serve.config import EngineConfig
+from tonnage.serve.model_runner.runner import Runner
+from tonnage.serve.model_runner.warmup import largest_steps
 from tonnage.serve.models.architecture import read_architecture
 from tonnage.serve.models.load import load_decoder
-from tonnage.serve.rehearsal import largest_steps
-from tonnage.serve.runner import Runner
 from tonnage.serve.sampling import Sampling
-from tonnage.serve.sequence import Sequence, Step, Work
+from tonnage.serve.scheduler.sequence import Sequence, Step, Work
 
 CPU = torch.device("cpu")
 BLOCK, SLOTS = 4, 6
@@ -24,7 +25,7 @@ def runner() -> Runner:
     architecture = read_architecture(saved("llama"))
     decoder = load_decoder(saved("llama"), architecture, device="cpu", dtype=torch.float32)
     shape = CacheShape(layers=2, kv_heads=2, head_dim=8, dtype=torch.float32, block=BLOCK)
-    return Runner(decoder, KvCache(shape, 64, CPU), max_seqs=SLOTS, context=40, batched_tokens=64)
+    return Runner(decoder, KvCache(shape, 64, CPU), EngineConfig(max_seqs=SLOTS, batched_tokens=64), context=40)
 
 
 def sequences_of(prompts: list[list[int]], sampling: Sampling | None = None) -> list[Sequence]:

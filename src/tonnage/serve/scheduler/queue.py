@@ -16,7 +16,7 @@ from itertools import chain
 from operator import attrgetter
 
 from tonnage.errors import RequestError
-from tonnage.serve.sequence import Sequence
+from tonnage.serve.scheduler.sequence import Sequence
 
 RANK = attrgetter("rank")
 SHORTEST_RETRY_S = 1.0
@@ -35,14 +35,14 @@ class NeverFits(RequestError):
     """Too long for the context, or for the whole cache."""
 
 
-class Pace:
+class FinishRate:
     """When sequences finished of late, and so how long a full queue takes to move on."""
 
     def __init__(self) -> None:
         self._times_s: deque[float] = deque(maxlen=64)
 
     def note(self, now_s: float) -> None:
-        """One has finished."""
+        """Note that a sequence has finished."""
         self._times_s.append(now_s)
 
     def retry_after_s(self, waiting: int) -> float:

@@ -14,14 +14,15 @@ import torch
 from torch import Tensor
 
 from tonnage.serve.batch import Batch
-from tonnage.serve.cache import KvCache
-from tonnage.serve.graphs import DecodeGraphs
-from tonnage.serve.inputs import Inputs, Ints, decode_batch
+from tonnage.serve.cache.kv_cache import KvCache
+from tonnage.serve.config import EngineConfig
 from tonnage.serve.kernels import draw
+from tonnage.serve.model_runner.graphs import DecodeGraphs
+from tonnage.serve.model_runner.inputs import Inputs, Ints, decode_batch
+from tonnage.serve.model_runner.sampler import Logprobs, draw_special
 from tonnage.serve.models.decoder import Decoder
-from tonnage.serve.sampler import Logprobs, draw_special
 from tonnage.serve.sampling import TokenLogprob
-from tonnage.serve.sequence import Sequence, Step
+from tonnage.serve.scheduler.sequence import Sequence, Step
 
 
 @dataclass(slots=True)
@@ -48,19 +49,19 @@ class Pending:
 
 
 class Runner:
-    """A decoder with its cache and all that a step needs beside them."""
+    """A decoder with its cache and all that a step needs beside them. `context` is the longest sequence."""
 
     def __init__(
-        self, decoder: Decoder, cache: KvCache, *, max_seqs: int, context: int, batched_tokens: int,
+        self, decoder: Decoder, cache: KvCache, config: EngineConfig, *, context: int,
         stream: torch.cuda.Stream | None = None,
     ) -> None:  # fmt: skip
         self._decoder, self.cache, self._stream = decoder, cache, stream
         device, self._block = cache.device, cache.shape.block
         self._cuda = device.type == "cuda"
-        columns = -(-context // self._block)
+        max_seqs = config.max_seqs
         self.inputs = Inputs(
-            max_seqs=max_seqs, columns=columns, block=self._block, batched_tokens=batched_tokens, device=device,
-            stream=stream,
+            max_seqs=max_seqs, columns=-(-context // self._block), block=self._block,
+            batched_tokens=config.batched_tokens, device=device, stream=stream,
         )  # fmt: skip
         self._drawn = torch.zeros(max_seqs, dtype=torch.int64, device=device)
         self._hosts = [torch.zeros(max_seqs, dtype=torch.int64, pin_memory=self._cuda) for _ in range(2)]
@@ -89,7 +90,7 @@ class Runner:
         self.cache.release()
 
     def wake(self) -> None:
-        """Make both again."""
+        """Make the cache and the graphs again."""
         self.cache.allocate()
         if self._cuda:
             # Pages and weights are written on other streams than steps read them on.

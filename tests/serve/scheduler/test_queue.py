@@ -1,9 +1,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tonnage.serve.admission import Pace, Queue
 from tonnage.serve.sampling import Sampling
-from tonnage.serve.sequence import Sequence
+from tonnage.serve.scheduler.queue import FinishRate, Queue
+from tonnage.serve.scheduler.sequence import Sequence
 
 
 def sequence(number: int = 0, salt: str = "", parent: Sequence | None = None, rank: int = -1) -> Sequence:
@@ -83,7 +83,7 @@ def test_all_who_wait_are_counted_listed_and_served_once(tenants: list[tuple[str
 
 
 def test_the_time_to_come_back_is_that_in_which_half_the_queue_is_served() -> None:
-    pace = Pace()
+    pace = FinishRate()
     assert pace.retry_after_s(100) == 1.0
     for second in range(10):
         pace.note(float(second))
@@ -94,7 +94,7 @@ def test_the_time_to_come_back_is_that_in_which_half_the_queue_is_served() -> No
 
 @given(st.lists(st.floats()), st.integers(0, 10**6))
 def test_no_clock_makes_it_less_than_a_second_or_more_than_a_minute(times_s: list[float], waiting: int) -> None:
-    pace = Pace()
+    pace = FinishRate()
     for time_s in times_s:
         pace.note(time_s)
     assert 1.0 <= pace.retry_after_s(waiting) <= 60.0

@@ -17,7 +17,7 @@ from tonnage.serve.sampling import MOST_LOGPROBS, Sampling, TokenLogprob
 
 @dataclass(slots=True)
 class Logprobs:
-    """Of some rows, on their way to the host: the drawn token's, and the likeliest ones'."""
+    """Log probabilities of some rows on their way to the host: of the sampled token, and of the likeliest ones."""
 
     wanted: list[Sampling]
     tokens: Tensor
@@ -45,7 +45,12 @@ def draw_special(
         own = logits.index_select(0, rows[part])
         kept = filtered(own, wanted[part], temperatures[part])
         tokens = draw(kept, temperatures[part], seeds[part], positions[part])
-        drawn.append((tokens, *_logprobs(own, tokens)) if scored else (tokens,))
+        if not scored:
+            drawn.append((tokens,))
+            continue
+        numbers = own.float().log_softmax(dim=-1)
+        best = numbers.topk(min(MOST_LOGPROBS, own.shape[-1]), dim=-1)
+        drawn.append((tokens, numbers.gather(1, tokens.unsqueeze(1)).squeeze(1), best.values, best.indices))
     tokens, *scores = (torch.cat(parts) for parts in zip(*drawn, strict=True))
     return tokens, Logprobs(wanted, to_host(tokens), *map(to_host, scores)) if scored else None
 
@@ -70,9 +75,3 @@ def to_host(values: Tensor) -> Tensor:
     if values.device.type != "cuda":
         return values
     return torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)
-
-
-def _logprobs(logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    numbers = logits.float().log_softmax(dim=-1)
-    best = numbers.topk(min(MOST_LOGPROBS, logits.shape[-1]), dim=-1)
-    return numbers.gather(1, tokens.unsqueeze(1)).squeeze(1), best.values, best.indices

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve.driver import SIZE, Driver
-from tonnage.serve.accounts import KvLedger, kv_ledger
+from tonnage.serve.stats import KvLedger, kv_ledger
 
 BLOCK_BYTES = 1000 * SIZE
 

@@ -10,8 +10,8 @@ This module does not know who runs when.
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass, field
 
-from tonnage.serve.blocks import BlockPool, OutOfBlocks
-from tonnage.serve.sequence import Decode, Sequence, Status, Work
+from tonnage.serve.cache.block_pool import BlockPool, OutOfBlocks
+from tonnage.serve.scheduler.sequence import Decode, Sequence, Status, Work
 
 # Blocks, against thrash: 256 sequences in a cache for a tenth of them see 82 preemptions instead of 215, and 1 % more steps.
 ROOM_TO_GROW = 2
@@ -31,7 +31,7 @@ class Counters:
 
 
 @dataclass(slots=True)
-class Draft:
+class StepBuilder:
     """A step in the making."""
 
     budget: int  # tokens that it may still compute
@@ -60,29 +60,31 @@ class Tables:
         refused = self._refused
         return running > 0 and refused is not None and refused[0] is sequence and self._room(running) < refused[1]
 
-    def give(self, sequence: Sequence, draft: Draft, running: int) -> bool:
+    def give(self, sequence: Sequence, builder: StepBuilder, running: int) -> bool:
         """Blocks for all of its tokens; False where they are not to be had."""
         if self.refuse_still(sequence, running):
             return False
         self._refused = None
         room = self._room(running)
         if sequence.status is Status.SWAPPED:
-            return self._swap_in(sequence, draft, room)
+            return self._swap_in(sequence, builder, room)
         parent = sequence.parent
-        if parent is not None and sequence.rank < 0 and _holds_its_prompt(parent):
-            return self._fork(sequence, parent, draft, room)
-        return self._start(sequence, room)
+        if parent is None or sequence.rank >= 0:
+            return self._start(sequence, room)
+        # Whether the parent's prompt lies in its blocks, written by steps that are complete.
+        is_there = parent.slot >= 0 and not parent.busy and parent.computed >= parent.prompt_length
+        return self._fork(sequence, parent, builder, room) if is_there else self._start(sequence, room)
 
-    def grow(self, sequences: Listed[Sequence], draft: Draft) -> None:
-        """Room for a token at the edge of each, in a new block if need be; raises `OutOfBlocks` where not for all of them."""
+    def grow(self, sequences: Listed[Sequence], builder: StepBuilder) -> None:
+        """Room for one token more of each, in a new block if need be; raises `OutOfBlocks` where not for all of them."""
         size = self.pool.size
-        full = [one for one in sequences if one.edge == len(one.blocks) * size]
+        full = [one for one in sequences if one.next_block_at == len(one.blocks) * size]
         for one, block in zip(full, self.pool.take(len(full)), strict=True):
-            draft.grown.append((one, len(one.blocks)))
+            builder.grown.append((one, len(one.blocks)))
             one.blocks.append(block)
         for one in sequences:
             room, last = len(one.blocks) * size, one.end - 2
-            one.edge = room if room < last else last
+            one.next_block_at = room if room < last else last
 
     def publish(self, sequence: Sequence, complete: int = 0) -> None:
         """Offer its full blocks for reuse: those of the first `complete` tokens, and all that are known to be complete.
@@ -94,10 +96,10 @@ class Tables:
             return
         if not sequence.busy:
             complete = max(complete, min(sequence.computed, len(tokens) - 1))
-        size, link = pool.size, sequence.link
+        size, prefix_id = pool.size, sequence.prefix_id
         for index, block in enumerate(sequence.blocks[published : complete // size], published):
-            link = pool.publish(block, link, sequence.text, index * size)
-        sequence.published, sequence.link = max(published, complete // size), link
+            prefix_id = pool.publish(block, prefix_id, sequence.history, index * size)
+        sequence.published, sequence.prefix_id = max(published, complete // size), prefix_id
 
     def release(self, sequence: Sequence) -> None:
         """Give back whatever it holds."""
@@ -107,14 +109,14 @@ class Tables:
         self.host_pool.release(sequence.host_blocks)
         sequence.blocks, sequence.host_blocks = [], []
 
-    def swap_out(self, sequence: Sequence, draft: Draft) -> bool:
+    def swap_out(self, sequence: Sequence, builder: StepBuilder) -> bool:
         """Keep what it has computed on the host, if there is room for all of it."""
         count = -(-sequence.computed // self.pool.size)
         if count > self.host_pool.available:
             return False
         host_blocks = self.host_pool.take(count)
-        draft.swaps_out.extend(zip(sequence.blocks, host_blocks, strict=False))
-        draft.swapped.append(sequence)
+        builder.swaps_out.extend(zip(sequence.blocks, host_blocks, strict=False))
+        builder.swapped.append(sequence)
         self.release(sequence)
         sequence.host_blocks, sequence.status = host_blocks, Status.SWAPPED
         sequence.busy += 1
@@ -135,33 +137,34 @@ class Tables:
     def _start(self, sequence: Sequence, room: int) -> bool:
         """With what is cached; at least the last token is computed, since it draws."""
         pool, known = self.pool, len(sequence.tokens)
-        blocks, links = pool.match(sequence.tokens, sequence.salt, (known - 1) // pool.size)
+        blocks, prefix_ids = pool.match(sequence.tokens, sequence.salt, (known - 1) // pool.size)
         if not self._take(sequence, blocks, -(-known // pool.size), room):
             return False
         found = len(blocks) * pool.size
-        sequence.computed, sequence.published, sequence.link = found, len(blocks), links[-1] if links else sequence.salt
+        sequence.computed, sequence.published = found, len(blocks)
+        sequence.prefix_id = prefix_ids[-1] if prefix_ids else sequence.salt
         if sequence.rank < 0:
             sequence.cached = found
             self.counters.prefix_queries += known
             self.counters.prefix_hits += found
         return True
 
-    def _fork(self, sequence: Sequence, parent: Sequence, draft: Draft, room: int) -> bool:
+    def _fork(self, sequence: Sequence, parent: Sequence, builder: StepBuilder, room: int) -> bool:
         """With its parent's blocks; it computes the last token of the prompt itself, in a copy of the block with it."""
         full, rest = divmod(sequence.prompt_length - 1, self.pool.size)
         if not self._take(sequence, parent.blocks[:full], full + 1, room):
             return False
         if rest:
-            draft.copies.append((parent.blocks[full], sequence.blocks[full]))
-        sequence.computed, sequence.published, sequence.link = sequence.prompt_length - 1, 0, sequence.salt
+            builder.copies.append((parent.blocks[full], sequence.blocks[full]))
+        sequence.computed, sequence.published, sequence.prefix_id = sequence.prompt_length - 1, 0, sequence.salt
         return True
 
-    def _swap_in(self, sequence: Sequence, draft: Draft, room: int) -> bool:
+    def _swap_in(self, sequence: Sequence, builder: StepBuilder, room: int) -> bool:
         if not self._take(sequence, [], -(-len(sequence.tokens) // self.pool.size), room):
             return False
-        draft.swaps_in.extend(zip(sequence.host_blocks, sequence.blocks, strict=False))
+        builder.swaps_in.extend(zip(sequence.host_blocks, sequence.blocks, strict=False))
         self.host_pool.release(sequence.host_blocks)
-        sequence.host_blocks, sequence.published, sequence.link = [], 0, sequence.salt
+        sequence.host_blocks, sequence.published, sequence.prefix_id = [], 0, sequence.salt
         return True
 
     def _take(self, sequence: Sequence, shared: list[int], count: int, room: int) -> bool:
@@ -179,10 +182,5 @@ class Tables:
         except OutOfBlocks:
             pool.release(shared)
             return False
-        sequence.edge = min(count * pool.size, max(sequence.end - 2, len(sequence.tokens)))
+        sequence.next_block_at = min(count * pool.size, max(sequence.end - 2, len(sequence.tokens)))
         return True
-
-
-def _holds_its_prompt(sequence: Sequence) -> bool:
-    """Whether its prompt lies in its blocks, written by steps that are complete."""
-    return sequence.slot >= 0 and not sequence.busy and sequence.computed >= sequence.prompt_length

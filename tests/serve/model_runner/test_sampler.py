@@ -13,7 +13,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from tonnage.serve.sampler import draw_special, filtered
+from tonnage.serve.model_runner.sampler import draw_special, filtered
 from tonnage.serve.sampling import Sampling
 
 WISHES = [

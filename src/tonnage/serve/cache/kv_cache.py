@@ -46,7 +46,14 @@ class KvCache:
     def __init__(self, shape: CacheShape, blocks: int, device: torch.device, *, host_blocks: int = 0) -> None:
         self.shape, self.blocks, self.device, self.host_blocks = shape, blocks, device, host_blocks
         self.allocate()
-        self._host_parts = [_host_part(part, host_blocks) for part in self._parts] if host_blocks else []
+        # [host blocks, layers, 2, block, …]: each block in one piece.
+        self._host_parts = [
+            torch.empty(
+                (host_blocks + 1, *part.shape[:2], *part.shape[3:]), dtype=part.dtype, pin_memory=device.type == "cuda"
+            )
+            for part in self._parts
+            if host_blocks
+        ]
 
     def allocate(self) -> None:
         """Make the pages."""
@@ -55,7 +62,8 @@ class KvCache:
         kept = torch.float8_e4m3fn if shape.fp8 else shape.dtype
         self.pages = torch.zeros(*rows, shape.head_dim, dtype=kept, device=device)
         self.scales = torch.zeros(rows, dtype=torch.bfloat16, device=device) if shape.fp8 else None
-        self.layers = [self._layer(index) for index in range(shape.layers)]
+        scales = [()] * shape.layers if self.scales is None else self.scales
+        self.layers = [LayerCache(*pages, *scale) for pages, scale in zip(self.pages, scales, strict=True)]
         # Bytes, since not every operator takes FP8.
         self._parts = [self.pages.view(torch.uint8)] if shape.fp8 else [self.pages]
         self._parts += [self.scales] if self.scales is not None else []
@@ -68,12 +76,13 @@ class KvCache:
 
     @property
     def size_bytes(self) -> int:
-        """On the device."""
+        """Bytes of the cache on the device."""
         return self.blocks * self.shape.bytes_per_block
 
     def copy(self, pairs: Pairs) -> None:
         """Block to block. All sources of a group are read before any target is written."""
-        for sources, targets in self._groups(pairs):
+        for group in _grouped(pairs):
+            sources, targets = (self._index(list(blocks)) for blocks in zip(*group, strict=True))
             for part in self._parts:
                 part.index_copy_(2, targets, part.index_select(2, sources))
 
@@ -96,23 +105,9 @@ class KvCache:
                     gathered[first : first + count].copy_(host[source : source + count], non_blocking=True)
                 part.index_copy_(2, targets, gathered.movedim(0, 2))
 
-    def _layer(self, index: int) -> LayerCache:
-        keys, values = self.pages[index]
-        return LayerCache(keys, values) if self.scales is None else LayerCache(keys, values, *self.scales[index])
-
-    def _groups(self, pairs: Pairs) -> Iterator[tuple[Tensor, Tensor]]:
-        for group in _grouped(pairs):
-            yield self._index([source for source, _ in group]), self._index([target for _, target in group])
-
     def _index(self, blocks: list[int]) -> Tensor:
         # Pinned, so that the host does not wait for the step that is running.
         return torch.tensor(blocks, pin_memory=self.device.type == "cuda").to(self.device, non_blocking=True)
-
-
-def _host_part(part: Tensor, host_blocks: int) -> Tensor:
-    """[host blocks, layers, 2, block, …]: each block in one piece."""
-    shape = (host_blocks + 1, part.shape[0], part.shape[1], *part.shape[3:])
-    return torch.empty(shape, dtype=part.dtype, pin_memory=part.device.type == "cuda")
 
 
 def _grouped(pairs: Pairs) -> Iterator[Pairs]:

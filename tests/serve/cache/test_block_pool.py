@@ -5,17 +5,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tonnage.serve.blocks import BlockPool, OutOfBlocks, Text
+from tonnage.serve.cache.block_pool import BlockPool, OutOfBlocks, TokenHistory
 
 TOKENS = st.tuples(st.integers(0, 1), st.integers(0, 1))
 
 
 def published(pool: BlockPool, *chain: tuple[int, ...], salt: str = "") -> list[int]:
     """Blocks of one sequence, one for each of these, all published and still held."""
-    blocks, link = [], salt
+    blocks, prefix_id = [], salt
     for tokens in chain:
         blocks.append(pool.take(1)[0])
-        link = pool.publish(blocks[-1], link, Text(list(tokens)))
+        prefix_id = pool.publish(blocks[-1], prefix_id, TokenHistory(list(tokens)))
     return blocks
 
 
@@ -68,28 +68,28 @@ def test_the_longest_known_prefix_is_found() -> None:
 
 def test_a_packed_text_is_found_and_compared_like_any_other() -> None:
     pool, tokens = BlockPool(9, 2), [2**31 - 1, 0, 7, 7]
-    text, blocks, link = Text(tokens), pool.take(2), ""
+    history, blocks, prefix_id = TokenHistory(tokens), pool.take(2), ""
     for index, block in enumerate(blocks):
-        link = pool.publish(block, link, text, 2 * index)
-    text.pack()
-    assert text.part(0, 4) == tokens and len(text) == 4
+        prefix_id = pool.publish(block, prefix_id, history, 2 * index)
+    history.pack()
+    assert history.part(0, 4) == tokens and len(history) == 4
     assert pool.match(tokens, "")[0] == blocks
     assert pool.match([*tokens[:2], 7, 8], "")[0] == blocks[:1]
-    assert pool.publish(pool.take(1)[0], "", Text(tokens[:])) == pool.match(tokens, "")[1][0]
+    assert pool.publish(pool.take(1)[0], "", TokenHistory(tokens[:])) == pool.match(tokens, "")[1][0]
 
 
 def test_of_a_text_that_ended_only_what_is_kept_stays() -> None:
     """A chat, each turn of which finds all but its end: what is kept grows with what is cached, not with its square."""
-    pool, tokens, texts = BlockPool(500, 2), [], []
+    pool, tokens, histories = BlockPool(500, 2), [], []
     for turn in range(100):
         tokens = [*tokens, turn, turn + 1, turn + 2, turn + 3]
-        blocks, links = pool.match(tokens, "")
-        text, link = Text(tokens), links[-1] if links else ""
+        blocks, prefix_ids = pool.match(tokens, "")
+        history, prefix_id = TokenHistory(tokens), prefix_ids[-1] if prefix_ids else ""
         for index in range(len(blocks), len(tokens) // 2):
-            link = pool.publish(pool.take(1)[0], link, text, 2 * index)
-        text.pack()
-        texts.append(text)
-    assert sum(len(text._tokens) for text in texts) == len(tokens) == 400
+            prefix_id = pool.publish(pool.take(1)[0], prefix_id, history, 2 * index)
+        history.pack()
+        histories.append(history)
+    assert sum(len(history._tokens) for history in histories) == len(tokens) == 400
     assert len(pool.match(tokens, "")[0]) == 200
 
 
@@ -99,9 +99,11 @@ def test_an_equal_block_is_found_though_the_first_that_followed_the_same_is_gone
     pool.release([first])
     pool.take(1)
     assert pool.take(1)[0] == first and pool.match([1, 1], "")[0] == []
-    (link,) = pool.match([2, 2], "")[1]
+    (prefix_id,) = pool.match([2, 2], "")[1]
     pool.release([first])
-    assert pool.publish(pool.take(1)[0], "", Text([2, 2])) == link and pool.match([2, 2], "")[0] == [second]
+    assert pool.publish(pool.take(1)[0], "", TokenHistory([2, 2])) == prefix_id and pool.match([2, 2], "")[0] == [
+        second
+    ]
 
 
 def test_a_prefix_is_the_tenants_own() -> None:
@@ -147,7 +149,7 @@ def test_a_match_makes_a_block_young_again() -> None:
 
 
 def test_what_follows_an_evicted_block_is_not_found_under_its_successor() -> None:
-    """A link is never given twice: the same tokens, published again, are a new prefix."""
+    """A prefix id is never given twice: the same tokens, published again, are a new prefix."""
     pool = BlockPool(4, 2)
     first, second = published(pool, (1, 1), (2, 2))
     pool.release([first])
@@ -171,12 +173,12 @@ class Pool(RuleBasedStateMachine):
     @rule(chain=st.lists(TOKENS, min_size=1, max_size=4), salt=st.sampled_from(["", "a"]))
     def start(self, chain: list[tuple[int, ...]], salt: str) -> None:
         tokens = [token for each in chain for token in each]
-        blocks, links = self.pool.match(tokens, salt)
+        blocks, prefix_ids = self.pool.match(tokens, salt)
         for index, block in enumerate(blocks):
             assert self.content[block] == (salt, tuple(tokens[: 2 * index + 2]))
             self.pool.share(block)
-        link = links[-1] if links else salt
-        text = Text(tokens)
+        prefix_id = prefix_ids[-1] if prefix_ids else salt
+        history = TokenHistory(tokens)
         for index in range(len(blocks), len(chain)):
             if not self.pool.available:
                 with pytest.raises(OutOfBlocks):
@@ -185,12 +187,12 @@ class Pool(RuleBasedStateMachine):
                 return
             block = self.pool.take(1)[0]
             assert not any(block in table for table in (*self.tables, blocks))
-            link = self.pool.publish(block, link, text, 2 * index)
+            prefix_id = self.pool.publish(block, prefix_id, history, 2 * index)
             self.content[block] = (salt, tuple(tokens[: 2 * index + 2]))
             blocks.append(block)
         self.tables.append(blocks)
         if len(tokens) % 3 == 0:
-            text.pack()
+            history.pack()
 
     @precondition(lambda self: self.tables)
     @rule(data=st.data())

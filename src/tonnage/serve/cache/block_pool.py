@@ -3,11 +3,12 @@
 All blocks that nobody holds are in one ring, the next to be taken first: free ones, then cached ones, the least recently
 used first. Block 0 is the null block: it is never handed out, and serves as the ring's knot.
 
-A cached block is found by its link to the block before it, and its tokens are compared; where several follow the same block,
-all but the first are found by link and tokens. Links are numbers that are never given twice, and the first block is linked to
-the tenant's salt; so what is found has the same tokens from the very start, by comparison and not by hash alone, and is the
-same tenant's. Most blocks that are filled are the only ones to follow theirs: so nothing is hashed then but a number, and the
-tokens stay where they are, in the list of their sequence. Of a sequence that has ended, those that are kept are packed.
+Every block in the prefix cache has a prefix id, a number that is never given twice. A cached block is found by the prefix id of
+the block before it, and its tokens are compared; where several follow the same block, all but the first are found by that id
+and their tokens. Before the first block stands the tenant's salt. So what is found has the same tokens from the very start,
+by comparison and not by hash alone, and is the same tenant's. Most blocks that are filled are the only ones to follow theirs:
+so nothing is hashed then but a number, and the tokens stay where they are, in the list of their sequence. Of a sequence that
+has ended, those that are kept are packed.
 
 This module does not know what lies in a block, nor on which device.
 """
@@ -16,8 +17,8 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 
-Link = int | str
-_Key = Link | tuple[Link, tuple[int, ...]]
+PrefixId = int | str
+_Key = PrefixId | tuple[PrefixId, tuple[int, ...]]
 NULL_BLOCK = 0
 
 
@@ -25,7 +26,7 @@ class OutOfBlocks(Exception):
     """Every block is held by somebody."""
 
 
-class Text:
+class TokenHistory:
     """The tokens of one sequence, parts of which are in the prefix cache: its own list, which only grows, until it has ended.
 
     Packed, they are a tenth, and only what is kept: a long prompt of which all but the end was found elsewhere is not.
@@ -42,7 +43,7 @@ class Text:
         return self._offset + len(self._tokens)
 
     def part(self, start: int, end: int) -> list[int]:
-        """Of a text that is packed, only what was kept."""
+        """The tokens from `start` to `end`; once it is packed, only those that were kept."""
         return list(self._tokens[start - self._offset : end - self._offset])
 
     def keep(self, start: int, end: int) -> None:
@@ -58,7 +59,7 @@ class Text:
         self._tokens, self._offset = array("i", self.part(first, self._last)), first
 
 
-_NOTHING = (Text([]), 0)
+_NOTHING = (TokenHistory([]), 0)
 
 
 class BlockPool:
@@ -74,11 +75,11 @@ class BlockPool:
         self._after: list[int] = [*range(1, count), 0]
         self._before: list[int] = [count - 1, *range(count - 1)]
         self._keys: list[_Key | None] = [None] * count
-        self._texts = [_NOTHING] * count  # of published blocks: where their tokens are, and from which on
-        self._links = [0] * count
-        self._last_link = 0
+        self._histories = [_NOTHING] * count  # of published blocks: where their tokens are, and from which on
+        self._prefix_ids = [0] * count
+        self._last_prefix_id = 0
         self._found: dict[_Key, int] = {}
-        self._branches: Counter[Link] = Counter()  # blocks that are found by this link and their tokens
+        self._branches: Counter[PrefixId] = Counter()  # blocks that are found by this prefix id and their tokens
 
     def references(self, block: int) -> int:
         """How many sequences hold a block."""
@@ -123,52 +124,51 @@ class BlockPool:
             elif left == 1:
                 self.shared -= 1
 
-    def publish(self, block: int, parent: Link, text: Text, start: int = 0) -> Link:
-        """Offer a full block, held and final, for reuse; its link, or that of an equal block that was there before.
+    def publish(self, block: int, parent: PrefixId, history: TokenHistory, start: int = 0) -> PrefixId:
+        """Offer a full block, held and final, for reuse; its prefix id, or that of an equal block that was there before.
 
-        `parent` is the link of the block before it, or the salt where there is none. Its own tokens are those from `start`
-        on.
+        `parent` is the prefix id of the block before it, or the salt where there is none. Its own tokens begin at `start`.
         """
         end = start + self.size
-        assert len(text) >= end and self._references[block] > 0
+        assert len(history) >= end and self._references[block] > 0
         if self._keys[block] is not None:
-            return self._links[block]
-        known = self._find(parent, text, start)
+            return self._prefix_ids[block]
+        known = self._find(parent, history, start)
         if known is not None:
-            return self._links[known]
+            return self._prefix_ids[known]
         key: _Key = parent
         if parent in self._found:
-            key = (parent, tuple(text.part(start, end)))
+            key = (parent, tuple(history.part(start, end)))
             self._branches[parent] += 1
-        text.keep(start, end)
-        self._found[key], self._keys[block], self._texts[block] = block, key, (text, start)
-        self._last_link = link = self._last_link + 1
-        self._links[block] = link
-        return link
+        history.keep(start, end)
+        self._found[key], self._keys[block], self._histories[block] = block, key, (history, start)
+        self._last_prefix_id = prefix_id = self._last_prefix_id + 1
+        self._prefix_ids[block] = prefix_id
+        return prefix_id
 
-    def match(self, tokens: list[int], salt: str, most: int | None = None) -> tuple[list[int], list[Link]]:
-        """The longest cached prefix, of `most` blocks at most: blocks and their links. Nothing is held yet: `share` them."""
+    def match(self, tokens: list[int], salt: str, most: int | None = None) -> tuple[list[int], list[PrefixId]]:
+        """The longest cached prefix, of `most` blocks at most: blocks and their prefix ids. Nothing is held yet: `share` them."""
         blocks: list[int] = []
-        links: list[Link] = []
-        size, link, text = self.size, salt, Text(tokens)  # type: int, Link, Text
+        prefix_ids: list[PrefixId] = []
+        size, prefix_id, history = self.size, salt, TokenHistory(tokens)  # type: int, PrefixId, TokenHistory
         most = len(tokens) // size if most is None else most
         for first in range(0, most * size, size):
-            block = self._find(link, text, first)
+            block = self._find(prefix_id, history, first)
             if block is None:
                 break
-            link = self._links[block]
+            prefix_id = self._prefix_ids[block]
             blocks.append(block)
-            links.append(link)
-        return blocks, links
+            prefix_ids.append(prefix_id)
+        return blocks, prefix_ids
 
-    def _find(self, parent: Link, text: Text, start: int) -> int | None:
+    def _find(self, parent: PrefixId, history: TokenHistory, start: int) -> int | None:
         """The published block with these tokens that follows this one."""
         block = self._found.get(parent)
         if block is None and parent not in self._branches:
             return None
-        tokens = text.part(start, start + self.size)
+        tokens = history.part(start, start + self.size)
         if block is not None:
-            own, first = self._texts[block]
+            own, first = self._histories[block]
             if own.part(first, first + self.size) == tokens:
                 return block
         return self._found.get((parent, tuple(tokens))) if parent in self._branches else None
@@ -182,7 +182,7 @@ class BlockPool:
             self._branches[key[0]] -= 1
             if not self._branches[key[0]]:
                 del self._branches[key[0]]
-        self._keys[block], self._texts[block] = None, _NOTHING
+        self._keys[block], self._histories[block] = None, _NOTHING
         self.cached -= 1
 
     def _unlink(self, block: int) -> None:

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tonnage.serve.batch import Batch
-from tonnage.serve.inputs import Inputs, decode_batch, mixed_seed
+from tonnage.serve.model_runner.inputs import Inputs, decode_batch, mixed_seed
 from tonnage.serve.sampling import Sampling
-from tonnage.serve.sequence import Sequence, Step, Work
+from tonnage.serve.scheduler.sequence import Sequence, Step, Work
 
 CPU = torch.device("cpu")
 BLOCK, SLOTS, COLUMNS = 4, 5, 12

@@ -15,6 +15,7 @@ What makes it live: the oldest running sequence can preempt all others, or wait 
 accepted fits the pool alone.
 """
 
+import sys
 from bisect import bisect_left, insort
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
@@ -22,34 +23,22 @@ from collections.abc import Sequence as Sized
 from dataclasses import dataclass
 from itertools import compress
 
-from tonnage.serve.admission import RANK, NeverFits, Pace, Queue, QueueFull
-from tonnage.serve.blocks import BlockPool, OutOfBlocks
+from tonnage.serve.cache.block_pool import BlockPool, OutOfBlocks
+from tonnage.serve.cache.block_tables import ROOM_TO_GROW, StepBuilder, Tables
+from tonnage.serve.config import EngineConfig
 from tonnage.serve.sampling import FinishReason
-from tonnage.serve.sequence import STILL, Clock, Decode, Rounds, Sequence, Status, Step, Work
-from tonnage.serve.tables import ROOM_TO_GROW, Counters, Draft, Tables
+from tonnage.serve.scheduler.queue import RANK, FinishRate, NeverFits, Queue, QueueFull
+from tonnage.serve.scheduler.sequence import NOT_DECODING, Clock, Decode, DecodeClock, Sequence, Status, Step, Work
 
-__all__ = ["Counters", "Limits", "NeverFits", "QueueFull", "Scheduler"]
-
-# In every so many rounds, blocks are taken for as many. The device is told of new blocks then, and goes on alone until the
+# In every so many steps, blocks are taken for as many. The device is told of new blocks then, and goes on alone until the
 # next time; a sequence holds half as many tokens more than it needs.
 AHEAD = 4
 FINISHED = Status.FINISHED
 RUNNING = Status.RUNNING
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """On what runs at once, what waits, and how long a sequence may get. `host_blocks` above 0 allow swapping."""
-
-    max_seqs: int = 256
-    batched_tokens: int = 8192
-    max_waiting: int = 1024
-    context: int = 32768
-    host_blocks: int = 0
-
-
 @dataclass(slots=True)
-class _Flight:
+class _InFlight:
     """A step that was launched."""
 
     step: Step
@@ -60,26 +49,28 @@ class _Flight:
 
 
 class Scheduler:
-    """Sequences in, steps out, tokens in."""
+    """Sequences in, steps out, tokens in. `context` is the longest sequence; `host_blocks` above 0 allow swapping."""
 
-    def __init__(self, pool: BlockPool, limits: Limits, clock: Clock) -> None:
-        self.pool, self.limits, self.clock = pool, limits, clock
-        self.tables = Tables(pool, limits.host_blocks)
+    def __init__(
+        self, pool: BlockPool, config: EngineConfig, clock: Clock, *, context: int = sys.maxsize, host_blocks: int = 0
+    ) -> None:
+        self.pool, self.config, self.clock, self._context = pool, config, clock, context
+        self.tables = Tables(pool, host_blocks)
         self.host_pool, self.counters = self.tables.host_pool, self.tables.counters
         self.waiting = Queue()
         self._decoding: list[Sequence] = []  # by rank, as the next
         self._works: list[Decode] = []  # of these
-        self._rounds = Rounds()  # of these, too
-        self._due: defaultdict[int, list[Sequence]] = defaultdict(list)  # by the round in which they reach their edge
+        self._decode_clock = DecodeClock()  # of these, too
+        self._awaited: defaultdict[int, list[Sequence]] = defaultdict(list)  # by the step in which they need a block
         self._decodes: tuple[Decode, ...] = ()  # all of them, as long as they are the same
         self._answers: tuple[list[int], ...] = ()  # the lists that their tokens go to
         self._changed = False  # since then
         self._filling: list[Sequence] = []  # with tokens to compute before one can be drawn
         self._ending: list[Sequence] = []  # with their last token in flight
         self._stops: Counter[int] = Counter()  # of all that have run and are not finished
-        self._slots = list(range(limits.max_seqs - 1, -1, -1))
-        self._flights: dict[int, _Flight] = {}  # in the order of launch
-        self._pace = Pace()
+        self._slots = list(range(config.max_seqs - 1, -1, -1))
+        self._flights: dict[int, _InFlight] = {}  # in the order of launch
+        self._finish_rate = FinishRate()
         self._next_rank = 0
         self._next_number = 0
 
@@ -99,13 +90,13 @@ class Scheduler:
         """Accept all of these, or none. The draws of one prompt belong together, the parent first."""
         for sequence in sequences:
             self._prepare(sequence)
-        if len(sequences) > self.limits.max_waiting:
+        if len(sequences) > self.config.max_waiting:
             raise NeverFits(
-                f"{len(sequences)} draws of one prompt; the queue takes {self.limits.max_waiting}.",
-                hint=f"Ask for {self.limits.max_waiting} at most.",
+                f"{len(sequences)} draws of one prompt; the queue takes {self.config.max_waiting}.",
+                hint=f"Ask for {self.config.max_waiting} at most.",
             )
-        if self.waiting.fresh + len(sequences) > self.limits.max_waiting:
-            retry_after_s = self._pace.retry_after_s(len(self.waiting))
+        if self.waiting.fresh + len(sequences) > self.config.max_waiting:
+            retry_after_s = self._finish_rate.retry_after_s(len(self.waiting))
             raise QueueFull(f"{len(self.waiting)} sequences wait already.", retry_after_s=retry_after_s)
         for sequence in sequences:
             parent = sequence.parent
@@ -113,29 +104,28 @@ class Scheduler:
             self.waiting.add(sequence, aside=aside)
 
     def abort(self, sequence: Sequence, reason: FinishReason = "abort") -> bool:
-        """End a sequence in whatever state; False where it had ended, or was never added."""
+        """End a sequence in whatever state, also for another reason that lies outside, such as a stop string ("stop").
+
+        False where it had ended, or was never added.
+        """
         if sequence.status is FINISHED or (sequence.slot < 0 and sequence not in self.waiting):
             return False
         self._finish(sequence, reason)
         return True
 
-    def finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        """End a sequence for a reason that lies outside, such as a stop string. Harmless where it had ended."""
-        self.abort(sequence, reason)
-
     def _prepare(self, sequence: Sequence) -> None:
         """Refuse what can never run; note when it ends."""
-        limits, sampling, size = self.limits, sequence.sampling, self.pool.size
+        context, sampling, size = self._context, sequence.sampling, self.pool.size
         prompt, usable = sequence.prompt_length, self.pool.count - 1
         assert sequence.status is Status.WAITING and sequence not in self.waiting and prompt == len(sequence.tokens)
         if prompt == 0:
             raise NeverFits("The prompt has no tokens.", hint="Give at least one.")
-        if prompt >= limits.context:
+        if prompt >= context:
             raise NeverFits(
-                f"The prompt has {prompt} tokens; the context is {limits.context}.",
-                hint=f"Shorten it to {limits.context - 1} tokens.",
+                f"The prompt has {prompt} tokens; the context is {context}.",
+                hint=f"Shorten it to {context - 1} tokens.",
             )
-        end = min(prompt + sampling.max_tokens, limits.context)
+        end = min(prompt + sampling.max_tokens, context)
         if -(-(end - 1) // size) > usable:
             raise NeverFits(
                 f"{prompt} tokens of prompt and {end - prompt} to draw; the whole cache holds {usable * size}.",
@@ -159,14 +149,14 @@ class Scheduler:
                 flight.plain = False
         sequence.computed, sequence.busy = min(sequence.computed, len(sequence.tokens) - 1), 0
         self.waiting.call(sequence)
-        self._pace.note(self.clock())
-        sequence.text.pack()
+        self._finish_rate.note(self.clock())
+        sequence.history.pack()
 
     def _leave(self, sequence: Sequence) -> None:
         """No longer among those that run; its slot is free, and others may use what it has computed."""
         self.tables.publish(sequence)
-        if sequence.rounds is self._rounds:
-            self._forget_edge(sequence)
+        if sequence.clock is self._decode_clock:
+            self._forget_next_block(sequence)
             self._stand_still(sequence)
         else:
             (self._filling if sequence in self._filling else self._ending).remove(sequence)
@@ -177,63 +167,63 @@ class Scheduler:
 
     def schedule(self) -> Step | None:
         """The next step, to be launched at once; None where nothing can run before a step in flight is complete."""
-        draft = Draft(self.limits.batched_tokens)
-        self._decode(draft)
+        builder = StepBuilder(self.config.batched_tokens)
+        self._decode(builder)
         for sequence in self._filling[:]:
-            if draft.budget:
-                self._chunk(sequence, draft)
-        if not draft.preempted:
-            self._admit(draft)
-        if not draft.decodes and not draft.chunks:
+            if builder.budget:
+                self._chunk(sequence, builder)
+        if not builder.preempted:
+            self._admit(builder)
+        if not builder.decodes and not builder.chunks:
             # Nobody needed the room after all, so nobody will copy the blocks.
-            for sequence in draft.swapped:
+            for sequence in builder.swapped:
                 self.tables.forget_swap(sequence)
             return None
         step = Step(
             self._next_number,
-            draft.decodes,
-            tuple(draft.chunks),
-            tuple(draft.copies),
-            tuple(draft.swaps_out),
-            tuple(draft.swaps_in),
-            tuple(draft.grown),
+            builder.decodes,
+            tuple(builder.chunks),
+            tuple(builder.copies),
+            tuple(builder.swaps_out),
+            tuple(builder.swaps_in),
+            tuple(builder.grown),
         )
         self._next_number += 1
-        self._flights[step.number] = _Flight(step, draft.swapped, draft.ending)
+        self._flights[step.number] = _InFlight(step, builder.swapped, builder.ending)
         return step
 
-    def _decode(self, draft: Draft) -> None:
-        """One token more for each that can, the oldest first to get room. Only those at their edge are looked at."""
-        held = dict.fromkeys(self._decoding[draft.budget :])
-        due = sorted(self._due.pop(self._rounds.count, ()), key=RANK)
-        for sequence in due if not held and self._have_room(due, draft) else self._make_room(due, held, draft):
+    def _decode(self, builder: StepBuilder) -> None:
+        """One token more for each that can, the oldest first to get room. Only those that need a block are looked at."""
+        held = dict.fromkeys(self._decoding[builder.budget :])
+        due = sorted(self._awaited.pop(self._decode_clock.steps, ()), key=RANK)
+        for sequence in due if not held and self._have_room(due, builder) else self._make_room(due, held, builder):
             if sequence.computed < sequence.end - 2:
-                self._note_edge(sequence)
+                self._await_next_block(sequence)
             else:
-                draft.ending.append(sequence)
-        if self._rounds.count % AHEAD == 0 and not held:
-            self._look_ahead(draft)
-        self._rounds.count += 1
+                builder.ending.append(sequence)
+        if self._decode_clock.steps % AHEAD == 0 and not held:
+            self._look_ahead(builder)
+        self._decode_clock.steps += 1
         for sequence in held:
             self._hold(sequence)
         if self._changed:
             self._decodes, self._changed = tuple(self._works), False
             self._answers = tuple([sequence.tokens for sequence in self._decoding])
-        draft.decodes = tuple(one for one in self._decodes if one.sequence not in held) if held else self._decodes
-        draft.budget -= len(draft.decodes)
-        for sequence in draft.ending:
+        builder.decodes = tuple(one for one in self._decodes if one.sequence not in held) if held else self._decodes
+        builder.budget -= len(builder.decodes)
+        for sequence in builder.ending:
             self._stand_still(sequence)
-        self._ending += draft.ending
+        self._ending += builder.ending
 
-    def _look_ahead(self, draft: Draft) -> None:
-        """While there is plenty of room: at once the blocks that are needed in the next rounds, and then none in those."""
-        rounds = range(self._rounds.count + 1, self._rounds.count + AHEAD)
-        soon = [sequence for number in rounds for sequence in self._due.get(number, ())]
-        if self.pool.available >= len(soon) + ROOM_TO_GROW * len(self._decoding) and self._have_room(soon, draft):
-            for number in rounds:
-                self._due.pop(number, None)
+    def _look_ahead(self, builder: StepBuilder) -> None:
+        """While there is plenty of room: take at once the blocks that the next steps need, and then none in those."""
+        steps = range(self._decode_clock.steps + 1, self._decode_clock.steps + AHEAD)
+        soon = [sequence for number in steps for sequence in self._awaited.get(number, ())]
+        if self.pool.available >= len(soon) + ROOM_TO_GROW * len(self._decoding) and self._have_room(soon, builder):
+            for number in steps:
+                self._awaited.pop(number, None)
             for sequence in soon:
-                self._note_edge(sequence)
+                self._await_next_block(sequence)
 
     def _advance_with_others(self, sequence: Sequence) -> None:
         """It decodes from the next step on."""
@@ -241,8 +231,8 @@ class Scheduler:
         self._decoding.insert(index, sequence)
         self._works.insert(index, Decode(sequence))
         self._changed = True
-        sequence.join(self._rounds)
-        self._note_edge(sequence)
+        sequence.join(self._decode_clock)
+        self._await_next_block(sequence)
 
     def _stand_still(self, sequence: Sequence) -> None:
         """It decodes no longer."""
@@ -251,55 +241,51 @@ class Scheduler:
         self._changed = True
         if not self._decoding:
             self._decodes, self._answers = (), ()  # an idle engine holds on to nobody
-        sequence.join(STILL)
+        sequence.join(NOT_DECODING)
 
     def _hold(self, sequence: Sequence) -> None:
-        """It does not advance in this round."""
+        """It does not advance in this step."""
         if sequence.status is RUNNING:
-            self._forget_edge(sequence)
-            sequence.lead -= 1
-            self._note_edge(sequence)
+            self._forget_next_block(sequence)
+            sequence.clock_offset -= 1
+            self._await_next_block(sequence)
 
-    def _note_edge(self, sequence: Sequence) -> None:
-        self._due[sequence.edge - sequence.lead].append(sequence)
+    def _await_next_block(self, sequence: Sequence) -> None:
+        self._awaited[sequence.next_block_at - sequence.clock_offset].append(sequence)
 
-    def _forget_edge(self, sequence: Sequence) -> None:
-        """Those whose round it is have been taken out already."""
-        due = self._due.get(sequence.edge - sequence.lead, [])
+    def _forget_next_block(self, sequence: Sequence) -> None:
+        """Those whose step it is have been taken out already."""
+        due = self._awaited.get(sequence.next_block_at - sequence.clock_offset, [])
         if sequence in due:
             due.remove(sequence)
 
-    def _have_room(self, sequences: list[Sequence], draft: Draft) -> bool:
-        """Give all of them room at their edges, if there is enough for all."""
+    def _have_room(self, sequences: list[Sequence], builder: StepBuilder) -> bool:
+        """Give each a block where it needs one, if there is enough for all."""
         try:
-            self.tables.grow(sequences, draft)
+            self.tables.grow(sequences, builder)
         except OutOfBlocks:
             return False
         return True
 
-    def _make_room(self, due: list[Sequence], held: dict[Sequence, None], draft: Draft) -> Iterator[Sequence]:
-        """Those for whom there is room, if need be that of newer sequences; the others are held."""
+    def _make_room(self, due: list[Sequence], held: dict[Sequence, None], builder: StepBuilder) -> Iterator[Sequence]:
+        """Yield sequences that get a block, preempting newer ones if needed; the others are held."""
         for sequence in due:
             if sequence.status is not RUNNING:
                 continue  # an older one took its room
-            if sequence in held or not self._grow(sequence, draft):
-                held[sequence] = None
-            else:
-                yield sequence
+            if sequence not in held:
+                while not self._have_room([sequence], builder):
+                    if not self._preempt_newer(sequence, builder):
+                        held[sequence] = None
+                        break
+                else:
+                    yield sequence
 
-    def _grow(self, sequence: Sequence, draft: Draft) -> bool:
-        """Room for one token more, if need be that of a newer sequence; False where it may not go on in this step."""
-        while not self._have_room([sequence], draft):
-            if not self._preempt_newer(sequence, draft):
-                return False
-        return True
-
-    def _chunk(self, sequence: Sequence, draft: Draft) -> None:
+    def _chunk(self, sequence: Sequence, builder: StepBuilder) -> None:
         """As many of its known tokens as the budget allows; the last one draws."""
         start, known = sequence.computed, len(sequence.tokens)
-        end = min(known, start + draft.budget)
-        draft.chunks.append(Work(sequence, start, end - start, end == known))
-        draft.budget -= end - start
+        end = min(known, start + builder.budget)
+        builder.chunks.append(Work(sequence, start, end - start, end == known))
+        builder.budget -= end - start
         sequence.computed = end
         sequence.busy += 1
         if end == known:
@@ -309,10 +295,10 @@ class Scheduler:
             else:
                 self._advance_with_others(sequence)
 
-    def _admit(self, draft: Draft) -> None:
+    def _admit(self, builder: StepBuilder) -> None:
         """Sequences in the order of the queue, while there are tokens, slots and blocks for the first of them."""
         published = False
-        while draft.budget and self._slots:
+        while builder.budget and self._slots:
             sequence = self.waiting.first()
             running = len(self._decoding) + len(self._filling)
             if sequence is None or sequence.in_flight or sequence.busy or self.tables.refuse_still(sequence, running):
@@ -322,7 +308,7 @@ class Scheduler:
                 for one in self.running:
                     self.tables.publish(one)
                 published = True
-            if not self.tables.give(sequence, draft, running):
+            if not self.tables.give(sequence, builder, running):
                 return
             self.waiting.pop()
             if sequence.rank < 0:
@@ -331,21 +317,21 @@ class Scheduler:
                 self._stops.update(sequence.stops)
             sequence.status, sequence.slot = RUNNING, self._slots.pop()
             insort(self._filling, sequence, key=RANK)
-            self._chunk(sequence, draft)
+            self._chunk(sequence, builder)
 
-    def _preempt_newer(self, sequence: Sequence, draft: Draft) -> bool:
+    def _preempt_newer(self, sequence: Sequence, builder: StepBuilder) -> bool:
         """The newest of those that run makes room; False where that is the sequence itself."""
         victim = max((group[-1] for group in (self._decoding, self._filling) if group), key=RANK)
         if victim is sequence:
             return False
         self._leave(victim)
         victim.status = Status.WAITING
-        if not self.tables.swap_out(victim, draft):
+        if not self.tables.swap_out(victim, builder):
             self.tables.release(victim)
         self.waiting.put_back(victim)
         victim.preemptions += 1
         self.counters.preemptions += 1
-        draft.preempted = True
+        builder.preempted = True
         return True
 
     # Back from a step.
@@ -388,7 +374,7 @@ class Scheduler:
                 sequence.busy -= sequence.status is not FINISHED
         return finished
 
-    def _learn_decodes(self, flight: _Flight, tokens: list[int], finished: list[Sequence]) -> None:
+    def _learn_decodes(self, flight: _InFlight, tokens: list[int], finished: list[Sequence]) -> None:
         decodes: Sized[Decode] = flight.step.decodes
         if not flight.plain:
             here = [work.sequence.status is not FINISHED for work in decodes]

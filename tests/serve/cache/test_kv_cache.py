@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tonnage.serve.cache import CacheShape, KvCache
+from tonnage.serve.cache.kv_cache import CacheShape, KvCache
 
 CPU = torch.device("cpu")
 

@@ -1,0 +1,66 @@
+"""How an engine is started: the one record that startup, scheduler and model runner read. Knows no torch."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tonnage.errors import RequestError
+from tonnage.units import parse_bytes
+
+Weights = Literal["int8", "fp8"]
+FLOAT_FORMATS = ("fp32", "fp16", "bf16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """The options of an engine.
+
+    | option           | meaning                                                                                   |
+    |------------------|-------------------------------------------------------------------------------------------|
+    | `budget`         | a share of the device's memory (on the CPU of what is free), or a size such as "60 GiB"   |
+    | `context`        | tokens of the longest sequence; None: as far as the model goes, and the cache holds       |
+    | `kv`             | "bf16", "fp16", "fp32" or "fp8"; None: as the model computes                              |
+    | `weights`        | "int8" or "fp8": kept in eight bits                                                       |
+    | `max_seqs`       | sequences that run at once                                                                |
+    | `batched_tokens` | tokens of one step                                                                        |
+    | `block`          | tokens of a block of the cache; `blocks`: how many, whatever the budget                   |
+    | `prefix_cache`   | keep prefixes for later requests that begin alike                                         |
+    | `swap`           | host memory that preempted sequences are kept in, such as "8 GiB"; 0: they are recomputed |
+    | `eager`          | no CUDA graphs                                                                            |
+    | `seed`           | for requests without one                                                                  |
+    | `max_waiting`    | sequences in the queue; more are refused                                                  |
+    """
+
+    budget: float | str = 0.9
+    context: int | None = None
+    kv: str | None = None
+    weights: Weights | None = None
+    max_seqs: int = 256
+    batched_tokens: int = 8192
+    block: int = 16
+    blocks: int | None = None
+    prefix_cache: bool = True
+    swap: int | str = 0
+    eager: bool = False
+    seed: int = 0
+    max_waiting: int = 1024
+
+    def __post_init__(self) -> None:
+        for name in ("context", "max_seqs", "batched_tokens", "block"):
+            number = getattr(self, name)
+            least = 2 if name == "context" else 1
+            if number is not None and number < least:
+                raise RequestError(f"{name} is {number}.", hint=f"Give {name} at least {least}.")
+        if self.blocks is not None and self.blocks < 2:
+            raise RequestError(f"blocks is {self.blocks}.", hint="Give at least 2: one of them is never used.")
+        if self.kv not in (None, "fp8", *FLOAT_FORMATS):
+            raise RequestError(f"A KV cache in {self.kv!r} is not known.", hint=f"Use fp8, {', '.join(FLOAT_FORMATS)}.")
+
+    @property
+    def rows(self) -> int:
+        """Sequences that one step decodes, at most."""
+        return min(self.max_seqs, self.batched_tokens)
+
+    @property
+    def swap_bytes(self) -> int:
+        """Host memory for preempted sequences."""
+        return parse_bytes(self.swap) if isinstance(self.swap, str) else self.swap

@@ -1,0 +1,1 @@
+"""Runs a step on the device: inputs, CUDA graphs, the forward pass and sampling."""
