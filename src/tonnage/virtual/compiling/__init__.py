@@ -39,7 +39,8 @@ Act = Callable[[ModuleType], None]
 
 
 def install(gpu: Gpu, stand_ins: StandIns) -> tuple[dict[str, Act], Callable[[], None]]:
-    """Prepare torch.compile: returns what to do when a module has been imported, by its name, and how to undo it all."""
+    """Prepare torch.compile. Returns actions to run after a module's import, by module name, and a function that
+    undoes all."""
     patches = Patches()
     if importlib.util.find_spec("triton") is None:
         patches.set(torch, "compile", _eager(stand_ins, "Triton is not installed (pip install triton)"))
@@ -48,11 +49,11 @@ def install(gpu: Gpu, stand_ins: StandIns) -> tuple[dict[str, Act], Callable[[],
     folder = caches.install(patches)
 
     def configure(config: ModuleType) -> None:
-        """Compile in this process: a pool of workers takes seconds to start, and there is nothing for it to do."""
+        """Compile in this process: a worker pool takes seconds to start and would have nothing to do."""
         patches.set(config, "compile_threads", 1)
         patches.set(config, "bundle_triton_into_fx_graph_cache", False)  # there are no binaries to keep
 
-    # What changes in each module of Triton and Inductor, right after it has been imported.
+    # Patches for modules of Triton and Inductor, applied right after their import.
     actions: dict[str, Act] = {
         "triton.backends": lambda module: driver.replace_driver(module, gpu, patches),
         "triton.runtime.driver": lambda module: driver.forget_driver(module, patches),
@@ -75,7 +76,7 @@ def install(gpu: Gpu, stand_ins: StandIns) -> tuple[dict[str, Act], Callable[[],
 
 
 def _leave_alone(trace_rules: ModuleType, patches: Patches) -> None:
-    """Keep Dynamo out of our kernels and callbacks, which run between the graphs of a function that breaks.
+    """Keep Dynamo out of our kernels and callbacks, which run at graph breaks.
 
     Stand-ins of packages are traced as the packages would be.
     """
@@ -88,7 +89,7 @@ def _leave_alone(trace_rules: ModuleType, patches: Patches) -> None:
 
 
 def _change_backend(compile_fx: ModuleType, stand_ins: StandIns, patches: Patches) -> None:
-    """Run graphs with parts on the host eagerly where there is no C++ compiler, which Inductor needs for those."""
+    """Without a C++ compiler, which Inductor needs for host code, run graphs with host tensors eagerly."""
     plain = compile_fx.compile_fx
 
     def on_host(node: Any) -> bool:
@@ -113,7 +114,7 @@ def _has_compiler() -> bool:
 
     try:
         return shutil.which(cpp_builder.get_cpp_compiler()) is not None
-    except Exception:  # InvalidCxxCompiler, and it lives elsewhere in older versions
+    except Exception:  # InvalidCxxCompiler, defined elsewhere in older versions
         return False
 
 

@@ -30,8 +30,8 @@ __all__ = ["install"]
 
 
 def install(device: "Device", library: ctypes.PyDLL, count: int = 1) -> Callable[[], None]:
-    """From now on `torch.cuda` is `count` times this card; the result puts everything back as it was."""
-    # Not at the top: these import torch, which must come after the native library.
+    """Make `torch.cuda` report `count` of this card; the returned function restores everything."""
+    # Imported late: these import torch, which must come after the native library.
     from tonnage.virtual.cuda import (
         devices,
         forks,
