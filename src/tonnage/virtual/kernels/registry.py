@@ -21,7 +21,7 @@ Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 KERNELS: dict[str, Callable[..., Any]] = {}
 # the same for sparse tensors
 SPARSE_KERNELS: dict[str, Callable[..., Any]] = {}
-# names of this project's own operators: what PyTorch's C++ asks of CUDA through function tables
+# our own operators, by name: what PyTorch's C++ requests from CUDA through function tables
 SCHEMAS: dict[str, str] = {}
 COMPOSITES: dict[str, Callable[..., Any]] = {}
 
@@ -41,7 +41,7 @@ def kernel(*names: str) -> Callable[[Kernel], Kernel]:
 
 
 def sparse_kernel(*names: str) -> Callable[[Kernel], Kernel]:
-    """Register the function for these aten operators where an argument is a sparse (COO) tensor."""
+    """Register the function for these aten operators on sparse (COO) tensors."""
 
     def register(function: Kernel) -> Kernel:
         SPARSE_KERNELS.update(dict.fromkeys(names, function))
@@ -51,7 +51,7 @@ def sparse_kernel(*names: str) -> Callable[[Kernel], Kernel]:
 
 
 def own_operator(schema: str, *, composite: bool = False) -> Callable[[Kernel], Kernel]:
-    """Register the function as an operator of the namespace `tonnage`; a composite one is differentiated through."""
+    """Register the function as an operator of the namespace `tonnage`; autograd differentiates through a composite one."""
 
     def register(function: Kernel) -> Kernel:
         name = schema.split("(", 1)[0]
@@ -66,7 +66,7 @@ def own_operator(schema: str, *, composite: bool = False) -> Callable[[Kernel], 
 
 
 def plain(operator: Any) -> Callable[..., Any]:
-    """The operator, or the one of this aten name, by its shape rule alone: outputs are allocated, nothing else is."""
+    """Return a function that applies only the operator's shape rule: it allocates the outputs and nothing else."""
     if isinstance(operator, str):
         packet, _, overload = operator.partition(".")
         operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
@@ -78,5 +78,5 @@ def plain(operator: Any) -> Callable[..., Any]:
 
 
 def scratch(size_bytes: int, like: torch.Tensor) -> torch.Tensor | None:
-    """Bytes that a kernel borrows from the caching allocator; hold the result for as long as the kernel would."""
+    """Allocate temporary bytes from the caching allocator; hold the result for as long as the kernel would."""
     return torch.empty(size_bytes, dtype=torch.uint8, device=like.device) if size_bytes > 0 else None
