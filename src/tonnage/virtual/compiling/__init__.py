@@ -1,20 +1,20 @@
-"""torch.compile on the virtual GPU: Dynamo, AOTAutograd and Inductor run for real, kernels do nothing.
+"""torch.compile on the virtual GPU: Dynamo, AOTAutograd and Inductor really run, kernels do nothing.
 
-The code that Inductor generates makes every buffer itself and hands it to kernels, so memory is right without running
-any. Inductor's autotuning stays as it is too, for it takes memory on the card: copies of what a kernel overwrites, and
-a buffer that flushes the L2 cache. What is replaced:
+Inductor's generated code allocates every buffer itself and passes it to kernels, so memory is right without running
+any. Autotuning also runs unchanged, because it takes memory on the card: copies of what a kernel overwrites, and a
+buffer that flushes the L2 cache.
 
 | module     | replaces                                                                     |
 |------------|------------------------------------------------------------------------------|
-| `kernels`  | Triton's compilation of one kernel, its launch and the time that it takes    |
+| `kernels`  | Triton's compilation of a kernel, its launch and its time                    |
 | `cubin`    | nothing: reads register counts from the few kernels that Triton does compile |
 | `driver`   | Triton's driver, launches of a script's own kernels, `triton.testing`        |
-| `caches`   | the folders that Inductor and Triton keep code in                            |
-| `sources`  | nothing: finds the script's line for a line of generated code                |
+| `caches`   | the cache folders of Inductor and Triton                                     |
+| `sources`  | nothing: maps a line of generated code to the script's line                  |
 | `dynamo`   | a few functions of torch._dynamo, until something is compiled                |
-| `bindings` | what generated code misses in a CPU build of torch                           |
+| `bindings` | what generated code needs that a CPU build of torch lacks                    |
 
-Apart from `bindings` it knows nothing of how memory is allocated, so it serves CPU and CUDA builds of torch alike.
+Apart from `bindings` it does not depend on how memory is allocated, so it works for CPU and CUDA builds of torch.
 """
 
 import importlib.util

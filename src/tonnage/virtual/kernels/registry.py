@@ -2,12 +2,12 @@
 
     @kernel("embedding_dense_backward")
     def embedding_dense_backward(grad, indices, num_weights, padding_idx, scale_grad_by_freq):
-        sorted_indices = torch.empty_like(indices)      # a temporary, dropped when the function returns
+        sorted_indices = torch.empty_like(indices)      # a temporary, freed when the function returns
         return torch.zeros((num_weights, grad.shape[-1]), dtype=grad.dtype, device=grad.device)
 
-A kernel makes and drops tensors in the order in which the real host code does; nothing is computed. `plain("name.overload")`
-calls the operator's shape rule, for kernels that only add temporaries to it. Arguments arrive as the schema lists them; those
-that equal the schema's defaults may be missing, so a kernel repeats the defaults of those that it reads.
+A kernel allocates and frees tensors in the order of the real host code; nothing is computed. `plain("name.overload")`
+calls the operator's shape rule, for kernels that only add temporaries. Arguments arrive as in the schema; those equal
+to the schema's defaults may be missing, so a kernel repeats the defaults of those that it reads.
 """
 
 from collections.abc import Callable
