@@ -224,7 +224,6 @@ def _instead_of(plain: Callable[..., Any], function: Callable[..., Any]) -> Call
 
 
 def _replace(module: Any, name: str, function: Callable[..., Any]) -> Undo:
-    """Replace a method of this instance only."""
     before = module.__dict__.get(name)
     module.__dict__[name] = function
 

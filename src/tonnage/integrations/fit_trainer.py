@@ -302,7 +302,6 @@ class FittedSteps(Trainer):
 
 
 def _drive(trainer: Any, fitted: Fitted, step: Step) -> Undo:
-    """Make the Trainer take its steps through fit."""
     plain_class = type(trainer)
     bases = (FittedSteps,) if plain_class is Trainer else (plain_class, FittedSteps)
     with ExitStack() as stack:

@@ -64,7 +64,6 @@ def _is_built_for_cuda() -> bool:
 
 
 def _driver_has_devices() -> bool:
-    """Whether NVIDIA's driver, if installed, reports a device."""
     count = ctypes.c_int(0)
     try:
         driver = ctypes.CDLL("libcuda.so.1")

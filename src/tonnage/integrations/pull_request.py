@@ -187,7 +187,6 @@ def _git(*words: str) -> None:
 
 
 def _comment(given: Mapping[str, str], marker: str, body: str) -> str:
-    """Create the comment or update the existing one, and return what was done."""
     event = Path(given.get("GITHUB_EVENT_PATH", ""))
     number = json.loads(event.read_text()).get("pull_request", {}).get("number") if event.is_file() else None
     if not number or not given.get("TOKEN"):

@@ -140,7 +140,6 @@ def check_columns(database: sqlite3.Connection) -> None:
 
 
 def _first(database: sqlite3.Connection, table: str, rule: str, column: str = "1") -> Any:
-    """Return the first row that breaks a rule."""
     return database.execute(f"SELECT {column} FROM {table} WHERE NOT ({rule}) LIMIT 1").fetchone()
 
 

@@ -71,7 +71,6 @@ class Recording:
         return found if isfinite(found.high_s) and found.step_s > 0 else None
 
     def _collective_s(self, gpu: Gpu) -> "CollectiveSeconds | None":
-        """Return the durations of collectives on the rank's cluster."""
         settings = self.captured.settings if self.captured else {}
         if HOSTS not in settings:
             return None

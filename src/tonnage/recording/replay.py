@@ -167,7 +167,6 @@ def _allocator(header: Header, observer: Callable[[str, int, int, int], None] | 
 
 
 def _play(recording: Recording, allocator: CachingAllocator, tape: "_Tape | None" = None) -> Outcomes:
-    """Replay every event in order, until a request fails."""
     blocks: dict[tuple[int, int], Block] = {}
     failed = shortage = None
     for sequence, action, allocation in recording.events():

@@ -412,7 +412,6 @@ def address_of(tensor: Any) -> int:
 
 
 def _has_address(tensor: Any) -> bool:
-    """Whether a subclass has its own data."""
     try:
         address_of(tensor)
     except (
@@ -425,7 +424,6 @@ def _has_address(tensor: Any) -> bool:
 
 
 def _tensors(values: Iterable[Any], depth: int = 4) -> list[Any]:
-    """Return the tensors in nested containers and mappings."""
     found: list[Any] = []
     tensor = sys.modules["torch"].Tensor
     for value in values:

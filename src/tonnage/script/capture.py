@@ -203,7 +203,6 @@ class StepCapture:
         profiler.mark(f"phase {self._who.phase}")
 
     def _next_step(self) -> None:
-        """Complete a step, and stop if that is enough."""
         done = self._steps[-1]
         done.complete, done.settings = True, profiler.settings()
         self._tried += 1

@@ -112,7 +112,6 @@ def _value(node: ast.expr, frame: FrameType) -> Any:
 
 
 def _ends(body: list[ast.stmt]) -> bool:
-    """Whether a handler always raises or exits."""
     last = body[-1]
     if isinstance(last, ast.If):
         ends = bool(last.orelse) and _ends(last.body) and _ends(last.orelse)

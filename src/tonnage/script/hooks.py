@@ -51,7 +51,6 @@ def _outside_graphs(act: Callable[[Any], None]) -> Callable[..., None]:
 
 
 def _wrap_engine(who: Attribution) -> Callable[[], None]:
-    """Wrap the function of torch.autograd that runs every backward."""
     from torch.autograd import graph
 
     plain = graph._engine_run_backward

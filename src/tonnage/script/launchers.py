@@ -90,7 +90,6 @@ def read_launch(words: Sequence[str], *, is_module: bool = False, gpus: int = 1)
 
 
 def _of_python(words: Sequence[str], command: tuple[str, ...], gpus: int) -> Launch:
-    """Parse the arguments of `python`."""
     words = list(words)
     while words and words[0].startswith("-") and words[0] not in ("-m", "-c", "-"):
         word = words.pop(0)

@@ -176,7 +176,7 @@ def _compiled(tree: ast.AST, file: str, mode: str) -> CodeType:
 
 
 def _plain_python(text: str, cell: Cell) -> str:
-    """Return the text as Python, with calls in place of IPython's own syntax."""
+    """Return the text as Python, with calls in place of IPython's syntax."""
     try:
         ast.parse(text)
         return text

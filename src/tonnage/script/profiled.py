@@ -231,7 +231,6 @@ def read_step(profile: Profile, at: int, *, settings: dict[str, str], **facts: A
 
 
 def _states(events: Iterable[Event]) -> Iterator[int]:
-    """Yield the ids of events that create optimizer states."""
     phase, above = "", -1
     for event in events:
         if event.mark.startswith("phase "):
@@ -275,7 +274,7 @@ def _phases(events: Iterable[Event], kept: list[Event]) -> list[tuple[int, str]]
 
 
 def _is_pinned(address: int | None) -> bool:
-    """Whether the address is pinned. Torch never unpins memory, so what was pinned when it was copied still is."""
+    """Whether the address is pinned. PyTorch caches pinned memory, so what was pinned when it was copied still is."""
     if not address:
         return False
     there = (ctypes.c_byte * 1).from_address(address)

@@ -84,7 +84,6 @@ def facts_of_model(model: Any) -> dict[str, str]:
 
 
 def _unwrapped(model: Any) -> list[Any]:
-    """Return a model and what it wraps, outermost first."""
     torch = sys.modules["torch"]
     found = [model]
     while len(found) < 8:

@@ -1,4 +1,4 @@
-"""The cache folder for built libraries and lookups. Code is loaded from it, so nobody else may write there.
+"""The cache folder for built libraries and lookups. Code is loaded from it, so no other user may write there.
 
 A path is safe if it belongs to this user or root and neither the group nor others can write it.
 """

@@ -69,7 +69,6 @@ class Laws:
 
 
 def _converted(law: Operand, dtype: str) -> Law | None:
-    """Return the law of a copy in another dtype."""
     if law is None or isinstance(law, float):
         return None
     if dtype == "Bool":

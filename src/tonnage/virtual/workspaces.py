@@ -62,7 +62,6 @@ class Workspaces:
         return size
 
     def _row(self, library: str) -> dict[str, Any]:
-        """Return the newest row for this card and version."""
         major = self._device.gpu.compute_capability[0]
         fitting = [
             row for row in self._rows if row["library"] == library and major in row.get("capability_majors", [major])

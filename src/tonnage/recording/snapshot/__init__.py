@@ -47,7 +47,6 @@ def _read(path: Path, limits: Limits) -> Snapshot:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Add the file's name to errors."""
     try:
         yield
     except BadSnapshot as error:

@@ -68,7 +68,6 @@ def origin_of(frames: tuple[Frame, ...]) -> Origin:
 
 
 def _is_own(frame: Frame) -> bool:
-    """Whether the frame is in the script's own files."""
     return not _LIBRARY.search(frame.filename) and not _TORCH.search(frame.filename)
 
 

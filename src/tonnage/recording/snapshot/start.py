@@ -65,7 +65,6 @@ def start_of(trace: Trace, held: list[HeldSegment], settings: AllocatorSettings)
 def _sized(
     blocks: list[StartBlock], ends: dict[int, int], segments: list[Segment], settings: AllocatorSettings
 ) -> list[StartBlock]:
-    """Fill in the sizes of blocks that the file does not give."""
     ground = Ground(settings)
     for segment in segments:
         if not segment.is_expandable:

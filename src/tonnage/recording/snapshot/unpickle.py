@@ -126,7 +126,6 @@ class _Machine:
         return 2
 
     def _refill(self, pos: int) -> int:
-        """Check the limits, then read more."""
         self._check_growth()
         more = self._stream.read(_WINDOW_BYTES)
         if pos and not more and pos >= len(self._buffer):

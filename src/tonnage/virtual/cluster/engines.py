@@ -53,7 +53,6 @@ class Engines:
             patches.set(owner, name, self._watched(plain, category, title))
 
     def _see_gradients(self, patches: Patches, owner: Any) -> None:
-        """Mark tensors that are about to be reduced as gradients."""
         plain = owner.foreach_reduce
 
         def see(parameters: Any, gradients: Any, *arguments: Any, **keywords: Any) -> Any:

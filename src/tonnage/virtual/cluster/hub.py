@@ -333,7 +333,8 @@ class Hub:
         return bool(gone)
 
     def nobody_answers(self) -> str:
-        """Describe a rank that polls the store in vain while all others wait; "" if some rank still makes progress."""
+        """Describe a rank that polls the store for a key that is never set, while all others wait; "" if some rank
+        makes progress."""
         live = self.running - set(self.ended)
         asking = [rank for rank in sorted(live) if rank in self.polled]
         if not asking or live - set(asking) - set(self._waiting):
@@ -341,7 +342,6 @@ class Hub:
         return f"{_ALONE}{self.polled[asking[0]]} again and again, and nobody sets it. {_SET_KEY}"
 
     def _trouble(self, words: str) -> None:
-        """Record the problem and fail all waiting ranks."""
         self.journal.trouble = self.journal.trouble or words
         for rank in list(self._waiting):
             self._waiting.pop(rank).reply(("fail", words))

@@ -207,7 +207,7 @@ def _look_for_idle(by_pipe: dict[Connection, Child], hub: Hub, folder: Path) -> 
 
 
 def _look_for_polling(hub: Hub, polling_since_s: float | None) -> float | None:
-    """Return since when all running ranks only wait or poll in vain; end the round if that lasts too long."""
+    """Return since when all running ranks only wait or poll; end the round if that lasts too long."""
     words = hub.nobody_answers()
     if not words:
         return None

@@ -31,7 +31,6 @@ def install(patches: Patches) -> None:
 
 
 def _empty_strided_cuda(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
-    """Allocate as generated code does."""
     return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
 
 

@@ -61,7 +61,7 @@ class _Devices:
         return before
 
     def exchange_back(self, index: int) -> int:
-        """Do the same as `exchange`; PyTorch's compiler expects two functions."""
+        """Select a card and return the previous one; PyTorch's compiler expects two such functions."""
         return self.exchange(index)
 
     def synchronize(self) -> None:

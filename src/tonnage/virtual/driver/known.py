@@ -107,7 +107,7 @@ class KnownValues:
         return self.host_view(tensor) if tensor.is_cuda else tensor
 
     def _law_number(self, tensor: Any) -> int:
-        """Return the number of the tensor's law; 0 for none."""
+        """Return the number of the tensor's law; 0 if it has none."""
         if not self._laws or not tensor.is_cuda or address_of(tensor) not in self._laws:
             return 0
         self._device.drain()

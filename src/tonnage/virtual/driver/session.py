@@ -93,7 +93,6 @@ class DriverSession(Session):
         self.values.forget(tensor)
 
     def _answer(self, question: bytes) -> int:
-        """Answer a question from a stand-in library."""
         if question.startswith(b"grant "):
             return int(self.device.grants(int(question.partition(b"=")[2])))
         return answers.answer(question.decode(), self.device, self.stand_ins.assume)

@@ -161,7 +161,6 @@ class Values(KnownValues):
         return result
 
     def _filled(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
-        """Track constants and ranges."""
         result = call()
         target = keywords.get("out", arguments[0])
         if not self._may_be_known(target):
@@ -228,7 +227,6 @@ class Values(KnownValues):
     # Reading values
 
     def _read_scalar(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
-        """Return the number that `.item()` and similar calls read."""
         call()
         tensor = arguments[0]
         if self._told:
@@ -240,7 +238,6 @@ class Values(KnownValues):
         return value if tensor.dtype.is_floating_point else bool(value) if dtype == "Bool" else int(value)
 
     def _copy(self, operator: Any, call: Run, arguments: Sequence[Any], keywords: Keywords) -> Any:
-        """Track copies to, from and on the card."""
         to, source = arguments[0], arguments[1]
         result = call()
         from_card = source.is_cuda

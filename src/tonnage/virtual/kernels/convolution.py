@@ -172,7 +172,7 @@ def cudnn_convolution_out(
     self: Tensor, weight: Tensor, padding: Ints, stride: Ints, dilation: Ints, groups: int, benchmark: bool,
     deterministic: bool, allow_tf32: bool, *, out: Tensor,
 ) -> Tensor:  # fmt: skip
-    """Do the same into an existing tensor."""
+    """Convolve into an existing tensor."""
     if out.numel():
         _forward(out, self, weight, (padding, stride, dilation, groups), benchmark)
     return out
@@ -207,7 +207,7 @@ def cudnn_convolution_add_relu(
     self: Tensor, weight: Tensor, z: Tensor, alpha: float | None, bias: Tensor | None, stride: Ints, padding: Ints,
     dilation: Ints, groups: int,
 ) -> Tensor:  # fmt: skip
-    """Do the same with an added term, which is copied to the output's layout."""
+    """Run the fused kernel with an added term, which is copied to the output's layout."""
     laid_z = z.contiguous(memory_format=_convolution_format(self, weight))
     output = cudnn_convolution_relu(self, weight, bias, stride, padding, dilation, groups)
     del laid_z

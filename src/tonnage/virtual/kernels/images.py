@@ -43,7 +43,6 @@ _through_copies("upsample_bicubic2d_backward", native_channels_last=False, copie
 
 
 def _into_shape_of_input(x: Tensor, shape: list[int]) -> Tensor:
-    """Allocate a tensor as large as the input, then resize it."""
     output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     laid = x.contiguous()
     output.resize_(shape)

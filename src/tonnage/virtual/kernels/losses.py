@@ -16,7 +16,6 @@ def _reduced(loss: torch.Tensor, reduction: int) -> torch.Tensor:
 
 
 def _pairwise(self: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Allocate the result of a binary operator on both."""
     if self.shape == target.shape and self.dtype == target.dtype and self.stride() == target.stride():
         return torch.empty_like(self)
     return torch.ops.aten.sub.Tensor(self, target)
@@ -155,7 +154,7 @@ def cdist_backward(
 
 @kernel("_pdist_backward")
 def pdist_backward(grad: torch.Tensor, self: torch.Tensor, p: float, pdist: torch.Tensor) -> torch.Tensor:
-    """Do the same within one set."""
+    """Allocate a gradient for each pair within one set, before they are summed."""
     result = torch.empty_like(self, memory_format=torch.contiguous_format)
     pairs = self.new_empty((self.shape[0] - 1, *result.shape)) if p and self.numel() else None
     del pairs

@@ -16,7 +16,7 @@ _LT_TYPES = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat
 
 
 def _unreadable(matrix: torch.Tensor) -> bool:
-    """Whether neither rows nor columns are contiguous."""
+    """Whether cuBLAS cannot read the matrix: neither rows nor columns are contiguous."""
     (rows, columns), (row_step, column_step) = matrix.shape, matrix.stride()
     if (column_step == 1 and row_step >= max(1, columns)) or (row_step == 1 and column_step >= max(1, rows)):
         return False
@@ -36,7 +36,7 @@ def _is_dense(matrix: torch.Tensor) -> bool:
 
 
 def _unreadable_batch(batch: torch.Tensor) -> bool:
-    """Do the same for a batch of matrices, by its last two dimensions; a stride of 0 is not a leading dimension."""
+    """Whether cuBLAS cannot read the matrices of a batch; a stride of 0 is not a leading dimension."""
     (_, rows, columns), (_, row_step, column_step) = batch.shape, batch.stride()
     if (column_step == 1 and row_step >= max(1, columns)) or (row_step == 1 and column_step >= max(1, rows)):
         return False

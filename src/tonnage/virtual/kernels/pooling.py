@@ -33,7 +33,7 @@ def adaptive_max_pool2d_backward(grad_output: Tensor, self: Tensor, indices: Ten
 
 @kernel("adaptive_max_pool3d")
 def adaptive_max_pool3d(self: Tensor, output_size: list[int]) -> tuple[Tensor, Tensor]:
-    """Do the same in three dimensions; the outputs are contiguous."""
+    """Copy a non-contiguous input; the outputs are contiguous."""
     output, indices = plain("adaptive_max_pool3d")(self, output_size)
     self.contiguous()
     return output, indices

@@ -65,7 +65,6 @@ class Network:
 
     @property
     def _is_persistent(self) -> bool:
-        """Whether PyTorch requests cuDNN's persistent algorithm."""
         simple = (
             self.dtype == "float16" and self.kind != "GRU" and self.layers == self.directions == 1 and not self.rows
         )

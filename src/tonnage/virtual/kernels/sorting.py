@@ -268,7 +268,6 @@ def unique_dim(self: torch.Tensor, dim: int, sorted: bool = True, *returned: boo
 
 
 def _found(self: torch.Tensor, consecutive: bool, dim: int | None = None) -> tuple[torch.Tensor, ...] | None:
-    """Return the result if the values are known."""
     if not is_known(self):
         return None
     find = torch.unique_consecutive if consecutive else torch.unique

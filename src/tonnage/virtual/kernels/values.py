@@ -66,7 +66,7 @@ def choose(result: torch.Tensor, choices: int, operator: str) -> torch.Tensor:
 
 
 def choose_distinct(result: torch.Tensor, choices: int, dim: int, operator: str) -> torch.Tensor:
-    """Do the same without repeated indices along the dimension, as in topk."""
+    """Fill `result` with sampled indices that do not repeat along the dimension, as in topk."""
     if result.numel() > MOST_KNOWN or is_known(result) or not result.dim():
         return result
     active().stand_ins.assume(operator, "Indices that depend on computed values are drawn uniformly.")

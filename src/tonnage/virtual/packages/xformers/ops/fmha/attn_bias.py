@@ -31,7 +31,7 @@ class LowerTriangularFromBottomRightMask(AttentionBias):
 
 @dataclass
 class LowerTriangularFromBottomRightLocalAttentionMask(LowerTriangularFromBottomRightMask):
-    """The same with a window of keys."""
+    """A causal mask aligned to the last query, with a window of keys."""
 
     _window_size: int
 
