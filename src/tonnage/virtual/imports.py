@@ -62,7 +62,8 @@ class _LazyLoader(Loader):
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return _Waiting(spec.name)
 
-    def exec_module(self, module: ModuleType) -> None: ...
+    def exec_module(self, module: ModuleType) -> None:
+        """Do nothing: the code runs when an attribute is accessed."""
 
     def answer(self, module: ModuleType, name: str) -> Any:
         """Return an attribute of the package: a prepared answer, the submodule `config`, or else run its code."""

@@ -101,7 +101,8 @@ class VirtualGroup(dist.ProcessGroup):
 
     _set_default_timeout = _add_ephemeral_timeout = set_timeout
 
-    def shutdown(self) -> None: ...
+    def shutdown(self) -> None:
+        """Do nothing: no work is in flight."""
 
     abort = shutdown
 
