@@ -18,8 +18,7 @@ _BEFORE = dict(os.environ)
 
 
 def main() -> None:
-    """Parse the answer's file, the launcher's package and name, the GPUs per host and the launcher's arguments, and
-    run it."""
+    """Run a launcher; arguments: the answer's file, its package, its name, GPUs per host, its own arguments."""
     answer, package, launcher, gpus, *words = sys.argv[1:]
     sys.argv = [launcher, *words]
     try:

@@ -156,8 +156,7 @@ class Attribution:
 
     @contextmanager
     def within(self, region: str) -> Iterator[None]:
-        """Run the body in this phase, unless an outer function determines another, or on another thread than the
-        script's."""
+        """Run the body in this phase, unless an outer function determines another or this is not the main thread."""
         if threading.get_ident() != self.main_thread:
             yield
             return

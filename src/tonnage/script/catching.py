@@ -24,8 +24,7 @@ _trees: dict[str, ast.Module | None] = {}
 
 
 def stacks(of: FrameType | None, waiting: int) -> Iterator[FrameType]:
-    """Return this thread's frames, innermost first, then those of the thread that waits for it (for backward, the
-    main one)."""
+    """Return this thread's frames, innermost first, then those of the thread that waits for it."""
     seen = set()
     for frame in (of, sys._current_frames().get(waiting)):
         while frame is not None and id(frame) not in seen:

@@ -30,8 +30,7 @@ _SUPPORT = {"diffusers": "_supports_gradient_checkpointing", "transformers": "su
 
 
 def facts_of_driver(frame: FrameType | None) -> tuple[dict[str, str], Any]:
-    """Return the facts that the frames show, and Lightning's module, whose parts are called one by one as if they
-    were models."""
+    """Return facts from the frames, and Lightning's module, whose parts are called as if they were models."""
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
         driver: Any = frame.f_locals.get("self") if name.startswith(_DRIVERS) else None

@@ -239,8 +239,7 @@ def distinct_values(law: Law | None, elements: int) -> int:
 
 
 def beyond_tolerance(operator: str, tolerance: float) -> bool | None:
-    """Answer `x > tolerance` for an unknown x, which counts as beyond a small tolerance and equal to no number. None
-    if undecided."""
+    """Compare an unknown x, which lies beyond small tolerances and equals no number; None if undecided."""
     if operator in ("eq", "ne") and math.isfinite(tolerance):
         return operator == "ne"
     if not 0 < abs(tolerance) <= LARGEST_TOLERANCE:

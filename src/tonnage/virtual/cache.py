@@ -15,8 +15,7 @@ from tonnage.errors import MissingPart
 
 
 def cache_folder() -> Path:
-    """Return the folder in TONNAGE_CACHE, or else the first safe default. Raises MissingPart if it is unsafe or none
-    is safe."""
+    """Return the folder in TONNAGE_CACHE, or the first safe default; raise MissingPart if there is none."""
     if named := os.environ.get("TONNAGE_CACHE"):
         folder = _made(Path(named))
         if why := _why_unsafe(folder):

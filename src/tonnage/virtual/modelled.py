@@ -1,5 +1,4 @@
-"""The virtual GPU of a CPU build of torch: a device on the CUDA key, host code of operators, and a model of the
-allocator."""
+"""The virtual GPU of a CPU build of torch: a device on the CUDA key, host code of operators, a model of the allocator."""
 
 import atexit
 import ctypes

@@ -62,8 +62,7 @@ class RecordedDevice(ABC):
 
     @abstractmethod
     def begin_copy(self, tensors: Iterable[Any]) -> Any:
-        """Begin a copy to these tensors on its own stream, and return its handle. Freed blocks are not reused before
-        it ends."""
+        """Begin a copy to these tensors on its own stream; blocks freed meanwhile are not reused. Returns its handle."""
 
     @abstractmethod
     def end_copy(self, copy: Any) -> None:

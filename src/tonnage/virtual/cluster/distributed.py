@@ -105,8 +105,7 @@ def _helper(member: Member, making: list[Group]) -> Callable[..., Any]:
 
 
 def _split_group(parent_pg: Any = None, split_ranks: Any = None, *_: Any, **keywords: Any) -> Any:
-    """Replace `dist.split_group`: there is no communicator to split, so make the groups one by one and return this
-    rank's."""
+    """Replace `dist.split_group`: make the groups one by one and return this rank's."""
     if not split_ranks:
         raise ValueError("split_ranks cannot be None or empty")
     parent = dist.get_process_group_ranks(parent_pg or dist.group.WORLD)

@@ -285,8 +285,6 @@ class Hub:
         return ""
 
     def _lonely(self, words: str, missing: int, hint: str) -> str:
-        """Return "A call without its other side: rank 0 calls barrier at train.py:3 and waits for rank 1, which has
-        ended"."""
         how = self.ended.get(missing, "")
         end = f"has failed ({how})" if how else "has ended"
         return f"{_ALONE}{words} and waits for rank {missing}, which {end}{self._after(missing)}. {hint}"
@@ -333,8 +331,7 @@ class Hub:
         return bool(gone)
 
     def nobody_answers(self) -> str:
-        """Describe a rank that polls the store for a key that is never set, while all others wait; "" if some rank
-        makes progress."""
+        """Describe a rank that polls an unset key while all others wait; "" if some rank makes progress."""
         live = self.running - set(self.ended)
         asking = [rank for rank in sorted(live) if rank in self.polled]
         if not asking or live - set(asking) - set(self._waiting):

@@ -63,8 +63,7 @@ class Member:
         self._session.device.synchronize()
 
     def travels(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether the values of such tensors are exchanged. The answer is the same on all ranks, whatever values they
-        know."""
+        """Whether the values of such tensors are exchanged. The answer is the same on all ranks."""
         for tensor in tensors:
             if tensor.is_cuda:
                 if tensor.numel() > _MOST_ON_CARD or tensor.is_floating_point() or tensor.is_complex():

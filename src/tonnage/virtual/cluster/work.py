@@ -1,5 +1,4 @@
-"""Work handles and futures that are already complete: nothing runs on a virtual GPU, so only host messages can be
-waited for."""
+"""Work handles and futures that are complete, because nothing runs on a virtual GPU; only host messages are waited for."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

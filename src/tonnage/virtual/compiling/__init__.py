@@ -39,8 +39,7 @@ Act = Callable[[ModuleType], None]
 
 
 def install(gpu: Gpu, stand_ins: StandIns) -> tuple[dict[str, Act], Callable[[], None]]:
-    """Prepare torch.compile. Returns actions to run after a module's import, by module name, and a function that
-    undoes all."""
+    """Prepare torch.compile. Returns actions to run after the import of modules, and a function that undoes all."""
     patches = Patches()
     if importlib.util.find_spec("triton") is None:
         patches.set(torch, "compile", _eager(stand_ins, "Triton is not installed (pip install triton)"))

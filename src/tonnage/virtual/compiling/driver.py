@@ -98,8 +98,7 @@ def do_bench(
     quantiles: Sequence[float] | None = None,
     return_mode: str = "mean",
 ) -> Any:
-    """Replace `triton.testing.do_bench`: run the function, hold the same flush buffer meanwhile, and return a
-    constant time."""
+    """Run the function as `triton.testing.do_bench` does, with its flush buffer, and return a constant time."""
     fn()
     flush = torch.empty(_FLUSH_BYTES // 4, dtype=torch.int, device="cuda")
     for tensor in grad_to_none or ():

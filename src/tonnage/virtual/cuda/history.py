@@ -227,8 +227,7 @@ class _Histories:
             self.annotations.append({"stage": stage, "name": name, "device": self.cards.selected, "time_us": now})
 
     def snapshot(self, pool: Sequence[Any] | None = None) -> dict[str, Any]:
-        """Replace `torch._C._cuda_memorySnapshot`. `pool` may give a pool's id and, as a third item, whether to
-        include traces."""
+        """Replace `torch._C._cuda_memorySnapshot`. `pool` may be a pool's id, with a flag for traces as a third item."""
         wanted = tuple(pool[:2]) if pool else (0, 0)
         with_traces = bool(pool[2]) if pool and len(pool) > 2 else True
         segments = [segment for history in self.histories for segment in history.segments()]

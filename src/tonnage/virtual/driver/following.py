@@ -80,8 +80,7 @@ class Follower:
             self._libraries[operator.namespace].impl(operator, kernel, key, with_keyset=True)
 
     def _numbers_as_tensors(self, operator: Any) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
-        """Return a function that converts numbers to tensors: `x * 2` passes a number where torch's kernels take a
-        tensor."""
+        """Convert numbers to tensors: `x * 2` passes a number where torch's kernels take a tensor."""
         torch = self._torch
         places = [at for at, argument in enumerate(operator._schema.arguments) if str(argument.type) == "Tensor"]
 

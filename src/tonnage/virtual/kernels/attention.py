@@ -45,8 +45,7 @@ def _check_launch(*counts: int) -> None:
 
 
 def flash_splits(blocks: int, slots: int, key_blocks: int, most: int = 128) -> int:
-    """Return the number of splits of the keys that keeps the card busy (`blocks`: work items, `slots`: twice the SM
-    count)."""
+    """Return how often keys are split to keep the card busy (`slots` is twice the SM count)."""
     if blocks >= 0.8 * slots:
         return 1
     counts = range(1, min(most, slots, key_blocks) + 1)

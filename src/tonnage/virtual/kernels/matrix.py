@@ -119,8 +119,7 @@ def grouped_mm(
     self: torch.Tensor, mat2: torch.Tensor, offs: torch.Tensor | None = None, bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """Use one CUTLASS kernel for bfloat16 on Hopper and Blackwell, with its arguments in memory; else one product per
-    group."""
+    """Use one CUTLASS kernel for bfloat16 on Hopper and Blackwell, else one product per group."""
 
     out = _grouped_output(self, mat2, offs, out_dtype or self.dtype)
     device = active().device

@@ -42,8 +42,7 @@ def _accumulator_bytes(dtype: torch.dtype) -> int:
 
 
 def _read_dtype(self: torch.Tensor, result: torch.Tensor) -> torch.dtype:
-    """Return the dtype that is read: half precision is reduced to float32 directly, others are cast to the result's
-    dtype."""
+    """Half precision is reduced to float32 directly; others are cast to the result's dtype first."""
     if self.dtype in LOW_PRECISION and result.dtype == torch.float32:
         return self.dtype
     return result.dtype.to_complex() if self.is_complex() and not result.is_complex() else result.dtype

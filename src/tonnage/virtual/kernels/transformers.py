@@ -21,8 +21,7 @@ def native_multi_head_attention(
     proj_bias: Any, mask: Any = None, need_weights: bool = True, average_attn_weights: bool = True,
     mask_type: int | None = None,
 ) -> Tensors:  # fmt: skip
-    """Use fused attention if a backend supports it and no weights are needed; else packed projections and a masked
-    softmax."""
+    """Use fused attention if supported and no weights are needed, else a masked softmax."""
     if query is key is value and embed_dim // num_head % 8 == 0 and not need_weights and mask is None:
         heads = query.view(query.shape[0], -1, num_head, embed_dim // num_head).transpose(1, 2)
         if choose_attention(heads, heads, heads, None, 0.0, False, None, False) != MATH:

@@ -42,8 +42,7 @@ _OPERATORS: dict[str, dict[str, Any]] = {
 
 
 def supply(module: ModuleType, stand_ins: StandIns) -> None:
-    """Make `deepspeed.ops.op_builder.builder` return a stand-in where it would compile; prebuilt operators are used
-    as they are."""
+    """Make `deepspeed.ops.op_builder.builder` return a stand-in where it would compile an operator."""
 
     def jit_load(self: Any, verbose: bool = True) -> Any:
         functions = _OPERATORS.get(self.name)
