@@ -31,10 +31,7 @@ def open_cluster(path: Path) -> ClusterRecording | None:
 
 
 def ended_in_error(path: Path) -> bool:
-    """Whether a file is our recording of a run that failed with an error, so that it may be replaced.
-
-    Running out of memory does not count: that is a result.
-    """
+    """Whether a file is our recording of a run that failed with an error other than running out of memory."""
     try:
         with opened(path) as (database, version):
             table = "cluster" if is_of_cluster(version) else "header"

@@ -23,10 +23,7 @@ def is_on() -> bool:
 
 
 def begin(*, follows_nodes: bool = False) -> None:
-    """Start recording the calls of this thread and of its backward passes.
-
-    With `follows_nodes`, autograd nodes record which operator created them.
-    """
+    """Start recording this thread's calls and backward passes; `follows_nodes` links autograd nodes to operators."""
     torch = sys.modules["torch"]
     native = torch._C._profiler
     config = native.ProfilerConfig(

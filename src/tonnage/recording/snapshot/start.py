@@ -39,10 +39,7 @@ class StartBlock(LiveBlock):
 
 @dataclass(slots=True)
 class Start:
-    """The state before the first event, by address.
-
-    `strays` are addresses at which events allocate outside all segments in the file.
-    """
+    """The state before the first event; `strays` are addresses of allocations outside all segments in the file."""
 
     segments: list[Segment] = field(default_factory=list)
     blocks: list[StartBlock] = field(default_factory=list)

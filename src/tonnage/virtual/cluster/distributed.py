@@ -139,10 +139,7 @@ def _install_store(member: Member, store: HubStore, patches: Patches) -> None:
 
 
 def _store_class(title: str, store: HubStore, member: Member) -> type[HubStore]:
-    """Make a store class that uses the hub's store, with the address or file as a key prefix.
-
-    Creating one announces a group of all ranks, because the others are expected to join it.
-    """
+    """Make a store class on the hub's store, with the address as key prefix. Creating one announces a group of all ranks."""
 
     def __init__(self: Any, *address: Any, **named: Any) -> None:
         member.exchange.made(tuple(range(member.world)))

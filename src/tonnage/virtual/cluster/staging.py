@@ -62,12 +62,7 @@ class Gloo(Nccl):
 
 
 def communicator_bytes(groups: Iterable[Group]) -> dict[str, int]:
-    """Return the bytes NCCL holds outside the allocator, for each communicator (a group of several ranks used on the
-    card).
-
-    This is the planner's model: each channel has buffers to and from a neighbour for three protocols. Gloo holds
-    nothing.
-    """
+    """Return the bytes NCCL holds outside the allocator by communicator, as the planner models it; Gloo holds none."""
     used = [group for group in groups if len(group.ranks) > 1 and staging_of(group.backend) is Nccl]
     return {f"NCCL communicator {number}": NCCL_CONNECTION_BYTES * NCCL_CONNECTIONS for number, _ in enumerate(used, 1)}
 

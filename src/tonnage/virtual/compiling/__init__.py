@@ -75,10 +75,7 @@ def install(gpu: Gpu, stand_ins: StandIns) -> tuple[dict[str, Act], Callable[[],
 
 
 def _leave_alone(trace_rules: ModuleType, patches: Patches) -> None:
-    """Keep Dynamo out of our kernels and callbacks, which run at graph breaks.
-
-    Stand-ins of packages are traced as the packages would be.
-    """
+    """Keep Dynamo out of our kernels and callbacks, which run at graph breaks, but not out of stand-in packages."""
     virtual = Path(__file__).parents[1]
     ours = [str(path) for path in virtual.iterdir() if path.name != "packages"]
     patches.set(trace_rules, "SKIP_DIRS", [*trace_rules.SKIP_DIRS, *ours])

@@ -98,11 +98,7 @@ class History:
         self._lay_beside()
 
     def _lay_beside(self) -> None:
-        """Add the history's data to the recorded blocks.
-
-        Each card has its own history, while the log has the blocks of all cards in order: they are matched by
-        address.
-        """
+        """Add the history's data to the recorded blocks, matched by address: each card has its own history."""
         device = self._device
         known: dict[int, deque[tuple[int, int]]] = defaultdict(deque)
         for address, size, stream in self._blocks:

@@ -200,10 +200,7 @@ class Column:
         return _points(self._table.features[self.layers], self.batches)
 
     def nearest(self, plan: Plan, count: int) -> list[tuple[Plan, int]]:
-        """Return the most similar measured plans, each of a different layer, with their bytes.
-
-        If the layer itself was measured at another batch, only that is returned.
-        """
+        """Return the most similar measured plans of different layers, or only the layer itself at another batch."""
         features = np.array([layer_features(plan.layer)], dtype=np.float32)
         distances = np.abs(self.points - _points(features, np.array([plan.batch]))).sum(axis=1)
         own = np.flatnonzero(self.layers == self._table.places.get(plan.layer, -1))
